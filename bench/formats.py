@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._files.local import File
 from penstock._fill.cast import Cast, Into
 from penstock.formats import JsonLines, Tar, TextLines, Tokens
-from penstock.formats._files import File
 from penstock.formats._lines import find_lines
 from penstock.formats._samples import find_samples
 

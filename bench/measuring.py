@@ -32,7 +32,7 @@ PAIRS, LEAD, SLICE = 40, 0.01, 0.04  # of a sitting; seconds
 @contextmanager
 def taken_out() -> Iterator[None]:
     """Nothing is measured by the loaders that are started now, and by their forked workers."""
-    from penstock._epoch import engine
+    from penstock._engine import engine
     from penstock._measure.meter import Stopwatch
     from penstock.backends import _local
     from penstock.backends._process import worker

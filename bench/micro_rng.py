@@ -13,9 +13,9 @@ import numpy as np
 
 import penstock
 from penstock._feed.keys import KeyFetch
-from penstock._interrupts import with_loan
 from penstock._memory.layout import Writer
 from penstock._memory.slabs import Slabs
+from penstock._system.interrupts import with_loan
 from penstock._wire.task import Task
 from penstock._work.runner import Job, Runner
 from penstock._work.seeding import Borrowed, seed_step

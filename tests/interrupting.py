@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock._interrupts import call_at_end
+from penstock._system.interrupts import call_at_end
 
 _CALLS = ("CALL", "CALL_KW", "CALL_FUNCTION_EX")
 _JUMPS = ("JUMP_BACKWARD", "POP_JUMP_BACKWARD")

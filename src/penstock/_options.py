@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock._fill.cast import Cast
 from penstock._memory.guests import ranks_of_libraries
-from penstock._warning import warn_caller
+from penstock._system.warnings import warn_caller
 from penstock.backends import _base as backends
 from penstock.plan._blocks import WINDOW
 from penstock.plan._samplers import order_of

@@ -20,16 +20,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock._deliver.delivery import Delivery
-from penstock._ending import END, Instead
 from penstock._fill.cast import Field, converted
-from penstock._interrupts import LOOK_AGAIN, Changes, call_at_end
 from penstock._measure.gauges import Gauge, Gauges
 from penstock._memory.guests import HANDLERS
 from penstock._memory.layout import Writer
 from penstock._memory.slabs import Leases, Slabs
 from penstock._memory.tree import flatten, unflatten
 from penstock._schedule.slabs import SlabStates
-from penstock._threads import started
+from penstock._system.ending import END, Instead
+from penstock._system.interrupts import LOOK_AGAIN, Changes, call_at_end
+from penstock._system.threads import started
 from penstock._wire.failure import caught
 
 _END = object()

@@ -13,9 +13,9 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, Protocol, TypeVar
 
 from penstock._at_work import is_worker_process
-from penstock._exit import ends_at_exit
-from penstock._interrupts import finalizer, interrupts_deferred
 from penstock._printable import printable
+from penstock._system.exit import ends_at_exit
+from penstock._system.interrupts import finalizer, interrupts_deferred
 
 T = TypeVar("T")
 

@@ -169,26 +169,26 @@ def _add_index(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> int:
     # Imported late: rich, the loader and OpenCV would slow down --help.
     if options.command == "demo":
-        from penstock import _demo
+        from penstock._tools import demo
 
-        return _demo.run()
+        return demo.run()
     if options.command == "profile":
-        from penstock._profile import run
+        from penstock._tools.profile import run
 
         return run.run(options)
     if options.command == "top":
-        from penstock import _top
+        from penstock._tools import top
 
-        return _top.run(options.pid, options.once)
+        return top.run(options.pid, options.once)
     if options.command == "inspect":
-        from penstock.formats import _show
+        from penstock._tools import inspect as _show
 
         storage = dict(options.storage) if options.storage else None
         given = {"dtype": options.dtype, "length": options.length, "storage": storage}
         settings = {name: value for name, value in given.items() if value is not None}
         return _show.run(options.path, options.samples, settings)
     if options.command == "index":
-        from penstock.formats import _indexing
+        from penstock._tools import index as _indexing
 
         return _indexing.run(options.shards, options.out, dict(options.storage) if options.storage else None)
     try:

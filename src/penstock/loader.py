@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, SupportsIndex
 
 import numpy as np
 
-from penstock._ending import never_ends
-from penstock._epoch import engines
-from penstock._epoch.engine import Engine
-from penstock._epoch.foresight import NO_FORESIGHT, NoForesight, foresee
-from penstock._epoch.measures import Measured, Measures
-from penstock._epoch.readers import Batches, IndexedBatches, Reader, Setup
-from penstock._epoch.share import share
-from penstock._epoch.tuning import Tuned
+from penstock._engine.engine import Engine
 from penstock._feed import feed_of
 from penstock._feed.base import Begin, Plan, shown
 from penstock._fill.collate import convert
-from penstock._interrupts import Loan
 from penstock._options import Casting, LastBatch, OnError, Options, is_int, warn_of_ranks
 from penstock._resume.reading import asked, has_state, known
 from penstock._resume.state import ANEW, Epochs, Progress, State, content
+from penstock._session import engines
+from penstock._session.foresight import NO_FORESIGHT, NoForesight, foresee
+from penstock._session.measures import Measured, Measures
+from penstock._session.reading import Batches, IndexedBatches, Reader, Setup
+from penstock._session.share import share
+from penstock._session.tuning import Tuned
+from penstock._system.ending import never_ends
+from penstock._system.interrupts import Loan
 from penstock._wire.updates import Setting
 from penstock._work.runner import Job
 from penstock.batch import Batch

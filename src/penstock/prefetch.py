@@ -14,15 +14,15 @@ from typing import Any, ClassVar
 import numpy as np
 
 from penstock._deliver.delivery import pinning
-from penstock._ending import END, Instead, never_ends, raises_instead
-from penstock._epoch.measures import Measured, Measures
 from penstock._fill.cast import Cast
-from penstock._interrupts import LOOK_AGAIN, interrupts_deferred
 from penstock._measure.meter import Answer, Meter, Stopwatch
 from penstock._options import is_int
 from penstock._prefetch import Copies, Gate, Made, Producer, Sweep, start
-from penstock._threads import GRACE
-from penstock._warning import warn_caller
+from penstock._session.measures import Measured, Measures
+from penstock._system.ending import END, Instead, never_ends, raises_instead
+from penstock._system.interrupts import LOOK_AGAIN, interrupts_deferred
+from penstock._system.threads import GRACE
+from penstock._system.warnings import warn_caller
 
 __all__ = ["Prefetcher", "prefetch"]
 

@@ -16,7 +16,7 @@ NAMES = re.compile(
     | penstock\._wire\.shipment\.unpack\w* | numpy\.(load|memmap|fromfile|lib\.format\.(read|open)\w+) | torch\.load
     # mapped
     | mmap\.mmap | ctypes\.(CDLL|PyDLL|memmove|string_at|cast|pythonapi) | multiprocessing\.shared_memory\.\w+
-    | penstock\.(_memory\.|formats\._)mapping\.(mapped|map_memory|copy_map|map_file|map_again)
+    | penstock\.(_memory|_files)\.mapping\.(mapped|map_memory|copy_map|map_file|map_again)
     # executed
     | exec | eval | compile | __import__ | importlib\.(import_module|util\.\w+) | runpy\.\w+
     | subprocess\.(Popen|run|call|check_\w+|getoutput) | _posixsubprocess\.\w+
@@ -27,7 +27,7 @@ NAMES = re.compile(
     | socket\.(socket|socketpair|create_\w+|fromfd|send_fds|recv_fds) | ssl\.create_default_context
     | shutil\.(?!get_terminal_size|disk_usage|which)\w+ | tempfile\.\w+ | fcntl\.(fcntl|flock|lockf|ioctl)
     | (obstore|fsspec|lmdb)\.\w+(\.\w+)* | urllib\.request\.urlopen | http\.client\.HTTPS?Connection
-    | penstock\._trust\.(open_\w+|make_file|replace|use_folder|tighten)
+    | penstock\._system\.trust\.(open_\w+|make_file|replace|use_folder|tighten)
     # grown
     | zipfile\.ZipFile | tarfile\.\w+ | (gzip|bz2|lzma|zlib)\.(open|decompress\w*)
     """,

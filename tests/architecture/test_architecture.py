@@ -24,18 +24,18 @@ GUESTS = {"torch", "jax", "ray"}
 # The rooms, lowest first: each package or module directly under penstock. A room may import only the rooms before it.
 LAYERS = (
     ("_printable", "errors"),
-    ("_panics", "_shortage", "_too_large", "batch", "_at_work", "worker_info", "random"),
-    ("_ending",),
-    ("_interrupts", "_trust", "_limits", "_threads", "_exit", "_descriptors", "_warning"),
+    ("_system",),
+    ("batch", "_at_work", "worker_info", "random"),
     ("plan", "_schedule", "_memory", "_measure", "_cache", "_remote"),
     ("_wire", "_resume"),
     ("_fill", "source", "collate", "_work"),
     ("_feed",),
     ("backends",),
-    ("stats", "_options", "_epoch"),
+    ("_engine",),
+    ("stats", "_options", "_session"),
     ("_deliver", "_prefetch", "prefetch", "loader", "_progress"),
-    ("image", "records", "formats", "_open", "__init__"),
-    ("torch", "testing", "_demo", "_top", "_profile", "cli", "__main__"),
+    ("_files", "image", "records", "formats", "_open", "__init__"),
+    ("torch", "testing", "_tools", "cli", "__main__"),
 )
 
 
@@ -101,7 +101,7 @@ def test_imports_point_one_way() -> None:
 
 @pytest.mark.parametrize("part", PURE)
 def test_pure_parts_import_only_the_standard_library_and_numpy(part: str) -> None:
-    allowed = {part, "errors", "_printable", "_interrupts"}  # the last imports only the standard library
+    allowed = {part, "errors", "_printable", "_system"}
     for path in (ROOT / part).rglob("*.py"):
         for name in imports(path):
             top, *inner = name.split(".")
@@ -133,11 +133,11 @@ def test_guests_are_each_imported_in_one_place_only() -> None:
         for name in imports(path):
             if name.split(".")[0] in GUESTS:
                 where = path.relative_to(ROOT)
-                place = where.as_posix() if where.parts[0] == "backends" else where.parts[0]
+                place = where.as_posix() if where.parts[0] in ("backends", "_tools") else where.parts[0]
                 places.setdefault(name.split(".")[0], set()).add(place)
     # The demo measures torch's loader beside ours, where torch is installed.
     assert places.pop("ray") == {"backends/_ray/cluster.py"}
-    assert all(where - {"_demo.py"} == {guest} for guest, where in places.items()), places
+    assert all(where - {"_tools/demo.py"} == {guest} for guest, where in places.items()), places
 
 
 def test_the_libraries_that_read_urls_are_each_imported_in_one_module() -> None:
@@ -151,7 +151,7 @@ def test_the_libraries_that_read_urls_are_each_imported_in_one_module() -> None:
 
 
 # The table, and the demo, which measures torch's loader beside ours.
-NAMING_GUESTS = {"_memory/guests.py", "_demo.py"}
+NAMING_GUESTS = {"_memory/guests.py", "_tools/demo.py"}
 
 
 def names_in_code(path: Path) -> Iterator[str]:
@@ -228,7 +228,7 @@ def test_only_one_place_raises_stop_iteration_to_a_caller() -> None:
         for node in ast.walk(parsed(path)):
             if isinstance(node, ast.Raise) and node.exc is not None and "StopIteration" in ast.unparse(node.exc):
                 places.add(path.relative_to(ROOT).as_posix())
-    assert places == {"_ending.py", "plan/_plan.py"}
+    assert places == {"_system/ending.py", "plan/_plan.py"}
 
 
 # Iterators of which no error of the user's comes out: those of the pure parts, of tests, and one that asks another.
@@ -295,8 +295,8 @@ def named_in(text: str) -> set[str]:
 
 
 def test_names_of_modules_are_found_in_a_page() -> None:
-    page = "`_epoch/engine.py`, `penstock._wire.task` and `rng()`\n```\nplan/   orders\nread it\n```\n"
-    assert named_in(page) == {"_epoch/engine.py", "penstock._wire.task", "plan/"}
+    page = "`_engine/engine.py`, `penstock._wire.task` and `rng()`\n```\nplan/   orders\nread it\n```\n"
+    assert named_in(page) == {"_engine/engine.py", "penstock._wire.task", "plan/"}
 
 
 def resolves(name: str) -> bool:
@@ -324,7 +324,7 @@ def test_the_design_names_modules_that_exist() -> None:
 # Calls that give a descriptor to programs on purpose: standard streams, and what a fresh interpreter gets.
 GIVEN_TO_PROGRAMS = {
     "cli.py: os.dup2(nowhere, output)",
-    "_descriptors.py: os.set_inheritable(fd, True)",
+    "_system/descriptors.py: os.set_inheritable(fd, True)",
     "backends/_process/process.py: os.dup2(null, 0)",
     "backends/_process/launcher.py: subprocess.Popen(command, pass_fds=fds)",
 }

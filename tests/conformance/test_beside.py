@@ -19,9 +19,9 @@ import pytest
 
 from conformance import sources
 from penstock import DataLoader, Dataset
-from penstock._epoch import pace
-from penstock._epoch.engine import Engine
-from penstock._epoch.turn import Turn
+from penstock._engine import pace
+from penstock._engine.engine import Engine
+from penstock._engine.turn import Turn
 from penstock._schedule.course import Course
 from penstock._wire.updates import Setting, encode
 from penstock.backends._process import backend as processes

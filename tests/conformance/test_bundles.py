@@ -13,7 +13,7 @@ import pytest
 from same import same
 
 from penstock import DataLoader, Dataset, WorkerLost
-from penstock._epoch import pace
+from penstock._engine import pace
 from penstock._wire.reply import Replier
 from penstock._wire.task import MOST_STEPS
 

@@ -35,8 +35,8 @@ from penstock import (
     WeightedRandomSampler,
     get_worker_info,
 )
-from penstock._epoch import pace
-from penstock._interrupts import Living
+from penstock._engine import pace
+from penstock._system.interrupts import Living
 
 
 class Late(IterableDataset[Any]):

@@ -15,7 +15,7 @@ from same import same
 from conformance import sources
 from penstock import DataLoader as Loader
 from penstock import Dataset, IterableDataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
-from penstock._epoch import pace
+from penstock._engine import pace
 
 WORLD = 2
 

@@ -15,7 +15,8 @@ import pytest
 from same import same
 
 from penstock import ArrayDataset, DataLoader, Dataset, IterableDataset, Subset
-from penstock._epoch import engines, pace
+from penstock._engine import pace
+from penstock._session import engines
 from penstock._wire.updates import Log, Setting, encode
 
 

@@ -35,9 +35,9 @@ def keep_to_the_end():
     kept.clear()
 
 def register_before_penstock(function):
-    atexit.unregister(penstock._exit._end_all)
-    atexit.unregister(penstock._threads.end_all)
-    for each in (function, penstock._threads.end_all, penstock._exit._end_all):
+    atexit.unregister(penstock._system.exit._end_all)
+    atexit.unregister(penstock._system.threads.end_all)
+    for each in (function, penstock._system.threads.end_all, penstock._system.exit._end_all):
         atexit.register(each)
 """
 
@@ -134,16 +134,16 @@ def test_a_thread_that_computes_is_waited_for(begin: Begin, source: str) -> None
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_thread_that_waits_for_ever_is_left_to_itself(begin: Begin, source: str) -> None:
-    shorter = "import penstock._threads\npenstock._threads.PATIENCE = 0.2\n"
+    shorter = "import penstock._system.threads\npenstock._system.threads.PATIENCE = 0.2\n"
     program = begin(shorter + SLOW.format(work="threading.Event().wait()", source=SOURCES[source]))
     assert program.end() == (0, "", "")
 
 
 def test_a_long_wait_is_explained(begin: Begin) -> None:
     now = """
-from penstock import _threads
-_threads._SILENCE, said, say = 0, [], _threads._say
-_threads._say = lambda thread: said.append(say(thread))
+from penstock._system import threads
+threads._SILENCE, said, say = 0, [], threads._say
+threads._say = lambda thread: said.append(say(thread))
 """
     until_then = "while not said: pass"
     program = begin(now + SLOW.format(work=until_then, source=SOURCES["a worker"]))

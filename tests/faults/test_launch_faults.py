@@ -189,7 +189,7 @@ def test_an_unguarded_program_with_its_own_classes_runs_once(method: str, tmp_pa
 def test_ctrl_c_is_heard_by_the_parent_alone(method: str, tmp_path: Path) -> None:
     # One Ctrl-C while a template starts, one while a worker starts, one while workers work.
     text = """
-    from penstock._descriptors import close_in_child, forget
+    from penstock._system.descriptors import close_in_child, forget
     def main(worker, payload, fds):
         os.write(fds["out"], b"x")
         os.read(fds["tokens"], 1)

@@ -25,18 +25,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock import _descriptors, _trust
 from penstock._cache import pieces
+from penstock._cache import shared as _shared
 from penstock._cache.agendas import Agenda, rows_of
 from penstock._cache.cache import Cache, digest_of
+from penstock._cache.claims import Claim
+from penstock._cache.shared import Inventory, Shared
+from penstock._files.access import Access
+from penstock._files.index import cached
+from penstock._files.local import AnyFile, File
 from penstock._measure import page
-from penstock.formats import _shared
-from penstock.formats._access import Access
+from penstock._system import descriptors, trust
 from penstock.formats._beside import neighbour
-from penstock.formats._claims import Claim
-from penstock.formats._files import AnyFile, File
-from penstock.formats._index import cached
-from penstock.formats._shared import Inventory, Shared
 from penstock.records import RecordFile, RecordWriter
 from penstock.stats._trace import Trace
 
@@ -195,14 +195,14 @@ def test_a_block_that_could_be_cut_off_is_not_mapped(nbytes: int) -> None:
     """To read it then would kill this process, by SIGBUS."""
     table = f"other{next(TABLES)}x{os.getpid()}"
     with closing(Inventory(table, claim())) as inventory, closing(Shared(table, 1000)) as shared:
-        fd = _descriptors.open_memfd(_shared._BLOCK)
+        fd = descriptors.open_memfd(_shared._BLOCK)
         try:
             os.ftruncate(fd, 10)
             row = np.array([(3, os.getpid(), fd, os.fstat(fd).st_ino, nbytes, 1)], _shared.ROW)
             _shared._write_rows(inventory._fd, row, 1)
             assert shared.get(3, lambda: [b"my samples"]) == b"my samples"
         finally:
-            _descriptors.close(fd)
+            descriptors.close(fd)
 
 
 # The cache folder.
@@ -425,7 +425,7 @@ def test_where_users_cannot_be_told_apart_nothing_is_trusted(open_to_all: Path) 
                 os.setresuid(OTHER, OTHER, OTHER)
                 if is_apart and ctypes.CDLL(None).unshare(0x10000000):  # CLONE_NEWUSER
                     os._exit(2)
-                _trust._strangers.cache_clear()
+                trust._strangers.cache_clear()
                 Cache(folder, 1000)
                 os._exit(0)
             except PermissionError:

@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock import _trust
 from penstock._cache.cache import Cache
-from penstock.formats._claims import Claim
-from penstock.formats._shared import Inventory, Shared
+from penstock._cache.claims import Claim
+from penstock._cache.shared import Inventory, Shared
+from penstock._system import trust
 
 TABLES = count()
 FLOCK = struct.Struct("hhqqi4x")
@@ -29,8 +29,8 @@ FLOCK = struct.Struct("hhqqi4x")
 PROGRAM = """
 import os, signal, sys, time
 from penstock._cache.cache import Cache
-from penstock._interrupts import with_loan
-from penstock.formats._shared import Shared
+from penstock._system.interrupts import with_loan
+from penstock._cache.shared import Shared
 
 def stop(content=b"late"):
     print("has the lock", flush=True)
@@ -65,7 +65,7 @@ def until_stopped(running: subprocess.Popen[str]) -> None:
 
 @pytest.fixture(autouse=True)
 def no_wait_without_a_limit(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(_trust, "WAIT", 0.3)
+    monkeypatch.setattr(trust, "WAIT", 0.3)
     before = signal.signal(signal.SIGALRM, _too_long)
     signal.alarm(20)
     yield
@@ -121,7 +121,7 @@ def test_a_program_that_is_at_a_long_download_is_waited_for(tmp_path: Path) -> N
 
 
 def test_a_download_that_does_not_end_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_trust, "LONGEST", 1.0)
+    monkeypatch.setattr(trust, "LONGEST", 1.0)
     code = "Cache(sys.argv[1], 1000).get('a', lambda: (print('has the lock', flush=True), signal.pause()))"
     said = "process [0-9]+ has kept a lock for more than 1 s"
     with program(code, str(tmp_path)), pytest.warns(RuntimeWarning, match=said):

@@ -40,13 +40,13 @@ def files(contents: Mapping[str, bytes]) -> Iterator[Path]:
 @contextmanager
 def alone() -> Iterator[None]:
     """As if no other process were on the machine: to look at all of them takes longer than all else."""
-    from penstock import _trust
+    from penstock._system import trust
 
-    before, _trust.processes = _trust.processes, lambda user: iter([os.getpid()])
+    before, trust.processes = trust.processes, lambda user: iter([os.getpid()])
     try:
         yield
     finally:
-        _trust.processes = before
+        trust.processes = before
 
 
 def samples(dataset: object, errors: tuple[type[Exception], ...], most: int = 64) -> int:

@@ -13,7 +13,7 @@ from same import same
 
 import penstock
 from penstock import DataLoader, Dataset
-from penstock._epoch import pace
+from penstock._engine import pace
 
 SIZES = st.integers(1, 40)
 

@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from penstock._cache.claims import ROW, Claim, near, place, surplus
 from penstock._cache.uses import uses
-from penstock.formats._claims import ROW, Claim, near, place, surplus
 from penstock.plan import BlockOrder
 from penstock.plan._forecast import Forecast
 from penstock.plan._plan import OrderPlan

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock._files.identity import Identity
 from penstock._remote import store
 from penstock._remote.store import Page, Stored
 from penstock.formats import Parquet, TextLines, _table
-from penstock.formats._identity import Identity
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

@@ -18,10 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from same import same
 
+from penstock._files.local import File
 from penstock._fill.collate import collate
 from penstock.errors import CollateError, FormatError
 from penstock.formats import Arrow, Parquet
-from penstock.formats._files import File
 from penstock.formats._messages import count_batches, find_messages, look_ahead
 
 law = settings(deadline=None, max_examples=60)

@@ -11,7 +11,7 @@ _MORE = [
     Bug(
         "a forked child takes its parent's workers for its own",
         "endings",
-        "_epoch/turn.py",
+        "_engine/turn.py",
         "os.register_at_fork(after_in_child=_be_another_process)\n",
         "",
         (
@@ -23,7 +23,7 @@ _MORE = [
     Bug(
         "an engine that weak references have forgotten is used again",
         "endings",
-        "_epoch/engines.py",
+        "_session/engines.py",
         "if engine.reference() is None:",
         "if False:",
         ("conformance/test_found.py::test_an_iterator_that_the_garbage_collector_frees_leaves_its_loader_sound",),
@@ -51,7 +51,7 @@ _MORE = [
     Bug(
         "the step of a lost worker is done twice",
         "scheduling",
-        "_epoch/engine.py",
+        "_engine/engine.py",
         "        self._losses[worker] = loss\n        self.stopwatch.lost",
         "        self._losses[worker] = loss\n        self._course._again.extend(steps)\n        self.stopwatch.lost",
         _HISTORIES,
@@ -69,7 +69,7 @@ _MORE = [
     Bug(
         "a batch that was handed out is overwritten",
         "memory",
-        "_epoch/engine.py",
+        "_engine/engine.py",
         "            self._leases.lend(slab, outcome.root, nbytes)",
         "            self._leases.give_back(slab)",
         _HISTORIES,

@@ -183,7 +183,7 @@ BUGS = [
     Bug(
         "the slab of a bundle is lent for its first batch only",
         "memory",
-        "_epoch/engine.py",
+        "_engine/engine.py",
         "self._leases.lend(slab, outcome.root, nbytes)",
         'first = (*getattr(outcome, "steps", ()), outcome)[0]\n'
         '            self._leases.lend(slab, getattr(first, "root", outcome.root), nbytes)',
@@ -193,7 +193,7 @@ BUGS = [
     Bug(
         "no lease is taken for a delivered batch",
         "memory",
-        "_epoch/engine.py",
+        "_engine/engine.py",
         "self._leases.lend(slab, outcome.root, nbytes)",
         "self._leases.give_back(slab)",
         ("conformance/test_memory.py::test_every_batch_may_be_kept",),
@@ -202,7 +202,7 @@ BUGS = [
     Bug(
         "the slab of a failed step never comes back",
         "memory",
-        "_epoch/engine.py",
+        "_engine/engine.py",
         "self._leases.give_back(slab)",
         "pass",
         ("conformance/test_planted.py::test_memory_of_steps_that_failed_is_used_again",),
@@ -238,7 +238,7 @@ BUGS = [
     Bug(
         "cold slabs keep their pages",
         "memory",
-        "_epoch/engine.py",
+        "_engine/engine.py",
         "self.backend.cool(command.slab)",
         "pass",
         ("conformance/test_memory.py::test_pages_of_dropped_batches_go_back_to_the_system",),
@@ -446,7 +446,7 @@ BUGS = [
     Bug(
         "workers are told of a change before it is made here",
         "wire",
-        "_epoch/engines.py",
+        "_session/engines.py",
         "                change(dataset)\n"
         "                for engine, encoded in engines:\n"
         "                    engine.update(encoded)\n",
@@ -490,7 +490,7 @@ BUGS = [
     Bug(
         "the mark of a delivered step is not kept for a replacement",
         "resume",
-        "_epoch/engine.py",
+        "_engine/engine.py",
         "self._position = task.run, outcome.mark",
         "self._position = None",
         ("faults/test_lost_workers.py::test_a_stream_with_a_state_goes_on_in_another_worker",),
@@ -546,7 +546,7 @@ BUGS = [
     Bug(
         "a shared epoch counts batches that still wait for their consumer",
         "resume",
-        "_epoch/share.py",
+        "_session/share.py",
         "            call.item = _Item(self._steps, batch)\n",
         "            for step, mark in self._steps:\n"
         "                self._told.passed(step, mark)\n"
@@ -630,7 +630,7 @@ BUGS = [
     Bug(
         "a forked worker keeps all descriptors of its siblings",
         "endings",
-        "_descriptors.py",
+        "_system/descriptors.py",
         "_birth.keep = frozenset(fds)",
         "_birth.keep = frozenset(_kept_from_children)",
         ("unit/test_launch.py::test_a_worker_is_born_with_quiet_signals_no_input_and_only_its_own_fds",),
@@ -648,7 +648,7 @@ BUGS = [
     Bug(
         "an interrupt while the workers are ended leaves them alive",
         "endings",
-        "_epoch/engine.py",
+        "_engine/engine.py",
         "        self._scheduler.handle(events.Closed())\n",
         "        self._scheduler.handle(events.Closed())\n        self._finalizer.detach()\n",
         ("conformance/test_planted.py::test_workers_end_with_a_loader_whose_close_was_interrupted_again",),
@@ -678,7 +678,7 @@ BUGS = [
     Bug(
         "a thread that waits for a batch is not woken by close",
         "endings",
-        "_epoch/held.py",
+        "_engine/held.py",
         "self.backend.wake()",
         "pass",
         ("conformance/test_beside.py::test_an_iterator_may_be_closed_while_another_thread_waits_in_it",),
@@ -687,7 +687,7 @@ BUGS = [
     Bug(
         "a reader freed during close puts a closed crew back",
         "endings",
-        "_epoch/engines.py",
+        "_session/engines.py",
         "        with interrupts_deferred():\n            for engine in self.all():\n"
         "                engine.close()\n        self._idle = None",
         "        self._idle = None\n        with interrupts_deferred():\n"
@@ -725,7 +725,7 @@ BUGS = [
     Bug(
         "an interrupt after a batch was taken lets the loop go on without it",
         "endings",
-        "_epoch/readers.py",
+        "_session/reading.py",
         "                if delivery is not None:"
         "  # an interrupt, and the batch is lost: nothing may come after it\n"
         "                    engine.close()\n"
@@ -815,7 +815,7 @@ BUGS = [
     Bug(
         "a reset does not wait for the steps of persistent workers",
         "torch parity",
-        "_epoch/engine.py",
+        "_engine/engine.py",
         "while self._scheduler.must_settle and not",
         "while False and not",
         ("parity/test_randomness.py::test_what_was_prefetched_before_a_reset_is_made_and_thrown_away",),

@@ -87,7 +87,7 @@ BUGS = [
     Bug(
         "a block that another process has just decoded is decoded again",
         "shared",
-        "formats/_shared.py",
+        "_cache/shared.py",
         "_mapped(inventory, block)  # another",
         "None  # another",
         _SHARED,
@@ -96,7 +96,7 @@ BUGS = [
     Bug(
         "a descriptor that was used again is taken for a block",
         "shared",
-        "formats/_shared.py",
+        "_cache/shared.py",
         "(about.st_ino, about.st_size) != (inode, nbytes)",
         "about.st_size != nbytes",
         _SHARED,
@@ -105,7 +105,7 @@ BUGS = [
     Bug(
         "a row is not read again",
         "shared",
-        "formats/_shared.py",
+        "_cache/shared.py",
         "return block_of_row if same else None",
         "return block_of_row",
         _SHARED,
@@ -114,7 +114,7 @@ BUGS = [
     Bug(
         "blocks that the window has left are never dropped",
         "shared",
-        "formats/_shared.py",
+        "_cache/shared.py",
         "        if gone.any():\n",
         "        if False:\n",
         (*_SHARED, "unit/test_block_shuffle.py", "unit/test_formats_tables.py"),
@@ -123,7 +123,7 @@ BUGS = [
     Bug(
         "a block that the window needs is dropped",
         "shared",
-        "formats/_keeper.py",
+        "_cache/keeper.py",
         "        return Claim(needs, None)\n",
         "        return Claim(needs[:0], None)\n",
         (*_SHARED, "unit/test_block_shuffle.py"),
@@ -324,7 +324,7 @@ BUGS = [
     Bug(
         "a changed object has the pieces of the old one",
         "remote",
-        "formats/_remotefile.py",
+        "_files/remote.py",
         "stored.size, stored.token)\n        self._digest",
         'stored.size, "same")\n        self._digest',
         (*_REMOTE, "unit/test_cache.py"),
@@ -333,7 +333,7 @@ BUGS = [
     Bug(
         "the second piece of a sample is put over the first",
         "remote",
-        "formats/_remotefile.py",
+        "_files/remote.py",
         "whole[first - start : stop - start] = view",
         "whole[0 : stop - first] = view",
         _REMOTE,
@@ -352,7 +352,7 @@ BUGS = [
     Bug(
         "the index of a file that was written again is used",
         "formats",
-        "formats/_index.py",
+        "_files/index.py",
         '(about["kind"], about["size"], about["modified"]) != (kind, file.size, file.modified)',
         '(about["kind"], about["size"]) != (kind, file.size)',
         _INDEXES,
@@ -361,7 +361,7 @@ BUGS = [
     Bug(
         "the arrays of an index are not checked",
         "formats",
-        "formats/_index.py",
+        "_files/index.py",
         "stop > index.size or _check(index, at, stop) != check",
         "stop > index.size",
         _INDEXES,
@@ -370,7 +370,7 @@ BUGS = [
     Bug(
         "a file that changed and kept its size is read",
         "formats",
-        "formats/_files.py",
+        "_files/local.py",
         "(found.st_size, found.st_mtime_ns) != (self.size, self.modified)",
         "found.st_size != self.size",
         (*_INDEXES, "unit/test_formats_tokens.py"),
@@ -514,7 +514,7 @@ BUGS = [
     Bug(
         "a row is copied of whose two pieces only the first is mapped",
         "remote",
-        "formats/_span.py",
+        "_files/span.py",
         "is_ready = each in self._mapped and each + 1 in self._mapped",
         "is_ready = each in self._mapped",
         ("remote/test_spans.py",),
@@ -523,7 +523,7 @@ BUGS = [
     Bug(
         "pieces that the cache has dropped stay mapped",
         "remote",
-        "formats/_span.py",
+        "_files/span.py",
         "while self._dropped:",
         "while False:",
         ("remote/test_spans.py",),
@@ -623,7 +623,7 @@ BUGS = [
     Bug(
         "inspect prints names as they are",
         "stores",
-        "formats/_show.py",
+        "_tools/inspect.py",
         "map(printable, lines(found))",
         "lines(found)",
         ("unit/test_terminal.py",),
@@ -632,7 +632,7 @@ BUGS = [
     Bug(
         "top prints names as they are",
         "stores",
-        "_top.py",
+        "_tools/top.py",
         "return Text(printable(str(value)), style=style)",
         "return Text(str(value), style=style)",
         ("unit/test_terminal.py",),
@@ -822,7 +822,7 @@ BUGS = [
     Bug(
         "a pattern of URLs tries everything again",
         "remote",
-        "formats/_urls.py",
+        "_files/listed.py",
         'f"(?>[^/]*?{run})" for run in middle if run',
         'f"[^/]*{run}" for run in middle',
         ("remote/test_urls.py",),
@@ -831,7 +831,7 @@ BUGS = [
     Bug(
         "a range without letters is an error of re",
         "remote",
-        "formats/_urls.py",
+        "_files/listed.py",
         "    except re.error:\n        return",
         "    except RecursionError:\n        return",
         _FUZZ,

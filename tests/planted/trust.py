@@ -12,7 +12,7 @@ BUGS = [
     Bug(
         "a memfd of another user is taken for one of ours",
         "trust",
-        "_trust.py",
+        "_system/trust.py",
         "        ours = about.st_uid == (_user() if owner is None else owner) and stat.S_ISREG(about.st_mode)\n",
         "        ours = True\n",
         _OTHERS,
@@ -21,7 +21,7 @@ BUGS = [
     Bug(
         "a block is mapped that can still be cut off",
         "trust",
-        "_trust.py",
+        "_system/trust.py",
         "        if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & seals != seals:\n",
         "        if False:\n",
         _OTHERS,
@@ -30,16 +30,16 @@ BUGS = [
     Bug(
         "a decoded block can be changed after it was shared",
         "trust",
-        "formats/_shared.py",
-        "        _trust.seal(fd, _trust.UNCHANGING)\n",
-        "        _trust.seal(fd, 0)\n",
+        "_cache/shared.py",
+        "        trust.seal(fd, trust.UNCHANGING)\n",
+        "        trust.seal(fd, 0)\n",
         _OTHERS,
         "A stray write of one process changes the samples of all.",
     ),
     Bug(
         "files of any owner are used",
         "trust",
-        "_trust.py",
+        "_system/trust.py",
         "    if about.st_uid not in (0, _user(), owner) and not of_group:\n",
         "    if False:\n",
         _OTHERS,
@@ -48,7 +48,7 @@ BUGS = [
     Bug(
         "files and folders are used that all users may write",
         "trust",
-        "_trust.py",
+        "_system/trust.py",
         "    may_all = mode & stat.S_IWOTH\n",
         "    may_all = 0\n",
         _OTHERS,
@@ -57,7 +57,7 @@ BUGS = [
     Bug(
         "the folders above the cache are not looked at",
         "trust",
-        "_trust.py",
+        "_system/trust.py",
         "    for each in _leading_to(path):\n",
         "    for each in [path]:\n",
         _OTHERS,
@@ -66,7 +66,7 @@ BUGS = [
     Bug(
         "a sticky folder is a cache",
         "trust",
-        "_trust.py",
+        "_system/trust.py",
         "(about.st_mode & stat.S_ISVTX and each != last)",
         "(about.st_mode & stat.S_ISVTX)",
         _OTHERS,
@@ -75,7 +75,7 @@ BUGS = [
     Bug(
         "links are followed to the files of a cache",
         "trust",
-        "_trust.py",
+        "_system/trust.py",
         "    fd = os.open(path, flags | os.O_NOFOLLOW | _AT_ONCE)\n",
         "    fd = os.open(path, flags | _AT_ONCE)\n",
         _OTHERS,
@@ -84,7 +84,7 @@ BUGS = [
     Bug(
         "a pipe in the place of a file is waited for",
         "trust",
-        "_trust.py",
+        "_system/trust.py",
         "_AT_ONCE = os.O_CLOEXEC | os.O_NONBLOCK",
         "_AT_ONCE = os.O_CLOEXEC",
         _OTHERS,
@@ -93,7 +93,7 @@ BUGS = [
     Bug(
         "an index beside a file is used, whoever has made it",
         "trust",
-        "_trust.py",
+        "_system/trust.py",
         "        about = os.stat(path)\n    check(about, group, owner)\n",
         "        about = os.stat(path)\n",
         _OTHERS,
@@ -103,7 +103,7 @@ BUGS = [
     Bug(
         "the umask decides who can read the cache",
         "trust",
-        "_trust.py",
+        "_system/trust.py",
         "        os.fchmod(fd, mode)\n    except",
         "        pass\n    except",
         _OTHERS,
@@ -112,7 +112,7 @@ BUGS = [
     Bug(
         "a new file is written through a link",
         "trust",
-        "_trust.py",
+        "_system/trust.py",
         "_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC",
         "_NEW = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC",
         _OTHERS,
@@ -121,7 +121,7 @@ BUGS = [
     Bug(
         "a trace follows a link in /tmp",
         "trust",
-        "_trust.py",
+        "_system/trust.py",
         "flags | os.O_NOFOLLOW | os.O_NONBLOCK if is_shared else flags",
         "flags",
         _OTHERS,
@@ -130,7 +130,7 @@ BUGS = [
     Bug(
         "a folder that is not private stops a program that did not ask for it",
         "trust",
-        "formats/_access.py",
+        "_files/access.py",
         "            if given is not None:\n                raise\n",
         "            raise\n",
         _OTHERS,
@@ -159,7 +159,7 @@ BUGS = [
         "a long download of another program is not waited for",
         "trust",
         "_cache/locks.py",
-        "        if waited < _trust.LONGEST and self._long and",
+        "        if waited < trust.LONGEST and self._long and",
         "        if False and",
         _STOPPED,
         "With a slow network, pieces are downloaded twice.",

@@ -12,9 +12,9 @@ import pyarrow.parquet
 import pytest
 
 import penstock
+from penstock._files import remote as remotefile
 from penstock.formats import Parquet, TextLines, Tokens
 from penstock.formats import _extents as extents
-from penstock.formats import _remotefile as remotefile
 from penstock.formats import _tokens as tokens
 from penstock.testing._laws import same
 from remote.serving import Server

@@ -13,8 +13,8 @@ import pytest
 import standin
 
 import penstock
+from penstock._files import remote as remotefile
 from penstock.formats import Parquet, Tokens
-from penstock.formats import _remotefile as remotefile
 from penstock.stats import CacheFigures, Stats
 from remote.serving import Server
 from tests.stores import threads, until

@@ -15,14 +15,14 @@ import pytest
 from rich.console import Console
 
 import penstock
-from penstock import _top as top
-from penstock._epoch import engine
+from penstock._engine import engine
+from penstock._files.pieces import PiecesInMemory
+from penstock._files.remote import RemoteFile
 from penstock._measure import cached
 from penstock._measure.cached import CacheCounts, Outage, Request, counting
 from penstock._measure.gauges import Gauge, Gauges
 from penstock._remote.store import remotes
-from penstock.formats._pieces import PiecesInMemory
-from penstock.formats._remotefile import RemoteFile
+from penstock._tools import top as top
 from penstock.stats import Stats
 from remote.serving import Server
 

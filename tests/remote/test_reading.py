@@ -18,14 +18,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import penstock
+from penstock._files import remote as module
+from penstock._files.local import File
+from penstock._files.pieces import Piece, PiecesInMemory
+from penstock._files.remote import FromTheStart, RemoteFile
 from penstock._remote import store
 from penstock._remote.retry import Patience
 from penstock._remote.store import Stored, remotes
 from penstock.formats import Tokens
-from penstock.formats import _remotefile as module
-from penstock.formats._files import File
-from penstock.formats._pieces import Piece, PiecesInMemory
-from penstock.formats._remotefile import FromTheStart, RemoteFile
 from remote.serving import Proxy, breaking, serving
 
 SIZE = 5000

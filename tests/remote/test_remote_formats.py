@@ -22,12 +22,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
+from penstock._files import remote as module
+from penstock._files.pieces import PiecesInMemory
 from penstock.cli import main
 from penstock.errors import FormatError, RemoteError
 from penstock.formats import Arrow, JsonLines, Megatron, Parquet, Tar, TextLines, Tokens
-from penstock.formats import _remotefile as module
 from penstock.formats._chunks import places
-from penstock.formats._pieces import PiecesInMemory
 from remote.serving import Server, serving
 from tests.written import plain, write_part
 

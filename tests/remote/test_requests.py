@@ -17,14 +17,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock._files.pieces import PiecesInMemory
+from penstock._files.remote import RemoteFile
 from penstock._measure.cached import CacheCounts
 from penstock._remote import store
 from penstock._remote.objects import _failed, is_strong
 from penstock._remote.retry import Failed, Fault, Patience
 from penstock._remote.store import Remote, remotes
 from penstock.errors import FormatError, RemoteError, RemoteFileNotFound
-from penstock.formats._pieces import PiecesInMemory
-from penstock.formats._remotefile import RemoteFile
 from remote.serving import Server, serving
 
 

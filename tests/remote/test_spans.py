@@ -11,10 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from penstock._files import remote as remotefile
+from penstock._files import span
+from penstock._files.span import Span
 from penstock._measure.cached import CacheCounts
-from penstock.formats import Tokens, _span
-from penstock.formats import _remotefile as remotefile
-from penstock.formats._span import Span
+from penstock.formats import Tokens
 from penstock.formats._tokens import _Ranges, _RemoteWindows, _Windows
 from remote.serving import Server
 
@@ -158,7 +159,7 @@ def test_without_address_space_rows_are_read(
             raise OSError(12, "no room")
         return False
 
-    monkeypatch.setattr(_span, refused, no_room)
+    monkeypatch.setattr(span, refused, no_room)
     far, near = (Tokens(path, "uint16", 1025, 1024) for path in (f"{server.url}/ids.bin", ids))
     for _ in range(2):
         assert rows(far, range(len(near))) == rows(near, range(len(near)))

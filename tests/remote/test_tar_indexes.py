@@ -19,8 +19,9 @@ import pytest
 from penstock import DataLoader, cli
 from penstock._remote import store
 from penstock._remote.retry import Patience
+from penstock._tools import index as indexing
 from penstock.errors import RemoteError
-from penstock.formats import Tar, UncountedTar, _indexing
+from penstock.formats import Tar, UncountedTar
 from penstock.formats._beside import NAME
 from remote.serving import Handler, Server, running
 
@@ -136,7 +137,7 @@ def test_an_index_that_cannot_be_written_there_is_written_here(
     monkeypatch.chdir(tmp_path)
     storage = {"endpoint": bucket.url, "skip_signature": True}
     urls = [f"s3://bucket/{shard}.tar" for shard in range(SHARDS)]
-    assert _indexing.run(urls, None, storage) == 1
+    assert indexing.run(urls, None, storage) == 1
     printed = capsys.readouterr()
     assert f"s3://bucket/{NAME} cannot be written" in printed.err and f"index='{tmp_path / NAME}'" in printed.err
     assert len(Tar(urls, index=tmp_path / NAME, storage=storage)) == SHARDS * SAMPLES

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock._files.listed import translated
 from penstock._remote.listing import cuts, listed
 from penstock._remote.store import Page, Stored
 from penstock._remote.urls import identified, redacted, scrubbed, split
-from penstock.formats._urls import translated
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock._epoch import measures
-from penstock._epoch.measures import _PAUSE, Measures
 from penstock._measure import gauges as gauging
 from penstock._measure.gauges import _COUNTS, Counts, Gauges
 from penstock._measure.meter import Answer, Stopwatch
+from penstock._session import measures
+from penstock._session.measures import _PAUSE, Measures
 from penstock.stats import _machine
 from penstock.stats._verdict import rule_of
 

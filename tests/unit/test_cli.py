@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock import _demo as demo
 from penstock import cli
+from penstock._tools import demo as demo
 
 COMMAND = [sys.executable, "-c", "import sys; from penstock.cli import main; sys.exit(main())"]
 

@@ -16,9 +16,9 @@ import pytest
 
 import penstock
 from penstock import cli, formats
+from penstock._files.access import Access
 from penstock.errors import FormatError
 from penstock.formats import Blocks, FileOptions, Format, _registry, register, unregister
-from penstock.formats._access import Access
 
 
 class Pairs(Format):

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
+from penstock._files.local import File
+from penstock._files.paths import _spelt_out
 from penstock.formats import TextLines
-from penstock.formats._files import File
-from penstock.formats._paths import _spelt_out
 
 
 @pytest.mark.parametrize(

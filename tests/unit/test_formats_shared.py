@@ -17,13 +17,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock import _trust
+from penstock._files import index as indexes
+from penstock._files import local
+from penstock._files.index import cached, cached_each
+from penstock._files.local import File
+from penstock._files.mapping import mapped
+from penstock._files.paths import expand
+from penstock._system import trust
 from penstock.errors import FormatError
-from penstock.formats import _files, _index
-from penstock.formats._files import File
-from penstock.formats._index import cached, cached_each
-from penstock.formats._mapping import mapped
-from penstock.formats._paths import expand
 
 
 @pytest.fixture(autouse=True)
@@ -130,7 +131,7 @@ def _exists(fd: str) -> bool:
 
 
 def test_few_of_many_files_are_open_and_all_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_files, "_MOST_OPEN", 10)
+    monkeypatch.setattr(local, "_MOST_OPEN", 10)
     files = []
     for number in range(50):
         path = tmp_path / str(number)
@@ -151,7 +152,7 @@ def test_few_of_many_files_are_open_and_all_can_be_read(tmp_path: Path, monkeypa
 def test_threads_never_read_from_the_descriptor_of_another_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_files, "_MOST_OPEN", 1)
+    monkeypatch.setattr(local, "_MOST_OPEN", 1)
     files = []
     for number in range(4):
         (tmp_path / str(number)).write_bytes(bytes([number]))
@@ -258,14 +259,14 @@ def test_where_nothing_can_be_written_the_index_is_in_memory_and_in_the_pickle(
 
 def refuse(monkeypatch: pytest.MonkeyPatch, *folders: Path) -> None:
     """As a file system that is read-only does, for root too."""
-    replace = _trust.replace
+    replace = trust.replace
 
     def refusing(path: str, *args: Any) -> None:
         if Path(path).parent in folders:
             raise PermissionError(f"{path} cannot be written")
         replace(path, *args)
 
-    monkeypatch.setattr(_trust, "replace", refusing)
+    monkeypatch.setattr(trust, "replace", refusing)
 
 
 def test_a_progress_bar_is_shown_if_it_takes_long(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,11 +276,11 @@ def test_a_progress_bar_is_shown_if_it_takes_long(folder: Path, monkeypatch: pyt
         shown.append((description, total))
         return items
 
-    monkeypatch.setattr(_index, "progress", progress)
+    monkeypatch.setattr(indexes, "progress", progress)
     files = [File(str(folder / name)) for name in ("a.bin", "b.bin", "notes.txt")]
     cached_each(files, "quick-1", make)
     assert shown == []
-    monkeypatch.setattr(_index, "_QUIET", -1.0)
+    monkeypatch.setattr(indexes, "_QUIET", -1.0)
     for index, file in zip(cached_each(files, "slow-1", make), files, strict=True):
         check(index, Path(file.path).read_bytes())
     assert shown == [("indexing files", 2)]
@@ -289,7 +290,7 @@ def test_a_full_disk_leaves_no_half_index(folder: Path, cache: Path, monkeypatch
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(_index.os, "replace", full)
+    monkeypatch.setattr(indexes.os, "replace", full)
     check(cached(File(str(folder / "a.bin")), "test-1", make), b"a.bin")
     assert not list(folder.glob(".a.bin*")) and not any(cache.iterdir())
 
@@ -304,8 +305,8 @@ def test_a_kept_index_is_not_in_the_pickle(tmp_path: Path) -> None:
 
 
 def test_many_indexes_are_made_by_workers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_index, "_ALONE", 0)
-    monkeypatch.setattr(_index.os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(indexes, "_ALONE", 0)
+    monkeypatch.setattr(indexes.os, "sched_getaffinity", lambda _: {0, 1})
     files = [File(str(folder / name)) for name in ("a.bin", "b.bin", "notes.txt")]
     cached(files[1], "test-1", make)
     for index, file in zip(cached_each(files, "test-1", make), files, strict=True):
@@ -317,8 +318,8 @@ def test_many_indexes_are_made_by_workers(folder: Path, monkeypatch: pytest.Monk
 def test_indexes_of_workers_that_cannot_be_kept_come_back(
     folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_index, "_ALONE", 0)
-    monkeypatch.setattr(_index.os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(indexes, "_ALONE", 0)
+    monkeypatch.setattr(indexes.os, "sched_getaffinity", lambda _: {0, 1})
     refuse(monkeypatch, folder, cache)
     files = [File(str(folder / name)) for name in ("a.bin", "b.bin", "notes.txt")]
     for index, file in zip(cached_each(files, "test-1", make), files, strict=True):
@@ -345,12 +346,12 @@ def test_a_damaged_index_is_made_again(folder: Path, place: float, flip: int, cu
 def test_a_writer_that_is_killed_leaves_no_index(folder: Path) -> None:
     code = f"""
 import os, signal
-from penstock.formats import _index
-from penstock.formats._files import File
+from penstock._files import index
+from penstock._files.local import File
 import numpy as np
 def killed(*args): os.kill(os.getpid(), signal.SIGKILL)
-_index.os.replace = killed
-_index.cached(File({str(folder / "a.bin")!r}), "test-1", lambda file: {{"sum": np.arange(3)}})
+index.os.replace = killed
+index.cached(File({str(folder / "a.bin")!r}), "test-1", lambda file: {{"sum": np.arange(3)}})
 """
     assert subprocess.run([sys.executable, "-c", code]).returncode == -9
     check(cached(File(str(folder / "a.bin")), "test-1", make), b"a.bin")
@@ -374,7 +375,7 @@ def test_an_index_that_says_anything_else_is_made_again(folder: Path, descriptio
     path = folder / "a.bin"
     if b"%d" in description:
         description %= path.stat().st_mtime_ns
-    head = _index._HEAD.pack(_index._MAGIC, _index._VERSION, len(description), zlib.crc32(description))
+    head = indexes._HEAD.pack(indexes._MAGIC, indexes._VERSION, len(description), zlib.crc32(description))
     (folder / ".a.bin.penstock-test-1").write_bytes(head + description + bytes(200))
     for _ in range(2):
         check(cached(File(str(path)), "test-1", make), b"a.bin")

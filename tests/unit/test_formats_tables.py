@@ -21,9 +21,9 @@ import pytest
 from same import same
 
 from penstock import DataLoader
+from penstock._cache.kept import Kept
 from penstock.errors import CollateError, FormatError
 from penstock.formats import Arrow, Parquet
-from penstock.formats._kept import Kept
 
 Write = Callable[[Any, Path], Path]
 

@@ -21,9 +21,9 @@ from PIL import Image
 
 import penstock
 from penstock import DataLoader
+from penstock._files.local import File
 from penstock.errors import CollateError, FormatError, ImageError
 from penstock.formats import FieldInfo, Tar
-from penstock.formats._files import File
 from penstock.image import ImageFolder, Transform
 from penstock.source._folders import PICTURES
 

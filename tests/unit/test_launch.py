@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 
 from penstock import DataLoader
-from penstock._descriptors import close_in_child, forget
+from penstock._system.descriptors import close_in_child, forget
 from penstock.backends._process import launcher, methods
 from penstock.backends._process import process as processes
 from penstock.backends._process.launcher import Launcher

@@ -287,9 +287,10 @@ def test_an_encrypted_door_is_closed_to_others(
 ) -> None:
     with Visitors(certificate) as visitors:
         # Without patience: such a connection is tried again until the deadline.
-        with monkeypatch.context() as impatient, pytest.raises(ConnectionError, match="the driver at 127"):
+        with monkeypatch.context() as impatient:
             impatient.setattr(handshake, "_PATIENCE", 0)
-            connect(visitors.door.address, False, visitors.door.token, this_process(1, "here", 0))
+            with pytest.raises(ConnectionError, match="the driver at 127"):
+                connect(visitors.door.address, False, visitors.door.token, this_process(1, "here", 0))
         until(lambda: visitors.door.refused == 1)
         for name, value in environment(new_certificate(tmp_path)).items():  # of another authority
             monkeypatch.setenv(name, value)

@@ -17,10 +17,10 @@ import pytest
 
 import penstock
 from penstock import ConcatDataset, DataLoader, Dataset, Subset, random_split
+from penstock._cache.keeper import Keeper
+from penstock._cache.kept import Kept
+from penstock._cache.shared import Shared
 from penstock.formats import Parquet
-from penstock.formats._keeper import Keeper
-from penstock.formats._kept import Kept
-from penstock.formats._shared import Shared
 from penstock.plan import BlockOrder, OrderPlan
 from penstock.plan._forecast import Forecast
 from penstock.source._nested import blocks_of

@@ -23,7 +23,7 @@ import pytest
 from same import same
 
 from penstock import Batch, CastError, DataLoader, StateError, prefetch
-from penstock._threads import running
+from penstock._system.threads import running
 
 
 class Pair(NamedTuple):

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock import cli
-from penstock._profile import run, target
-from penstock._profile.choice import AS_GOOD, INLINE, Advice, Choice, Limits, Trial, advice, next_choice
+from penstock._tools.profile import run, target
+from penstock._tools.profile.choice import AS_GOOD, INLINE, Advice, Choice, Limits, Trial, advice, next_choice
 
 COMMAND = [sys.executable, "-c", "import sys; from penstock.cli import main; sys.exit(main())", "profile"]
 Model = Callable[[Choice], Trial]

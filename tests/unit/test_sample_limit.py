@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock._too_large import LIMIT
+from penstock._files.too_large import LIMIT
 from penstock.errors import FormatError, ImageError, SampleTooLarge
 from penstock.formats import Arrow, JsonLines, Parquet, Tar, TextLines
 

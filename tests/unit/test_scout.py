@@ -19,7 +19,7 @@ from penstock._cache import lookout as lookout_module
 from penstock._cache.cache import Cache
 from penstock._cache.lookout import Lookout, Wanted
 from penstock._cache.scout import _FIRST, Scout
-from penstock._threads import running
+from penstock._system.threads import running
 from penstock.plan import BlockOrder, OrderPlan, Shuffled
 from penstock.plan._forecast import Forecast
 from tests.stores import Store, threads, until

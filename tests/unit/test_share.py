@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from penstock import DataLoader, Dataset, IterableDataset, LoaderTimeout
-from penstock._epoch.share import Consumer
+from penstock._session.share import Consumer
 
 
 class Counted(Dataset[Any]):

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock import _descriptors
-from penstock.formats import _shared
-from penstock.formats._claims import Claim
-from penstock.formats._keeper import Keeper
-from penstock.formats._kept import Kept
-from penstock.formats._shared import Inventory, Shared
+from penstock._cache import shared as _shared
+from penstock._cache.claims import Claim
+from penstock._cache.keeper import Keeper
+from penstock._cache.kept import Kept
+from penstock._cache.shared import Inventory, Shared
+from penstock._system import descriptors
 from penstock.plan import BlockOrder
 from penstock.plan._forecast import Forecast
 from penstock.plan._plan import OrderPlan
@@ -241,7 +241,7 @@ def test_a_block_that_cannot_be_published_is_made_once_and_served(
     def full(name: str) -> int:
         raise OSError("too many open files")
 
-    monkeypatch.setattr(_descriptors, "open_memfd", full)
+    monkeypatch.setattr(descriptors, "open_memfd", full)
     calls: list[bytes] = []
     with closing(Shared(table, 100)) as shared:
         assert shared.get(3, partial(made, b"three", calls)) == b"three"

@@ -10,7 +10,8 @@ import pytest
 from programs import side_by_side
 
 from penstock import DataLoader
-from penstock.formats import Parquet, _shared
+from penstock._cache import shared
+from penstock.formats import Parquet
 
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pyarrow.parquet")
@@ -74,7 +75,7 @@ def test_ranks_that_are_resumed_at_other_places_do_not_either(tmp_path: Path) ->
 def test_a_worker_that_may_not_share_blocks_decodes_each_of_them_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_shared, "_most_own", lambda: WINDOW // 2)  # descriptors
+    monkeypatch.setattr(shared, "_most_own", lambda: WINDOW // 2)  # descriptors
     given = {
         "batch_size": 50,
         "shuffle": "blocks",

@@ -15,10 +15,10 @@ import pytest
 
 import penstock
 from penstock import DataLoader, IterableDataset
-from penstock._epoch.turn import NEXT, Turn
+from penstock._engine.turn import NEXT, Turn
 from penstock._measure.meter import Meter, Totals
 from penstock._resume.state import Progress, State
-from penstock._warning import warn_caller
+from penstock._system.warnings import warn_caller
 from penstock._work.seeding import Borrowed
 
 # The global generators.

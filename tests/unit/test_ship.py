@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock._descriptors import close
+from penstock._system.descriptors import close
 from penstock._wire.shipment import pack, unpack
 from penstock.errors import UnshippableDataset
 

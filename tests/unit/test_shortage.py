@@ -16,11 +16,11 @@ import pyarrow.parquet
 import pytest
 
 from penstock import DataLoader
-from penstock._shortage import is_shortage
+from penstock._files.damage import is_damage
+from penstock._files.local import File
+from penstock._system.shortage import is_shortage
 from penstock.errors import FormatError, RemoteError
 from penstock.formats import Arrow, Parquet, Tar, TextLines, _decoders, _parquet
-from penstock.formats._damage import is_damage
-from penstock.formats._files import File
 
 
 class OutOfMemoryError(RuntimeError):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from penstock import DataLoader, Dataset, LoaderTimeout, WorkerLost, get_worker_info
-from penstock._epoch.engine import Engine
+from penstock._engine.engine import Engine
 from penstock._feed.base import Begin
 from penstock._schedule.assigned import Assigned
 from penstock.testing import _sources as sources

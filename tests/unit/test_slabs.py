@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock import _interrupts
-from penstock._interrupts import free_at_end
 from penstock._memory.mapping import mapped
 from penstock._memory.slabs import BUNDLE, EXTENT, Slabs
 from penstock._schedule.slabs import SlabStates
+from penstock._system import interrupts
+from penstock._system.interrupts import free_at_end
 
 
 @pytest.fixture(params=["private", "shared"])
@@ -111,7 +111,7 @@ def test_what_is_freed_at_the_end_of_an_object_is_freed_whatever_ends_first() ->
     assert not called
     del thing
     assert called == ["end"]
-    assert not [end for end in _interrupts._waiting.values() if end() is None]
+    assert not [end for end in interrupts._waiting.values() if end() is None]
 
 
 def test_memory_is_unmapped_with_its_last_view() -> None:

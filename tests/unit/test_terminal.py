@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock._warning import warn_caller
+from penstock._system.warnings import warn_caller
 from penstock.errors import FormatError, ImageError, RemoteError
 from penstock.formats import JsonLines, Tar
 

@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 from programs import Begin, forge, programs, session
 from rich.console import Console
 
-from penstock import _top as top
 from penstock._measure import page
+from penstock._tools import top as top
 from penstock.stats import CacheFigures, Decision, Memory, Moment, Period, Spans, Stats
 from penstock.stats._published import Published, from_text, to_text
 from penstock.stats._recent import Recent, recent

@@ -19,8 +19,8 @@ from torch.utils.data import Dataset
 import penstock
 import penstock.torch
 from penstock import DataLoader
-from penstock._epoch.tuning import _bounds
 from penstock._schedule.tuner import Range
+from penstock._session.tuning import _bounds
 
 
 class Waits(Dataset[int]):

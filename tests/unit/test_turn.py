@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock._epoch.turn import CHANGE, NEXT, Turn
+from penstock._engine.turn import CHANGE, NEXT, Turn
 
 
 def let_go(turn: Turn) -> None:

@@ -1,1 +1,1 @@
-"""Pieces of remote files on a local disk, for all processes of a machine: kept, evicted and fetched by the plan."""
+"""What is kept for all processes of a machine: pieces of remote files on a disk, and decoded blocks in memory."""

@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from penstock import _trust
 from penstock._cache.locks import ByteLock, is_locked
 from penstock._cache.pieces import unlink, write_all
-from penstock._interrupts import acquire, interrupts_deferred
+from penstock._system import trust
+from penstock._system.interrupts import acquire, interrupts_deferred
 
 SUFFIX = ".penstock-agenda"
 FAR = np.iinfo(np.int64).max // 2
@@ -119,7 +119,7 @@ class Publisher:
     def publish(self, agenda: Agenda) -> None:
         """Replaces the agenda. To be called with the lock of the folder: else a draft may be swept."""
         draft = f"{self._path}.draft"
-        lock = ByteLock(partial(_trust.make_file, draft, self._group), 0)
+        lock = ByteLock(partial(trust.make_file, draft, self._group), 0)
         try:
             lock.begin()
             head = _HEAD.pack(_MAGIC, agenda.position, len(agenda.rows))
@@ -150,7 +150,7 @@ class Publisher:
 def read(path: str, group: int | None = None, *, sweeps: bool) -> Agenda | None:
     """The agenda in a file, if its scout lives; otherwise, if `sweeps`, the file is deleted."""
     with suppress(OSError, ValueError, struct.error):
-        fd = acquire(partial(_trust.open_ours, path, os.O_RDWR, group), os.close)
+        fd = acquire(partial(trust.open_ours, path, os.O_RDWR, group), os.close)
         try:
             if not is_locked(fd):
                 if sweeps:

@@ -10,15 +10,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from penstock import _trust
 from penstock._cache import pieces
 from penstock._cache.agendas import Agenda, Publisher
 from penstock._cache.folder import Folder, Room, is_file_of_cache
 from penstock._cache.locks import LockError
 from penstock._cache.pieces import EXTRA
-from penstock._interrupts import with_loan
 from penstock._measure.cached import counting
-from penstock._warning import warn_caller
+from penstock._system import trust
+from penstock._system.interrupts import with_loan
+from penstock._system.warnings import warn_caller
 
 Make = Callable[[], Any]
 """Returns the bytes of a piece: a bytes-like object, or a list of them."""
@@ -52,16 +52,16 @@ class Cache:
     leaves no lock, and no piece that is wrong. Files in the folder that are not of the cache are not touched.
 
     Other users can neither read nor write the pieces; if it is `shared`, members of the folder's group can. Raises
-    Untrusted if others could write them (see `_trust`).
+    Untrusted if others could write them (see `_system/trust.py`).
     """
 
     def __init__(self, folder: str | os.PathLike[str], limit: int, shared: bool = False) -> None:
         self.path, self.limit, self.shared = os.path.abspath(os.fspath(folder)), limit, shared
         group = None
         try:
-            group = _trust.use_folder(self.path, shared)
-        except _trust.Untrusted as error:
-            raise _trust.Untrusted(
+            group = trust.use_folder(self.path, shared)
+        except trust.Untrusted as error:
+            raise trust.Untrusted(
                 f"The folder {self.path} cannot be a cache: {error}, so other users could change your samples. "
                 "Name a folder in which only you can write: cache=, or the variable PENSTOCK_CACHE; or, if you trust "
                 "all members of its group, pass cache_shared=True."
@@ -69,7 +69,7 @@ class Cache:
         except OSError:  # where there is no folder, pieces stay in memory
             pass
         if not shared:
-            _trust.tighten(self.path, is_file_of_cache)
+            trust.tighten(self.path, is_file_of_cache)
         self._folder = Folder(self.path, limit, group)
         self._mapped: OrderedDict[str, memoryview] = OrderedDict()
         self._loose: OrderedDict[str, memoryview] = OrderedDict()  # pieces that could not be kept in the folder

@@ -19,12 +19,12 @@ from contextlib import suppress
 from functools import cache, partial
 from typing import NamedTuple
 
-from penstock import _trust
 from penstock._cache import agendas, pieces
 from penstock._cache.agendas import Agenda, Publisher, key_of, ranking
 from penstock._cache.locks import ByteLock, LockError, Patience
 from penstock._cache.pieces import Mark, mark_of
-from penstock._interrupts import acquire, with_loan
+from penstock._system import trust
+from penstock._system.interrupts import acquire, with_loan
 
 # Older versions gave parts no random number.
 _OURS = re.compile(
@@ -116,7 +116,7 @@ class Folder:
     def __init__(self, path: str, limit: int, group: int | None = None) -> None:
         self.path, self.limit, self.group = path, limit, group
         self._state = os.path.join(path, _STATE)
-        self._opened = partial(_trust.open_or_make, self._state, group)
+        self._opened = partial(trust.open_or_make, self._state, group)
         self._patience = Patience()
         self._is_swept = False
         self._known: dict[str, About] = {}  # the pieces that were listed last
@@ -213,7 +213,7 @@ class Folder:
     def noted(self) -> Noted:
         """What was noted last. If nothing is known, the folder is taken for a full one."""
         with suppress(OSError):
-            fd = acquire(partial(_trust.open_ours, self._state, group=self.group), os.close)
+            fd = acquire(partial(trust.open_ours, self._state, group=self.group), os.close)
             try:
                 return _noted(fd) or Noted(self.limit, -1)
             finally:

@@ -16,8 +16,8 @@ from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
-from penstock import _descriptors, _trust
-from penstock._interrupts import acquire, interrupts_deferred
+from penstock._system import descriptors, trust
+from penstock._system.interrupts import acquire, interrupts_deferred
 
 # `struct flock` of 64-bit Linux: type, whence, start, length, pid.
 _FLOCK = struct.Struct("hhqqi4x")
@@ -50,7 +50,7 @@ class Patience:
             raise TimeoutError(errno.ETIMEDOUT, self._why)
 
     def lose(self, why: str) -> None:
-        self._until, self._why = time.monotonic() + _trust.LONGEST, why
+        self._until, self._why = time.monotonic() + trust.LONGEST, why
         self.check()
 
 
@@ -62,7 +62,7 @@ class ByteLock:
     child closes its copy of the descriptor, and so cannot keep the lock of a parent that has died.
 
     Without `patience`, the lock is not waited for. A lock that is held for `long` is waited for as long as its holder
-    runs, but not longer than `_trust.LONGEST`; others for `_trust.WAIT`. The kernel's own way to wait (F_OFD_SETLKW)
+    runs, but not longer than `trust.LONGEST`; others for `trust.WAIT`. The kernel's own way to wait (F_OFD_SETLKW)
     has no limit.
     """
 
@@ -89,7 +89,7 @@ class ByteLock:
 
     def _take(self) -> None:
         asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, self._byte, 1, 0)
-        begun, look_at = time.monotonic(), _trust.WAIT
+        begun, look_at = time.monotonic(), trust.WAIT
         while True:
             try:
                 fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, asked)
@@ -99,14 +99,14 @@ class ByteLock:
                     raise
             self._patience.check()
             if (waited := time.monotonic() - begun) > look_at:
-                look_at += _trust.WAIT
+                look_at += trust.WAIT
                 self._look(self._patience, waited)
             time.sleep(max(_LEAST_PAUSE, min(waited / _SHARE, _MOST_PAUSE)))
 
     def _look(self, patience: Patience, waited: float) -> None:
         """Raises TimeoutError, unless the holder may be at work."""
         holders = [*_holders(self.fd, self._byte)]
-        if waited < _trust.LONGEST and self._long and all(one.may_work for one in holders):
+        if waited < trust.LONGEST and self._long and all(one.may_work for one in holders):
             return
         known = [f"process {one.pid}{' (stopped)' * one.is_stopped}" for one in holders]
         patience.lose(f"{' and '.join(known) or 'another program'} has kept a lock for more than {waited:.0f} s")
@@ -115,7 +115,7 @@ class ByteLock:
         """Lets go of the lock, if it is held."""
         if self._fds:
             with interrupts_deferred():
-                _descriptors.close(self._fds.pop())
+                descriptors.close(self._fds.pop())
 
 
 def again(fd: int) -> Callable[[], int]:
@@ -127,12 +127,12 @@ def open_alone(opened: Callable[[], int]) -> int:
     """A descriptor that no forked child keeps open."""
 
     def alone() -> int:
-        with _descriptors.no_fork():
+        with descriptors.no_fork():
             fd = opened()
-            _descriptors.close_in_child(fd)
+            descriptors.close_in_child(fd)
         return fd
 
-    return acquire(alone, _descriptors.close)
+    return acquire(alone, descriptors.close)
 
 
 class _Holder(NamedTuple):
@@ -146,7 +146,7 @@ class _Holder(NamedTuple):
 def _holders(fd: int, byte: int) -> Iterator[_Holder]:
     """The processes of this user that have the lock of a byte, as far as the system shows them."""
     file = os.fstat(fd)
-    for pid in _trust.processes(os.geteuid()):
+    for pid in trust.processes(os.geteuid()):
         with suppress(OSError):  # it has ended, or may not be looked at
             state = _text(f"/proc/{pid}/stat").rpartition(") ")[2][:1]
             for number in os.listdir(f"/proc/{pid}/fd"):

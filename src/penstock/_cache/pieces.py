@@ -17,9 +17,9 @@ from hashlib import blake2b
 
 import numpy as np
 
-from penstock import _trust
-from penstock._interrupts import acquire
 from penstock._memory.mapping import mapped as memory
+from penstock._system import trust
+from penstock._system.interrupts import acquire
 
 _MAGIC = b"pnstpie2"
 _END = struct.Struct("<8sQI")
@@ -34,7 +34,7 @@ _AT_ONCE = 1 << 30  # bytes of one write: the kernel writes at most 2 GB
 def write(path: str, digest: str, buffers: Sequence[memoryview], group: int | None = None) -> None:
     """Writes the file of a piece, a new one, from buffers of bytes. After an error the file is gone."""
     whole = buffers[0] if len(buffers) == 1 else memoryview(b"".join(buffers))
-    fd = acquire(partial(_trust.make_file, path, group), os.close)
+    fd = acquire(partial(trust.make_file, path, group), os.close)
     try:
         write_all(fd, whole)
         end = _END.pack(_MAGIC, len(whole), checksum(whole))
@@ -79,7 +79,7 @@ def mapped(path: str, digest: str, checked: Mark | None = None, group: int | Non
 
     The bytes of the file with the mark `checked` are not read for it.
     """
-    fd = acquire(partial(_trust.open_ours, path, group=group), os.close)
+    fd = acquire(partial(trust.open_ours, path, group=group), os.close)
     try:
         about = os.fstat(fd)
         size, mark = about.st_size, mark_of(about)

@@ -15,7 +15,7 @@ from penstock._cache.agendas import Publisher
 from penstock._cache.cache import Cache
 from penstock._cache.lookout import InPieces, Lookout, Wanted
 from penstock._measure.cached import CacheCounts, Counting
-from penstock._threads import started
+from penstock._system.threads import started
 from penstock.plan._forecast import Forecast
 
 AHEAD = 512 << 20

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._at_work import Source, at_work
-from penstock._interrupts import Loan, import_whole, with_loan
-from penstock._panics import ordinary
 from penstock._resume.reading import Mark, Reading, initial, opened, taken
+from penstock._system.interrupts import Loan, import_whole, with_loan
+from penstock._system.panics import ordinary
 from penstock._wire.failure import caught
 from penstock._wire.task import Mended, Opening, Raised, Task
 from penstock.errors import StateError

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from penstock._feed.base import Begin, Feed, Now, Plan, Run, as_index
 from penstock._fill.cast import Empty
-from penstock._panics import ordinary
 from penstock._resume.reading import Mark, Reading, has_state
+from penstock._system.panics import ordinary
 from penstock._wire.task import Mended, Task, shorten
 from penstock._work.samples import Fetch, plain
 from penstock.errors import CollateError

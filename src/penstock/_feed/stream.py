@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from penstock._feed.base import Begin, Feed, Plan, Run
 from penstock._measure.gauges import Slow
 from penstock._resume.reading import Mark, Reading, taken
-from penstock._warning import warn_caller
+from penstock._system.warnings import warn_caller
 from penstock._wire.task import Opening, Task
 from penstock._work.samples import Fetch, StreamEnded, plain
 from penstock.plan import END, Calls, OrderPlan, Rest, Sequential

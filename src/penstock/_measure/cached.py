@@ -6,7 +6,7 @@ import time
 from typing import NamedTuple
 
 from penstock._at_work import Source, at_work
-from penstock._warning import warn_caller
+from penstock._system.warnings import warn_caller
 
 NOTICE = 10.0
 """Seconds without an answer after which the caller is told."""

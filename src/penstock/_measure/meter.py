@@ -15,10 +15,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._interrupts import interrupts_deferred
 from penstock._measure.cached import CacheCounts
 from penstock._measure.gauges import MOST_SLOW, Counts, Gauges, Slow
 from penstock._measure.histogram import BUCKETS, buckets
+from penstock._system.interrupts import interrupts_deferred
 
 clock = time.perf_counter_ns
 

@@ -25,9 +25,9 @@ from functools import partial
 from typing import NamedTuple
 from zlib import crc32
 
-from penstock import _trust
-from penstock._descriptors import no_fork
-from penstock._interrupts import CallAtEnd, call_at_end, interrupts_deferred
+from penstock._system import trust
+from penstock._system.descriptors import no_fork
+from penstock._system.interrupts import CallAtEnd, call_at_end, interrupts_deferred
 
 NAME = "penstock-loader"
 MOST_PAGES = 64
@@ -87,7 +87,7 @@ def _opened(by: object) -> _Published | None:
             return None
         try:
             os.ftruncate(fd, _SIZE)
-            _trust.seal(fd, _trust.OF_ONE_SIZE)
+            trust.seal(fd, trust.OF_ONE_SIZE)
             memory = mmap.mmap(fd, _SIZE)  # has a descriptor of its own
         except OSError:
             return None
@@ -110,7 +110,7 @@ class Found(NamedTuple):
 
 def find(uid: int) -> Iterator[Found]:
     """The pages of all processes of a user that may be read. A process that inherited a page has it too."""
-    for pid in _trust.processes(uid):
+    for pid in trust.processes(uid):
         with suppress(OSError):  # it has ended, or is not ours to read
             yield from _of_process(pid, uid)
 
@@ -119,7 +119,7 @@ def _of_process(pid: int, uid: int) -> Iterator[Found]:
     folder = f"/proc/{pid}/fd"
     for name in os.listdir(folder):
         with suppress(OSError, struct.error):  # no page: another user's or program's, of the same name
-            if _trust.is_memfd(f"{folder}/{name}", NAME):
+            if trust.is_memfd(f"{folder}/{name}", NAME):
                 inode, text = _read(f"{folder}/{name}", uid)
                 if text is not None:
                     yield Found(pid, inode, text)
@@ -127,7 +127,7 @@ def _of_process(pid: int, uid: int) -> Iterator[Found]:
 
 def _read(path: str, uid: int) -> tuple[int, bytes | None]:
     """The inode of a page, and its newest text; None if there is none yet."""
-    fd = _trust.open_sealed(path, NAME, _trust.OF_ONE_SIZE, owner=uid)
+    fd = trust.open_sealed(path, NAME, trust.OF_ONE_SIZE, owner=uid)
     try:
         inode = os.fstat(fd).st_ino
         for _ in range(3):  # again only if the publisher has written two texts meanwhile

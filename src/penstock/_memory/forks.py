@@ -16,8 +16,8 @@ import mmap
 import os
 from functools import partial
 
-from penstock._interrupts import Living, free_at_end
 from penstock._memory.mapping import map_memory, unmap
+from penstock._system.interrupts import Living, free_at_end
 
 MOST = 64
 """Witnesses at a time, each of which is a descriptor. Slabs that further forks find lent are never used again."""

@@ -14,8 +14,8 @@ from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from penstock._interrupts import import_whole
 from penstock._memory.forms import Table
+from penstock._system.interrupts import import_whole
 
 if TYPE_CHECKING:
     from penstock._memory.layout import Writer

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock._interrupts import free_at_end, interrupts_deferred
+from penstock._system.interrupts import free_at_end, interrupts_deferred
 
 _ADDRESS, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -33,9 +33,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._interrupts import Living
 from penstock._memory import forks
 from penstock._memory.mapping import advise, grow, mapped
+from penstock._system.interrupts import Living
 
 # Bytes of address space: an extent takes memory as its pages are written.
 EXTENT = 64 << 20

@@ -12,11 +12,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from penstock._panics import NO_PANICS
 from penstock._remote import options
 from penstock._remote.retry import Failed, Fault, answered, is_passing
 from penstock._remote.store import Page, Stored
 from penstock._remote.urls import is_web, redacted
+from penstock._system.panics import NO_PANICS
 from penstock.errors import RemoteError
 
 CLIENT = {"connect_timeout": "10s", "read_timeout": "30s", "timeout": "120s", "pool_max_idle_per_host": "32"}

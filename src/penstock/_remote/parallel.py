@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from penstock._at_work import at_work
-from penstock._threads import started
+from penstock._system.threads import started
 
 A = TypeVar("A")
 T = TypeVar("T")

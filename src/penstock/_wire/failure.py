@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock._at_work import is_worker_process
-from penstock._ending import RAISING
-from penstock._panics import ordinary
+from penstock._system.ending import RAISING
+from penstock._system.panics import ordinary
 from penstock._wire.pickling import by_tag, dumps, loads
 from penstock.errors import RemoteTraceback
 

@@ -37,8 +37,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._interrupts import import_whole
 from penstock._memory.guests import REDUCERS, Reduce, all_met, guest_in
+from penstock._system.interrupts import import_whole
 from penstock._wire.modules import sent_by_value
 
 Override = Callable[[Any, Callable[[Any], Any]], Any]

@@ -25,12 +25,12 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._descriptors import close, close_in_child, no_fork
-from penstock._interrupts import Living, interrupts_deferred
 from penstock._memory.guests import Spot
 from penstock._memory.layout import Layout, Writer
 from penstock._memory.mapping import grow, mapped
 from penstock._memory.tree import Spec
+from penstock._system.descriptors import close, close_in_child, no_fork
+from penstock._system.interrupts import Living, interrupts_deferred
 from penstock._wire.failure import caught, copied, restore
 from penstock._wire.pickling import by_tag, dumps, loads
 from penstock._wire.task import Bundle, Ended, Failed, Filled, Mended

@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock._descriptors import close, close_in_child, no_fork, open_memfd
-from penstock._interrupts import import_whole
 from penstock._memory.guests import Shipping
+from penstock._system.descriptors import close, close_in_child, no_fork, open_memfd
+from penstock._system.interrupts import import_whole
 from penstock._wire.failure import type_name
 from penstock._wire.pickling import adopt, dump, dumps, loads, tag
 from penstock.errors import UnshippableDataset

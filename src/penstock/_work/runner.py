@@ -11,9 +11,9 @@ from typing import Any
 from penstock._at_work import at_work, set_worker_info
 from penstock._fill.cast import Cast, Empty, Into
 from penstock._fill.collate import collate, convert
-from penstock._interrupts import Loan, import_whole
 from penstock._measure.gauges import NO_GAUGE, Gauge, NoGauge
 from penstock._memory.layout import Writer
+from penstock._system.interrupts import Loan, import_whole
 from penstock._wire.failure import Failure, caught, copied, dict_of, shown
 from penstock._wire.task import Mended, Task, shorten
 from penstock._wire.updates import Change, Log

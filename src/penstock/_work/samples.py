@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock._at_work import Source
-from penstock._interrupts import import_whole
 from penstock._measure.gauges import Slow
-from penstock._panics import raise_ordinary
-from penstock._shortage import is_shortage
+from penstock._system.interrupts import import_whole
+from penstock._system.panics import raise_ordinary
+from penstock._system.shortage import is_shortage
 from penstock._wire.failure import keep, shown
 from penstock._wire.task import Mended, Task, shorten
 from penstock._work.paths import path_of

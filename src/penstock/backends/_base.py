@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from penstock._interrupts import import_whole
 from penstock._measure.gauges import Gauges
+from penstock._system.interrupts import import_whole
 from penstock._wire.task import Bundle, Ended, Failed, Filled, Task
 from penstock._wire.updates import Change
 from penstock._work.runner import Job

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._interrupts import interrupts_deferred, with_loan
 from penstock._measure.gauges import Gauge, Gauges
 from penstock._memory.layout import Writer
 from penstock._memory.slabs import Slabs
-from penstock._threads import started
+from penstock._system.interrupts import interrupts_deferred, with_loan
+from penstock._system.threads import started
 from penstock._wire.task import Ended, Failed, Filled, Task
 from penstock._wire.updates import Change
 from penstock._work.runner import Job, Runner

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock import _trust
+from penstock._system import trust
 
 # A signal that hardly any program uses. Python's handler for it writes the stack and does nothing else.
 _SIGNAL = getattr(signal, "SIGRTMIN", 0) + 5
@@ -85,7 +85,7 @@ def _asked(pid: int, pidfd: int, fd: int) -> _Asked | None:
     file = -1
     try:
         if _tells(pid):
-            file = _trust.open_sealed(f"/proc/{pid}/fd/{fd}", _NAME, seals=0)
+            file = trust.open_sealed(f"/proc/{pid}/fd/{fd}", _NAME, seals=0)
             found = _Asked(file)
             signal.pidfd_send_signal(pidfd, _SIGNAL)
             return found

@@ -13,12 +13,12 @@ on local ones:
   `Tokens` and `Arrow` do not check it (docs/formats.md#samples-that-are-too-large).
 """
 
+from penstock._files.access import FileOptions
+from penstock._files.local import AnyFile
 from penstock.errors import FormatError
-from penstock.formats._access import FileOptions
 from penstock.formats._arrow import Arrow
 from penstock.formats._blocks import Blocks
 from penstock.formats._extents import Extents
-from penstock.formats._files import AnyFile
 from penstock.formats._format import FileRows, Format
 from penstock.formats._huggingface import HuggingFace
 from penstock.formats._inspection import FieldInfo, Inspection

@@ -9,16 +9,16 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._too_large import check_block
+from penstock._files.access import FileOptions
+from penstock._files.index import for_each
+from penstock._files.local import File
+from penstock._files.mapping import mapped
+from penstock._files.paths import Paths
+from penstock._files.too_large import check_block
 from penstock.errors import RemoteError
-from penstock.formats._access import FileOptions
 from penstock.formats._blocks import KEEP
-from penstock.formats._files import File
 from penstock.formats._format import FileRows, Format
-from penstock.formats._index import for_each
-from penstock.formats._mapping import mapped
 from penstock.formats._messages import Messages, count_batches, find_messages, look_ahead, unpacked_bytes
-from penstock.formats._paths import Paths
 from penstock.formats._table import Table, deserialized, need_pyarrow, serialized, unreadable
 
 

@@ -31,17 +31,17 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock import _trust
 from penstock._at_work import is_worker_process
+from penstock._files.index import Arrays, Elsewhere, Index, Make, cached
+from penstock._files.local import AnyFile, File
+from penstock._files.remote import RemoteFile
 from penstock._remote.parallel import in_parallel
 from penstock._remote.store import IN_FLIGHT
-from penstock._warning import warn_caller
+from penstock._system import trust
+from penstock._system.warnings import warn_caller
 from penstock.errors import FormatError, RemoteError
 from penstock.formats._archive import HEADER, Member, member_at, plain_member
 from penstock.formats._extents import compact
-from penstock.formats._files import AnyFile, File
-from penstock.formats._index import Arrays, Elsewhere, Index, Make, cached
-from penstock.formats._remotefile import RemoteFile
 from penstock.formats._samples import Samples
 from penstock.stats import _units
 
@@ -290,7 +290,7 @@ def neighbour(file: AnyFile, name: str) -> AnyFile | None:
     with suppress(OSError, FormatError):
         path = os.path.join(os.path.dirname(file.path), name)
         found = File(path)
-        if os.path.samestat(_trust.check_beside(path, file.path), os.fstat(found.descriptor().number)):
+        if os.path.samestat(trust.check_beside(path, file.path), os.fstat(found.descriptor().number)):
             return found
     return None
 

@@ -10,11 +10,11 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._cache.kept import Kept
+from penstock._files.access import FileOptions, check_bytes
+from penstock._files.paths import Paths
 from penstock._fill.cast import Empty
-from penstock.formats._access import FileOptions, check_bytes
 from penstock.formats._format import FileRows, Format
-from penstock.formats._kept import Kept
-from penstock.formats._paths import Paths
 
 KEEP = 256 << 20
 """Bytes of decoded blocks that each process keeps."""

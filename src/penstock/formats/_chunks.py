@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.formats._remotefile import PIECE, RemoteFile
+from penstock._files.remote import PIECE, RemoteFile
 
 _GAP = 1 << 20  # bytes between two extents that are read rather than asked around: 10 ms at 100 MB/s
 

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from penstock._too_large import refuse_large
+from penstock._files.damage import raise_unless_damage
+from penstock._files.too_large import refuse_large
 from penstock.errors import FormatError, SampleTooLarge
-from penstock.formats._damage import raise_unless_damage
 from penstock.source._folders import PICTURES
 
 Decoder = Callable[[bytes], Any]

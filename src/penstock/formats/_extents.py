@@ -9,14 +9,14 @@ from typing import Any, ClassVar, NoReturn, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._files.access import Access, FileOptions
+from penstock._files.index import Arrays, Index
+from penstock._files.local import AnyFile
+from penstock._files.paths import Paths
+from penstock._files.too_large import refuse_large
 from penstock._remote.urls import is_url
-from penstock._too_large import refuse_large
 from penstock.errors import FormatError
-from penstock.formats._access import Access, FileOptions
-from penstock.formats._files import AnyFile
 from penstock.formats._format import FileRows, Format
-from penstock.formats._index import Arrays, Index
-from penstock.formats._paths import Paths
 from penstock.random import each
 
 # The first bytes of compressed files, what compressed them, and the command that undoes it.

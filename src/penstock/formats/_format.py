@@ -14,14 +14,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from penstock._cache.lookout import Wanted
 from penstock._cache.scout import Scout
+from penstock._files.access import Access, FileOptions, PiecesOnDisk
+from penstock._files.identity import fingerprint
+from penstock._files.index import Index, Make, cached_each
+from penstock._files.local import AnyFile
+from penstock._files.paths import Paths, find_files
+from penstock._files.remote import RemoteFile
 from penstock._wire.failure import shown
-from penstock.formats._access import Access, FileOptions, PiecesOnDisk
-from penstock.formats._files import AnyFile
-from penstock.formats._identity import fingerprint
-from penstock.formats._index import Index, Make, cached_each
 from penstock.formats._inspection import FieldInfo, Inspection, fields_of
-from penstock.formats._paths import Paths, find_files
-from penstock.formats._remotefile import RemoteFile
 from penstock.plan._forecast import Forecast
 from penstock.random import each
 from penstock.source._array import checked_keys

@@ -9,10 +9,10 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._files.index import Arrays, Index
+from penstock._files.local import AnyFile
 from penstock.errors import FormatError
 from penstock.formats._extents import Extents, compact, refuse_compressed
-from penstock.formats._files import AnyFile
-from penstock.formats._index import Arrays, Index
 
 _PIECE = 1 << 20  # bytes that are searched at once: they stay in the processor's cache
 _NEWLINE, _RETURN = 10, 13

@@ -19,13 +19,13 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._cache.kept import Kept
+from penstock._files.access import FileOptions
+from penstock._files.local import AnyFile
+from penstock._files.paths import Paths
 from penstock.errors import FormatError
-from penstock.formats._access import FileOptions
 from penstock.formats._blocks import KEEP
 from penstock.formats._decoders import _image
-from penstock.formats._files import AnyFile
-from penstock.formats._kept import Kept
-from penstock.formats._paths import Paths
 from penstock.formats._sharded import Decode, Field, Shard, Sharded, check_decode, checked, field, pixels
 from penstock.formats._table import need_pyarrow, unreadable
 

@@ -16,11 +16,11 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._files.access import FileOptions
+from penstock._files.local import AnyFile
+from penstock._files.paths import Paths
 from penstock.errors import FormatError
-from penstock.formats._access import FileOptions
 from penstock.formats._decoders import _image, _json
-from penstock.formats._files import AnyFile
-from penstock.formats._paths import Paths
 from penstock.formats._sharded import (
     Decode,
     Field,

@@ -16,15 +16,15 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._files.access import FileOptions
+from penstock._files.index import Arrays, for_each
+from penstock._files.local import AnyFile, File
+from penstock._files.paths import FilePath, Paths
+from penstock._files.remote import RemoteFile
 from penstock._remote.urls import is_url
 from penstock.errors import FormatError
-from penstock.formats._access import FileOptions
 from penstock.formats._extents import Extents, compact
-from penstock.formats._files import AnyFile, File
 from penstock.formats._format import Format
-from penstock.formats._index import Arrays, for_each
-from penstock.formats._paths import FilePath, Paths
-from penstock.formats._remotefile import RemoteFile
 
 MAGIC = b"MMIDIDX\0\0"
 _HEAD = struct.Struct("<9sQBQQ")

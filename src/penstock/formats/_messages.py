@@ -21,9 +21,9 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._files.local import AnyFile
 from penstock._remote.parallel import in_parallel
 from penstock._remote.store import IN_FLIGHT
-from penstock.formats._files import AnyFile
 
 _CONTINUED = 0xFFFFFFFF
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3

@@ -7,9 +7,9 @@ import os
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from penstock._files.local import AnyFile, File
 from penstock._remote.urls import is_url
 from penstock.errors import FormatError
-from penstock.formats._files import AnyFile, File
 
 
 class _Kind(NamedTuple):

@@ -10,17 +10,17 @@ from typing import Any, NoReturn, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._too_large import check_block
+from penstock._cache.kept import Kept
+from penstock._files.access import FileOptions
+from penstock._files.index import cached, for_each
+from penstock._files.local import AnyFile, File
+from penstock._files.paths import Paths
+from penstock._files.remote import RemoteFile
+from penstock._files.too_large import check_block
 from penstock.errors import FormatError
-from penstock.formats._access import FileOptions
 from penstock.formats._blocks import KEEP
 from penstock.formats._chunks import Extent, Fetched, edges, places
-from penstock.formats._files import AnyFile, File
 from penstock.formats._format import FileRows, Format
-from penstock.formats._index import cached, for_each
-from penstock.formats._kept import Kept
-from penstock.formats._paths import Paths
-from penstock.formats._remotefile import RemoteFile
 from penstock.formats._table import Table, need_pyarrow, unreadable
 
 _WIDTHS = {"BOOLEAN": 0, "INT64": 8, "DOUBLE": 8, "INT96": 8}

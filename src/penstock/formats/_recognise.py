@@ -11,15 +11,15 @@ from typing import Any
 
 import penstock.formats as formats
 from penstock import records
+from penstock._files.access import Access
+from penstock._files.local import AnyFile, File
+from penstock._files.paths import FilePath, expand, find_files
 from penstock._remote.urls import is_url
 from penstock.errors import FormatError
 from penstock.formats import _others
-from penstock.formats._access import Access
 from penstock.formats._archive import HEADER
 from penstock.formats._extents import refuse_compressed
-from penstock.formats._files import AnyFile, File
 from penstock.formats._megatron import idx_path
-from penstock.formats._paths import FilePath, expand, find_files
 from penstock.formats._registry import load_entry_points, registered
 from penstock.source._folders import PICTURES, folders_below
 

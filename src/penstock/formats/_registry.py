@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 from typing import TypeVar
 
-from penstock._warning import warn_caller
+from penstock._system.warnings import warn_caller
 from penstock.formats._format import Format
 
 F = TypeVar("F", bound=type[Format])

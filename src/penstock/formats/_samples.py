@@ -9,11 +9,11 @@ from typing import NoReturn
 
 import numpy as np
 
+from penstock._files.index import Arrays
+from penstock._files.local import AnyFile
 from penstock.errors import FormatError
 from penstock.formats._archive import Bytes, Member, check_complete, member_at
 from penstock.formats._extents import compact, refuse_compressed
-from penstock.formats._files import AnyFile
-from penstock.formats._index import Arrays
 
 KIND = "tar-2"
 """Names what `find_samples` returns: change it with that."""

@@ -17,18 +17,18 @@ from typing import Any, NamedTuple, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._cache.kept import Kept
+from penstock._files.access import FileOptions
+from penstock._files.damage import raise_unless_damage
+from penstock._files.local import AnyFile
+from penstock._files.paths import Paths
+from penstock._files.remote import RemoteFile
 from penstock._remote.parallel import in_parallel
 from penstock._remote.store import IN_FLIGHT
 from penstock.errors import FormatError, SampleTooLarge
-from penstock.formats._access import FileOptions
-from penstock.formats._damage import raise_unless_damage
 from penstock.formats._decoders import Decoder, _image, _json
 from penstock.formats._extents import Extents
-from penstock.formats._files import AnyFile
 from penstock.formats._format import FileRows, Format
-from penstock.formats._kept import Kept
-from penstock.formats._paths import Paths
-from penstock.formats._remotefile import RemoteFile
 
 Decode = bool | Mapping[str, Decoder | None]
 _KEEP = 64 << 20  # bytes of positions that each process keeps

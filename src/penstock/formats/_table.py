@@ -13,19 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._at_work import is_worker_process
+from penstock._cache.keeper import Keeper
+from penstock._cache.kept import Kept
+from penstock._cache.shared import Shared
 from penstock._cache.watches import Watches
+from penstock._files.access import check_bytes
+from penstock._files.damage import raise_unless_damage
+from penstock._files.identity import digest_of
 from penstock._fill.cast import Empty, Into
 from penstock._measure.cached import counting
-from penstock._warning import warn_caller
+from penstock._system.warnings import warn_caller
 from penstock.errors import FormatError, RemoteError
-from penstock.formats._access import check_bytes
-from penstock.formats._damage import raise_unless_damage
 from penstock.formats._format import Format
-from penstock.formats._identity import digest_of
 from penstock.formats._inspection import FieldInfo
-from penstock.formats._keeper import Keeper
-from penstock.formats._kept import Kept
-from penstock.formats._shared import Shared
 from penstock.plan._forecast import Forecast
 from penstock.source._array import checked_keys
 

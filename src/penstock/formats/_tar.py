@@ -10,11 +10,14 @@ from typing import Any, NoReturn, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._files.access import Access, FileOptions
+from penstock._files.index import Arrays, Index, cached_each
+from penstock._files.local import AnyFile
+from penstock._files.paths import FilePath, Paths, find_files
+from penstock._files.too_large import refuse_large
 from penstock._fill.cast import Empty, Into
 from penstock._fill.collate import collate
-from penstock._too_large import refuse_large
 from penstock.errors import FormatError
-from penstock.formats._access import Access, FileOptions
 from penstock.formats._archive import Member, check_complete, is_archive, member_at
 from penstock.formats._beside import Beside, Late
 from penstock.formats._decoders import (
@@ -28,10 +31,7 @@ from penstock.formats._decoders import (
     same_ends,
 )
 from penstock.formats._extents import Extents
-from penstock.formats._files import AnyFile
 from penstock.formats._format import FileRows
-from penstock.formats._index import Arrays, Index, cached_each
-from penstock.formats._paths import FilePath, Paths, find_files
 from penstock.formats._samples import KIND, Fault, Judged, find_samples, follow, split_name
 
 

@@ -15,13 +15,13 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from penstock._files.access import FileOptions
+from penstock._files.index import Arrays
+from penstock._files.local import AnyFile
+from penstock._files.paths import Paths
 from penstock.errors import FormatError
-from penstock.formats._access import FileOptions
 from penstock.formats._crc32c import crc32c, masked
 from penstock.formats._extents import Extents, compact, refuse_compressed
-from penstock.formats._files import AnyFile
-from penstock.formats._index import Arrays
-from penstock.formats._paths import Paths
 from penstock.records._datum import BYTES, FOUR, VARINT, DatumError, floats_of, integer, value
 
 _HEAD = struct.Struct("<QI")

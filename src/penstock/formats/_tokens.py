@@ -11,18 +11,18 @@ from typing import Any, TypeVar, Unpack
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from penstock._files.access import FileOptions
+from penstock._files.index import for_each
+from penstock._files.local import AnyFile, File
+from penstock._files.mapping import mapped
+from penstock._files.paths import Paths
+from penstock._files.remote import RemoteFile
+from penstock._files.span import Span, span_of
 from penstock._fill.cast import Empty, Into
 from penstock.errors import FormatError
-from penstock.formats._access import FileOptions
-from penstock.formats._files import AnyFile, File
 from penstock.formats._format import FileRows, Format
-from penstock.formats._index import for_each
 from penstock.formats._inspection import FieldInfo
-from penstock.formats._mapping import mapped
 from penstock.formats._megatron import dtype_beside
-from penstock.formats._paths import Paths
-from penstock.formats._remotefile import RemoteFile
-from penstock.formats._span import Span, span_of
 from penstock.source._array import checked_keys
 
 T = TypeVar("T")

@@ -10,11 +10,11 @@ from typing import Any, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._files.access import Access
+from penstock._files.index import Index
 from penstock._remote.parallel import in_parallel
 from penstock._remote.urls import is_url
-from penstock.formats._access import Access
 from penstock.formats._beside import Late
-from penstock.formats._index import Index
 from penstock.formats._tar import Tar
 from penstock.plan._blocks import WINDOW, division
 from penstock.plan._order import Permutation

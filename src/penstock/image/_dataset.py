@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._files.too_large import refuse_large
 from penstock._fill.cast import Empty, Into
 from penstock._fill.collate import collate
 from penstock._remote.urls import local
-from penstock._too_large import refuse_large
 from penstock.errors import CollateError
 from penstock.image._transform import Transform
 from penstock.random import each

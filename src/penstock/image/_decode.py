@@ -18,7 +18,7 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from penstock._too_large import LIMIT, refuse_large
+from penstock._files.too_large import LIMIT, refuse_large
 from penstock.errors import ImageError
 
 Pixels = NDArray[np.uint8]

@@ -11,7 +11,7 @@ from typing import SupportsInt
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._interrupts import import_whole
+from penstock._system.interrupts import import_whole
 
 MASK = (1 << 64) - 1
 # The odd constants of splitmix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators").

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._files.too_large import LIMIT, checked_limit
 from penstock._remote.urls import local
-from penstock._too_large import LIMIT, checked_limit
 from penstock.errors import RecordError
 from penstock.records._datum import (
     BYTES,

@@ -9,7 +9,7 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock import _trust
+from penstock._system import trust
 from penstock.errors import RecordError
 from penstock.records import _framing as framing
 from penstock.records._raw import RawFile
@@ -70,5 +70,5 @@ def _wrong(starts: NDArray[np.int64], file: RawFile) -> str:
 
 
 def write_index(path: str, starts: Iterable[int], keys: Iterable[int]) -> None:
-    with open(_trust.open_named(path), "w") as file:
+    with open(trust.open_named(path), "w") as file:
         file.writelines(f"{key}\t{start}\n" for key, start in zip(keys, starts, strict=True))

@@ -7,7 +7,7 @@ import stat
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from penstock._shortage import is_shortage
+from penstock._system.shortage import is_shortage
 from penstock.errors import RecordError
 
 _AHEAD = 1000  # reads that the kernel is told of in advance

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock import _trust
-from penstock._interrupts import interrupts_deferred
 from penstock._remote.urls import local
+from penstock._system import trust
+from penstock._system.interrupts import interrupts_deferred
 from penstock.records import _framing as framing
 from penstock.records._index import read_index, write_index
 from penstock.records._raw import RawFile
@@ -73,7 +73,7 @@ class RecordFile(Samples):
         self._keys: NDArray[np.uint64] | None = None
         if idx is None:
             with suppress(OSError):  # there is none, or one of another user, who could not change the file
-                _trust.check_beside(idx_path(self.path), self.path)
+                trust.check_beside(idx_path(self.path), self.path)
                 idx = idx_path(self.path)
         if idx is None or idx is False:
             starts = np.array(array("q", (start for start, _ in framing.records(self._file))), np.int64)

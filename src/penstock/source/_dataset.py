@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._at_work import among
-from penstock._warning import warn_caller
+from penstock._system.warnings import warn_caller
 from penstock.plan._grouping import Grouping, joined
 from penstock.plan._order import Permutation
 from penstock.plan._seeds import check_generator, draw_key

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._interrupts import import_whole
+from penstock._system.interrupts import import_whole
 from penstock.plan._forecast import Forecast, InnerForecast
 from penstock.plan._grouping import Grouping, Inside, Keys, chosen, joined
 

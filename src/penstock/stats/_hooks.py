@@ -15,8 +15,8 @@ from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from penstock._interrupts import interrupts_deferred
 from penstock._printable import printable
+from penstock._system.interrupts import interrupts_deferred
 
 if TYPE_CHECKING:  # `import penstock` imports this module, and shall be quick
     import logging

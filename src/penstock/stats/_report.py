@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 
-from penstock import _trust
+from penstock._system import trust
 from penstock.stats import _panels as panels
 from penstock.stats._facts import Facts
 from penstock.stats._figures import Stats
@@ -30,7 +30,7 @@ def write(stats: Stats, path: str | os.PathLike[str]) -> None:
             file.write(data)
 
     try:
-        _trust.replace(os.fspath(target), write_page)
+        trust.replace(os.fspath(target), write_page)
     except OSError as error:  # it names the draft
         raise type(error)(error.errno, error.strerror, str(target)) from None
 

@@ -13,10 +13,10 @@ import time
 import warnings
 from typing import Any
 
-from penstock import _trust
-from penstock._interrupts import interrupts_deferred
 from penstock._measure.gauges import Record
 from penstock._printable import printable
+from penstock._system import trust
+from penstock._system.interrupts import interrupts_deferred
 
 _CALLER, _FIRST_WORKER = 1, 2  # rows; Perfetto takes 0 for the kernel's idle thread
 _PIECE = 1 << 16  # characters
@@ -41,7 +41,7 @@ class Trace:
         self._ended: dict[int, int] = {}  # by row of a worker: when its last task was done
         self.closed = False
         with interrupts_deferred():
-            self._fd = _trust.open_named(self.path)
+            self._fd = trust.open_named(self.path)
         named = f'"pid":{self._pid},"args":{{"name":{_text(name)}}}'
         self._put(f'[\n{{"name":"process_name","ph":"M",{named}}}', self._began)
         self._name_row(_CALLER, "caller")

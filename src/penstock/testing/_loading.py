@@ -16,7 +16,7 @@ from unittest.mock import patch
 import numpy as np
 
 from penstock import DataLoader
-from penstock._epoch import pace
+from penstock._engine import pace
 from penstock.errors import LoaderTimeout, WorkerLost
 from penstock.testing import _sources as sources
 from penstock.testing._laws import Laws, raises, same, until

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._at_work import get_worker_info, set_worker_info
-from penstock._interrupts import with_loan
 from penstock._measure.gauges import Gauges
 from penstock._memory.layout import ALIGN, Writer
 from penstock._memory.slabs import Slabs
+from penstock._system.interrupts import with_loan
 from penstock._wire.pickling import dumps, loads
 from penstock._wire.task import Task
 from penstock._wire.updates import Change, encode

@@ -42,9 +42,9 @@ from unittest import SkipTest
 import numpy as np
 
 import penstock
+from penstock._files.pieces import Fetch, Piece, PiecesInMemory
+from penstock._files.remote import RemoteFile
 from penstock.errors import CollateError, FormatError
-from penstock.formats._pieces import Fetch, Piece, PiecesInMemory
-from penstock.formats._remotefile import RemoteFile
 from penstock.source._nested import method_of
 from penstock.testing._laws import BrokenLaw, check_each, law
 from penstock.testing._same import assert_resumes_everywhere, assert_same_everywhere, difference

@@ -14,7 +14,7 @@ from torch.utils import data as theirs
 from torch.utils.data import RandomSampler, default_collate
 
 import penstock
-from penstock._interrupts import Loan
+from penstock._system.interrupts import Loan
 from penstock._wire.failure import dict_of
 from penstock._wire.task import Task
 from penstock._work.runner import Runner

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from penstock._interrupts import with_loan
 from penstock._resume.reading import Mark, asked, has_state, initial, known, opened, taken
 from penstock._resume.state import Progress, State, damaged, number
+from penstock._system.interrupts import with_loan
 from penstock._wire.task import Task
 from penstock.errors import StateError
 from penstock.source._nested import fingerprint_of

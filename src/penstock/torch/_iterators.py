@@ -16,15 +16,15 @@ import numpy as np
 from torch.autograd.profiler import record_function
 from torch.utils.data import default_collate
 
-from penstock._ending import END, Instead, never_ends, raises_instead
-from penstock._epoch.engine import Engine
-from penstock._epoch.measures import Measures
+from penstock._engine.engine import Engine
 from penstock._feed.base import Begin, Run
 from penstock._fill.cast import Into
-from penstock._interrupts import finalizer, interrupts_deferred
 from penstock._measure.meter import Meter, Stopwatch
 from penstock._resume.reading import known
 from penstock._schedule.assigned import Assigned
+from penstock._session.measures import Measures
+from penstock._system.ending import END, Instead, never_ends, raises_instead
+from penstock._system.interrupts import finalizer, interrupts_deferred
 from penstock._work.runner import Job
 from penstock.backends._process.backend import ProcessBackend, start
 from penstock.backends._process.forking import breaks_in_child

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, SupportsIndex, Ty
 
 import torch.utils.data
 
-from penstock._ending import never_ends
-from penstock._epoch.engine import Engine
-from penstock._epoch.tracing import Tracing
+from penstock._engine.engine import Engine
 from penstock._fill.cast import DTYPES, Cast
 from penstock._options import DEFAULT_PREFETCH_FACTOR, Casting, LastBatch, OnError
+from penstock._session.tracing import Tracing
+from penstock._system.ending import never_ends
 from penstock.batch import Batch
 from penstock.source._dataset import Keyed
 from penstock.stats import Stats

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from penstock._epoch.engine import Engine
-from penstock._epoch.measures import Measures
+from penstock._engine.engine import Engine
+from penstock._session.measures import Measures
 from penstock.stats import Stats
 from penstock.torch._core import core_of
 

@@ -13,7 +13,7 @@ from torch.utils.data import dataloader as _dataloader
 from torch.utils.data._utils import pin_memory as _pin_memory
 from torch.utils.data._utils import worker as _worker
 
-from penstock._warning import called_through
+from penstock._system.warnings import called_through
 
 called_through(_dataloader.__file__)  # torch's `__iter__` and `__next__` call our iterators
 

@@ -17,9 +17,9 @@ import torch
 from torch.utils import data
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
-from penstock._interrupts import with_loan
 from penstock._resume.reading import Mark, Reading, by_next, has_state, opened, taken
 from penstock._resume.state import Progress
+from penstock._system.interrupts import with_loan
 from penstock.plan import END, Calls
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from penstock._at_work import set_worker_info
 from penstock._fill.cast import Into
 from penstock._measure.gauges import NO_GAUGE, Gauge, NoGauge, Slow
 from penstock._memory.layout import Writer
-from penstock._panics import ordinary
 from penstock._resume.reading import Mark, Reading, has_state, taken
+from penstock._system.panics import ordinary
 from penstock._wire.failure import annotate, caught, copied, forget_earlier, shown, text_of, without_trace
 from penstock._wire.pickling import dumps, loads
 from penstock._wire.task import Task, shorten

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import cache
 
+from penstock._files.local import File
 from penstock.errors import FormatError
 from penstock.formats import Tar
 from penstock.formats._archive import member_at
-from penstock.formats._files import File
 from penstock.formats._samples import split_name
 from tests.fuzz import scratch
 from tests.fuzz.targets import tar

@@ -9,9 +9,9 @@ import zlib
 from functools import cache
 from pathlib import Path
 
+from penstock._files.index import _HEAD, _MAGIC, _VERSION
 from penstock.errors import FormatError
 from penstock.formats import TextLines
-from penstock.formats._index import _HEAD, _MAGIC, _VERSION
 from tests.fuzz import scratch
 
 ALLOWED = (FormatError,)

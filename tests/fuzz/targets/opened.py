@@ -7,8 +7,8 @@ import io
 from functools import cache
 
 import penstock
+from penstock._tools import inspect as _show
 from penstock.errors import FormatError, ImageError
-from penstock.formats import _show
 from tests.fuzz import scratch
 from tests.fuzz.targets import arrow, lmdb, parquet, recordio, tar
 

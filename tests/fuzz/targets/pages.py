@@ -14,8 +14,9 @@ import numpy as np
 from rich.console import Console
 
 import penstock
-from penstock import _top, _trust
 from penstock._measure import page
+from penstock._system import trust
+from penstock._tools import top
 from penstock.stats._published import to_text
 from tests.fuzz import scratch
 
@@ -45,13 +46,13 @@ def attack(data: bytes) -> None:
     try:
         os.write(fd, data)
         os.ftruncate(fd, page._SIZE)
-        _trust.seal(fd, _trust.OF_ONE_SIZE)
+        trust.seal(fd, trust.OF_ONE_SIZE)
         with scratch.alone():
-            found = _top.loaders(os.getpid())
+            found = top.loaders(os.getpid())
         console = Console(file=io.StringIO(), width=200, force_terminal=True)
         for now in (0.0, time.time(), 1e18):
             for pid in (None, os.getpid()):
-                console.print(_top.view(found, pid, now))
+                console.print(top.view(found, pid, now))
         shown: Any = console.file
         assert "\x1b[2J" not in shown.getvalue()
     finally:

@@ -9,9 +9,9 @@ from functools import cache
 
 import numpy as np
 
-from penstock import _trust
-from penstock.formats._claims import Claim
-from penstock.formats._shared import _BLOCK, _NAME, Inventory, Shared
+from penstock._cache.claims import Claim
+from penstock._cache.shared import _BLOCK, _NAME, Inventory, Shared
+from penstock._system import trust
 from tests.fuzz import scratch
 
 ALLOWED = ()
@@ -24,7 +24,7 @@ def block() -> tuple[int, int]:
     """A block of another size than its row may say: its descriptor and inode."""
     fd = os.memfd_create(_BLOCK, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.write(fd, SOUND)
-    _trust.seal(fd, _trust.UNCHANGING)
+    trust.seal(fd, trust.UNCHANGING)
     return fd, os.fstat(fd).st_ino
 
 
@@ -48,7 +48,7 @@ def _attack(data: bytes) -> None:
     shared = Shared(TABLE, 1 << 20)
     try:
         os.write(fd, data)
-        _trust.seal(fd, fcntl.F_SEAL_SHRINK)
+        trust.seal(fd, fcntl.F_SEAL_SHRINK)
         for number in (3, 5):
             found = shared.get(number, lambda: [SOUND])
             assert found is None or isinstance(found, memoryview)

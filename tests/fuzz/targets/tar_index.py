@@ -7,10 +7,10 @@ import zlib
 from functools import cache
 from pathlib import Path
 
+from penstock._files.local import File
 from penstock.errors import FormatError
 from penstock.formats import Tar
 from penstock.formats._beside import _HEAD, _MAGIC, _VERSION, NAME, entry_of, packed
-from penstock.formats._files import File
 from penstock.formats._samples import KIND, find_samples
 from tests.fuzz import scratch
 from tests.fuzz.targets import tar

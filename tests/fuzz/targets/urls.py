@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from penstock._files.listed import translated
 from penstock._remote import urls
-from penstock.formats._urls import translated
 
 ALLOWED = (ValueError,)
 SECRET = "hunter2"

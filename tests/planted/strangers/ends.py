@@ -12,7 +12,7 @@ BUGS = [
     Bug(
         "the exit does not wait for a thread that computes",
         "endings",
-        "_threads.py",
+        "_system/threads.py",
         "        said = _wait(thread, said)\n",
         "",
         _EXIT,
@@ -21,7 +21,7 @@ BUGS = [
     Bug(
         "the exit waits for ever for a thread that is blocked",
         "endings",
-        "_threads.py",
+        "_system/threads.py",
         "    while thread.is_alive() and time.monotonic() < since + PATIENCE:",
         "    while thread.is_alive():",
         _EXIT,
@@ -30,7 +30,7 @@ BUGS = [
     Bug(
         "finalizers run while modules are being cleared",
         "endings",
-        "_interrupts.py",
+        "_system/interrupts.py",
         "        if over:\n            return\n",
         "",
         _EXIT,
@@ -39,7 +39,7 @@ BUGS = [
     Bug(
         "a signal that comes while workers are ended at exit is handled too late",
         "endings",
-        "_exit.py",
+        "_system/exit.py",
         "    with interrupts_deferred():\n        for one in reversed(list(_open)):\n            one.at_exit()\n",
         "    for one in reversed(list(_open)):\n        one.at_exit()\n",
         _EXIT,
@@ -48,7 +48,7 @@ BUGS = [
     Bug(
         "a daemon thread is told that its loader was closed by the exit",
         "endings",
-        "_epoch/engine.py",
+        "_engine/engine.py",
         "                rest_if_over()\n",
         "",
         ("faults/test_exit.py::test_a_daemon_thread_that_reads_a_loader_is_not_disturbed",),
@@ -66,7 +66,7 @@ BUGS = [
     Bug(
         "closing an iterator cancels the epoch that has taken its workers",
         "endings",
-        "_epoch/engine.py",
+        "_engine/engine.py",
         "        if self.closed or _has_left(run):",
         "        if self.closed:",
         _LAST,
@@ -75,7 +75,7 @@ BUGS = [
     Bug(
         "an iterator without workers takes batches of the next epoch",
         "endings",
-        "_epoch/engine.py",
+        "_engine/engine.py",
         "            if run is not None and run.is_left:\n                return _END\n",
         "",
         _LAST,
@@ -120,7 +120,7 @@ BUGS = [
     Bug(
         "a handler may run in the middle of a late import",
         "starting",
-        "_interrupts.py",
+        "_system/interrupts.py",
         "        with interrupts_deferred():\n            importlib.import_module(name)\n",
         "        importlib.import_module(name)\n",
         ("faults/test_first_iter.py",),

@@ -10,7 +10,7 @@ BUGS = [
     Bug(
         "files are told apart by what messages show of their URLs",
         "identity",
-        "formats/_paths.py",
+        "_files/paths.py",
         "found[remote.identity.name] = remote",
         "found[remote.path] = remote",
         _LAWS,
@@ -19,7 +19,7 @@ BUGS = [
     Bug(
         "the index of a URL has the name of all URLs with its path",
         "identity",
-        "formats/_index.py",
+        "_files/index.py",
         'f"{file.identity.place}-{path.name[:100]}',
         'f"{path.name[:100]}',
         _LAWS,
@@ -46,7 +46,7 @@ BUGS = [
     Bug(
         "an index that was kept without a mark of the content is used",
         "identity",
-        "formats/_index.py",
+        "_files/index.py",
         "    for place in _places(file, kind) if file.identity.lasts else ():\n        with suppress(Exception)",
         "    for place in _places(file, kind):\n        with suppress(Exception)",
         _LAWS,
@@ -55,7 +55,7 @@ BUGS = [
     Bug(
         "an index is kept without a mark of the content",
         "identity",
-        "formats/_index.py",
+        "_files/index.py",
         "    for place in _places(file, kind) if file.identity.lasts else ():\n        try:",
         "    for place in _places(file, kind):\n        try:",
         _LAWS,
@@ -64,7 +64,7 @@ BUGS = [
     Bug(
         "pieces are kept without a mark of the content",
         "identity",
-        "formats/_remotefile.py",
+        "_files/remote.py",
         "pieces if self._identity.lasts else pieces.passing",
         "pieces",
         _LAWS,
@@ -145,7 +145,7 @@ BUGS = [
     Bug(
         "the fingerprint of a file has its folder",
         "identity",
-        "formats/_identity.py",
+        "_files/identity.py",
         'path.rpartition("/")[2]',
         "path",
         ("unit/test_fingerprints.py",),

@@ -10,7 +10,7 @@ BUGS: list[Bug] = [
     Bug(
         "a loader drops what other loaders need",
         "shared",
-        "formats/_shared.py",
+        "_cache/shared.py",
         "surplus(rows, _claims(lock.fd))",
         "surplus(rows, [claim])",
         (_UNIT, "unit/test_shared_by_programs.py"),
@@ -19,7 +19,7 @@ BUGS: list[Bug] = [
     Bug(
         "the claim of a loader that was killed stays",
         "shared",
-        "formats/_shared.py",
+        "_cache/shared.py",
         "        if is_locked(fd, _CLAIM_LOCKS + number)\n",
         "",
         (_UNIT,),
@@ -28,7 +28,7 @@ BUGS: list[Bug] = [
     Bug(
         "only the first loader is asked what it needs",
         "shared",
-        "formats/_claims.py",
+        "_cache/claims.py",
         "*(claim.needs for claim in claims)",
         "*(claim.needs for claim in claims[:1])",
         (_LAWS,),
@@ -37,7 +37,7 @@ BUGS: list[Bug] = [
     Bug(
         "a block takes the place of one that is needed",
         "shared",
-        "formats/_claims.py",
+        "_cache/claims.py",
         "    others = np.flatnonzero(~_needed(rows, claims))\n",
         "    others = np.arange(len(rows))\n",
         (_UNIT, _LAWS),
@@ -46,7 +46,7 @@ BUGS: list[Bug] = [
     Bug(
         "a block order drops the blocks of a random order",
         "shared",
-        "formats/_claims.py",
+        "_cache/claims.py",
         "cumsum() + coming > keep",
         "cumsum() + coming > 0",
         (_UNIT,),
@@ -64,7 +64,7 @@ BUGS: list[Bug] = [
     Bug(
         "an inventory that is being opened is overlooked",
         "shared",
-        "formats/_shared.py",
+        "_cache/shared.py",
         "any(opened is None for opened, _ in found)",
         "False",
         (_UNIT,),

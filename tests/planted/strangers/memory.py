@@ -10,7 +10,7 @@ BUGS = [
         "memory",
         "_memory/mapping.py",
         "        free_at_end(array, partial(unmap, address, length))",
-        "        from penstock._interrupts import call_at_end\n\n"
+        "        from penstock._system.interrupts import call_at_end\n\n"
         "        call_at_end(array, partial(unmap, address, length))",
         ("unit/test_slabs.py::test_memory_is_unmapped_with_its_last_view",),
         "With numpy 2.5 every loader leaks all of its memory.",

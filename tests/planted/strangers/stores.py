@@ -73,7 +73,7 @@ BUGS: list[Bug] = [
     Bug(
         "no home folder",
         "stores",
-        "formats/_access.py",
+        "_files/access.py",
         "        except RuntimeError:\n            warn_caller(",
         "        except ZeroDivisionError:\n            warn_caller(",
         ("remote/test_cache_folder.py",),

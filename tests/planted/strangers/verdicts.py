@@ -8,7 +8,7 @@ BUGS = [
     Bug(
         "each epoch begins with reading files of cgroups",
         "verdicts",
-        "_epoch/measures.py",
+        "_session/measures.py",
         " and clock() - self.meter.asked > _PAUSE:",
         ":",
         ("stats/test_verdicts_last.py::test_an_epoch_that_follows_at_once_does_not_wait_for_figures",),
@@ -17,7 +17,7 @@ BUGS = [
     Bug(
         "what the program does between two epochs is held against the loader",
         "verdicts",
-        "_epoch/measures.py",
+        "_session/measures.py",
         "clock() - self.meter.asked > _PAUSE:",
         "False:",
         ("stats/test_verdicts_last.py::test_what_the_program_does_after_the_epoch_is_not_held_against_the_loader",),
@@ -44,7 +44,7 @@ BUGS = [
     Bug(
         "throttling counts while the loader is not read",
         "verdicts",
-        "_epoch/measures.py",
+        "_session/measures.py",
         "        if self._strain is None or any(crew.open_answer() is not None for crew in self._crews()):",
         "        if True:",
         ("stats/test_verdicts_last.py",),
@@ -62,7 +62,7 @@ BUGS = [
     Bug(
         "a caller that waits does not look whether a store is silent",
         "verdicts",
-        "_epoch/engine.py",
+        "_engine/engine.py",
         "        if outage is not None and outage.is_long:",
         "        if False:",
         ("remote/test_outages.py",),
@@ -80,7 +80,7 @@ BUGS = [
     Bug(
         "a malformed page is shown",
         "verdicts",
-        "_top.py",
+        "_tools/top.py",
         "        except Exception:  # another version's, or no page at all: one process cannot break the list",
         "        except ValueError:",
         ("unit/test_top.py",),

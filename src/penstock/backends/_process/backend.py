@@ -11,12 +11,12 @@ import weakref
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._descriptors import close, close_in_child, no_fork, take_standard_streams
-from penstock._interrupts import interrupts_deferred
 from penstock._measure.gauges import Gauges
 from penstock._memory.mapping import grow
 from penstock._memory.slabs import Slabs
-from penstock._warning import warn_caller
+from penstock._system.descriptors import close, close_in_child, no_fork, take_standard_streams
+from penstock._system.interrupts import interrupts_deferred
+from penstock._system.warnings import warn_caller
 from penstock._wire.failure import described
 from penstock._wire.pickling import tags_of_main
 from penstock._wire.reply import REPLY, WAKE, Receiver, Strays

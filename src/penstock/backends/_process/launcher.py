@@ -42,10 +42,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from penstock._descriptors import close, close_in_child, kept_by_child, no_fork, open_memfd
-from penstock._interrupts import acquire, import_whole, interrupts_deferred
-from penstock._limits import no_more_processes
 from penstock._memory.slabs import own_fork
+from penstock._system.descriptors import close, close_in_child, kept_by_child, no_fork, open_memfd
+from penstock._system.interrupts import acquire, import_whole, interrupts_deferred
+from penstock._system.limits import no_more_processes
 from penstock._wire.failure import Failure, restore
 from penstock._wire.shipment import pack, unpack
 from penstock.backends._native_threads import limit, look_up, opencv_stopped, variables
@@ -79,7 +79,7 @@ class Launcher:
     `fds` are descriptors of this process, by name; every worker has them under the same numbers. A payload that
     cannot be sent (spawn, forkserver) raises UnshippableDataset here, before any process starts. `explicit`: the
     program has named the method, and is warned if another has to be used. Before it acquires anything, the launcher
-    adds itself to the list `among`: see `_interrupts.py`.
+    adds itself to the list `among`: see `_system/interrupts.py`.
     """
 
     def __init__(

@@ -8,8 +8,8 @@ from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from penstock._interrupts import import_whole
-from penstock._warning import warn_caller
+from penstock._system.interrupts import import_whole
+from penstock._system.warnings import warn_caller
 from penstock.backends._process.forking import obstacle
 
 if TYPE_CHECKING:

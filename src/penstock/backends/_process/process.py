@@ -23,10 +23,10 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
-from penstock._descriptors import close, close_in_child, no_fork
-from penstock._interrupts import interrupts_deferred
-from penstock._limits import no_more_processes
-from penstock._threads import started
+from penstock._system.descriptors import close, close_in_child, no_fork
+from penstock._system.interrupts import interrupts_deferred
+from penstock._system.limits import no_more_processes
+from penstock._system.threads import started
 from penstock._wire.failure import Failure, restore
 from penstock.backends._process.relatives import Child, Itself
 

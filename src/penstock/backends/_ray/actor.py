@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from penstock._measure.gauges import Gauge, Gauges
 from penstock._memory.layout import Writer
 from penstock._memory.mapping import mapped
-from penstock._threads import started
+from penstock._system.threads import started
 from penstock._wire.failure import Failure
 from penstock._wire.pickling import loads
 from penstock._wire.reply import REPLY, Replier, used_bytes

@@ -13,9 +13,9 @@ from functools import partial
 from itertools import count
 from queue import Empty
 
-from penstock._descriptors import close
-from penstock._interrupts import acquire, interrupts_deferred
 from penstock._memory.mapping import mapped
+from penstock._system.descriptors import close
+from penstock._system.interrupts import acquire, interrupts_deferred
 from penstock._wire.shipment import pack
 from penstock._wire.task import MOST_STEPS, NOTICE, Filled, Task, encode_keys
 from penstock._wire.updates import Change, encode

@@ -26,9 +26,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from penstock._descriptors import close, close_in_child, no_fork
-from penstock._interrupts import Living
-from penstock._threads import started
+from penstock._system.descriptors import close, close_in_child, no_fork
+from penstock._system.interrupts import Living
+from penstock._system.threads import started
 from penstock.backends._ray import handshake
 from penstock.backends._ray.handshake import Hello
 from penstock.backends._ray.link import DRIVER_PATIENCE, Link

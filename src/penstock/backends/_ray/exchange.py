@@ -20,12 +20,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._interrupts import Living
 from penstock._measure.gauges import Gauges
 from penstock._memory.mapping import mapped
 from penstock._memory.slabs import Slabs
-from penstock._threads import started
-from penstock._warning import warn_caller
+from penstock._system.interrupts import Living
+from penstock._system.threads import started
+from penstock._system.warnings import warn_caller
 from penstock._wire.failure import annotate, restore
 from penstock._wire.reply import REPLY, Receiver, may_teach
 from penstock._wire.task import Bundle, Filled

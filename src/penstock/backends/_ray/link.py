@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from penstock._interrupts import Living
-from penstock._threads import started
+from penstock._system.interrupts import Living
+from penstock._system.threads import started
 
 HEAD = struct.Struct("<6q")
 STRAY = struct.Struct("<2q")  # behind a reply, for each of its strays: seq and length

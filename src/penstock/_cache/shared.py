@@ -1,0 +1,405 @@
+"""Decoded blocks that the processes of a machine share: each block is decoded by one of them.
+
+A process that reads a table with a loader opens an *inventory*: shared memory without a name, a memfd, which others
+find among the descriptors of that process (see `_measure/page.py`). The inventory says which process has which block.
+The block is a memfd as well, of the process that has decoded it; others open it there, and map it.
+
+    magic (8 bytes), when the inventory was opened, number of rows, blocks decoded so far (8 each)
+    rows: block, process, descriptor, inode, bytes, number of the decoding (8 each; a row without a process is free).
+          There are as many as were in use at a time so far: each look reads them all.
+    claims, from the place after 4,096 rows on: bytes to keep (-1: none), number of needs, needs (8 each). Each has
+          room for 4,096 needs.
+
+Others take only what belongs to this user, whatever its name (see `_system/trust.py`); an inventory never shrinks,
+and a block is sealed when it is complete, so that nobody can change it, or cut it off under a process that has
+mapped it.
+
+So nothing has a name that could be left behind, and memory is free when the last process that maps it is gone. If a
+process dies, its blocks are decoded again by the next that needs them. Locks are the kernel's (`_cache/locks.py`):
+byte 0 is that of rows and claims, byte 1 + n that of block n, and byte 2**61 + n that of claim n. A loader holds the
+lock of its claim for as long as it reads: a claim without a lock is that of a loader that has ended, or was killed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+import struct
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from penstock._cache.claims import MOST_NEEDS, ROW, Claim, Rows, place, surplus
+from penstock._cache.locks import ByteLock, LockError, Patience, again, is_locked, open_alone
+from penstock._cache.pieces import write_all
+from penstock._memory.mapping import mapped
+from penstock._system import descriptors, trust
+from penstock._system.interrupts import acquire, finalizer, interrupts_deferred, with_loan
+from penstock._system.warnings import warn_caller
+
+Make = Callable[[], Sequence[Any]]
+"""Returns the bytes of a block, as a list of buffers."""
+
+_NAME, _BLOCK = "penstock-inventory-", "penstock-block"
+_HEAD = struct.Struct("<8sqqq")
+_MAGIC = b"pnstinv3"
+_ROWS = 4096  # at most. Each is a descriptor of some process: see `_most_own`.
+_CLAIM = struct.Struct("<qq")
+_CLAIMS = _HEAD.size + _ROWS * ROW.itemsize  # where they begin
+_CLAIM_SIZE = _CLAIM.size + MOST_NEEDS * 8
+_CLAIM_LOCKS = 1 << 61
+_NEVER_SMALLER = fcntl.F_SEAL_SHRINK
+_AGAIN = 1.0  # seconds after which a process that found no inventory looks again
+_UNFINISHED = 0.2  # seconds to wait for the head of an inventory that was opened just now
+
+
+class Inventory:
+    """The inventory of one table, for as long as it is open, and the claim of its loader: at first `claim`.
+
+    Several loaders and ranks may open one each. All processes use the one that was opened first.
+    """
+
+    def __init__(self, table: str, claim: Claim) -> None:
+        self._name = _NAME + table
+        self._fd = descriptors.open_memfd(self._name)
+        self._first: int | None = None  # a descriptor of the inventory that is used
+        self._number, self._lock = 0, _claim_lock(self._fd, 0)
+        self._patience = Patience()
+        try:
+            trust.seal(self._fd, _NEVER_SMALLER)
+            # It takes milliseconds to find out which inventory is used. Mostly it is this one.
+            self._lock.begin()
+            _write_claim(self._fd, 0, claim)
+            # The time is taken after others can see the file: see `_first_inventory`.
+            os.pwrite(self._fd, _HEAD.pack(_MAGIC, time.monotonic_ns(), 0, 0), 0)
+        except LockError as error:  # there are too many descriptors
+            self.close()
+            raise error.cause from None
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def decoded(self) -> int:
+        """How many blocks were decoded so far, by all processes."""
+        return _head(self._used())[2]
+
+    def blocks(self) -> set[int]:
+        """The blocks that are in the inventory."""
+        return _blocks_in(_rows(self._used()))
+
+    def claim(self, claim: Claim) -> None:
+        """Replaces the claim of this loader, and drops the blocks that no loader claims."""
+        lock = ByteLock(again(self._used()), 0, self._patience)
+        with_loan(lock, self._claim, lock, claim)
+
+    def _claim(self, lock: ByteLock, claim: Claim) -> None:
+        _check_is_inventory(lock.fd, self._name)
+        if not os.path.samestat(os.fstat(lock.fd), os.fstat(self._lock.fd)):
+            self._move(lock.fd)
+        _write_claim(lock.fd, self._number, claim)
+        rows = _rows(lock.fd)
+        gone = surplus(rows, _claims(lock.fd))
+        if gone.any():
+            rows[gone] = 0
+            _write_rows(lock.fd, rows)
+
+    def _move(self, fd: int) -> None:
+        """The claim becomes one of this inventory, of a number that no loader has."""
+        number = next(number for number in count() if not is_locked(fd, _CLAIM_LOCKS + number))
+        lock = _claim_lock(fd, number)
+        with interrupts_deferred(), descriptors.no_fork():
+            try:
+                lock.begin()
+                if self._fd == -1:
+                    raise OSError("the inventory is closed")
+                lock, self._lock, self._number = self._lock, lock, number
+            finally:
+                lock.end()
+
+    def _used(self) -> int:
+        """The descriptor of the inventory that is used. Raises OSError if another thread has closed this one."""
+        found = _first_inventory(self._name) if self._first is None else None
+        with interrupts_deferred(), descriptors.no_fork():
+            if self._fd != -1:
+                self._first = self._first if found is None else found
+                return self._fd if self._first is None else self._first
+            if found is not None:
+                descriptors.close(found)
+        raise OSError("the inventory is closed")
+
+    def close(self) -> None:
+        with interrupts_deferred(), descriptors.no_fork():
+            fds = {self._fd, self._fd if self._first is None else self._first} - {-1}
+            self._fd, self._first = -1, None
+            self._lock.end()
+            descriptors.close(*fds)
+
+
+def _claim_lock(fd: int, number: int) -> ByteLock:
+    return ByteLock(again(fd), _CLAIM_LOCKS + number)
+
+
+def _check_is_inventory(fd: int, name: str) -> None:
+    """Raises OSError for a file that is not the inventory of this name.
+
+    One thread may close the descriptor of an inventory while another is about to write. Then its number belongs to
+    what was opened next, maybe a file of the user. So a writer opens a descriptor of its own, and checks what it is.
+    """
+    if not trust.is_memfd(f"/proc/self/fd/{fd}", name):
+        raise OSError("not an inventory")
+
+
+class Shared:
+    """The blocks of one table that this process decodes for others, and has from others.
+
+    All blocks in an inventory have at most `most` bytes if no loader has a claim any more.
+    """
+
+    def __init__(self, table: str, most: int) -> None:
+        self._name, self._most = _NAME + table, most
+        self._is_warned = False
+        self._renew()
+
+    def _renew(self) -> None:
+        self._process = os.getpid()
+        self._inventory: int | None = None  # its descriptor
+        self._look_again = 0.0
+        self._patience = Patience()
+        self._own: dict[int, int] = {}  # descriptors of blocks, by inode
+
+    def get(self, block: int, make: Make) -> memoryview | None:
+        """The bytes of a block; None if no loader of this machine has an inventory for the table."""
+        inventory = self._found()
+        if inventory is None:
+            return None
+        found = _mapped(inventory, block)
+        if found is not None:
+            return found
+        lock = ByteLock(again(inventory), 1 + block, self._patience, long=True)
+        try:
+            return with_loan(lock, self._made, inventory, block, make)
+        except LockError as error:  # there are too many descriptors
+            self._warn(error)
+            return None
+
+    def _warn(self, error: LockError) -> None:
+        """Warns of a program that does not go on, once."""
+        if isinstance(error.cause, TimeoutError) and not self._is_warned:
+            self._is_warned = True
+            warn_caller(
+                "Decoded blocks are not shared with other processes for now, and each of them decodes its own: "
+                f"{error.cause.strerror}. Continue or end that program."
+            )
+
+    def blocks(self) -> set[int]:
+        """The blocks that are in the inventory. Those of this process that are not are let go."""
+        inventory = self._found()
+        if inventory is None:
+            return set()
+        rows = _rows(inventory)
+        self._let_go(rows)
+        return _blocks_in(rows)
+
+    def _found(self) -> int | None:
+        if self._process != os.getpid():  # a forked child, in which the descriptors are closed
+            self._renew()
+        if self._inventory is None and time.monotonic() >= self._look_again:
+            self._inventory = _first_inventory(self._name)
+            self._look_again = time.monotonic() + _AGAIN
+        return self._inventory
+
+    def _made(self, inventory: int, block: int, make: Make) -> memoryview:
+        found = _mapped(inventory, block)  # another process may have made it before this one had the lock
+        if found is not None:
+            return found
+        buffers = [memoryview(buffer).cast("B") for buffer in make()]  # its errors are the caller's, OSErrors too
+        try:
+            return self._published(inventory, block, buffers)
+        except (LockError, OSError) as error:  # there are too many descriptors, or there is no memory
+            if isinstance(error, LockError):
+                self._warn(error)
+            return memoryview(b"".join(buffers))
+
+    def _published(self, inventory: int, block: int, buffers: Sequence[memoryview]) -> memoryview:
+        nbytes = sum(map(len, buffers))
+        if len(self._own) >= _most_own():
+            self._let_go(_rows(inventory))
+            if len(self._own) >= _most_own():
+                raise OSError("too many blocks of this process are needed")
+        with interrupts_deferred():
+            fd = descriptors.open_memfd(_BLOCK)
+            inode = os.fstat(fd).st_ino
+            self._own[inode] = fd
+        # Written, not mapped: a file cannot be sealed while it is mapped for writing.
+        for buffer in buffers:
+            write_all(fd, buffer)
+        trust.seal(fd, trust.UNCHANGING)
+        view = _map_block(f"/proc/self/fd/{fd}", inode, nbytes)
+        lock = ByteLock(again(inventory), 0, self._patience)
+        with_loan(lock, self._insert, lock, (block, os.getpid(), fd, inode, nbytes))
+        return view
+
+    def _insert(self, lock: ByteLock, about: tuple[int, ...]) -> None:
+        _check_is_inventory(lock.fd, self._name)
+        _, _, decoded = _head(lock.fd)
+        rows, claims = _rows(lock.fd), _claims(lock.fd) or [Claim(np.empty(0, np.int64), self._most)]
+        rows[rows["block"] == about[0]] = 0  # of a process that has died
+        # Loaders with a block order drop blocks when they renew their claims, which are a moment old now.
+        if any(claim.keep is not None for claim in claims):
+            rows[surplus(rows, claims, about[-1])] = 0
+        row = place(rows, claims, _ROWS)
+        if row is not None:
+            if row == len(rows):
+                rows = np.append(rows, np.zeros(1, ROW))
+            rows[row] = (*about, decoded + 1)
+        _write_rows(lock.fd, rows, decoded + 1)
+        self._let_go(rows)
+        if row is None:
+            raise OSError("all blocks of the inventory are needed")
+
+    def _let_go(self, rows: Rows) -> None:
+        """Closes the blocks of this process that are not in the inventory."""
+        with interrupts_deferred():
+            for inode in {*self._own} - {*rows["inode"].tolist()}:
+                descriptors.close(self._own.pop(inode))
+
+    def close(self) -> None:
+        """Lets go of all blocks of this process. Those that others have mapped stay theirs."""
+        with interrupts_deferred():
+            if self._process == os.getpid():
+                while self._own:
+                    descriptors.close(self._own.popitem()[1])
+                if self._inventory is not None:
+                    descriptors.close(self._inventory)
+                    self._inventory = None
+
+    __del__ = finalizer(close)
+
+
+def _most_own() -> int:
+    """How many blocks a process holds for others: half of the descriptors that it may have, often 1,024."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+
+
+def _mapped(inventory: int, block: int) -> memoryview | None:
+    """The block, if a process that lives has it."""
+    rows = _rows(inventory)
+    found = np.flatnonzero((rows["block"] == block) & (rows["pid"] > 0))
+    if not len(found):
+        return None
+    row = rows[found[0]]
+    _, pid, number, inode, nbytes, _ = row.tolist()
+    try:
+        block_of_row = _map_block(f"/proc/{pid}/fd/{number}", inode, nbytes)
+    except OSError:  # the process has ended
+        return None
+    # The row is read again: it may have been read while another process was writing it.
+    same = os.pread(inventory, ROW.itemsize, _HEAD.size + int(found[0]) * ROW.itemsize) == row.tobytes()
+    return block_of_row if same else None
+
+
+def _map_block(path: str, inode: int, nbytes: int) -> memoryview:
+    """The bytes of a block, which cannot change any more. Raises OSError if the path does not lead to this block."""
+    if not trust.is_memfd(path, _BLOCK):
+        raise OSError("not a block")
+    fd = acquire(partial(trust.open_sealed, path, _BLOCK, trust.UNCHANGING), os.close)
+    try:
+        about = os.fstat(fd)
+        if (about.st_ino, about.st_size) != (inode, nbytes):
+            raise OSError("another block")
+        return mapped(fd, nbytes, writable=False).toreadonly()
+    finally:
+        os.close(fd)
+
+
+def _head(fd: int) -> tuple[int, int, int]:
+    """When the inventory was opened, its number of rows, and the blocks decoded so far."""
+    magic, opened, rows, decoded = _HEAD.unpack(os.pread(fd, _HEAD.size, 0).ljust(_HEAD.size, b"\0"))
+    if magic != _MAGIC or not 0 <= rows * ROW.itemsize <= _CLAIMS - _HEAD.size:
+        raise OSError("not an inventory")
+    return opened, rows, decoded
+
+
+def _rows(fd: int) -> Rows:
+    nbytes = _head(fd)[1] * ROW.itemsize
+    return np.frombuffer(bytearray(os.pread(fd, nbytes, _HEAD.size).ljust(nbytes, b"\0")), ROW)
+
+
+def _write_rows(fd: int, rows: Rows, decoded: int | None = None) -> None:
+    """Under the lock. Others may read meanwhile."""
+    opened, _, before = _head(fd)
+    os.pwrite(fd, rows.tobytes(), _HEAD.size)
+    os.pwrite(fd, _HEAD.pack(_MAGIC, opened, len(rows), before if decoded is None else decoded), 0)
+
+
+def _claims(fd: int) -> list[Claim]:
+    """The claims of loaders that have not ended. Under the lock."""
+    return [
+        _read_claim(fd, number)
+        for number in range(-(-(os.fstat(fd).st_size - _CLAIMS) // _CLAIM_SIZE))
+        if is_locked(fd, _CLAIM_LOCKS + number)
+    ]
+
+
+def _write_claim(fd: int, number: int, claim: Claim) -> None:
+    """Under the lock."""
+    keep = -1 if claim.keep is None else claim.keep
+    data = _CLAIM.pack(keep, len(claim.needs)) + claim.needs.astype("<i8").tobytes()
+    os.pwrite(fd, data, _CLAIMS + number * _CLAIM_SIZE)
+
+
+def _read_claim(fd: int, number: int) -> Claim:
+    data = os.pread(fd, _CLAIM_SIZE, _CLAIMS + number * _CLAIM_SIZE)
+    keep, needs = _CLAIM.unpack_from(data)
+    return Claim(np.frombuffer(data[_CLAIM.size : _CLAIM.size + 8 * needs], "<i8"), None if keep == -1 else keep)
+
+
+def _blocks_in(rows: Rows) -> set[int]:
+    return {*rows["block"][rows["pid"] > 0].tolist()}
+
+
+def _first_inventory(name: str) -> int | None:
+    """A descriptor of the oldest inventory of this name, of those that processes of this user have open.
+
+    All processes must agree on one. An inventory gets its time after its file can be seen: so one that is not seen
+    here is younger than those that are. One that has no time yet is waited for.
+    """
+    deadline = time.monotonic() + _UNFINISHED
+    found = [*_inventories(name)]
+    while any(opened is None for opened, _ in found) and time.monotonic() < deadline:
+        time.sleep(0.001)
+        found = [*_inventories(name)]
+    for _, path in sorted((opened, path) for opened, path in found if opened is not None):
+        with suppress(OSError):
+            return open_alone(partial(_open, path, name, os.O_RDWR))
+    return None
+
+
+def _open(path: str, name: str, flags: int = os.O_RDONLY) -> int:
+    return trust.open_sealed(path, name, _NEVER_SMALLER, flags)
+
+
+def _inventories(name: str) -> Iterator[tuple[int | None, str]]:
+    """When each inventory of this name was opened, None if it is being opened, and its path."""
+    for pid in trust.processes(os.geteuid()):
+        with suppress(OSError):  # the process has ended, or may not be read
+            for number in os.listdir(f"/proc/{pid}/fd"):
+                with suppress(OSError):
+                    path = f"/proc/{pid}/fd/{number}"
+                    if trust.is_memfd(path, name):
+                        yield _opened_at(path, name), path
+
+
+def _opened_at(path: str, name: str) -> int | None:
+    fd = acquire(partial(_open, path, name), os.close)
+    try:
+        return _head(fd)[0] if os.pread(fd, 8, 0).strip(b"\0") else None
+    finally:
+        os.close(fd)

@@ -1,0 +1,502 @@
+"""The one loop in which the scheduler meets a backend.
+
+The scheduler decides, the engine carries out: it draws steps from the course, posts tasks, takes outcomes in, and
+hands a batch out. It runs only inside the caller's `next()`: penstock has no thread, and workers find their next task
+on their own.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from threading import get_ident
+from typing import Any, get_args
+
+from penstock._engine.handout import Handout
+from penstock._engine.held import Held
+from penstock._engine.pace import Pace
+from penstock._engine.reports import broken_error, hung, irreplaceable, lost_error, timeout_error, vacancy
+from penstock._engine.turn import NEXT
+from penstock._feed.base import Run
+from penstock._measure.cached import warn_of
+from penstock._measure.gauges import Gauges
+from penstock._measure.meter import Answer, Meter, Stopwatch, clock
+from penstock._memory.slabs import Leases
+from penstock._resume.reading import known, refusal
+from penstock._schedule import commands, events
+from penstock._schedule.course import Course
+from penstock._schedule.events import Event
+from penstock._schedule.scheduler import Scheduler
+from penstock._schedule.states import method_for
+from penstock._system.exit import rest_if_over
+from penstock._system.warnings import warn_caller
+from penstock._wire.failure import caught, described
+from penstock._wire.task import Raised, shorten
+from penstock._work.runner import Job
+from penstock.backends import Backend, Bundle, Ended, Failed, Filled, Left, Lost, Outcome
+from penstock.errors import InternalError, LoaderTimeout
+
+_LOOK_EVERY = 200_000  # ns: to ask whether a worker is dead is a system call
+_LOOK_FOR_OUTAGES = 2.5  # seconds without an outcome
+
+
+class Engine(Held):
+    """A crew and its memory. One run at a time is read from it; the next may be prefetched.
+
+    `look_ahead`: the steps of the next run may be drawn early. `bundles`: small steps may travel together. `watch`
+    says whether a worker is dead that cannot be replaced: the next call must raise, whatever is ready.
+    """
+
+    _finalizer: Any = bool  # so it is if an interrupt comes in the constructor
+
+    def __init__(
+        self,
+        backend: Backend,
+        scheduler: Scheduler,
+        job: Job,
+        *,
+        retries: int,
+        look_ahead: bool,
+        bundles: bool = False,
+        watch: Callable[[], object] = bool,
+        meter: Meter | None = None,
+        hang: float | None = None,
+    ) -> None:
+        self.job = job  # for workers that are hired later
+        super().__init__(backend)
+        self._looks = getattr(backend, "shares_gauges", False)
+        self._scheduler = scheduler
+        self._retries, self._watch, self._hang = retries, watch, hang
+        self._look_again = -math.inf  # when to look for workers that hang
+        self._looked = 0  # when `watch` was last asked
+        self._course = Course(look_ahead and backend.copies_dataset)
+        self._pace = Pace(backend.most_steps if bundles else 1)
+        self._leases = Leases()
+        self.stopwatch = Stopwatch(meter or Meter())
+        self._outcomes: dict[int, Filled | Failed | Bundle] = {}
+        self._losses: dict[int, Lost] = {}  # by worker, while the scheduler may speak of them
+        self._empty: dict[int, Lost] = {}  # by seat: given up, and the caller was not told yet
+        self._replaced: Lost | None = None  # while another worker is hired in its place
+        self._position: tuple[int, bytes] | None = None  # where a stream was last, and in which run
+        self._events: deque[Event] = deque()
+        self._answer: Handout | None = None
+        self._begun = False
+        self._end_is_told = False  # of the current run
+        self.reference = weakref.ref(self)
+        if self.stopwatch.meter.follow is not None:
+            self.stopwatch.meter.follow(self)
+
+    @property
+    def ahead(self) -> Run | None:
+        """The run that is prefetched."""
+        return self._course.ahead
+
+    # Its figures. Any thread may ask for them.
+
+    @property
+    def gauges(self) -> Gauges:
+        """What its workers count."""
+        return self.backend.gauges
+
+    @property
+    def seats(self) -> list[int]:
+        """The seats that have a worker."""
+        return self._scheduler.seats
+
+    @property
+    def ready(self) -> int:
+        """How many batches, or tasks, are done and not handed out."""
+        return len(self._course.ready) + len(self._outcomes)
+
+    def open_answer(self) -> Answer | None:
+        """What was handed out since the scheduler was last asked."""
+        return self.stopwatch.open_answer(len(self._course.ready))
+
+    def memory(self) -> tuple[int, int, int]:
+        """Bytes that are lent, pooled, and in strays."""
+        pooled, strays = (0, 0) if self.closed else self.backend.memory()  # a reader may keep a closed engine
+        lent = self._leases.nbytes
+        return lent, max(0, pooled + strays - lent), strays
+
+    # What a reader calls.
+
+    def open(self, run: Run) -> None:
+        """Begins a run: the prefetched one, or any other."""
+        if run is not self._course.ahead:
+            self.cancel()
+        if self.closed:
+            raise self._turn.closed_error()
+        self.held(partial(self._open, run))
+
+    def _open(self, run: Run) -> None:
+        self._course.open(run)
+        self._end_is_told = False
+        self.stopwatch.stop(0)
+        if self._losses:
+            blamed = self._scheduler.blamed & self._losses.keys()
+            self._losses = {worker: self._losses[worker] for worker in blamed}
+        self._carry_out(events.Opened(run.seat))
+        self.backend.flush()
+        self._begun = True
+
+    def take_back(self) -> bool:
+        """Takes the engine from an iterator that has handed out its last batch and was not asked for the end.
+
+        From then on that iterator is at its end, and the engine is free for another. False if there is more to come,
+        or if another thread uses the engine.
+        """
+        taken: list[bool] = []
+        self.held(partial(self._take_back, taken), wait=False)
+        return bool(taken)
+
+    def _take_back(self, taken: list[bool]) -> None:
+        course, scheduler = self._course, self._scheduler
+        run = course.run
+        if run is None or run.error is not None or course.ready or self._answer is not None or self._end_is_told:
+            return
+        if scheduler.run_is_over and not scheduler.ask_is_open and not self.closed:
+            run.is_left = self._end_is_told = True
+            taken.append(True)
+
+    def next(self, timeout: float | None, run: Run | None = None) -> Handout:
+        """The next batch, or error, of the run. A LoaderTimeout leaves everything as it was."""
+        if not self._turn.is_ours():
+            raise RuntimeError(
+                "This iterator was made before this process was forked, and its workers serve only the process "
+                "that started them. Call iter(loader) after the fork."
+            )
+        turn, hold = self._turn, (get_ident(), NEXT)
+        try:
+            turn.take(hold)
+            if run is not None and run.is_left:
+                return _END
+            return self._next(timeout)
+        finally:
+            if turn.holder is hold:
+                turn.holder = None
+            if turn.waiting or turn.ended_by:
+                self._let_go()
+                rest_if_over()
+
+    def _next(self, timeout: float | None) -> Handout:
+        if self._turn.ended_by:
+            raise self._turn.closed_error()
+        try:
+            if self._course.ready:
+                return self._unwrap()
+            asked = self.stopwatch.ask()
+            if asked - self._looked > _LOOK_EVERY:
+                self._looked = asked
+                while self._watch():
+                    self._take_in(0)
+            for slab in self._leases.collect():
+                self._carry_out(events.SlabReturned(slab))
+            # After a timeout the ask is open, and a change may have answered it since.
+            if self._answer is None and not self._scheduler.ask_is_open:
+                self._carry_out(events.Asked())
+            self.backend.flush()
+            ready = self._answer is not None
+            if not ready:
+                self.backend.gauges.begin_wait(asked)
+                self._wait(timeout)
+                self.backend.gauges.end_wait(clock())
+            self.stopwatch.answer(ready)
+        except BaseException as error:
+            self._end(self._turn.ended_by or f"was ended by {type(error).__name__}")
+            raise
+        if self._answer is None:
+            raise self._timed_out(timeout)
+        answer, self._answer = self._answer, None
+        return answer
+
+    def _wait(self, timeout: float | None) -> None:
+        deadline = None if timeout is None else self.backend.clock() + timeout
+        while self._answer is None and self._take_in_until(deadline):
+            if self._turn.ended_by:  # by another thread, which leaves the rest to this one
+                raise self._turn.closed_error()
+
+    def cancel(self, timeout: float | None = None, run: Run | None = None) -> None:
+        """Drops what was prefetched, without waiting: a step that a worker is doing is void.
+
+        Only with a fixed assignment, the steps that workers have are waited for. A LoaderTimeout leaves that to the
+        next call. While another thread waits for a batch, the engine is closed instead.
+
+        With a `run` that has lost its engine to another one, nothing happens.
+        """
+        if not self.is_ours():
+            return
+        late: list[bool] = []
+        if not self.held(partial(self._cancel, timeout, late, run), wait=False) and not _has_left(run):
+            self.close()
+        if late:
+            raise self._timed_out(timeout)
+
+    def _cancel(self, timeout: float | None, late: list[bool], run: Run | None) -> None:
+        if self.closed or _has_left(run):  # asked only now: from here on no other thread ends it, or takes it
+            return
+        self.stopwatch.stop(len(self._course.ready))
+        self._course.cancel()
+        self._outcomes.clear()
+        self._answer = None
+        self._carry_out(events.Cancelled())
+        # What was done before it could be withdrawn: its slots would be missing when the next run is posted.
+        self._take_in(0)
+        deadline = None if timeout is None else self.backend.clock() + timeout
+        while self._scheduler.must_settle and not self._turn.ended_by:
+            if not self._take_in_until(deadline):
+                late.append(True)
+                return
+
+    # What changes it while it runs.
+
+    def update(self, change: bytes) -> None:
+        """While it is held: the dataset was changed (`change`, encoded). What was not handed out is done again."""
+        if self.closed:
+            return
+        # First: a worker that is forked meanwhile has the change already, and must not make it again.
+        self.backend.update(change)
+        self.stopwatch.stop(len(self._course.ready))
+        self.stopwatch.meter.repeated += self._course.redo()
+        self._outcomes.clear()
+        self._pace.forget()
+        self._carry_out(events.Changed())
+        self.backend.flush()
+
+    def resize(self, workers: int, window: int) -> None:
+        """While it is held: from now on it has so many workers, and may be so many tasks ahead."""
+        if not self.closed:
+            while self._take_in(0):  # workers that have left are not counted any more
+                pass
+            self.stopwatch.resized(workers)
+            self._carry_out(events.Resized(workers, window, self.backend.retain()))
+            self.backend.flush()
+
+    def _on_end(self) -> None:
+        self._scheduler.handle(events.Closed())
+
+    def _on_ended(self) -> None:
+        self.stopwatch.stop(len(self._course.ready))
+        self.stopwatch.end(self.backend.gauges)
+
+    # Events in, commands out.
+
+    def _carry_out(self, event: Event) -> None:
+        while True:
+            try:
+                commands = self._scheduler.handle(event)
+            except InternalError as bug:
+                bug.add_note(f"Its task: {self._course.find(getattr(event, 'seq', None))}.")
+                raise
+            for command in commands:
+                _PERFORM[type(command)](self, command)
+            if not self._events:
+                return
+            event = self._events.popleft()
+
+    def _take_in_until(self, deadline: float | None) -> bool:
+        """Waits for outcomes and takes them in; False if the deadline has passed."""
+        left = None if deadline is None else deadline - self.backend.clock()
+        if left is not None and left <= 0:
+            return False
+        if self._hang is not None:
+            left = min(self._end_hung(self._hang), math.inf if left is None else left)
+        if not self._looks:
+            self._take_in(left)
+        elif not self._take_in(_LOOK_FOR_OUTAGES if left is None else min(left, _LOOK_FOR_OUTAGES)):
+            self._look_for_outages()
+        return True
+
+    def _look_for_outages(self) -> None:
+        """Tells the caller if workers wait for a store that does not answer, and shows it to `penstock top`."""
+        meter = self.stopwatch.meter
+        outage = self.backend.gauges.outage(self.seats) or meter.scouts.outage
+        if outage is not None and outage.is_long:
+            meter.publish()
+            warn_of(outage)
+
+    def _end_hung(self, seconds: float) -> float:
+        """Looks for workers that hang, but not at each wait: there may be a thousand. Returns when to look again."""
+        now = self.backend.clock()
+        if now >= self._look_again:
+            self._look_again = now + seconds / 4
+            for one in self.backend.end_hung(seconds):
+                warn_caller(hung(seconds, one, self._course.find(one.seq)), RuntimeWarning)
+        return self._look_again - now
+
+    def _timed_out(self, timeout: float | None) -> LoaderTimeout:
+        task = self._course.find(self._scheduler.waits_for)
+        return timeout_error(timeout, task, self.backend.doing(None if task is None else task.seq))
+
+    def _take_in(self, timeout: float | None) -> list[Outcome]:
+        for outcome in (outcomes := self.backend.poll(timeout)):
+            self._take(outcome)
+        self.backend.flush()
+        return outcomes
+
+    def _take(self, outcome: Outcome) -> None:
+        if isinstance(outcome, (Filled, Failed, Bundle)):
+            seq, worker = outcome[:2]
+            task = self._course.find(seq)
+            if task is not None:  # otherwise it was cancelled
+                self._outcomes[seq] = outcome
+                if not isinstance(outcome, Bundle) and outcome.mark is not None:
+                    self._position = task.run, outcome.mark
+                if not isinstance(outcome, Failed):
+                    steps = len(outcome.steps) if isinstance(outcome, Bundle) else 1
+                    self._pace.learn(outcome.seconds, outcome.nbytes, steps, self._leases.lent)
+            self._carry_out(events.StepFilled(seq, worker))
+        elif isinstance(outcome, Ended):
+            task = self._course.forget(outcome.seq)
+            run = self._course.run
+            if task is not None and outcome.mark is not None and run is not None and run.number == task.run:
+                run.end = run.ends[outcome.worker] = outcome.mark
+            self._carry_out(events.StepEnded(outcome.seq, outcome.worker))
+        elif isinstance(outcome, Left):
+            self._carry_out(events.WorkerLeft(outcome.worker))
+        else:
+            self._take_loss(outcome)
+
+    def _take_loss(self, loss: Lost) -> None:
+        worker, seq, at = loss[:3]
+        steps = [] if seq is None else self._course.split(seq)
+        if steps and at is not None:
+            loss = loss._replace(seq=steps[at].seq)
+        self._losses[worker] = loss
+        self.stopwatch.lost(loss.who, loss.how, max(len(steps), seq is not None))
+        self._replaced, resumable = loss, known(self._position_in(self._course.run)) is not None
+        self._carry_out(events.WorkerLost(worker, seq, max(1, len(steps)), at, resumable))
+        self._replaced = None
+
+    def _position_in(self, run: Run | None) -> bytes | None:
+        """Where the stream of this run was behind its last step that told it, if any did."""
+        known_in, mark = self._position or (-1, None)
+        return mark if run is not None and run.number == known_in else None
+
+    # What each command means.
+
+    def _hire(self, command: commands.Hire) -> None:
+        worker, seat = command
+        self._empty.pop(seat, None)
+        self.backend.gauges.seats |= {seat}
+        self.stopwatch.hired(seat, self._replaced.who if self._replaced else "")
+        self.backend.flush()
+        try:
+            self.backend.hire(worker, seat)
+        except Exception as error:
+            if not self._begun:  # the first crew: that is for the caller to know
+                raise
+            # As if it had crashed at start-up: the others go on. The traceback would keep the engine alive.
+            unborn = described(error)
+            loss = self._replaced or Lost(worker, None, 0, f"worker {seat}", "was not started", "unknown", error)
+            self._losses[worker] = loss._replace(seq=None, cause=error.with_traceback(None), unborn=unborn)
+            self._events.append(events.WorkerLost(worker, None))
+
+    def _retire(self, command: commands.Retire) -> None:
+        self.backend.retire(*(command if command.seat >= 0 else ()))
+
+    def _give_up(self, command: commands.GiveUp) -> None:
+        self._empty[command.seat] = self._losses[command.worker]
+
+    def _post(self, command: commands.Post) -> None:
+        seq, slab, seat, resume = command
+        task = self._course.find(seq)
+        if task is None:
+            task, ends = self._course.draw(seq, self._pace.bundle)
+            if ends:
+                self._events.append(events.Bounded(seq))
+        if resume and task is not None and self._course.run is not None:
+            task = self._course.run.continued(task, self._position_in(self._course.run))
+        if task is not None and isinstance(task.keys, Raised):
+            self._outcomes[seq] = Failed(seq, events.CALLER, task.keys.error)
+            self._events.append(events.StepFilled(seq, events.CALLER))
+            return
+        if task is not None:
+            try:
+                self.backend.post(task, slab, seat)
+                return
+            except Exception as error:
+                where = f"The keys {shorten(task.keys)} of step {task.step} could not be sent to a worker."
+                if self._course.refuse(seq, caught(error, where)):
+                    self._events.append(events.Bounded(seq))
+        self._events.append(events.Exhausted(seq))
+
+    def _rescind(self, command: commands.Rescind) -> None:
+        if self.backend.rescind(command.seq):
+            self._events.append(events.Rescinded(command.seq))
+
+    def _deliver(self, command: commands.Deliver) -> None:
+        if self._empty:  # not before there is a batch: if nobody is left, an error tells it
+            for loss in self._empty.values():
+                warn_caller(vacancy(loss))
+            self._empty.clear()
+        seq, slab = command
+        outcome = self._outcomes.pop(seq)
+        steps: list[Any] = outcome.steps if isinstance(outcome, Bundle) else [outcome]
+        rows = nbytes = 0
+        if isinstance(outcome, Failed):
+            self._leases.give_back(slab)
+        else:
+            nbytes = outcome.nbytes
+            self._leases.lend(slab, outcome.root, nbytes)
+            rows = sum([step.rows for step in steps if type(step) is Filled])
+        self.stopwatch.deliver(len(steps), rows, nbytes, seq)
+        self._course.deliver(seq, steps)
+        self._answer = self._unwrap()
+
+    def _unwrap(self) -> Handout:
+        """The next step of what the scheduler delivered."""
+        task, outcome = self._course.ready.popleft()
+        if outcome.mark is not None:
+            task = task._replace(mark=outcome.mark)
+        if isinstance(outcome, Failed):
+            return Handout(task, error=outcome.error, worker=outcome.worker)
+        try:
+            data = self.backend.open(outcome)
+        except Exception as trouble:
+            where = f"While the batch of step {task.step} of epoch {task.epoch} was received."
+            return Handout(task, error=caught(trouble, where), worker=outcome.worker)
+        return Handout(task, data, outcome.rows, mended=outcome.mended, worker=outcome.worker)
+
+    def _deliver_lost(self, command: commands.DeliverLost) -> None:
+        loss, task = self._losses[command.worker], self._course.find(command.seq)
+        assert task is not None
+        lost = [(step.seq, command.worker, lost_error(step, loss, self._retries)) for step in task.single()]
+        self.stopwatch.deliver(len(lost), 0, 0, command.seq)
+        self._course.deliver(command.seq, [Failed(*one) for one in lost])
+        self._answer = self._unwrap()
+
+    def _break(self, command: commands.Break) -> None:
+        run = self._course.run
+        task = self._course.find(command.seq) or self._course.draw(command.seq)[0]
+        assert run is not None and task is not None
+        why = refusal(self._position_in(run)) if command.unknown else None
+        run.error = broken_error(task, self._losses[command.worker], self._retries, why)
+        self._course.forget_from(command.seq)
+
+    def _fail(self, command: commands.Fail) -> None:
+        loss = self._losses[command.worker]
+        raise irreplaceable(loss, self._course.find(loss.seq))
+
+    def _finish(self, command: commands.Finish) -> None:
+        assert self._course.run is not None
+        error, self._course.run.error = self._course.run.error, None
+        self._course.run.is_over = self._end_is_told = True
+        self._answer = Handout(None, error=error)
+
+    def _cool(self, command: commands.Cool) -> None:
+        self.backend.cool(command.slab)
+
+
+_END = Handout(None)
+
+
+def _has_left(run: Run | None) -> bool:
+    return run is not None and run.is_left
+
+
+_PERFORM: dict[type, Callable[[Engine, Any], None]] = {
+    kind: getattr(Engine, method_for(kind)) for kind in get_args(commands.Command)
+}

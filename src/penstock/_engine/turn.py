@@ -1,0 +1,120 @@
+"""Whose turn it is: one thread at a time uses an engine, and any thread may end it at any moment.
+
+    turn   FREE --take--> HELD by a call of a thread --let_go--> FREE
+           any --end--> ended: whoever holds it ends the engine when it lets go; if nobody does, the caller of `end`
+
+A thread that wants to change something waits, and goes before those that are in `next()` again and again. A thread
+that wants a batch waits for such a change, but two threads that ask one iterator at the same time are an error.
+
+Taking and letting go must survive Ctrl-C at any instruction (see `_system/interrupts.py`). A hold is made before it
+is taken, and only its owner lets go of it, by a plain assignment in a `finally`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from threading import get_ident
+
+from penstock._system.interrupts import LOOK_AGAIN, Changes, interrupts_after
+
+NEXT, CHANGE = "next", "change"
+
+Hold = tuple[int, str]
+"""The thread, and what it does."""
+
+INSIDE = "The loader cannot be changed from inside of its own next(), iter() or update(), as by a signal handler."
+
+# Another object after a fork: comparing it costs less than the system call that asks for the pid.
+_this_process = object()
+
+
+def _be_another_process() -> None:
+    global _this_process
+    _this_process = object()
+
+
+os.register_at_fork(after_in_child=_be_another_process)
+
+
+class Turn:
+    """`holder` is the hold that has the turn, `ended_by` says why the engine ended, or will end."""
+
+    def __init__(self) -> None:
+        self.changes = Changes()  # told by a thread that has let go, if others wait
+        self.holder: Hold | None = None
+        self.waiting: dict[int, Hold] = {}  # by id
+        self.ended_by = ""
+        self.after: object = None  # see `close_at_last`
+        self._process = _this_process
+
+    def is_ours(self) -> bool:
+        """Whether it was made in this process, and not in the one that this was forked from."""
+        return self._process is _this_process
+
+    def take(self, hold: Hold) -> None:
+        """Waits until it is this thread's turn."""
+        with self.changes.lock:
+            if self.holder is None and not self.waiting:
+                self.holder = hold
+                return
+        self._wait(hold)
+
+    def take_if_free(self, hold: Hold) -> bool:
+        with self.changes.lock:
+            if self.holder is None:
+                self.holder = hold
+        return self.holder is hold
+
+    def _wait(self, hold: Hold) -> None:
+        try:
+            self.waiting[id(hold)] = hold
+            while True:
+                with self.changes.lock:
+                    if self.holder is None and (hold[1] is CHANGE or not self._is_to_change()):
+                        self.holder = hold
+                        return
+                    self._refuse(hold)
+                    bell = self.changes.bell()
+                bell.acquire(timeout=LOOK_AGAIN)
+        finally:
+            self.waiting.pop(id(hold), None)
+
+    def _is_to_change(self) -> bool:
+        """Whether a thread waits to change something."""
+        return any(use is CHANGE for _, use in tuple(self.waiting.values()))
+
+    def _refuse(self, hold: Hold) -> None:
+        """Raises for a thread that would wait for itself, or for another thread's batch."""
+        if hold[1] is CHANGE:
+            if self.is_used_here():
+                raise RuntimeError(INSIDE)
+            return
+        if self.ended_by:
+            raise self.closed_error()
+        if self.is_used_here() or (hold[0], CHANGE) in tuple(self.waiting.values()):
+            raise RuntimeError("The loader was asked for a batch from inside of its own next() or update().")
+        if self.holder is not None and self.holder[1] is NEXT:
+            raise RuntimeError(
+                "Two threads asked one iterator for a batch at the same time. To deal the batches of one epoch to "
+                "several threads, give each thread one of the iterators that loader.share(n) returns; for an epoch "
+                "of its own, give it its own iter(loader)."
+            )
+
+    def closed_error(self) -> RuntimeError:
+        return RuntimeError(f"This iterator {self.ended_by}. Call iter(loader) for a new one.")
+
+    def is_used_here(self) -> bool:
+        """Whether this thread has the turn already, further up in its stack."""
+        return self.holder is not None and self.holder[0] == get_ident()
+
+
+def close_at_last(close: Callable[[], None], turn: Turn, pid: int) -> None:
+    """Ends the workers of an engine that is gone."""
+    # In a forked child the workers are not ours, and a thread that is not there may have the turn's lock.
+    # At the interpreter's exit a daemon thread may be inside `next`. It is left alone: the workers end with us.
+    turn.after = interrupts_after()  # outlives this call, and the object that has made it
+    with turn.after:
+        if os.getpid() == pid and turn.take_if_free((get_ident(), CHANGE)):
+            turn.ended_by = turn.ended_by or "was closed"
+            close()

@@ -1,0 +1,139 @@
+"""How files of URLs are read: the options of their store, and the cache on a disk of this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, TypedDict
+
+from penstock._cache.cache import Cache
+from penstock._files.pieces import Fetch, Piece, Pieces, PiecesInMemory
+from penstock._files.too_large import LIMIT, checked_limit
+from penstock._remote.store import Storage
+from penstock._remote.urls import is_url, redacted
+from penstock._system.trust import Untrusted
+from penstock._system.warnings import warn_caller
+
+CachePath = str | os.PathLike[str] | bool | None
+
+_LEAST, _MOST = 1 << 30, 100 << 30  # bytes of a cache whose size was not given
+
+
+class FileOptions(TypedDict, total=False):
+    """The keywords that all formats have in common: see `penstock.formats`.
+
+    A format takes them as `**files: Unpack[FileOptions]` and passes them on to `Format`.
+    """
+
+    storage: Storage | None
+    cache: CachePath
+    cache_bytes: int | None
+    cache_shared: bool
+    max_sample_bytes: int | None
+
+
+class Access(NamedTuple):
+    """The same as one value, with the defaults."""
+
+    storage: Storage | None = None
+    cache: CachePath = None
+    cache_bytes: int | None = None
+    cache_shared: bool = False
+    max_sample_bytes: int | None = LIMIT
+
+    def check(self) -> None:
+        """Raises for wrong values, also if all files are local: the paths of the next run may be URLs."""
+        checked_limit(self.max_sample_bytes)
+        if self.storage is not None and not isinstance(self.storage, Mapping):
+            raise TypeError(f"storage must be a dict of options, but it is a {type(self.storage).__name__}.")
+        if self.cache_bytes is not None:
+            check_bytes("cache_bytes", self.cache_bytes)
+        if self.cache is False and self.cache_bytes is not None:
+            raise ValueError("cache_bytes= was given with cache=False, which keeps nothing on a disk. Give one.")
+        if not isinstance(self.cache_shared, bool):
+            raise TypeError(f"cache_shared must be True or False, but it is {self.cache_shared!r}.")
+        if self.cache is False and self.cache_shared:
+            raise ValueError("cache_shared=True was given with cache=False, which keeps nothing on a disk. Give one.")
+        if self.cache is None or isinstance(self.cache, bool):
+            return
+        if not isinstance(self.cache, (str, os.PathLike)):
+            raise TypeError(f"cache must be the path of a folder, True or False, but it is {self.cache!r}.")
+        path = os.fspath(self.cache)
+        if not path or is_url(path):
+            given = redacted(path) if path else path
+            raise ValueError(f"cache must be a folder of a local disk, such as '/local/cache', but it is {given!r}.")
+        if redacted(path) != path and not os.path.exists(path):
+            raise ValueError(f"cache must be a folder of a local disk, but {redacted(path)!r} looks like a URL.")
+        if not (there := _nearest(Path(path))).is_dir():
+            raise ValueError(f"cache must be a folder, but {str(there)!r} is a file. Name another folder.")
+
+    def pieces(self) -> Pieces:
+        """Where pieces are kept."""
+        if self.cache is False:
+            return PiecesInMemory()
+        given = None if isinstance(self.cache, bool) else self.cache
+        try:
+            folder = cache_folder() / "pieces" if given is None else Path(given)
+        except RuntimeError:
+            warn_caller(
+                "This user has no home folder, in which files of URLs would be kept: they are kept in memory, and "
+                "every process downloads them for itself. Set PENSTOCK_CACHE, or pass cache= a folder."
+            )
+            return PiecesInMemory()
+        limit = _size_for(folder) if self.cache_bytes is None else self.cache_bytes
+        try:
+            return PiecesOnDisk(Cache(folder, limit, bool(self.cache_shared)))
+        except Untrusted as error:
+            if given is not None:
+                raise
+            warn_caller(f"{error} Until then, files of URLs are kept in memory: every process downloads its own.")
+            return PiecesInMemory()
+
+
+class PiecesOnDisk:
+    """Pieces in a folder, each fetched once for all processes of this machine."""
+
+    def __init__(self, cache: Cache) -> None:
+        self.cache = cache
+        self.passing = PiecesInMemory()
+
+    def get(self, piece: Piece, fetch: Fetch) -> memoryview:
+        return self.cache.get(piece.name, partial(fetch, piece))
+
+    def found(self, piece: Piece) -> memoryview | None:
+        return self.cache.found(piece.name)
+
+    def mapped(self, piece: Piece) -> memoryview | None:
+        return self.cache.mapped(piece.name)
+
+
+def cache_folder() -> Path:
+    """Where penstock keeps what it can make or fetch again. Raises RuntimeError if there is no home folder."""
+    return Path(os.environ.get("PENSTOCK_CACHE") or Path.home() / ".cache" / "penstock")
+
+
+def check_bytes(name: str, value: object) -> None:
+    """Raises ValueError unless the argument of this name is a number of bytes."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{name} must be a whole number of bytes, such as 10 * 10**9 for 10 GB, got {value!r}.")
+
+
+def _nearest(path: Path) -> Path:
+    """The path itself if it exists, else the nearest folder above it that does. One that is hidden does not exist."""
+    path = path.absolute()
+    return next(each for each in (path, *path.parents) if os.path.exists(each))
+
+
+def _size_for(folder: Path) -> int:
+    """Half of what is free on the disk, and of what the cache has already."""
+    free = used = 0
+    with suppress(OSError):  # there is no such folder, or it is closed to this user: the cache warns of that
+        free = shutil.disk_usage(_nearest(folder)).free
+        for entry in os.scandir(folder):
+            with suppress(OSError):  # another program has deleted it
+                used += entry.stat().st_size
+    return max(_LEAST, min(_MOST, (free + used) // 2))

@@ -1,0 +1,318 @@
+"""Indexes of files: arrays that are made once, and kept beside the file or in a cache folder.
+
+    magic (8 bytes) | version, length of the description, its CRC-32 (4 bytes each)
+    description: JSON with the kind, size and time of the indexed file, and name, dtype, shape, CRC-32 of each array
+    the arrays, each at a multiple of 64 bytes
+
+Numbers are little-endian. An index that does not fit its file, or is damaged in any way, is made again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import stat
+import struct
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock._at_work import is_worker_process
+from penstock._files.access import PiecesOnDisk, cache_folder
+from penstock._files.local import AnyFile, File
+from penstock._files.remote import FromTheStart, RemoteFile
+from penstock._progress import progress
+from penstock._remote.parallel import in_parallel
+from penstock._remote.store import IN_FLIGHT
+from penstock._system import trust
+from penstock._system.warnings import warn_caller
+from penstock.loader import DataLoader
+from penstock.source._dataset import Dataset
+
+T = TypeVar("T")
+Arrays = Mapping[str, NDArray[Any]]
+Make = Callable[[AnyFile], Arrays]
+
+
+class Elsewhere(Protocol):
+    """Indexes that other programs have made."""
+
+    def arrays(self, file: AnyFile) -> Arrays | None: ...
+
+    def all_others(self, files: Sequence[AnyFile]) -> None:
+        """Called with the files whose indexes must be made, before they are."""
+
+
+_MAGIC, _VERSION = b"penstock", 1
+_HEAD = struct.Struct("<8sIII")
+_ALIGNED = 64
+_SMALL = 64 << 10  # bytes of an index that is read rather than mapped: a process may have about 65,000 maps
+_ALONE = 64 << 20  # bytes of files that this process indexes by itself: workers would take longer to start
+_PIECE = 1 << 20
+_IN_CACHE = re.compile(r"\.penstock-|^pieces$")  # what the cache folder of penstock has
+_WHAT = "indexing files"
+_QUIET = 1.0  # seconds before a progress bar is shown
+
+
+class Index(Mapping[str, NDArray[Any]]):
+    """The arrays of an index, by name. If they are kept in a file, a pickled copy reads them from there."""
+
+    def __init__(
+        self, file: AnyFile, kind: str, make: Make, arrays: Arrays, kept: bool, checks: dict[str, int] | None = None
+    ) -> None:
+        self._origin = file, kind, make
+        self._arrays, self.kept = arrays, kept
+        self._checks = checks or {}
+
+    @property
+    def path(self) -> str:
+        """The path of the indexed file."""
+        return self._origin[0].path
+
+    def check(self, name: str) -> int:
+        """The CRC-32 of an array. That of one that is kept is known."""
+        if name not in self._checks:
+            self._checks[name] = zlib.crc32(np.ascontiguousarray(self._arrays[name]).data)
+        return self._checks[name]
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self._arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (cached, self._origin) if self.kept else (Index, (*self._origin, dict(self._arrays), False))
+
+
+def cached(file: AnyFile, kind: str, make: Make, elsewhere: Elsewhere | None = None) -> Index:
+    """The index of a file: the one that is kept, or the one that `make(file)` returns, which is kept from now on.
+
+    `kind` names what `make` does, with a version: "tar-1". Change it whenever `make` changes. `make` is a function of
+    a module, so that it can be pickled. Where neither the folder of the file nor the cache folder can be written, the
+    index is made anew each time.
+    """
+    kept = _loaded(file, kind, make)
+    if kept is None and elsewhere is not None and (arrays := elsewhere.arrays(file)) is not None:
+        return _kept(file, kind, make, arrays)
+    return kept or _made(file, kind, make)
+
+
+def cached_each(files: Sequence[AnyFile], kind: str, make: Make, elsewhere: Elsewhere | None = None) -> list[Index]:
+    """The index of each file; those that must be made are made in parallel, with a progress bar.
+
+    If none is kept of a file, it may be found `elsewhere`.
+    """
+    found = [_loaded(file, kind, make) for file in files]
+    missing = [at for at, index in enumerate(found) if index is None]
+    if elsewhere is not None and missing:
+        for at, arrays in zip(missing, for_each(elsewhere.arrays, [files[at] for at in missing]), strict=True):
+            found[at] = None if arrays is None else _kept(files[at], kind, make, arrays)
+        missing = [at for at in missing if found[at] is None]
+        elsewhere.all_others([files[at] for at in missing])
+    for at, index in zip(missing, _made_each([files[at] for at in missing], kind, make), strict=True):
+        found[at] = index
+    return [index for index in found if index is not None]
+
+
+def _made_each(files: Sequence[AnyFile], kind: str, make: Make) -> Iterator[Index]:
+    alone = sum(file.size for file in files) < _ALONE or len(files) == 1 or is_worker_process()
+    workers = 0 if alone else min(len(files), len(os.sched_getaffinity(0)))
+    what = "reading remote files" if any(isinstance(file, RemoteFile) for file in files) else _WHAT
+    if workers < 2:
+        yield from for_each(lambda file: _made(file, kind, make), files)
+        return
+    # In processes: half of the work is Python code that holds the lock of the interpreter.
+    loader: DataLoader[Any] = DataLoader(_Making(files, kind, make), batch_size=None, num_workers=workers)
+    with loader:
+        for file, arrays in zip(files, shown(loader, len(files), what), strict=True):
+            yield Index(file, kind, make, arrays, False) if arrays else cached(file, kind, make)
+
+
+class _Making(Dataset[dict[str, NDArray[Any]]]):
+    """Indexes to be made by workers: a sample is an empty dict if its index was kept, else its arrays."""
+
+    def __init__(self, files: Sequence[AnyFile], kind: str, make: Make) -> None:
+        self._files, self._kind, self._make = files, kind, make
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, at: int) -> dict[str, NDArray[Any]]:
+        index = _made(self._files[at], self._kind, self._make)
+        return {} if index.kept else dict(index)
+
+
+def shown(made: Iterable[Any], total: int | None, what: str = _WHAT) -> Iterator[Any]:
+    """The same items, with a progress bar if they take longer than a second."""
+    begun, items = time.monotonic(), iter(made)
+    for done, item in enumerate(items, 1):
+        yield item
+        if time.monotonic() - begun > _QUIET:
+            yield from progress(items, what, total=None if total is None else total - done)
+
+
+def for_each(call: Callable[[AnyFile], T], files: Sequence[AnyFile], threads: int = 1) -> Iterator[T]:
+    """`call(file)` for each file, in order, with a progress bar; of remote files many at a time."""
+    if any(isinstance(file, RemoteFile) for file in files):
+        threads = IN_FLIGHT
+    return shown(in_parallel(lambda file, _: call(file), files, threads), len(files))
+
+
+def _made(file: AnyFile, kind: str, make: Make) -> Index:
+    return _kept(file, kind, make, make(FromTheStart(file) if isinstance(file, RemoteFile) else file))
+
+
+def _kept(file: AnyFile, kind: str, make: Make, made: Arrays) -> Index:
+    arrays = {name: np.ascontiguousarray(array) for name, array in made.items()}
+    for place in _places(file, kind) if file.identity.lasts else ():
+        try:
+            place.write(partial(_write, file, kind, arrays))
+            return _loaded(file, kind, make) or Index(file, kind, make, arrays, False)
+        except trust.Untrusted as error:
+            # Of a remote file, its pieces are kept in the same folder, and were warned of.
+            if isinstance(place, _InCache) and isinstance(file, File) and not is_worker_process():
+                warn_caller(
+                    f"The index of {file.path} is not kept in {place.path.parent}: {error}, so other users could "
+                    "change it. It is made again each time. Set PENSTOCK_CACHE to a folder that only you can write."
+                )
+        except OSError:
+            pass
+    return Index(file, kind, make, arrays, False)
+
+
+def _loaded(file: AnyFile, kind: str, make: Make) -> Index | None:
+    for place in _places(file, kind) if file.identity.lasts else ():
+        with suppress(Exception):  # other programs may have written anything there
+            arrays, checks = _read(place, file, kind)
+            return Index(file, kind, make, arrays, True, checks)
+    return None
+
+
+def _places(file: AnyFile, kind: str) -> Iterator[_Beside | _InCache]:
+    """Where an index may be: beside its file, if that is local, or in the cache folder."""
+    path = Path(file.path)
+    if isinstance(file, File):
+        yield _Beside(path.with_name(f".{path.name}.penstock-{kind}"), file.path)
+    with suppress(RuntimeError):  # there is no home folder
+        folder = cache_folder()
+        yield _InCache(folder / f"{file.identity.place}-{path.name[:100]}.penstock-{kind}", _is_shared(file, folder))
+
+
+def _is_shared(file: AnyFile, folder: Path) -> bool:
+    """Whether the cache folder is said to be that of a group: if the pieces of the file are in it, and are shared."""
+    pieces = file.pieces if isinstance(file, RemoteFile) else None
+    if not isinstance(pieces, PiecesOnDisk):
+        return False
+    return pieces.cache.shared and pieces.cache.path == os.path.abspath(folder / "pieces")
+
+
+class _Beside(NamedTuple):
+    """An index beside its file, for all who may read the file; from those who could change the file too."""
+
+    path: Path
+    of: str
+
+    def check(self) -> os.stat_result:
+        """What the system says of the index, if it may be used. Raises OSError."""
+        return trust.check_beside(os.fspath(self.path), self.of)
+
+    def write(self, write: Callable[[int], None]) -> None:
+        """Leaves an index in place that others have made, and that may not be used. Raises OSError."""
+        with suppress(FileNotFoundError):
+            if os.lstat(self.path).st_uid != os.geteuid():
+                self.check()
+        trust.replace(os.fspath(self.path), partial(self._written, write), 0o600)
+
+    def _written(self, write: Callable[[int], None], fd: int) -> None:
+        write(fd)
+        ours, its = os.fstat(fd), os.stat(self.of)
+        readers = stat.S_IROTH | (stat.S_IRGRP if ours.st_gid == its.st_gid else 0)
+        os.fchmod(fd, 0o600 | (its.st_mode & readers))
+
+
+class _InCache(NamedTuple):
+    """An index in the cache folder: of this user, or of the folder's group."""
+
+    path: Path
+    is_shared: bool
+
+    def check(self) -> os.stat_result:
+        """What the system says of the index, if it may be used. Raises OSError."""
+        about, group = os.lstat(self.path), self._group()
+        trust.check(about, group)
+        if group is None and about.st_mode & 0o077 and about.st_uid == os.geteuid():  # an older version's
+            os.chmod(self.path, 0o600)
+        return about
+
+    def write(self, write: Callable[[int], None]) -> None:
+        trust.replace(os.fspath(self.path), write, 0o600, self._group())
+
+    def _group(self) -> int | None:
+        folder = os.path.abspath(self.path.parent)
+        group = trust.use_folder(folder, self.is_shared)
+        if not self.is_shared:
+            trust.tighten(folder, _IN_CACHE.search)
+        return group
+
+
+def _write(file: AnyFile, kind: str, arrays: Arrays, fd: int) -> None:
+    described = [[name, array.dtype.str, array.shape, zlib.crc32(array.data)] for name, array in arrays.items()]
+    description = json.dumps(
+        {"kind": kind, "size": file.size, "modified": file.modified, "arrays": described}
+    ).encode()
+    head = _HEAD.pack(_MAGIC, _VERSION, len(description), zlib.crc32(description))
+    with open(fd, "wb", closefd=False) as out:
+        out.write(head + description)
+        for array in arrays.values():
+            out.write(bytes(-out.tell() % _ALIGNED))
+            out.write(array.data)
+
+
+def _read(place: _Beside | _InCache, file: AnyFile, kind: str) -> tuple[Arrays, dict[str, int]]:
+    """The arrays of a sound index of this file, and the CRC-32 of each; raises if it is not that, or not ours."""
+    index = File(os.fspath(place.path))
+    if not os.path.samestat(place.check(), os.fstat(index.descriptor().number)):
+        raise ValueError("another file was put in its place")
+    magic, version, length, check = _HEAD.unpack(index.read(0, _HEAD.size))
+    if (magic, version) != (_MAGIC, _VERSION):
+        raise ValueError("no index, or of another version")
+    description = index.read(_HEAD.size, length)
+    if zlib.crc32(description) != check:
+        raise ValueError("the description is damaged")
+    about = json.loads(description)
+    if (about["kind"], about["size"], about["modified"]) != (kind, file.size, file.modified):
+        raise ValueError("the index of another file")
+    content = np.frombuffer(index.read(0, index.size), np.uint8) if index.size <= _SMALL else index.map()
+    arrays: dict[str, NDArray[Any]] = {}
+    at = _HEAD.size + length
+    for name, dtype, shape, check in about["arrays"]:
+        at += -at % _ALIGNED
+        stop = at + math.prod(shape) * np.dtype(dtype).itemsize
+        if min(shape, default=0) < 0:
+            raise ValueError("an array has no shape")
+        if stop > index.size or _check(index, at, stop) != check:
+            raise ValueError("an array is damaged")
+        arrays[name] = content[at:stop].view(dtype).reshape(shape)
+        at = stop
+    return arrays, {name: check for name, _, _, check in about["arrays"]}
+
+
+def _check(index: File, start: int, stop: int) -> int:
+    """The CRC-32 of these bytes. They are read by pieces: through the map they would all count as used memory."""
+    check = 0
+    for at in range(start, stop, _PIECE):
+        check = zlib.crc32(index.read(at, min(_PIECE, stop - at)), check)
+    return check

@@ -1,0 +1,159 @@
+"""Which files a URL means: the file itself, a pattern, or a folder. By http there is no list of files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import chain
+
+from penstock._files.access import Access
+from penstock._files.index import shown
+from penstock._files.remote import RemoteFile
+from penstock._remote.listing import listed
+from penstock._remote.parallel import Pause, in_parallel
+from penstock._remote.store import IN_FLIGHT, Remote, Stored, remotes
+from penstock._remote.urls import is_web
+from penstock.errors import RemoteError, RemoteFileNotFound
+
+_MAGIC = re.compile(r"[*?[]")
+
+
+def find_remote(urls: list[str], suffixes: tuple[str, ...], reader: str, access: Access) -> Iterator[RemoteFile]:
+    """The files of URLs, which are looked up many at a time. A URL that names no file is a pattern or a folder."""
+    if not urls:
+        return
+    pieces = access.pieces()
+    given = [
+        _Given(remote, key, is_web(url), suffixes, reader)
+        for url, (remote, key) in zip(urls, remotes(urls, access.storage or {}), strict=True)
+    ]
+    finding = in_parallel(lambda each, pause: (each, each.named(pause)), given, IN_FLIGHT)
+    for each, stored in shown(finding, len(given), "finding files"):
+        for one in [stored] if stored is not None else each.found():
+            yield RemoteFile(each.remote, one, pieces)
+
+
+class _Given:
+    """A URL that was given."""
+
+    def __init__(self, remote: Remote, key: str, is_web: bool, suffixes: tuple[str, ...], reader: str) -> None:
+        self.remote, self._key, self._is_web = remote, key, is_web
+        self._suffixes, self._reader = suffixes, reader
+        self._is_pattern = _MAGIC.search(key) is not None
+
+    def named(self, pause: Pause) -> Stored | None:
+        """The file with this name; None if it may be a folder or a pattern."""
+        is_folder = not self._key or self._key.endswith("/")
+        if not self._is_web and (is_folder or self._is_pattern):
+            return None
+        try:
+            return self.remote.find(self._key, pause)
+        except RemoteError as error:
+            if self._is_web and (is_folder or self._is_pattern):
+                said = str(error)
+            elif self._is_web or not isinstance(error, RemoteFileNotFound):
+                raise
+            else:
+                return None
+        raise ValueError(
+            f"{self._reader}: {self._shown!r} is not a file, and by http there is no list of files. Name the files, "
+            f"give a list of their URLs, or a range such as 'https://host/train-{{000..099}}.tar'. ({said})"
+        )
+
+    def found(self) -> list[Stored]:
+        """The files of the pattern, or below the folder."""
+        if self._is_pattern:
+            found = list(self._matching())
+            if not found:
+                raise FileNotFoundError(f"{self._reader}: no file matches the pattern {self._shown!r}.")
+            return found
+        pages = listed(self.remote, self._key.rstrip("/"))
+        every = shown(chain.from_iterable(pages), None, "listing files")
+        found = [each for each in every if self._is_meant(each.key)]
+        if not found:
+            ends = " or ".join(sorted(self._suffixes))
+            raise FileNotFoundError(
+                f"{self._reader}: there is no file {self._shown!r}, and no file below it ends in {ends}. Check the "
+                "URL, or name the files themselves, or a pattern such as 's3://bucket/folder/*.xyz'."
+            )
+        return found
+
+    def _is_meant(self, key: str) -> bool:
+        inside = key[len(self._key.rstrip("/")) :].lstrip("/")
+        return inside.lower().endswith(self._suffixes) and not any(p.startswith(".") for p in inside.split("/"))
+
+    def _matching(self) -> Iterator[Stored]:
+        """Follows a pattern from folder to folder, so that others are not listed; from `**` on, all that is below."""
+        segments = self._key.split("/")
+        first = next(at for at, segment in enumerate(segments) if _MAGIC.search(segment))
+        folders, pattern = ["/".join(segments[:first])], translated(self._key)
+        for at in range(first, len(segments)):
+            if "**" in segments[at]:
+                for page in chain.from_iterable(listed(self.remote, folder) for folder in folders):
+                    yield from (each for each in page if pattern.fullmatch(each.key))
+                return
+            begin = translated("/".join(segments[: at + 1]))
+            below: list[str] = []
+            for objects, inner in in_parallel(self._inside, folders, IN_FLIGHT):
+                if at == len(segments) - 1:
+                    yield from (each for each in objects if pattern.fullmatch(each.key))
+                below += [folder for folder in inner if begin.fullmatch(folder.rstrip("/"))]
+            folders = below
+
+    def _inside(self, folder: str, pause: Pause) -> tuple[list[Stored], list[str]]:
+        pages = list(self.remote.below(folder, False, pause=pause))
+        return [each for page in pages for each in page.objects], [each for page in pages for each in page.folders]
+
+    @property
+    def _shown(self) -> str:
+        return self.remote.shown(self._key)
+
+
+def translated(pattern: str) -> re.Pattern[str]:
+    """The regular expression of a pattern. As in a shell, `*` does not match a slash, or a dot at the beginning.
+
+    Names come from servers: for none of them may matching take more than a few passes. So what `*` matches is the
+    shortest that fits, and is never tried again (an atomic group), which finds the same names.
+    """
+    parts: list[str] = []
+    segments = pattern.split("/")
+    for at, segment in enumerate(segments):
+        if segment == "**":
+            if segments[at - 1 : at] != ["**"]:  # twice means the same as once
+                parts.append(r"(?:(?!\.)[^/]+/)*")
+            continue
+        hidden = "" if segment.startswith(".") or not _MAGIC.match(segment) else r"(?!\.)"
+        parts.append(hidden + _segment(segment) + "/")
+    text = "".join(parts)
+    return re.compile(text[:-1] if text.endswith("/") else text + r"(?!\.)[^/]*")  # after ** at the end: any name
+
+
+def _segment(segment: str) -> str:
+    runs = [""]  # what is between the stars
+    at = 0
+    while at < len(segment):
+        letter = segment[at]
+        stop = segment.find("]", at + 2) if letter == "[" else -1
+        if letter == "*":
+            runs.append("")
+        elif stop > 0:
+            runs[-1] += _choice(segment[at + 1 : stop])
+            at = stop
+        else:
+            runs[-1] += "[^/]" if letter == "?" else re.escape(letter)
+        at += 1
+    if len(runs) == 1:
+        return runs[0]
+    first, *middle, last = runs
+    return first + "".join(f"(?>[^/]*?{run})" for run in middle if run) + f"[^/]*{last}"
+
+
+def _choice(inside: str) -> str:
+    """Some letters in brackets. As in a shell, one of a range without letters (9-0) matches nothing."""
+    text = inside.replace("\\", r"\\").replace("[", r"\[")
+    try:
+        found = f"[{'^' + text[1:] if text[0] == '!' else text}]"
+        re.compile(found)
+    except re.error:
+        return "(?!)"
+    return found

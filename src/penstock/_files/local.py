@@ -1,0 +1,250 @@
+"""Files as formats read them: by position. `AnyFile` says what a file can do; `File` is a local one.
+
+A local file is read from any number of threads and processes, with a bounded number of descriptors. Files of URLs are
+in `_remotefile.py`.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, BinaryIO, NoReturn, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock._files.damage import raise_unless_damage
+from penstock._files.identity import Identity
+from penstock._system.shortage import is_shortage
+from penstock.errors import FormatError, RemoteError
+
+_MOST_OPEN = 256  # a process may usually have 1024 descriptors
+_LONGEST = 1 << 30  # bytes of one read: the kernel returns at most 2 GB
+
+
+class AnyFile:
+    """A file that is read by position and must not change: `File`, or `RemoteFile`.
+
+    A format has its files as `self.files`. They may be pickled, and read from any number of threads.
+
+    `path` names the file in messages, without credentials.
+    `modified` changes with the content, if the size does not: the time of a local file, in ns; the ETag or time of a
+    remote one.
+    """
+
+    __slots__ = ("modified", "path", "size")
+
+    path: str
+    size: int
+    modified: int | str
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(self.path, self.size, str(self.modified))
+
+    def read(self, start: int, length: int) -> bytes:
+        """Exactly `length` bytes from `start` on."""
+        raise NotImplementedError
+
+    def read_each(self, starts: Sequence[int], lengths: Sequence[int]) -> Iterable[bytes]:
+        """The bytes of several extents, in the order given."""
+        raise NotImplementedError
+
+    def peek(self, start: int, length: int) -> bytes:
+        """The same as `read`, for a few bytes that are not read together with others: headers and footers."""
+        return self.read(start, length)
+
+    def neighbour(self, name: str) -> AnyFile:
+        """The file of this name in the same folder. Raises FileNotFoundError if there is none."""
+        raise NotImplementedError
+
+    def open(self) -> BinaryIO:
+        """The file with a position, read-only, for a library that reads from a file object.
+
+        Each call returns another one, so that threads do not share a position. It holds no descriptor of its own.
+        """
+        return cast(BinaryIO, _Opened(self))
+
+    def beyond(self, start: int, length: int) -> NoReturn:
+        """Raises FormatError for bytes that the file does not have."""
+        self.damaged(start, f"{length:,} bytes were expected here, but the file ends at byte {self.size:,}")
+
+    def refused(self, place: int, what: str) -> NoReturn:
+        """Raises FormatError for a byte of this file. `what` also says what to do."""
+        raise FormatError(f"{self.path}, byte {place:,}: {what}.")
+
+    def damaged(self, place: int, what: str) -> NoReturn:
+        advice = "copy it or write it again"
+        self.refused(place, f"{what}. The file is damaged, or has another format than its name says: {advice}")
+
+    @contextmanager
+    def decoding(self, what: str) -> Iterator[None]:
+        """Turns what a library raises in the block into FormatError, if it is about the content of the file.
+
+        `what` names the part that is read, such as "chunk 3". A lack of memory, a file that is gone and other errors
+        of the system keep their type, and get a note with the path.
+        """
+        try:
+            yield
+        except (FormatError, RemoteError):
+            raise
+        except Exception as error:
+            raise_unless_damage(error, f"{self.path}, {what}")
+            said = " ".join(str(error).split()).rstrip(".")[:300]
+            raise FormatError(
+                f"{self.path}, {what}: it cannot be read ({type(error).__name__}: {said}). The file is damaged, or "
+                "has another format than its name says: copy it or write it again."
+            ) from error
+
+    def has_changed(self) -> NoReturn:
+        raise FormatError(
+            f"{self.path} has changed since the dataset was made, when it had {self.size:,} bytes, so the positions "
+            "of its samples are not valid. Make the dataset again when no program writes to the file."
+        )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.path!r}, {self.size:,} bytes)"
+
+
+class File(AnyFile):
+    """A local file that is read by position and must not change.
+
+    The file is opened at the first read. Threads share its descriptor, forked workers inherit it, and a pickled copy,
+    which has only the path, the size and the time, opens its own. If too many files are open, the one that was opened
+    first is closed; it is opened again when it is read. A file that has changed since is an error.
+    """
+
+    __slots__ = ("__weakref__", "_descriptor")
+
+    def __init__(self, path: str) -> None:
+        found = os.stat(path)
+        if not stat.S_ISREG(found.st_mode):
+            raise FormatError(f"{path} is not a regular file. Name a file with samples.")
+        self._set(path, found.st_size, found.st_mtime_ns)
+
+    def _set(self, path: str, size: int, modified: int) -> None:
+        self.path, self.size, self.modified = path, size, modified
+        self._descriptor: Descriptor | None = None
+
+    def read(self, start: int, length: int) -> bytes:
+        """Exactly `length` bytes from `start` on."""
+        if start < 0 or length < 0 or start + length > self.size:  # before memory is allocated for them
+            self.beyond(start, length)
+        descriptor = self.descriptor()  # held while it is used: another thread may take it from this object
+        try:
+            found = os.pread(descriptor.number, length, start)
+            while 0 < len(found) < length:
+                more = os.pread(descriptor.number, min(length - len(found), _LONGEST), start + len(found))
+                if not more:
+                    break
+                found += more
+        except OSError as error:
+            if is_shortage(error):
+                raise
+            raise FormatError(
+                f"{self.path}, byte {start:,}: {length:,} bytes cannot be read: {error}. Check the disk."
+            ) from error
+        if len(found) != length:
+            self.has_changed()
+        return found
+
+    def read_each(self, starts: Sequence[int], lengths: Sequence[int]) -> Iterator[bytes]:
+        """The bytes of several extents, in the order given. The disk begins at once; each is read when it is due."""
+        descriptor = self.descriptor()
+        if len(starts) > 1:  # a disk serves many requests at once in less time than one by one
+            for start, length in zip(starts, lengths, strict=True):
+                os.posix_fadvise(descriptor.number, start, length, os.POSIX_FADV_WILLNEED)
+        return map(self.read, starts, lengths)
+
+    def map(self) -> NDArray[np.uint8]:
+        """The whole file as read-only memory, which needs no descriptor.
+
+        If another program cuts the file off while it is mapped, reading beyond its new end kills the process.
+        """
+        from penstock._files.mapping import mapped
+
+        return mapped([self])[0][: self.size]
+
+    def descriptor(self) -> Descriptor:
+        """The open file. It stays open while a reference to it is held."""
+        descriptor = self._descriptor
+        if descriptor is None:
+            descriptor = Descriptor(self.path)
+            self.check_unchanged(descriptor)
+            self._descriptor = descriptor
+            _open_files.append(weakref.ref(self))
+            while len(_open_files) > _MOST_OPEN:
+                first = _open_files.popleft()()
+                if first is not None and first is not self:
+                    first._descriptor = None
+        return descriptor
+
+    def neighbour(self, name: str) -> File:
+        return File(os.path.join(os.path.dirname(self.path), name))
+
+    def check_unchanged(self, descriptor: Descriptor) -> None:
+        found = os.fstat(descriptor.number)
+        if (found.st_size, found.st_mtime_ns) != (self.size, self.modified):
+            self.has_changed()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (self.path, self.size, self.modified)
+
+
+_open_files: deque[weakref.ref[File]] = deque()
+
+
+def _restored(path: str, size: int, modified: int) -> File:
+    file = File.__new__(File)
+    file._set(path, size, modified)
+    return file
+
+
+class _Opened(io.RawIOBase):
+    """A file with a position. Without a buffer: a library asks for what it needs, and remote files have pieces."""
+
+    def __init__(self, file: AnyFile) -> None:
+        self._file, self._at = file, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        at = offset + (0, self._at, self._file.size)[whence]
+        if at < 0:
+            raise ValueError(f"byte {at:,} of {self._file.path} is before its beginning.")
+        self._at = at
+        return at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        length = min(len(view), self._file.size - self._at)
+        found = self._file.read(self._at, length) if length > 0 else b""
+        view[: len(found)] = found
+        self._at += len(found)
+        return len(found)
+
+
+class Descriptor:
+    """A file descriptor that is closed with the last reference to this object, so never while a thread reads."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, path: str) -> None:
+        self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # globals may be gone at the exit
+        number: int | None = getattr(self, "number", None)
+        if number is not None:
+            close(number)

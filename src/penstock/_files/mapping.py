@@ -1,0 +1,74 @@
+"""Maps files into memory without keeping a descriptor of each: several files in one range of addresses.
+
+Python's `mmap` keeps a duplicate of the descriptor for as long as the map lives, so that 10,000 files would need
+10,000 descriptors. Here Python's `mmap` reserves the range, and frees it in the end; files are mapped into it.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+from contextlib import suppress
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock._files.local import File
+from penstock._memory.mapping import copy_map, map_memory
+
+_NOTHING = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+_FIXED = 0x10  # MAP_FIXED, which the module mmap does not have
+
+
+def mapped(files: Sequence[File]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """The bytes of all files as one read-only array, and where each file begins in it: at a multiple of a page."""
+    sizes = np.array([file.size for file in files], np.int64)
+    edges = np.concatenate([[0], (-(-sizes // mmap.PAGESIZE) * mmap.PAGESIZE).cumsum()])
+    if not edges[-1]:
+        return np.empty(0, np.uint8), edges[:-1]
+    whole = reserved(int(edges[-1]))
+    for file, start in zip(files, edges[:-1].tolist(), strict=True):
+        map_file(file, whole.ctypes.data + start)
+    return whole, edges[:-1]
+
+
+def reserved(nbytes: int) -> NDArray[np.uint8]:
+    """A range of addresses, as a read-only array of zeros. What is mapped into the range goes with the array."""
+    room = mmap.mmap(-1, nbytes, flags=_NOTHING, prot=mmap.PROT_READ)
+    return np.frombuffer(room, np.uint8)  # keeps the map
+
+
+def map_file(file: File, address: int) -> None:
+    """Maps a file into a reserved range."""
+    if not file.size:
+        return
+    descriptor = file.descriptor()
+    file.check_unchanged(descriptor)  # it may have been opened long ago
+    flags = mmap.MAP_SHARED | _FIXED
+    try:
+        map_memory(address, file.size, mmap.PROT_READ, flags, descriptor.number, 0)
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"{file.path} cannot be mapped into memory: {error.strerror}. A process may have about 65,000 maps "
+            "(vm.max_map_count): join small files into larger ones",
+        ) from error
+
+
+def map_again(memory: memoryview, address: int) -> bool:
+    """Maps the file of which `memory` is a map into a reserved range as well. False if the system refuses.
+
+    Needs no descriptor, and the file may have been deleted.
+    """
+    try:
+        copy_map(np.frombuffer(memory, np.uint8).ctypes.data, len(memory), address)
+    except OSError:
+        clear(address, len(memory))  # the range must not have a hole
+        return False
+    return True
+
+
+def clear(address: int, nbytes: int) -> None:
+    """Unmaps what is mapped into a reserved range at this address. The range has zeros there again."""
+    with suppress(OSError):  # there are too many maps: it stays mapped
+        map_memory(address, nbytes, mmap.PROT_READ, _NOTHING | _FIXED, -1, 0)

@@ -1,0 +1,151 @@
+"""Which files a path means: the file itself, a list of paths, a pattern, or a folder; local, or of a URL."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Collection, Iterable, Iterator
+from typing import NoReturn
+from urllib.parse import unquote, urlsplit
+
+from penstock._files.access import Access
+from penstock._files.listed import find_remote, translated
+from penstock._files.local import AnyFile, File
+from penstock._remote.urls import is_url, redacted, scheme_of
+from penstock.source._folders import folders_below
+
+FilePath = str | os.PathLike[str]
+Paths = FilePath | AnyFile | Iterable[FilePath | AnyFile]
+
+_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+_ALMOST_URL = re.compile(r"pipe:|[A-Za-z][A-Za-z0-9]+(:/|//)")  # s3:/bucket, s3//bucket; pipe: is WebDataset's
+
+
+def find_files(paths: Paths, suffixes: Collection[str], reader: str, access: Access) -> list[AnyFile]:
+    """The files that these paths name, sorted by path, each once.
+
+    A folder means all files below it that end in one of the suffixes, except hidden ones. A pattern (`*`,
+    `?`, `[...]`, `**`) means the files that match; a range (`{000..099}`) means the files with each of its numbers.
+    `reader` is the name of the format, for errors. `access` says how files of URLs are read.
+    """
+    access.check()
+    found: dict[str, AnyFile] = {}  # by the names of their identities: URLs may differ in what `path` does not show
+    local: list[str] = []
+    urls: list[str] = []
+    for path in _given(paths, reader):
+        if isinstance(path, AnyFile):
+            found[path.identity.name] = path
+            continue
+        for text in _spelt_out(_text(path, reader)):
+            (urls if is_url(text) else local).append(text)
+    for file in map(File, expand(local, suffixes, reader) if local else ()):
+        found[file.identity.name] = file
+    for remote in find_remote(urls, tuple(suffixes), reader, access):
+        found[remote.identity.name] = remote
+    return sorted(found.values(), key=lambda file: (file.path, file.identity.name))
+
+
+def expand(paths: Paths, suffixes: Collection[str], reader: str) -> list[str]:
+    """The local files that these paths name, as absolute paths, sorted, each once."""
+    found: set[str] = set()
+    for path in _given(paths, reader):
+        text = _text(path, reader)
+        if is_url(text):
+            raise ValueError(
+                f"{reader} reads local files, and {redacted(text)!r} is a URL. Copy the files to a local disk, or "
+                "mount them, and pass their path."
+            )
+        for each in _spelt_out(text):
+            found.update(_files_of(each, suffixes, reader))
+    return sorted(found)
+
+
+def _spelt_out(path: str) -> list[str]:
+    """The paths that a path with ranges of numbers means, such as `shard-{000..099}.tar`: WebDataset's notation."""
+    found = _RANGE.search(path)
+    if found is None or os.path.exists(path):
+        return [path]
+    first, last = found.groups()
+    padded = any(number[0] == "0" and len(number) > 1 for number in (first, last))  # as in a shell
+    width = max(len(first), len(last)) if padded else 0
+    numbers = range(min(int(first), int(last)), max(int(first), int(last)) + 1)
+    before, after = path[: found.start()], path[found.end() :]
+    return [each for number in numbers for each in _spelt_out(f"{before}{number:0{width}}{after}")]
+
+
+def _given(paths: Paths, reader: str) -> list[FilePath | AnyFile]:
+    if isinstance(paths, (str, os.PathLike, AnyFile)):
+        return [paths]
+    if isinstance(paths, bytes) or not isinstance(paths, Iterable):
+        _refuse(paths, reader)
+    given = list(paths)
+    if not given:
+        raise ValueError(f"{reader} needs at least one path, but got an empty list.")
+    return given
+
+
+def _refuse(path: object, reader: str) -> NoReturn:
+    text = redacted(os.fsdecode(path) if isinstance(path, bytes) else repr(path))
+    shown = repr(os.fsencode(text)) if isinstance(path, bytes) else text
+    raise TypeError(f"{reader} takes a path (str or os.PathLike), or a list of paths, but got {shown}.")
+
+
+def _text(path: FilePath | AnyFile, reader: str) -> str:
+    """The path or URL; a file:// URL is a path."""
+    if not isinstance(path, (str, os.PathLike, AnyFile)):
+        _refuse(path, reader)
+    text = path.path if isinstance(path, AnyFile) else os.fspath(path)
+    if not isinstance(text, str):
+        _refuse(path, reader)
+    if scheme_of(text) != "file":
+        return text
+    parts = urlsplit(text)
+    if parts.netloc not in ("", "localhost"):
+        raise ValueError(
+            f"{redacted(text)!r} names a host. The URL of a local file has three slashes: file:///folder/file."
+        )
+    return unquote(parts.path)
+
+
+def _files_of(given: str, suffixes: Collection[str], reader: str) -> Iterable[str]:
+    path = os.path.abspath(given)
+    shown = path if redacted(given) == given else redacted(given)
+    if os.path.isdir(path):
+        found = list(_below(path, tuple(suffixes)))
+        if not found:
+            raise FileNotFoundError(
+                f"{reader}: no file below the folder {path!r} ends in {' or '.join(sorted(suffixes))}. Name the "
+                "files themselves, or a pattern such as 'folder/*.xyz'."
+            )
+        return found
+    if os.path.exists(path):  # also if its name looks like a pattern
+        return [path]
+    if not glob.has_magic(path):
+        hint = " A URL has the form 's3://bucket/folder/file'." if _ALMOST_URL.match(given) else ""
+        raise FileNotFoundError(f"{reader}: there is no file or folder {shown!r}.{hint}")
+    found = list(_matching(path))
+    if not found:
+        raise FileNotFoundError(f"{reader}: no file matches the pattern {shown!r}.")
+    return found
+
+
+def _below(folder: str, suffixes: tuple[str, ...]) -> Iterator[str]:
+    for where, names in folders_below(folder):
+        yield from (os.path.join(where, name) for name in names if name.lower().endswith(suffixes))
+
+
+def _matching(pattern: str) -> Iterator[str]:
+    """The files that match. Python's glob does not notice that a link leads back, and would follow it 40 times."""
+    segments = pattern.split("/")
+    if "**" not in segments:
+        yield from (match for match in glob.iglob(pattern) if not os.path.isdir(match))
+        return
+    at = segments.index("**")
+    begin, rest = "/".join(segments[:at]) or "/", segments[at:]
+    below = translated("/".join(rest))
+    hidden = any(segment.startswith(".") for segment in rest)
+    for folder in glob.glob(begin) if glob.has_magic(begin) else [begin]:
+        for where, names in folders_below(folder, hidden=hidden):
+            paths = (os.path.join(where, name) for name in names)
+            yield from (path for path in paths if below.fullmatch(path[len(folder) :].lstrip("/")))

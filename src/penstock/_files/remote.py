@@ -1,0 +1,219 @@
+"""A file of a URL, read by pieces."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock._files.identity import Identity
+from penstock._files.local import AnyFile
+from penstock._files.pieces import Piece, Pieces
+from penstock._measure.cached import counting
+from penstock._remote.parallel import Pause, in_parallel
+from penstock._remote.store import Remote, Stored
+from penstock.errors import RemoteError
+
+PIECE = 8 << 20
+"""Bytes of a piece: long enough that the time of a request is mostly the transfer."""
+
+THREADS = 16
+"""Pieces that one call gets at a time."""
+
+_AHEAD = 4  # pieces that are fetched before they are needed, if a file is read from beginning to end
+
+
+class RemoteFile(AnyFile):
+    """A file of a URL that is read by position and must not change.
+
+    It is read by pieces of 8 MB; a format may set other `edges`. A piece that is not kept by `pieces` is fetched as a
+    whole, by one request, and several at a time. Pieces of a file without ETag and time stay in this process. A
+    pickled copy has the size and the token of the content, so that no process asks for them again. A file that has
+    changed since is an error.
+    """
+
+    __slots__ = ("_digest", "_identity", "_remote", "_stored", "edges", "pieces")
+
+    def __init__(
+        self, remote: Remote, stored: Stored, pieces: Pieces, edges: NDArray[np.int64] | None = None
+    ) -> None:
+        self.path, self.size, self.modified = remote.path(stored.key), stored.size, stored.token
+        self._identity = Identity(remote.identity(stored.key), stored.size, stored.token)
+        self._digest = self._identity.digest
+        self.pieces = pieces if self._identity.lasts else pieces.passing
+        self.edges = edges
+        """The first byte of each piece, and the end of the file; None for pieces of 8 MB."""
+        self._remote, self._stored = remote, stored
+
+    @property
+    def identity(self) -> Identity:
+        return self._identity
+
+    def read(self, start: int, length: int) -> bytes:
+        if start < 0 or length < 0 or start + length > self.size:
+            self.beyond(start, length)
+        pieces = self.pieces_of(start, start + length)
+        if len(pieces) == 1:
+            piece = pieces[0]
+            view = self.pieces.found(piece)
+            if view is None:
+                ((_, view),) = self._views([piece])
+            return bytes(view[start - piece.start : start - piece.start + length])
+        return self.read_each([start], [length])[0]
+
+    def read_each(self, starts: Sequence[int], lengths: Sequence[int]) -> list[bytes]:
+        wanted: dict[Piece, list[int]] = {}  # numbers of extents, by piece
+        for number, (start, length) in enumerate(zip(starts, lengths, strict=True)):
+            if start < 0 or length < 0 or start + length > self.size:
+                self.beyond(start, length)
+            for piece in self.pieces_of(start, start + length):
+                wanted.setdefault(piece, []).append(number)
+        found, parts = [b""] * len(starts), dict[int, bytearray]()
+        for piece, view in self._views(wanted):
+            for number in wanted[piece]:
+                start, length = starts[number], lengths[number]
+                if piece.start <= start and start + length <= piece.stop:
+                    found[number] = bytes(view[start - piece.start : start - piece.start + length])
+                    continue
+                whole = parts.setdefault(number, bytearray(length))
+                first, stop = max(start, piece.start), min(start + length, piece.stop)
+                whole[first - start : stop - start] = view[first - piece.start : stop - piece.start]
+            del view
+        for number, whole in parts.items():
+            found[number] = bytes(whole)
+        return found
+
+    def read_rows(self, starts: NDArray[np.int64], out: NDArray[np.uint8], places: NDArray[np.intp]) -> None:
+        """Reads the bytes from each start on into the row of `out` at its place."""
+        width = out.shape[1]
+        if not len(starts):
+            return
+        if starts.min() < 0 or starts.max() + width > self.size:
+            self.beyond(int(starts.max()), width)
+        edges = np.arange(0, self.size + PIECE, PIECE) if self.edges is None else self.edges
+        first, last = edges.searchsorted(starts, "right") - 1, edges.searchsorted(starts + width) - 1
+        order = first.argsort(kind="stable")
+        numbers, begins = np.unique(first[order], return_index=True)
+        wanted = {
+            self.piece(number): rows
+            for number, rows in zip(numbers.tolist(), np.split(order, begins[1:]), strict=True)
+        }
+        row = np.dtype((np.void, width))
+        batch = out.view(row)[:, 0]
+        for piece, view in self._views(wanted):
+            rows = wanted[piece]
+            rows = rows[last[rows] == first[rows]]
+            if len(rows):
+                windows = np.ndarray((len(view) - width + 1,), row, view, strides=(1,))
+                batch[places[rows]] = windows[starts[rows] - piece.start]
+        for at in np.flatnonzero(first != last).tolist():  # from one piece to the next
+            out[places[at]] = np.frombuffer(self.read(int(starts[at]), width), np.uint8)
+
+    def peek(self, start: int, length: int) -> bytes:
+        if start < 0 or length < 0 or start + length > self.size:
+            self.beyond(start, length)
+        return bytes(self.fetch(Piece("", start, start + length))) if length else b""
+
+    def pieces_of(self, start: int, stop: int) -> list[Piece]:
+        """The pieces that have these bytes."""
+        if start >= stop:
+            return []
+        edges = self.edges
+        if edges is None:
+            return list(map(self.piece, range(start // PIECE, -(-stop // PIECE))))
+        return list(map(self.piece, range(bisect_right(edges, start) - 1, int(edges.searchsorted(stop)))))
+
+    def piece(self, number: int) -> Piece:
+        """The piece of this number."""
+        if self.edges is None:
+            return Piece(self._digest, number * PIECE, min((number + 1) * PIECE, self.size))
+        return Piece(self._digest, int(self.edges[number]), int(self.edges[number + 1]))
+
+    def fetch(self, piece: Piece, pause: Pause = time.sleep) -> Any:
+        """The bytes of a piece from the store, as a buffer."""
+        try:
+            return self._remote.read(self._stored, piece.start, piece.stop, pause)
+        except RemoteError as error:
+            if not error.changed:
+                raise
+        return self.has_changed()
+
+    def beside(self, suffix: str) -> RemoteFile:
+        """The file with this suffix instead of its own."""
+        stem = self._stored.key.rpartition(".")[0]
+        return RemoteFile(self._remote, self._remote.find(stem + suffix), self.pieces)
+
+    def neighbour(self, name: str) -> RemoteFile:
+        """The file of this name in the same folder."""
+        return RemoteFile(self._remote, self._remote.find(self._key_of(name)), self.pieces)
+
+    def write_neighbour(self, name: str, content: bytes) -> None:
+        """Writes a file of this name into the same folder."""
+        self._remote.write(self._key_of(name), content)
+
+    def _key_of(self, name: str) -> str:
+        folder, slash, _ = self._stored.key.rpartition("/")
+        return folder + slash + name
+
+    def _views(self, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, memoryview]]:
+        """Each piece with its bytes: those that are kept, and then the others, which are fetched several at a time.
+
+        Copy from a view, and drop it, before the next: they may be more than memory holds.
+        """
+        missing = []
+        for piece in pieces:
+            view = self.pieces.found(piece)
+            if view is None:
+                missing.append(piece)
+            else:
+                yield piece, view
+            del view
+        begun = perf_counter_ns()
+        for piece, view in zip(missing, in_parallel(self._view, missing, THREADS), strict=True):
+            waited = perf_counter_ns() - begun
+            counting().waited += waited
+            yield piece, view
+            del view
+            begun = perf_counter_ns()
+
+    def _view(self, piece: Piece, pause: Pause) -> memoryview:
+        return self.pieces.get(piece, lambda piece: self.fetch(piece, pause))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RemoteFile, (self._remote, self._stored, self.pieces, self.edges)
+
+
+class FromTheStart(AnyFile):
+    """A remote file that is read from beginning to end: the next pieces are fetched before they are needed.
+
+    Bytes before the last two pieces are read from the file itself.
+    """
+
+    __slots__ = ("_coming", "_file", "_have")
+
+    def __init__(self, file: RemoteFile) -> None:
+        self.path, self.size, self.modified = file.path, file.size, file.modified
+        self._file = file
+        self._have: list[tuple[Piece, memoryview]] = []
+        self._coming: Iterator[tuple[Piece, memoryview]] = in_parallel(
+            lambda piece, pause: (piece, file._view(piece, pause)), file.pieces_of(0, file.size), _AHEAD
+        )
+
+    def read(self, start: int, length: int) -> bytes:
+        if start < 0 or length < 0 or start + length > self.size:
+            self.beyond(start, length)
+        stop = start + length
+        while not self._have or self._have[-1][0].stop < stop:
+            found = next(self._coming, None)
+            if found is None:
+                break
+            self._have = [*self._have[-1:], found]
+        for piece, view in self._have:
+            if piece.start <= start and stop <= piece.stop:
+                return bytes(view[start - piece.start : stop - piece.start])
+        return self._file.read(start, length)

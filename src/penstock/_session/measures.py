@@ -1,0 +1,364 @@
+"""The figures of one loader: what its caller and its workers have counted, as `Stats`."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock._engine.engine import Engine
+from penstock._measure import page
+from penstock._measure.cached import CacheCounts
+from penstock._measure.gauges import Counts, Gauges, Slow
+from penstock._measure.histogram import bounds, quantile
+from penstock._measure.meter import Answer, Mark, Meter, Stopwatch, Totals, clock
+from penstock._system.interrupts import import_whole, interrupts_deferred
+from penstock.stats._figures import (
+    Bucket,
+    CacheFigures,
+    Decision,
+    FirstBatch,
+    Machine,
+    Memory,
+    Moment,
+    Outage,
+    Period,
+    SlowSample,
+    Spans,
+    Stats,
+    WorkerFigures,
+)
+from penstock.stats._hooks import Turns
+from penstock.stats._machine import machine, throttled
+
+if TYPE_CHECKING:
+    from penstock._session.tracing import Tracing
+
+# Moments of the history. When there are more, every second one is dropped, and from then on fewer are taken.
+_MOST_MOMENTS = 512
+_MOST_DECISIONS = 256
+
+# Figures are published for `penstock top` at the second tick, and then at every fourth: that takes a millisecond, or
+# two with many workers.
+_PUBLISHED = 4
+
+# Between two epochs. To ask how long this process was held back takes 0.05 ms, for which the next batch would wait.
+_PAUSE = 10_000_000  # ns
+
+_TIMES = ("fetch", "collate", "write", "waited_task", "waited_room", "cpu", "delayed")
+_IN_THE_CALLER = {"inline": "the calling process", "thread": "worker {} (thread)", "prefetch": "the reading thread"}
+
+
+class Crew(Protocol):
+    """Workers whose figures are taken: an Engine, or the thread of `prefetch`."""
+
+    @property
+    def stopwatch(self) -> Stopwatch: ...
+    @property
+    def gauges(self) -> Gauges: ...
+    @property
+    def seats(self) -> list[int]: ...
+    @property
+    def ready(self) -> int: ...
+    def open_answer(self) -> Answer | None: ...
+    def memory(self) -> tuple[int, int, int]: ...
+
+
+class Measured:
+    """A loader with figures."""
+
+    _measures: Measures
+
+    def stats(self) -> Stats:
+        """Where the time goes: how long you waited, what each worker did, the slowest samples, and a verdict.
+
+        For the present epoch and for the loader's life. Measured all the time; any thread may ask.
+        """
+        return self._measures.stats()
+
+    def report(self, path: str | os.PathLike[str]) -> None:
+        """Write the figures as one HTML page: charts over time, workers, sample times, settings.
+
+        The page needs no other file and no network, and has 200 KB at most. An existing file is replaced as a whole.
+        """
+        self._measures.report(path)
+
+    def trace(self, path: str | os.PathLike[str]) -> Tracing:
+        """Write what caller and workers do to a file that Perfetto and chrome://tracing open.
+
+        From now on, until the end of a `with` block or until `close()`, of the trace or of the loader:
+
+            with loader.trace("trace.json"):
+                for batch in loader:
+                    ...
+
+        Every task costs a record of 64 bytes in shared memory, and some 30 µs in the thread that reads the loader.
+        """
+        return self._measures.trace(path)
+
+
+class Measures:
+    """`crews` are those of the loader that live. `settings` are shown with the figures."""
+
+    def __init__(
+        self, name: str, settings: Callable[[], Mapping[str, Any]], crews: Callable[[], Iterable[Crew]]
+    ) -> None:
+        self.name = name
+        self.meter = Meter()
+        self._settings, self._crews = settings, crews
+        self._began = self._started = 0  # the first `iter()`: when it was called, and when workers were asked for
+        self._shipped = 0.0
+        self._first: FirstBatch | None = None
+        self._nothing = self.meter.mark([])
+        self._epoch, self._base = 0, self._nothing  # what was counted when the epoch began
+        self._history: list[Moment] = []
+        self._ticks, self._every = 0, 1
+        self._epochs = 0
+        self._turns = Turns()
+        self._throttled: float | None = None  # before the second tick: the first batch need not wait for the figure
+        self._strain: Machine | None = None  # when the loader was last read
+        self.decisions: list[Decision] = []
+        self._tracing: Tracing | None = None
+        self.meter.publish = partial(_publish, weakref.ref(self))  # which must not keep this object alive
+
+    # What happens.
+
+    def begin_epoch(self, epoch: int) -> None:
+        """An epoch is about to begin: `iter()` was called. Its workers have not begun yet."""
+        if not self._began:
+            self._began = self._started = clock()
+        self._first_batch()  # while the workers that made it are known
+        if self._throttled is not None and clock() - self.meter.asked > _PAUSE:
+            # What the program did between two epochs does not count.
+            before = 0.0 if self._strain is None else self._strain.throttled
+            self._throttled = throttled() - before
+        self._epoch, self._base = epoch, self._mark()
+        self.meter.longest[:] = 0, 0
+        self._epochs += 1
+
+    def started(self, engine: Engine) -> None:
+        """The engine has asked for its workers."""
+        if not self.meter.first:
+            self._started, self._shipped = clock(), getattr(engine.backend, "shipped", 0.0)
+
+    def end_epoch(self) -> None:
+        """The epoch was read to its end."""
+        self._turns.epoch_ended(clock() * 1e-9, self.stats)
+
+    def tick(self) -> None:
+        """Twice a second, in the thread that reads the loader, while it reads."""
+        self.meter.due = False
+        self._ticks += 1
+        if self._ticks % self._every == 0:
+            self._history.append(self._moment())
+            if len(self._history) > _MOST_MOMENTS:
+                self._history = self._history[::2]
+                self._every *= 2
+        if self._ticks % _PUBLISHED == 2:
+            self.publish()
+        if self._ticks == 2:
+            self._throttled = throttled()
+        self._turns.tick(clock() * 1e-9, self.stats)
+
+    def publish(self) -> None:
+        """Shows the figures to `penstock top`."""
+        # Imported late: it takes some milliseconds, and many loaders end before. Not interrupted: dataclasses are
+        # made by `exec`, and a KeyboardInterrupt in that ends the program in the end, even if it is caught.
+        with interrupts_deferred():
+            from penstock.stats._published import publish
+
+        publish(self, self.stats())
+
+    def trace(self, path: str | os.PathLike[str]) -> Tracing:
+        """Begins a trace of all crews: those that live, and those that are made later."""
+        from penstock._session.tracing import Tracing
+
+        if self._tracing is not None and not self._tracing.closed:
+            raise RuntimeError(f"This loader writes a trace already ({self._tracing.path}): close that one first.")
+        worker = _IN_THE_CALLER.get(str(self._settings().get("backend")), "worker {}")
+        self._tracing = Tracing(path, self.name, worker, self._crews)
+        self.meter.follow = self._tracing.follow
+        return self._tracing
+
+    def close(self) -> None:
+        """The loader is closed."""
+        page.withdraw(self)
+        if self._tracing is not None:
+            self._tracing.close()
+
+    def decide(self, workers: int, prefetch_factor: int, reason: str) -> None:
+        """The numbers were changed by the tuner."""
+        at = (clock() - self._began) * 1e-9
+        self.decisions = [*self.decisions[1 - _MOST_DECISIONS :], Decision(at, workers, prefetch_factor, reason)]
+
+    # What is known.
+
+    def sums(self) -> tuple[Answer, list[Counts]]:
+        """Everything that the caller and its workers have counted so far."""
+        mark = self._mark()
+        return mark.sum().sums, list(mark.workers.values())
+
+    def stats(self) -> Stats:
+        now, meter = self._mark(), self.meter
+        epoch = self._period(now, self._base, meter.longest, self._epoch)
+        life = self._period(now, self._nothing, meter.longest_ever, None)
+        return Stats(
+            self.name,
+            self._settings(),
+            epoch,
+            life,
+            self._epoch,
+            self._first_batch(),
+            self._memory(),
+            self._machine(),
+            decisions=tuple(self.decisions),
+            history=tuple(self._history),
+            outage=self._outage(),
+        )
+
+    def _outage(self) -> Outage | None:
+        found = [crew.gauges.outage(crew.seats) for crew in self._crews()]
+        seen = [one for one in (*found, self.meter.scouts.outage) if one is not None and one.is_long]
+        longest = max(seen, key=lambda one: one.seconds, default=None)
+        return None if longest is None else Outage(longest.store, longest.seconds)
+
+    def report(self, path: str | os.PathLike[str]) -> None:
+        import_whole("penstock.stats._report")
+        from penstock.stats._report import write
+
+        write(self.stats(), path)
+
+    def _live(self) -> list[Gauges]:
+        return [crew.gauges for crew in self._crews()]
+
+    def _mark(self) -> Mark:
+        """Everything so far, with what was handed out of the last answers."""
+        answers = [answer for crew in self._crews() if (answer := crew.open_answer()) is not None]
+        return self.meter.mark(self._live(), answers)
+
+    def _period(self, now: Mark, before: Mark, longest: list[int], epoch: int | None) -> Period:
+        """What was counted between two moments, in an epoch or in all of them."""
+        totals = now.sum().minus(before.sum())
+        sums, known = totals.sums, before.workers
+        seats = {seat for crew in self._crews() for seat in crew.seats}
+        workers = {
+            seat: counts.minus(known[seat]) if seat in known else counts
+            for seat, counts in sorted(now.workers.items())
+        }
+        here = _IN_THE_CALLER.get(str(self._settings().get("backend")), "")
+        nodes = self.meter.nodes(self._live())
+        figures = [_worker(seat, row, seat in seats, here, nodes.get(seat, "")) for seat, row in workers.items()]
+        counted = now.histogram() - before.histogram()
+        found = [Bucket(*bounds(at), int(count)) for at, count in enumerate(counted) if count > 0]
+        slowest = self.meter.slowest(self._live(), epoch)
+        return Period(
+            seconds=(sums.wait + sums.work) * 1e-9,
+            batches=sums.steps,
+            samples=sums.rows,
+            nbytes=sums.nbytes,
+            waits=_spans(sums.steps, sums.wait, totals.waits, longest[0]),
+            works=_spans(sums.steps, sums.work, totals.works, longest[1]),
+            ready=sums.ready + sums.steps - totals.tasks,
+            tasks=totals.tasks,
+            caller_cpu=totals.cpu * 1e-9,
+            workers=tuple(figures),
+            slowest=tuple(_slow(slow, figures, seat) for seat, slow in slowest),
+            sample_times=tuple(found),
+            replaced=totals.replaced,
+            repeated=totals.repeated,
+            skipped=totals.skipped,
+            epochs=self._epochs if epoch is None else 1,
+            cache=_cache(totals, list(workers.values()), self.meter.scouts),
+        )
+
+    def _first_batch(self) -> FirstBatch | None:
+        if self._first is None and self.meter.first:
+            counts = self.meter.workers(self._live()).values()
+            began, started, first = self._began, self._started, self.meter.first
+            ready = min((one.ready for one in counts if one.ready > began), default=started)
+            fetched = min((one.first for one in counts if one.first > began), default=first)
+            at = [began, started, max(started, ready), fetched, first]
+            at = [max(at[: number + 1]) for number in range(len(at))]  # the first worker may be ready before all are
+            parts = [(after - before) * 1e-9 for before, after in pairwise(at)]
+            self._first = FirstBatch((first - began) * 1e-9, parts[0], self._shipped, *parts[1:])
+        return self._first
+
+    def _memory(self) -> Memory:
+        found = [crew.memory() for crew in self._crews()]
+        return Memory(*(sum(column) for column in zip(*found, strict=True))) if found else Memory()
+
+    def _machine(self) -> Machine:
+        inline = self._settings().get("backend") == "inline"
+        gauges = [(crew.gauges, seat) for crew in self._crews() for seat in crew.seats]
+        rows = [each.counts(seat) for each, seat in gauges if seat not in each.nodes]  # the others have no pid here
+        found = machine([counts.pid for counts in rows if counts.pid and not inline], self._throttled or 0.0)
+        if self._throttled is None:
+            found = replace(found, throttled=0.0)
+        # After an epoch, workers may be gone and the program does something else: then what was seen last counts.
+        if self._strain is None or any(crew.open_answer() is not None for crew in self._crews()):
+            self._strain = found
+        return replace(found, throttled=self._strain.throttled, swapped=self._strain.swapped)
+
+    def _moment(self) -> Moment:
+        sums, memory = self._mark().sum().sums, self._memory()
+        crews = list(self._crews())
+        return Moment(
+            at=(clock() - self._began) * 1e-9,
+            batches=sums.steps,
+            waited=sums.wait * 1e-9,
+            worked=sums.work * 1e-9,
+            ready=sum(crew.ready for crew in crews),
+            busy=sum(counts.since > 0 for gauges in self._live() for counts in gauges.all().values()),
+            workers=sum(len(crew.seats) for crew in crews),
+            lent=memory.lent,
+            pooled=memory.pooled,
+        )
+
+
+def _publish(measures: weakref.ref[Measures]) -> None:
+    found = measures()
+    if found is not None:
+        found.publish()
+
+
+def _spans(count: int, total: int, histogram: NDArray[np.int64], longest: int) -> Spans:
+    counts = histogram.tolist()
+    middle, most = (min(quantile(counts, share), longest * 1e-9) for share in (0.5, 0.95))
+    return Spans(count, total * 1e-9, middle, most, longest * 1e-9)
+
+
+def _worker(seat: int, counts: Counts, alive: bool, here: str, node: str) -> WorkerFigures:
+    name = here.format(seat) or f"worker {seat} (pid {counts.pid}{f' on {node}' if node else ''})"
+    times = {part: getattr(counts, part) * 1e-9 for part in _TIMES}
+    return WorkerFigures(seat, name, alive, counts.tasks, counts.steps, **times, node=node, pil=bool(counts.pil))
+
+
+def _cache(totals: Totals, workers: list[Counts], scouts: CacheCounts) -> CacheFigures | None:
+    def of(name: str) -> int:
+        return sum(getattr(counts, f"cache_{name}") for counts in workers)
+
+    found = CacheFigures(
+        hits=of("hits"),
+        misses=of("misses"),
+        waited=of("waited") * 1e-9,
+        fetched=of("fetched") + totals.fetched,
+        evicted=of("evicted") + totals.evicted,
+        requests=of("requests") + totals.requests,
+        retries=of("retries") + totals.retries,
+        nbytes=of("nbytes") + totals.fetched_nbytes,
+        decoded=of("decoded"),
+    )
+    return None if found == CacheFigures() else replace(found, needed=scouts.needed, limit=scouts.limit)
+
+
+def _slow(slow: Slow, figures: list[WorkerFigures], seat: int) -> SlowSample:
+    key = int(slow.key) if slow.key.lstrip("-").isdecimal() else slow.key
+    name = next((one.name for one in figures if one.seat == seat), f"worker {seat}")
+    return SlowSample(key, slow.ns * 1e-9, slow.epoch, slow.step, name, slow.path)

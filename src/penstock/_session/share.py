@@ -1,0 +1,218 @@
+"""One epoch for several consumers: each batch goes to one of them, and each sample is read once."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+from penstock._session.reading import Batches, Told
+from penstock._system.ending import END, Instead, raises_instead
+from penstock._system.interrupts import LOOK_AGAIN, Changes, finalizer, interrupts_deferred
+from penstock._wire.failure import caught
+
+
+class Consumer(AbstractContextManager["Consumer"]):
+    """One of the iterators that `DataLoader.share` returns, for one thread at a time."""
+
+    _shared: SharedEpoch | None = None  # so it is if an interrupt comes in the constructor
+
+    def __init__(self, shared: SharedEpoch, number: int) -> None:
+        self._number, self._shared = number, shared
+
+    def __iter__(self) -> Consumer:
+        return self
+
+    @raises_instead
+    def __next__(self) -> Any:
+        assert self._shared is not None
+        return self._shared.next(self._number)
+
+    def close(self) -> None:
+        """Leaves the epoch, and the batches that wait for this consumer, to the other consumers."""
+        with interrupts_deferred():
+            if self._shared is not None:
+                self._shared.leave(self._number)
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    __del__ = finalizer(close)
+
+
+class _Item(NamedTuple):
+    """A batch, or an Instead, and the steps that are done when it is handed out."""
+
+    steps: list[tuple[int, bytes | None]]
+    batch: Any
+
+
+_ENDED = _Item([], END)
+
+
+class _Call:
+    """One call of `next()`, and the item that only it has: after an interrupt, that item is lost."""
+
+    item: _Item | None = None
+
+
+class SharedEpoch:
+    """Knows its consumers by number, and does not keep them alive: one that is dropped leaves the epoch.
+
+    The reader reports to it (see `Told`), and not to the loader's progress, since a batch that waits for its consumer
+    is not handed out yet.
+    """
+
+    def __init__(self, reader: Batches, told: Told, consumers: int, in_turn: bool, window: int) -> None:
+        self._reader, self._told = reader, told
+        self.epoch = told.epoch
+        self._steps: list[tuple[int, bytes | None]] = []  # of the batch that was read last
+        self._end: bytes | None = None
+        self._in_turn = in_turn
+        self._window = window
+        # Of all attributes below. The lock is not held while a batch is read, so a consumer whose batch is here gets
+        # it at once.
+        self._changes = Changes()
+        self._reading: _Call | None = None
+        self._queues: dict[int, deque[_Item]] = {number: deque() for number in range(consumers)}
+        self._left: deque[_Item] = deque()  # from consumers that have left
+        self._turn = 0
+        self._ended = False
+        self._ended_by = ""  # what interrupted a call of next()
+        self._consumers: dict[int, weakref.ref[Consumer]] = {}
+
+    def know(self, consumers: Iterable[Consumer]) -> None:
+        for number, consumer in enumerate(consumers):
+            self._consumers[number] = weakref.ref(consumer)
+
+    def passed(self, step: int, mark: bytes | None) -> None:
+        self._steps.append((step, mark))
+
+    def finish(self, end: bytes | None) -> None:
+        self._end = end
+
+    def next(self, number: int) -> Any:
+        call = _Call()
+        try:
+            while not self._find(number, call):
+                self._read(call)
+                self._pass_on(number, call)
+        except BaseException as error:
+            if call.item is not None or (self._steps and self._reading is call):
+                self._end_by(error)
+            raise
+        finally:
+            if self._reading is call:  # after an error or an interrupt: another thread may read
+                self._stop_reading()
+        return call.item.batch  # type: ignore[union-attr]  # `_find` has set it
+
+    def leave(self, number: int) -> None:
+        with self._changes.lock:
+            self._left.extend(self._queues.pop(number, ()))
+            self._wake()
+
+    def _find(self, number: int, call: _Call) -> bool:
+        """Waits for the consumer's next batch; returns False if the calling thread has to read one."""
+        while True:
+            with self._changes.lock:
+                if self._ended_by:
+                    raise RuntimeError(
+                        f"This epoch was ended by {self._ended_by} in one of its consumers: a batch may be lost. "
+                        "Call share() again."
+                    )
+                queue = self._queues.get(number)
+                if queue:
+                    call.item = queue[0]
+                    queue.popleft()
+                    for step, mark in call.item.steps:
+                        self._told.passed(step, mark)
+                    self._wake()
+                    return True
+                if queue is None or (self._ended and not self._left):
+                    self._queues.pop(number, None)  # the end stays the end
+                    call.item = _ENDED
+                    return True
+                if self._reading is None and len(self._queues[self._owner(number)]) < self._window:
+                    self._reading = call
+                    return False
+                bell = self._changes.bell()
+                self._leave_for_those_that_are_gone()
+            bell.acquire(timeout=LOOK_AGAIN)
+
+    def _leave_for_those_that_are_gone(self) -> None:
+        """For consumers whose finalizer was interrupted at its entry."""
+        for number, consumer in self._consumers.items():
+            if consumer() is None and number in self._queues:
+                self.leave(number)
+
+    def _owner(self, asking: int) -> int:
+        """The consumer that gets the next batch."""
+        if not self._in_turn:
+            return asking
+        return min((number for number in self._queues if number >= self._turn), default=min(self._queues))
+
+    def _read(self, call: _Call) -> None:
+        """Takes the next batch, or the error in its place; nothing at the end. Raises errors of no batch."""
+        if self._left:
+            call.item = self._left[0]
+            self._left.popleft()
+            return
+        try:
+            batch = self._reader.take()
+        except Exception as error:
+            if not self._steps:
+                raise
+            batch = Instead(caught(error))
+        if batch is not END:
+            call.item = _Item(self._steps, batch)
+            self._steps = []
+
+    def _pass_on(self, asking: int, call: _Call) -> None:
+        with self._changes.lock:
+            item = call.item
+            if item is None:
+                self._ended = True
+            elif not self._queues or (not self._in_turn and asking not in self._queues):
+                self._left.append(item)
+            else:
+                owner = self._owner(asking)
+                self._queues[owner].append(item)
+                self._turn = owner + 1
+            call.item = None
+            self._stop_reading()
+
+    def _stop_reading(self) -> None:
+        with self._changes.lock:
+            self._reading = None
+            self._wake()
+
+    def _end_by(self, interrupt: BaseException) -> None:
+        """Ends the epoch for all consumers: a batch may be lost, and nothing may come after it."""
+        with interrupts_deferred(), self._changes.lock:
+            self._ended_by, self._ended = type(interrupt).__name__, False
+            self._reader.close()
+            self._changes.tell()
+
+    def _wake(self) -> None:
+        """Something has changed: the epoch may be over, the last consumer may have left, or others need not wait."""
+        if self._ended and not self._left and not any(self._queues.values()):
+            self._told.finish(self._end)
+        if not self._queues and self._reading is None:
+            self._reader.close()
+            self._reader.told = self._told  # else the two refer to each other, and keep the loader alive
+        self._changes.tell()
+
+
+def share(reader: Batches, consumers: int, in_turn: bool, window: int) -> list[Consumer]:
+    told = reader.told
+    try:
+        epoch = reader.told = SharedEpoch(reader, told, consumers, in_turn, window)
+        made = [Consumer(epoch, number) for number in range(consumers)]
+        epoch.know(made)
+        return made
+    except BaseException:
+        reader.close()
+        reader.told = told
+        raise

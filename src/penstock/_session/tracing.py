@@ -1,0 +1,119 @@
+"""A trace of a loader that runs: what its caller and its workers did, and when.
+
+Nothing here is called per batch, or at all while no trace is written.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from penstock._engine.engine import Engine
+from penstock._measure.gauges import Gauges
+from penstock._measure.meter import clock
+from penstock._schedule.course import Course
+from penstock._session.measures import Crew
+from penstock._wire.task import Task, shorten
+from penstock.stats._trace import Trace
+
+
+class Tracing:
+    """What `loader.trace(path)` returns: ends with its `with` block, `close()`, or the loader's `close()`."""
+
+    def __init__(
+        self, path: str | os.PathLike[str], name: str, worker: str, crews: Callable[[], Iterable[Crew]]
+    ) -> None:
+        self._trace, self._worker, self._crews = Trace(path, name), worker, crews
+        self.path = self._trace.path
+        for crew in crews():
+            self.follow(crew)
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more is written: also if the disk was full, or the file too large."""
+        return self._trace.closed
+
+    def follow(self, crew: Crew) -> None:
+        """This crew is in the trace from now on."""
+        if crew.stopwatch.tracer is None and not self.closed:
+            course = crew._course if isinstance(crew, Engine) else None
+            crew.stopwatch.tracer = CrewTracer(self._trace, self._worker, course, crew.gauges)
+
+    def close(self) -> None:
+        """Ends the trace: the file is complete."""
+        for crew in self._crews():
+            tracer, crew.stopwatch.tracer = crew.stopwatch.tracer, None
+            if tracer is not None:
+                tracer.end()
+        self._trace.close()
+
+    def __enter__(self) -> Tracing:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class CrewTracer:
+    """The tracer of one crew. It must not refer to the engine, which ends with its last reference."""
+
+    def __init__(self, trace: Trace, worker: str, course: Course | None, gauges: Gauges) -> None:
+        self._trace, self._worker, self._course, self._gauges = trace, worker, course, gauges
+        self._lock = threading.RLock()  # another thread may end the trace, and a signal handler of this one
+        self._task: Task | None = None  # that was delivered last
+        self._delivering = 0
+        gauges.trace(True)
+
+    def asked(self, answered: int, now: int) -> None:
+        """The caller has worked with the last answer."""
+        self._trace.span("work", answered, now, **_which(self._task))
+
+    def delivers(self, seq: int) -> None:
+        """The caller is about to get this task. Its record was written before: now its keys are still known."""
+        self._task, self._delivering = self._find(seq), clock()
+        self._drain()
+
+    def answered(self, asked: int, now: int) -> None:
+        """The caller goes on."""
+        began = max(asked, self._delivering)
+        self._trace.span("wait", asked, began if self._delivering else now, **_which(self._task))
+        if self._delivering:
+            self._trace.span("deliver", began, now, **_which(self._task))
+        self._delivering = 0
+
+    def lost(self, who: str, how: str) -> None:
+        self._trace.instant("lost", clock(), worker=who, how=how)
+
+    def hired(self, seat: int, replaces: str) -> None:
+        more = {"instead_of": replaces} if replaces else {}
+        self._trace.instant("replaced" if replaces else "started", clock(), worker=self._worker.format(seat), **more)
+
+    def resized(self, workers: int) -> None:
+        self._trace.instant("resized", clock(), workers=workers)
+
+    def end(self) -> None:
+        """Nothing more is recorded."""
+        self._gauges.trace(False)
+        self._drain()
+
+    def _find(self, seq: int) -> Task | None:
+        return None if self._course is None else self._course.find(seq)
+
+    def _drain(self) -> None:
+        with self._lock:
+            for seat in sorted(self._gauges.seats):
+                for record in self._gauges.records(seat):
+                    task = self._find(record.seq)
+                    keys = "" if task is None or not isinstance(task.keys, (list, np.ndarray)) else shorten(task.keys)
+                    self._trace.task(record, self._worker.format(seat), keys)
+
+
+def _which(task: Task | None) -> dict[str, Any]:
+    if task is None:
+        return {}
+    many = {"steps": task.steps} if task.steps > 1 else {}
+    return {"step": task.step, "epoch": task.epoch, **many}

@@ -1,0 +1,200 @@
+"""The number of workers of a loader: set by hand, or by the tuner from what caller and workers have counted."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import replace
+from threading import get_ident
+from time import thread_time_ns
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock._engine.engine import Engine
+from penstock._feed import Feed
+from penstock._measure.gauges import delay_ns
+from penstock._measure.meter import TICK
+from penstock._options import Options, is_int
+from penstock._session import engines
+from penstock._session.measures import Measures
+from penstock._system.interrupts import import_whole
+from penstock.backends import _base as backends
+
+if TYPE_CHECKING:
+    from penstock._schedule.tuner import Bounds, Resize
+
+# Without `max_workers=`. Workers that compute are no more than the processors, whatever this says.
+_MOST_WORKERS = 32
+_MOST_PREFETCH = 16
+# Workers whose waiting for a processor is looked up, 20 µs for each: they stand for the others.
+_SOME = 4
+
+
+class Tuned:
+    """A loader whose number of workers can change while it runs."""
+
+    _options: Options
+    _feed: Feed
+    _engines: engines.Engines
+    _measures: Measures
+    _tuning: Tuning | None
+
+    @property
+    def num_workers(self) -> int:
+        """The present number of workers. It may be set while the loader runs: the batches stay the same.
+
+        New workers start immediately; surplus workers exit after their current step. A stream without load() keeps
+        its one reader. A number that you set replaces "auto".
+        """
+        return self._options.num_workers
+
+    @num_workers.setter
+    def num_workers(self, number: int) -> None:
+        now = self._options.num_workers
+        if not is_int(number, 1) or not now:
+            raise ValueError(
+                f"num_workers is {now} and cannot be set to {number!r}: a loader that was made with workers "
+                "needs at least 1, and a loader without workers stays at 0. To change this, make a new loader."
+            )
+        auto = tuple(name for name in self._options.auto if name != "num_workers")
+        self._resize(num_workers=int(number), auto=auto, max_workers=None)
+        self._begin_tuning()
+
+    def _resize(self, **settings: Any) -> None:
+        def resize(held: list[Engine]) -> None:
+            options = self._options = self._feed.options = replace(self._options, **settings)
+            for engine in held:
+                engine.resize(*engines.size(options, self._feed))
+
+        self._engines.held(resize)
+
+    def _begin_tuning(self) -> None:
+        self._tuning = Tuning(self._options, self._feed, self._measures) if self._options.auto else None
+
+    def _tick(self, engine: Engine) -> None:
+        """Some times a second, in the thread that reads this engine, between two calls of its `next`."""
+        if self._tuning is None or not self._tuning.extra:
+            self._measures.tick()
+        self._measures.meter.due = False
+        # A sampler may read another iterator of the same loader: then an engine cannot be resized now.
+        if self._tuning is None or any(each.is_used_here() for each in self._engines.all()):
+            return
+        change = self._tuning.ask(engine)
+        if change is not None:
+            self._resize(num_workers=change.workers, prefetch_factor=change.prefetch_factor)
+            self._measures.decide(change.workers, change.prefetch_factor, change.reason)
+
+
+class _Counted(NamedTuple):
+    """The counters at one moment, in nanoseconds, over the life of the loader."""
+
+    engine: object
+    thread: int
+    wait: int
+    work: int
+    caller_cpu: int
+    batches: int
+    done: int
+    busy: int
+    cpu: int
+    delays: dict[int, int]  # by pid, of some workers
+
+
+_NOTHING = _Counted(None, 0, 0, 0, 0, 0, 0, 0, 0, {})
+
+
+class Tuning:
+    """Takes what was counted between two ticks to the tuner."""
+
+    def __init__(self, options: Options, feed: Feed, measures: Measures) -> None:
+        # Here, because few programs need them.
+        import_whole("penstock._schedule.tuner")
+        from penstock._schedule.tuner import Tuner
+
+        self._measures = measures
+        bounds = _bounds(options, feed)
+        self._tuner = Tuner(bounds, options.num_workers, options.prefetch_factor or 1)
+        self.extra = False  # the next tick is for the tuner alone
+        self._before: _Counted | None = None
+        self._births: dict[int, tuple[int, int]] = {}  # by seat: of its worker, and how many tasks it had then
+        self._tasks: dict[int, int] = {}  # by seat
+        measures.meter.every = TICK // 2
+
+    def ask(self, engine: Engine) -> Resize | None:
+        """What to change, if anything."""
+        from penstock._schedule.tuner import RESTING, Interval
+
+        import_whole("penstock.stats._machine")
+        from penstock.stats._machine import machine
+
+        now, before = self._count(engine), self._before or _NOTHING
+        self._before = now
+        # A tick takes half a millisecond. At rest there are no more of them than without the tuner.
+        rests = self._tuner.state is RESTING
+        self.extra = not rests and not self.extra
+        self._measures.meter.every = TICK if rests else TICK // 2
+        if now.engine is not before.engine:
+            self._tuner.restart()
+        same = now.thread == before.thread  # the processor time is that of a thread
+        return self._tuner.decide(
+            Interval(
+                waited=(now.wait - before.wait) * 1e-9,
+                worked=(now.work - before.work) * 1e-9,
+                caller_cpu=(now.caller_cpu - before.caller_cpu) * 1e-9 if same else 0.0,
+                batches=now.batches - before.batches,
+                done=now.done - before.done,
+                busy=(now.busy - before.busy) * 1e-9,
+                cpu=(now.cpu - before.cpu) * 1e-9,
+                delayed=_mean_growth(now.delays, before.delays) * len(engine.seats) * 1e-9,
+                workers=self._started(engine),
+                memory=machine().memory_used,
+            )
+        )
+
+    def _started(self, engine: Engine) -> int:
+        """How many workers have done a step: the first may take long, and says little about the others."""
+        rows = {seat: engine.backend.gauges.counts(seat) for seat in engine.seats}
+        for seat, row in rows.items():
+            if seat not in self._births or self._births[seat][0] != row.born:
+                self._births[seat] = row.born, self._tasks.get(seat, 0)
+            self._tasks[seat] = row.tasks
+        return sum(row.tasks > self._births[seat][1] for seat, row in rows.items())
+
+    def _count(self, engine: Engine) -> _Counted:
+        sums, rows = self._measures.sums()
+        busy = sum(row.fetch + row.collate + row.write for row in rows)
+        done, cpu = sum(row.steps for row in rows), sum(row.cpu for row in rows)
+        caller = get_ident(), sums.wait, sums.work, thread_time_ns() + delay_ns()
+        gauges, here = engine.backend.gauges, os.getpid()
+        pids = [gauges.counts(seat).pid for seat in sorted(engine.seats)[:_SOME] if seat not in gauges.nodes]
+        delays = {pid: delay_ns(str(pid)) for pid in pids if pid not in (0, here)}
+        return _Counted(engine.reference, *caller, sums.steps, done, busy, cpu, delays)
+
+
+def _mean_growth(now: dict[int, int], before: dict[int, int]) -> float:
+    found = [now[pid] - before[pid] for pid in now.keys() & before.keys()]
+    return sum(found) / max(1, len(found))
+
+
+def _bounds(options: Options, feed: Feed) -> Bounds:
+    import_whole("penstock._schedule.tuner")
+    from penstock._schedule.tuner import Bounds, Range
+
+    import_whole("penstock.stats._machine")
+    from penstock.stats._machine import machine
+
+    found = machine()
+    room = backends.room(options.backend, options.context)  # on other machines
+    cpus = found.cpus if room is None else float(max(1, room))
+    workers = prefetch = None
+    if "num_workers" in options.auto:
+        most = options.max_workers or (room or max(_MOST_WORKERS, math.ceil(found.cpus)))
+        workers = Range(1, 1 if feed.one_reader else most)
+    if "prefetch_factor" in options.auto:
+        prefetch = Range(1, _MOST_PREFETCH)
+    fixed = options.num_workers, options.prefetch_factor or 1
+    return Bounds(
+        workers or Range(fixed[0], fixed[0]),
+        prefetch or Range(fixed[1], fixed[1]),
+        cpus,
+        found.memory_limit or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+    )

@@ -1,0 +1,1 @@
+"""What penstock needs of the interpreter and the operating system: signals, descriptors, threads, exit, trust."""

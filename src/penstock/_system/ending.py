@@ -1,0 +1,92 @@
+"""The end of an iteration, and the one place where an iterator of penstock raises anything instead of a batch.
+
+Inside penstock the end is a value, END, and so is an error in the place of a batch. Only here they become exceptions.
+So a StopIteration that arrives here as an exception comes from the user's code: it is an error, because the caller
+would take it for the end of the epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import NamedTuple, ParamSpec, TypeVar
+
+from penstock._system.panics import raise_ordinary
+
+P = ParamSpec("P")
+S = TypeVar("S")
+T = TypeVar("T")
+
+_dict_of = vars(BaseException)["__dict__"].__get__  # works also for types that define their own
+
+_NOT_THE_END = (
+    "The dataset, or another part of your program that the loader calls, raised StopIteration, and not at its end. "
+    "This is an error, and does not end the epoch: raise IndexError for a missing sample, or derive from "
+    "IterableDataset for a stream."
+)
+
+
+class Instead(NamedTuple):
+    """What an iterator has instead of a batch: an error, or nothing because it has ended."""
+
+    error: BaseException | None
+
+
+END = Instead(None)
+
+
+def raises_instead(take: Callable[[S], T | Instead]) -> Callable[[S], T]:
+    """A `__next__`, from a method that returns a batch or an Instead."""
+
+    @wraps(take)
+    def raising(self: S) -> T:
+        try:
+            taken = take(self)
+        except StopIteration as stop:
+            raise _not_the_end(stop) from stop
+        except BaseException as trouble:
+            raise_ordinary(trouble)
+            raise
+        if type(taken) is not Instead:
+            return taken  # type: ignore[return-value]
+        error = taken.error
+        del taken
+        if error is None:
+            raise StopIteration
+        try:
+            if isinstance(error, StopIteration):
+                raise _not_the_end(error) from error
+            raise error
+        finally:
+            del error  # its traceback holds this frame, which must not hold it in turn
+
+    return raising
+
+
+def never_ends(call: Callable[P, T]) -> Callable[P, T]:
+    """The same function, for `iter()`, `len()` and the like: a StopIteration of the user's code is an error too."""
+
+    @wraps(call)
+    def calling(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return call(*args, **kwargs)
+        except StopIteration as error:
+            raise _not_the_end(error) from error
+        except BaseException as trouble:
+            raise_ordinary(trouble)
+            raise
+
+    return calling
+
+
+def _not_the_end(error: StopIteration) -> RuntimeError:
+    """The error to raise from this one. The notes that name the sample are the new error's too."""
+    wrong = RuntimeError(_NOT_THE_END)
+    notes = _dict_of(error).get("__notes__")
+    if isinstance(notes, list):
+        wrong.__notes__ = [*notes]
+    return wrong
+
+
+RAISING = raises_instead(id).__code__
+"""The code that raises errors in place of batches, as it is found in tracebacks."""

@@ -1,0 +1,119 @@
+"""Threads that penstock runs beside the caller, in its process. They end before the interpreter does.
+
+They are daemons: a program that ends does not wait for a thread that only waits for work. But Python ends a daemon
+thread wherever it is, by unwinding its stack, and where code of C++ or Rust is on the stack (of torch, say), that
+aborts the process. So the exit tells each thread to end, and waits for the sample that it is working on.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from penstock._system.interrupts import interrupts_deferred
+from penstock._system.limits import room_for_tasks
+
+GRACE = 1.0
+"""Seconds that `close()` of a prefetcher waits for its thread.
+
+Code of the user's in it cannot be interrupted: it finishes in the background.
+"""
+
+PATIENCE = 2.0
+"""Seconds after which the exit no longer waits for a thread that has used no processor time.
+
+Such a thread waits for something that may never come, such as an answer from a network. It cannot abort the process
+while it waits. A thread that computes is waited for without a limit, as by `concurrent.futures`.
+"""
+
+_SILENCE = 10.0  # seconds of waiting at exit before a line on standard error says what is waited for
+
+running: dict[threading.Thread, Callable[[], object]] = {}
+"""The threads that have not ended, oldest first, and how each is told to end."""
+
+_ended: list[bool] = []  # not empty once the exit has ended all threads
+
+
+def started(name: str, work: Callable[[], None], stop: Callable[[], object]) -> threading.Thread:
+    """A thread that was started. `stop()` makes it end soon, and may be called at any instruction of any thread."""
+    if _ended:
+        raise RuntimeError(
+            "The program is ending, so penstock can start no more threads: they would be cut off in the middle of a "
+            "sample, and that may abort the process. In a function that atexit calls, use num_workers=0; or import "
+            "penstock before you register that function."
+        )
+
+    def run() -> None:
+        try:
+            work()
+        finally:
+            running.pop(threading.current_thread(), None)  # not `thread`, which would be a cycle if it is not started
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    refused = ""
+    with interrupts_deferred():  # `Thread.start` waits for an Event
+        running[thread] = stop
+        try:
+            thread.start()
+        except BaseException as error:
+            del running[thread]
+            if not isinstance(error, RuntimeError):
+                raise
+            refused = str(error)
+    if refused:  # outside of the block: the error must have no context, whose traceback would keep the engine alive
+        raise RuntimeError(f"A thread could not be started ({refused}): {room_for_tasks()}")
+    return thread
+
+
+@atexit.register
+def end_all() -> None:
+    """For the interpreter's exit: tells the threads to end, and waits for them."""
+    said = time.monotonic() + _SILENCE
+    # The oldest first, and one after the other: it may wait for a batch that a younger one makes.
+    while running:
+        thread, stop = next(iter(running.items()))
+        stop()
+        said = _wait(thread, said)
+        running.pop(thread, None)
+    _ended.append(True)
+
+
+def _wait(thread: threading.Thread, say_at: float) -> float:
+    used, since = _processor_time(thread), time.monotonic()
+    while thread.is_alive() and time.monotonic() < since + PATIENCE:
+        thread.join(0.1)
+        now_used = _processor_time(thread)
+        if now_used != used:
+            used, since = now_used, time.monotonic()
+        if thread.is_alive() and time.monotonic() > say_at:
+            say_at = float("inf")
+            _say(thread)
+    return say_at
+
+
+def _processor_time(thread: threading.Thread) -> int:
+    """In ticks of the system. (`pthread_getcpuclockid` must not be asked about a thread that has ended.)"""
+    with suppress(OSError, ValueError, IndexError):  # it has ended
+        with open(f"/proc/self/task/{thread.native_id}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return int(fields[11]) + int(fields[12])
+    return -1
+
+
+def _say(thread: threading.Thread) -> None:
+    frame = sys._current_frames().get(thread.ident or 0)
+    where = "" if frame is None else f", at {frame.f_code.co_filename}:{frame.f_lineno}"
+    with suppress(Exception):  # standard error may be closed
+        sys.stderr.write(
+            f"penstock: the program has ended, but {thread.name} is still working on a sample{where}. Python waits "
+            "for that sample, because a thread that is cut off may abort the process. Ctrl-C ends the waiting.\n"
+        )
+        sys.stderr.flush()
+
+
+os.register_at_fork(after_in_child=running.clear)  # they run in the parent only

@@ -1,0 +1,324 @@
+"""Decides whether a thing found on the machine is ours and may be used; makes files and folders that only we can use.
+
+Other users of the machine may put anything under any name into a folder that they may write, give a memfd any name,
+and have a program of root (`su`) carry it. So what is found is judged by what the kernel says of the open file, and
+never by its name or by the process that has it:
+
+- its owner is this user, or root, and nobody else may write it (`check`);
+- if it is mapped, it can neither shrink nor change: it has seals, which cannot be removed (`open_sealed`);
+- of a folder, all of this holds for each folder above it as well (`use_folder`).
+
+What is made is opened with O_EXCL, so never through a link, and has its mode whatever the umask.
+
+A program of this user is trusted, but may be stopped at any moment: no wait for another program lasts longer than
+LONGEST.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import grp
+import os
+import pwd
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import cache, partial
+
+from penstock._system.interrupts import acquire
+
+WAIT = 5.0
+"""Seconds to wait for another program that does not run, or that holds what it can need for a moment only."""
+
+LONGEST = 60.0
+"""Seconds to wait for another program at most: one that runs may be at a download of which we need the result."""
+
+UNCHANGING = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+"""Seals of a memfd that is complete."""
+
+OF_ONE_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+
+_AT_ONCE = os.O_CLOEXEC | os.O_NONBLOCK  # a pipe or a lease in the place of a file must not make us wait
+_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC  # follows no link
+_MOST_LINKS = 40  # as the kernel follows
+
+
+class Untrusted(PermissionError):
+    """Other users could have written this, or could write it."""
+
+
+# What was found.
+
+
+def check(about: os.stat_result, group: int | None = None, owner: int | None = None, *, ignored: int = 0) -> None:
+    """Raises Untrusted if another user than root may have written a file or a folder, or may write it.
+
+    Members of `group`, and the user `owner`, count as this user. `ignored`: bits of the mode that do not matter.
+    """
+    mode, of_group = about.st_mode & ~ignored, about.st_gid == group
+    if about.st_uid not in (0, _user(), owner) and not of_group:
+        raise Untrusted(f"it belongs to {_name(about.st_uid)}")
+    may_all = mode & stat.S_IWOTH
+    if may_all or (mode & stat.S_IWGRP and not of_group and not _is_own_group(about.st_gid)):
+        raise Untrusted(f"{'all users' if may_all else 'its group'} may write it (mode {about.st_mode & 0o7777:04o})")
+
+
+def open_ours(path: str, flags: int = os.O_RDONLY, group: int | None = None) -> int:
+    """Opens a regular file that only this user, or members of `group`, can have written. Raises OSError.
+
+    One that others can read, such as an older version has made, is closed to them.
+    """
+    fd = os.open(path, flags | os.O_NOFOLLOW | _AT_ONCE)
+    try:
+        about = os.fstat(fd)
+        if not stat.S_ISREG(about.st_mode):
+            raise Untrusted(f"{path} is not used: it is no regular file")
+        try:
+            check(about, group)
+        except Untrusted as error:
+            raise Untrusted(f"{path} is not used: {error}") from None
+        if group is None and about.st_mode & 0o077 and about.st_uid == _user():
+            os.fchmod(fd, 0o600)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def open_sealed(path: str, name: str, seals: int, flags: int = os.O_RDONLY, owner: int | None = None) -> int:
+    """Opens the memfd of this name that a process has: /proc/PID/fd/N. Raises OSError.
+
+    It belongs to this user (or to `owner`), and has these seals. Anybody can choose a name, and after a look at the
+    path, it may be that of another process.
+    """
+    fd = os.open(path, flags | _AT_ONCE)
+    try:
+        about = os.fstat(fd)
+        ours = about.st_uid == (_user() if owner is None else owner) and stat.S_ISREG(about.st_mode)
+        if not ours or not is_memfd(f"/proc/self/fd/{fd}", name):
+            raise Untrusted(f"{path} is not a memfd {name} of this user")
+        if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & seals != seals:
+            raise Untrusted(f"{path} has not the seals of a {name}")
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def check_beside(path: str, of: str) -> os.stat_result:
+    """Raises Untrusted if a file could be from a user who could not have changed the file `of` beside it either.
+
+    That is the case if it belongs to this user, to root, or to the owner of the other; or if it belongs to the group
+    of a folder in which that group may replace any file.
+    """
+    folder, about = os.stat(os.path.dirname(of) or "."), os.lstat(path)
+    group = folder.st_gid if folder.st_mode & stat.S_IWGRP and not folder.st_mode & stat.S_ISVTX else None
+    owner = os.stat(of).st_uid
+    if stat.S_ISLNK(about.st_mode):
+        check(about, group, owner, ignored=0o022)
+        about = os.stat(path)
+    check(about, group, owner)
+    return about
+
+
+def is_memfd(path: str, name: str) -> bool:
+    """Whether a path like /proc/PID/fd/N leads to a memfd of this name. Raises OSError if it leads nowhere."""
+    return os.readlink(path) == f"/memfd:{name} (deleted)"
+
+
+def seal(fd: int, seals: int) -> None:
+    """Adds seals to a memfd; no others can be added then."""
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals | fcntl.F_SEAL_SEAL)
+
+
+def processes(user: int) -> Iterator[int]:
+    """Processes of a user, as far as the system shows them (hidepid). It is no proof of anything else's owner."""
+    for pid in os.listdir("/proc"):
+        with suppress(OSError):  # it has ended
+            if pid.isdecimal() and os.stat(f"/proc/{pid}").st_uid == user:
+                yield int(pid)
+
+
+# What is made.
+
+
+def make_file(path: str, group: int | None = None, mode: int = 0o600) -> int:
+    """Opens a new file for reading and writing; members of `group` may read and write it. Raises OSError."""
+    fd = os.open(path, _NEW, 0o600)
+    try:
+        if group is not None:
+            with suppress(OSError):  # the folder's group is not one of ours: others cannot read the file
+                os.fchown(fd, -1, group)
+                mode = 0o660
+        os.fchmod(fd, mode)
+    except BaseException:
+        os.close(fd)
+        os.unlink(path)
+        raise
+    return fd
+
+
+def open_or_make(path: str, group: int | None = None) -> int:
+    """Opens a file of ours for reading and writing, which is made if it is missing. Raises OSError."""
+    while True:
+        with suppress(FileNotFoundError):
+            return open_ours(path, os.O_RDWR, group)
+        with suppress(FileExistsError):  # another process has made it meanwhile
+            return make_file(path, group)
+
+
+def replace(path: str, write: Callable[[int], object], mode: int | None = None, group: int | None = None) -> None:
+    """Writes a file as `write(fd)` does, under another name, and gives it its own in the end. Raises OSError.
+
+    So a reader sees the old file or the new one, and a link in its place is replaced, not followed. Without `mode`,
+    the umask decides who may read it: for files that the user names.
+    """
+    draft = f"{path}.{os.urandom(8).hex()}.part"
+    made = partial(os.open, draft, _NEW, 0o666) if mode is None else partial(make_file, draft, group, mode)
+    fd = acquire(made, os.close)
+    try:
+        try:
+            write(fd)
+        finally:
+            os.close(fd)
+        os.replace(draft, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(draft)
+        raise
+
+
+def open_named(path: str) -> int:
+    """Opens a file that the user names, for writing, and empties it. Raises OSError.
+
+    In a folder that others may write, such as /tmp, no link is followed, and no file of another user is used: these
+    are traps. (Linux refuses some of this by itself where fs.protected_symlinks and fs.protected_regular are set.)
+    """
+    flags, is_shared = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, False
+    try:
+        check(os.stat(os.path.dirname(path) or "."))
+    except Untrusted:
+        is_shared = True
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK if is_shared else flags, 0o666)
+    try:
+        about = os.fstat(fd)
+        if is_shared and about.st_uid not in (0, _user()):
+            whose = _name(about.st_uid)
+            raise Untrusted(f"{path} belongs to {whose}, who could read or change it. Name another file.")
+        if stat.S_ISREG(about.st_mode):
+            os.ftruncate(fd, 0)
+        os.set_blocking(fd, True)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+# Folders.
+
+
+def use_folder(path: str, shared: bool = False) -> int | None:
+    """Makes a folder if it is missing, and checks it; returns the group that may use it, if it is `shared`.
+
+    Raises Untrusted if other users than root could change what is in the folder, or put another one in its place. In
+    a shared one, members of the folder's group may. Raises OSError if it cannot be made or looked at.
+    """
+    there = path
+    missing = []
+    while not os.path.lexists(there):
+        missing.append(there)
+        there = os.path.dirname(there)
+    group = os.stat(there).st_gid if shared else None
+    _check_folder(there, group, is_above=bool(missing))
+    for each in reversed(missing):
+        with suppress(FileExistsError):  # by another process: it is checked below
+            os.mkdir(each, 0o700)
+            os.chmod(each, 0o2770 if shared else 0o700)
+    if missing:
+        group = os.stat(path).st_gid if shared else None
+        _check_folder(path, group)
+    return group
+
+
+def tighten(path: str, is_ours: Callable[[str], object]) -> None:
+    """Closes a folder to others that an older version has made open to them: one with nothing but files of ours."""
+    with suppress(OSError):
+        about = os.stat(path)
+        if about.st_mode & 0o077 and about.st_uid == _user() and all(map(is_ours, os.listdir(path))):
+            os.chmod(path, 0o700)
+
+
+def _check_folder(path: str, group: int | None, *, is_above: bool = False) -> None:
+    last = "" if is_above else os.path.realpath(path)
+    for each in _leading_to(path):
+        about = os.lstat(each)
+        # The mode of a link says nothing; and in a sticky folder others can make files, but not replace ours.
+        is_safe = stat.S_ISLNK(about.st_mode) or (about.st_mode & stat.S_ISVTX and each != last)
+        try:
+            check(about, group, ignored=0o022 if is_safe else 0)
+        except Untrusted as error:
+            where = "" if each == path else f"the path leads through {each}, and "
+            raise Untrusted(f"{where}{error}") from None
+
+
+def _leading_to(path: str, links: int = 0) -> Iterator[str]:
+    """The path, and all folders and links that decide where it leads."""
+    if links > _MOST_LINKS:
+        raise OSError(f"{path} leads through too many links")
+    while True:
+        yield path
+        above = os.path.dirname(path)
+        if os.path.islink(path):
+            target = os.path.join(os.path.realpath(above), os.readlink(path))
+            yield from _leading_to(os.path.normpath(target), links + 1)
+        if above == path:
+            return
+        path = above
+
+
+# Users.
+
+
+def _user() -> int:
+    """The number of this user; -1 if others may have the same one.
+
+    In a user namespace, all users that it does not know have one number, which may also be that of this process.
+    """
+    user = os.geteuid()
+    return -1 if user == _strangers() else user
+
+
+@cache
+def _strangers() -> int | None:
+    """The number that stands for all unknown users; None if all users are known."""
+    try:
+        with open("/proc/self/uid_map") as file:
+            if sum(int(line.split()[2]) for line in file) >= 2**32 - 1:
+                return None
+        with open("/proc/sys/kernel/overflowuid") as file:
+            return int(file.read())
+    except (OSError, ValueError, IndexError):
+        return 65534
+
+
+def _is_own_group(group: int) -> bool:
+    """Whether a group has no member but this user: many systems give each user one, of the same number.
+
+    Group 0 is root's, and in containers that of users without a name.
+    """
+    if group == 0:
+        return True
+    if group != os.geteuid():
+        return False
+    try:
+        members = {*grp.getgrgid(group).gr_mem}
+    except KeyError:
+        return True
+    return members <= {_name(group)}
+
+
+def _name(user: int) -> str:
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return f"user {user}"

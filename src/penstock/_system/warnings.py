@@ -1,0 +1,32 @@
+"""Warnings that point to the user's line."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from types import FrameType
+
+from penstock._printable import printable
+
+_OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep  # the folder of the package
+_between: set[str] = set()  # files of libraries that call penstock for the user
+
+
+def called_through(filename: str) -> None:
+    """Declares a file of a library that calls penstock for the user: warnings point to the line that called it."""
+    _between.add(filename)
+
+
+def is_ours(filename: str) -> bool:
+    """Whether a file is part of penstock."""
+    return filename.startswith(_OURS)
+
+
+def warn_caller(text: str, category: type[Warning] = RuntimeWarning) -> None:
+    """Warns at the line that has called penstock. (Python 3.12 has `skip_file_prefixes` for that.)"""
+    level = 1
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and (is_ours(file := frame.f_code.co_filename) or file in _between):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(printable(text, lines=True), category, stacklevel=level)

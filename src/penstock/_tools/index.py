@@ -1,0 +1,94 @@
+"""`penstock index`: writes an index beside tars, so that no machine has to read them to find their samples."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock._cache.pieces import write_all
+from penstock._files.access import Access
+from penstock._files.index import Index, cached_each, for_each
+from penstock._files.local import AnyFile
+from penstock._files.paths import find_files
+from penstock._files.remote import RemoteFile
+from penstock._printable import printable
+from penstock._system import trust
+from penstock.errors import FormatError, RemoteError
+from penstock.formats._beside import NAME, Beside, Entry, entry_of, folder_of, neighbour, packed, unpacked
+from penstock.formats._samples import KIND, find_samples
+from penstock.formats._tar import Bad, Tar
+from penstock.stats._units import size
+
+
+def run(paths: Sequence[str], out: str | None, storage: dict[str, Any] | None = None) -> int:
+    """Index the tars, write an index into each of their folders, or to `out`, and return the exit code."""
+    try:
+        files = find_files(list(paths), Tar.suffixes, "penstock index", Access(storage, cache=False))
+        folders: dict[str, list[AnyFile]] = {}
+        for file in files:
+            folders.setdefault(folder_of(file), []).append(file)
+        if out is not None and len(folders) > 1:
+            some = " and ".join(list(folders)[:2])
+            raise ValueError(f"--out is for the tars of one folder, but these are in {some}. Index them one by one.")
+        there = Beside(files, None, KIND, warns=False)
+        found = cached_each(files, KIND, find_samples, there)
+        indexes = dict(zip((file.path for file in files), found, strict=True))
+        return max(_index(some, [indexes[file.path] for file in some], out) for some in folders.values())
+    except (OSError, ValueError, ImportError, TypeError) as error:
+        print(printable(f"penstock index: {error}", lines=True), file=sys.stderr)
+        return 1
+
+
+def _index(files: Sequence[AnyFile], indexes: Sequence[Index], out: str | None) -> int:
+    """Writes the index of one folder, with what is there of other tars."""
+    entries = {} if out is not None else _present(files[0])
+    made = dict(zip((file.path for file in files), indexes, strict=True))
+    for file, entry in zip(files, for_each(lambda file: entry_of(file, made[file.path]), files), strict=True):
+        entries[os.path.basename(file.path)] = entry
+    content = packed(entries, KIND)
+    where, code = _written(files[0], content, out)
+    samples = sum(len(index["starts"]) - 1 for index in indexes)
+    tars = f"{len(files):,} {'tar' if len(files) == 1 else 'tars'} with {samples:,} samples"
+    print(printable(f"{where}: {tars}, {size(len(content))}"))
+    for file, index in zip(files, indexes, strict=True):
+        bad = Bad.of(index)
+        if "fault" in index:
+            what = f"byte {bad.byte:,}: the tar is cut off or damaged here, and the rest cannot be read"
+            print(f"{printable(file.path)}, {what}")
+        if bad.others:
+            print(f"{printable(file.path)}: {len(bad.others):,} samples have members that are not beside each other")
+    return code
+
+
+def _present(file: AnyFile) -> dict[str, Entry]:
+    """The entries of the index that is there; none if it cannot be used."""
+    index = neighbour(file, NAME)
+    try:
+        return {} if index is None else unpacked(index.peek(0, index.size), KIND)
+    except (ValueError, FormatError):
+        return {}
+
+
+def _written(file: AnyFile, content: bytes, out: str | None) -> tuple[str, int]:
+    """Where the index was written, and the exit code."""
+    if out is None and isinstance(file, RemoteFile):
+        where = f"{folder_of(file)}/{NAME}"
+        try:
+            file.write_neighbour(NAME, content)
+        except RemoteError as error:
+            path = Path(NAME).absolute()
+            _replace(path, content)
+            remedy = f"It was written to {path}: copy it to {where}, or pass Tar(..., index={str(path)!r})"
+            print(printable(f"penstock index: {error} {remedy}."), file=sys.stderr)
+            return str(path), 1
+        return where, 0
+    path = Path(out).absolute() if out is not None else Path(file.path).with_name(NAME)
+    _replace(path, content)
+    return str(path), 0
+
+
+def _replace(path: Path, content: bytes) -> None:
+    trust.replace(os.fspath(path), lambda fd: write_all(fd, memoryview(content)))
