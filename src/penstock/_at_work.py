@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class Source:
-    """Knows the sample or step that is being computed. `part` has the only rows that are asked for, or None."""
+    """Knows the sample or step that is being computed. `part`: the requested rows, or None for all rows."""
 
     part: Sequence[int] | None = None
 
     @property
     def cache(self) -> CacheCounts | None:
-        """What this worker counts of caches."""
+        """The cache counters of this worker."""
         return None
 
     def rng(self) -> Generator:
@@ -35,7 +35,7 @@ class Source:
 
 
 class _AtWork(threading.local):
-    """By thread. In a thread that the dataset starts, `source` is None, and `penstock.rng()` says so."""
+    """The source of each thread. It is None in threads that the dataset starts, where `penstock.rng()` raises."""
 
     source: Source | None = None
 
@@ -45,13 +45,13 @@ at_work = _AtWork()
 
 @contextmanager
 def among(rows: Sequence[int], n: int) -> Iterator[None]:
-    """In the block, `each(keys)` gets only these rows, of the n rows that a dataset was asked for."""
+    """Restricts `each(keys)` in the block to some of the n rows that the dataset was asked for."""
     source = at_work.source
     if source is None:
         yield
         return
     outer, asked = source.part, source.rows_asked_for()
-    # If the numbers differ, the dataset was asked for other rows than those of the step.
+    # If the counts differ, the dataset was not asked for the rows of the step.
     source.part = [asked[row] for row in rows] if len(asked) == n else ()
     try:
         yield
@@ -61,7 +61,7 @@ def among(rows: Sequence[int], n: int) -> Iterator[None]:
 
 @contextmanager
 def working_at(source: Source) -> Iterator[None]:
-    """In the block, `rng()` uses this source. Blocks may be nested: a dataset may iterate over another loader."""
+    """Makes `rng()` use this source in the block. Blocks may be nested: a dataset may iterate over another loader."""
     outer, at_work.source = at_work.source, source
     try:
         yield
@@ -84,8 +84,8 @@ class WorkerInfo:
     dataset: Any
 
 
-# With backend="thread" a worker is one thread of this process. A worker process is one worker with all its threads,
-# those that the dataset starts included.
+# With backend="thread" a worker is one thread of this process. In a worker process, all threads belong to the one
+# worker, including those that the dataset starts.
 _of_thread = threading.local()
 _of_process: WorkerInfo | None = None
 

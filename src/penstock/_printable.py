@@ -1,13 +1,13 @@
-"""Text of files and other programs, as a terminal may print it: it cannot move the cursor, nor change colours."""
+"""Escapes text from files and other programs, so that it cannot control the terminal that it is printed on."""
 
 from __future__ import annotations
 
 
 def printable(text: str, *, lines: bool = False) -> str:
-    """The text, with escapes such as `\\x1b` for all characters that cannot be seen; `lines` keeps ends of lines.
+    """The text, with escapes such as `\\x1b` for invisible characters; `lines=True` keeps line breaks.
 
-    These are control characters, those that change the direction of text, and lone surrogates, which stand for the
-    bytes of file names that are not UTF-8 and cannot be printed at all.
+    Invisible are control characters, characters that change the direction of text, and lone surrogates, which stand
+    for bytes of file names that are not UTF-8 and cannot be printed at all.
     """
     if text.isprintable():
         return text

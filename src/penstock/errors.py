@@ -1,7 +1,7 @@
 """Every exception that penstock itself raises.
 
-The exceptions of the user's own code are not here: they keep their type, and get notes that name the sample, the step
-and the worker (see `_wire/failure.py`).
+Exceptions of user code keep their type, and get notes that name the sample, the step and the worker (see
+`_wire/failure.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
 
 
 class _Printable(Exception):
-    """An error whose message has names of files and their members, as a terminal may print it."""
+    """An error whose message contains names from files: control characters in it are escaped for the terminal."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*(printable(each, lines=True) if type(each) is str else each for each in args))
@@ -63,7 +63,7 @@ class UnshippableDataset(TypeError):
 
 
 class PanicError(RuntimeError):
-    """A library written in Rust panicked. Its own error, which is no `Exception`, is the `__cause__`."""
+    """A library written in Rust panicked. Its own error, which is not an `Exception`, is the `__cause__`."""
 
 
 class ImageError(_Printable, ValueError):
@@ -83,19 +83,19 @@ class RecordError(FormatError):
 
 
 class SampleTooLarge(FormatError, ImageError):
-    """A sample would have more bytes in memory than `max_sample_bytes=` allows. `on_error` of a loader applies.
+    """A sample would need more bytes in memory than `max_sample_bytes=` allows. A loader's `on_error=` applies to it.
 
-    `sizes` has the bytes of the sample, and the limit.
+    `sizes`: the bytes of the sample, and the limit.
     """
 
     sizes: tuple[int, int] = (0, 0)
 
 
 class RemoteError(_Printable, OSError):
-    """A file of a URL cannot be read. The message has the URL without credentials, and how often it was tried.
+    """A remote file cannot be read. The message has the URL without credentials, and the number of attempts.
 
-    `changed` is True if the file is another one than when the dataset was made. `refused` is True if the store has
-    answered, and would give the same answer again: no permission, for example.
+    `changed` is True if the file has changed since the dataset was made. `refused` is True if the store has answered,
+    and would give the same answer again: no permission, for example.
     """
 
     changed: bool = False
@@ -103,11 +103,11 @@ class RemoteError(_Printable, OSError):
 
 
 class RemoteFileNotFound(RemoteError, FileNotFoundError):
-    """A URL names no file."""
+    """The URL does not name a file."""
 
 
 class RemoteTraceback(Exception):
-    """The traceback in a worker, as text. It is the `__cause__` of an exception that was raised there."""
+    """The traceback in a worker, as text: the `__cause__` of an exception that was raised there."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)

@@ -1,6 +1,6 @@
-"""The limit on what one sample may decode to: a few bytes of a file can stand for more than a machine has.
+"""The limit on the decoded size of one sample: a few bytes of a file can decode to more than a machine's memory.
 
-A size is checked before memory is allocated for it, wherever the file says it.
+Wherever a file states a size, it is checked before memory is allocated.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _AT_ONCE = 16  # samples of the largest size that a block may hold
 
 
 def checked_limit(value: object) -> int | None:
-    """The value of `max_sample_bytes=`. Raises ValueError unless it is a number of bytes, or None."""
+    """Returns the value of `max_sample_bytes=`. Raises ValueError unless it is a number of bytes, or None."""
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and value > 0):
         return value
     raise ValueError(f"max_sample_bytes must be a number of bytes, such as 4 << 30, or None, but it is {value!r}.")
 
 
 def refuse_large(name: object, nbytes: int, limit: int) -> NoReturn:
-    """Raises the error for a sample with this name, which would have more bytes than are allowed."""
+    """Raises SampleTooLarge for a sample that would need more bytes than allowed."""
     error = SampleTooLarge(
         f"{name}: the sample would have {nbytes:,} bytes in memory, and the limit is {limit:,}. The file may be made "
         f"to exhaust memory. If it is as it should be, pass max_sample_bytes={nbytes} or more, or None for no "
@@ -34,9 +34,9 @@ def refuse_large(name: object, nbytes: int, limit: int) -> NoReturn:
 
 
 def check_block(name: object, rows: int, nbytes: int, limit: int) -> None:
-    """Raises if one of the samples of a block must be larger than the limit. A block is decoded as a whole.
+    """Raises SampleTooLarge if a block, which is decoded as a whole, is too large for its number of samples.
 
-    One of many samples may have as many bytes as some of the largest.
+    A block may have the size of up to 16 samples at the limit.
     """
     if nbytes > limit * min(max(rows, 1), _AT_ONCE):
         refuse_large(f"{name} of {rows:,} rows", nbytes // max(rows, 1), limit)

@@ -1,8 +1,8 @@
-"""File descriptors that no forked child may keep open.
+"""File descriptors that forked children must close.
 
-A write end that stays open in a forked child never gives an end-of-file to the reader. So descriptors of penstock are
-registered here when they are opened, and every child that this process forks closes them. A worker keeps those that
-its launcher gives it.
+The reader of a pipe never sees the end of file while a forked child keeps the write end open. So penstock registers
+its descriptors here when it opens them, and every forked child closes them. A worker keeps the descriptors that its
+launcher passes to it.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _birth = threading.local()
 
 
 def close_in_child(*fds: int) -> None:
-    """Has these closed in every child that Python forks from this process.
+    """Registers descriptors to be closed in every child that Python forks from this process.
 
-    Call it under `no_fork()`, together with what opens them: else another thread may fork in between.
+    Open and register them in one `no_fork()` block: otherwise another thread may fork in between.
     """
     with _guard:
         _kept_from_children.update(fds)
 
 
 def forget(*fds: int) -> None:
-    """Undoes `close_in_child`. Call it before the close, since the numbers are used again."""
+    """Undoes `close_in_child`. Call it before closing a descriptor, because its number will be reused."""
     with _guard:
         _kept_from_children.difference_update(fds)
 
@@ -43,7 +43,7 @@ def close(*fds: int) -> None:
 
 
 def open_memfd(name: str) -> int:
-    """An unnamed file in memory, which no forked child keeps open. It can be sealed (`_trust.seal`)."""
+    """Creates an unnamed file in memory, which forked children close. It can be sealed (`trust.seal`)."""
 
     def made() -> int:
         with no_fork():
@@ -55,7 +55,7 @@ def open_memfd(name: str) -> int:
 
 
 def no_fork() -> AbstractContextManager[bool]:
-    """No other thread forks in this block. Code in the block must not take another lock."""
+    """Prevents other threads from forking during the block. Code in the block must not take another lock."""
     return _guard
 
 
@@ -70,10 +70,10 @@ def kept_by_child(fds: Iterable[int]) -> Iterator[None]:
 
 
 def take_standard_streams() -> None:
-    """Opens /dev/null in the place of each standard stream that is closed, so that penstock gets no such number.
+    """Opens /dev/null in the place of each closed standard stream, so that no descriptor of penstock gets its number.
 
-    A library that writes warnings to descriptor 2 would write into shared memory, and a new process would take
-    descriptor 0 for its input.
+    Otherwise a library that prints to descriptor 2 would write into shared memory, and a new process would read
+    descriptor 0 as its input.
     """
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)

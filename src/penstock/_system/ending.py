@@ -1,8 +1,8 @@
-"""The end of an iteration, and the one place where an iterator of penstock raises anything instead of a batch.
+"""The end of an iteration, and the only place where an iterator of penstock raises an exception instead of a batch.
 
-Inside penstock the end is a value, END, and so is an error in the place of a batch. Only here they become exceptions.
-So a StopIteration that arrives here as an exception comes from the user's code: it is an error, because the caller
-would take it for the end of the epoch.
+Inside penstock the end is a value, END, and so is an error in place of a batch. Only this module turns them into
+exceptions. So a StopIteration that arrives here comes from the user's code: it is an error, because the caller would
+mistake it for the end of the epoch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NOT_THE_END = (
 
 
 class Instead(NamedTuple):
-    """What an iterator has instead of a batch: an error, or nothing because it has ended."""
+    """The result of an iterator that has no batch: an error, or None at the end."""
 
     error: BaseException | None
 
@@ -36,7 +36,7 @@ END = Instead(None)
 
 
 def raises_instead(take: Callable[[S], T | Instead]) -> Callable[[S], T]:
-    """A `__next__`, from a method that returns a batch or an Instead."""
+    """Makes a `__next__` of a method that returns a batch or an Instead."""
 
     @wraps(take)
     def raising(self: S) -> T:
@@ -64,7 +64,7 @@ def raises_instead(take: Callable[[S], T | Instead]) -> Callable[[S], T]:
 
 
 def never_ends(call: Callable[P, T]) -> Callable[P, T]:
-    """The same function, for `iter()`, `len()` and the like: a StopIteration of the user's code is an error too."""
+    """Wraps a function such as `__iter__` or `__len__`: a StopIteration of the user's code is an error there too."""
 
     @wraps(call)
     def calling(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -80,7 +80,7 @@ def never_ends(call: Callable[P, T]) -> Callable[P, T]:
 
 
 def _not_the_end(error: StopIteration) -> RuntimeError:
-    """The error to raise from this one. The notes that name the sample are the new error's too."""
+    """The RuntimeError to raise in place of a StopIteration, with the same notes, which name the sample."""
     wrong = RuntimeError(_NOT_THE_END)
     notes = _dict_of(error).get("__notes__")
     if isinstance(notes, list):
@@ -89,4 +89,4 @@ def _not_the_end(error: StopIteration) -> RuntimeError:
 
 
 RAISING = raises_instead(id).__code__
-"""The code that raises errors in place of batches, as it is found in tracebacks."""
+"""The code object that raises errors in place of batches, to recognise its frame in tracebacks."""

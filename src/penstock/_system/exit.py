@@ -1,14 +1,14 @@
 """The interpreter's exit: what penstock ends then, and in which order.
 
-Python ends a program like this: it waits for non-daemon threads; calls what was registered with atexit, the latest
-first; stops handling signals; ends each daemon thread as soon as it asks for the GIL; and clears the modules, in an
-order that depends on who refers to whom. So:
+Python ends a program in this order: it waits for non-daemon threads; calls the functions registered with atexit, last
+registered first; stops handling signals; ends each daemon thread as soon as the thread asks for the GIL; and clears
+the modules, in an order that depends on their references. So:
 
-- What is open is closed by atexit, while everything still works and after the last thread of the user that counts.
-- No thread of ours is left when daemon threads are ended. Such an end unwinds the thread's stack, and where code of
-  C++ or Rust is on it, the process aborts.
-- From then on, finalizers do nothing (`_interrupts.over`): the globals that they need may be gone already, and the
-  system takes back what is left.
+- Open objects are closed by atexit, after the user's non-daemon threads and while everything still works.
+- No thread of penstock is left when Python ends daemon threads. That unwinds a thread's stack, and aborts the process
+  if C++ or Rust code is on the stack.
+- From then on, finalizers do nothing (`interrupts.over`): the globals that they need may be gone, and the system
+  takes back what is left.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from penstock._system.interrupts import Living, interrupts_deferred, over
 
 class _Open(Protocol):
     def at_exit(self) -> None:
-        """Ends it. No other thread of the user's counts any more, but a daemon thread may be using it."""
+        """Ends the object. Of the user's threads, only daemon threads may still be using it."""
 
 
 _open = Living[_Open]()
 
 
 def ends_at_exit(one: _Open) -> None:
-    """The interpreter's exit calls `one.at_exit()`, if the object is alive then."""
+    """Registers an object: if it is alive at the interpreter's exit, `one.at_exit()` is called."""
     _open.add(one)
 
 
-# What is registered later is called earlier: so this comes before `threads.end_all`. An interrupt in one of the two
-# does not keep the other from its work.
+# atexit calls the last registered function first, so this one runs before `threads.end_all`. Two functions: an
+# interrupt in one of them does not prevent the other.
 @atexit.register
 def _end_all() -> None:
     over.append(True)
-    # Signals that come meanwhile (SIGCHLD, of each worker) are handled at the end of the block, and not later, when
-    # Python has forgotten its handlers.
+    # Signals that arrive meanwhile (a SIGCHLD for each worker) are handled at the end of the block, and not later,
+    # when Python has dropped its handlers.
     with interrupts_deferred():
         for one in reversed(list(_open)):
             one.at_exit()
 
 
 def rest_if_over() -> None:
-    """Never returns to a daemon thread of the user's, if the program is ending.
+    """Blocks a daemon thread of the user for ever, if the program is ending.
 
-    Such a thread will be ended soon. Until then, an error about what was closed would only be noise.
+    Python will end the thread soon. Until then, an error about a closed object would only be noise.
     """
     thread = threading.current_thread()
     if over and thread.daemon and thread not in threads.running:

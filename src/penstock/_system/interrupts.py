@@ -1,16 +1,16 @@
-"""Interrupts: signal handlers of Python that raise, such as that of Ctrl-C.
+"""Interrupts: Python signal handlers that raise, such as the one for Ctrl-C.
 
-CPython runs a handler in the main thread, between two instructions: at the entry of a Python function, at a backward
-jump, and after a call of C code, whose result is then lost. It runs none at an assignment, at an attribute, at the
-return of a Python function, or at the entry and exit of `with` on a lock. (Python 3.11 to 3.13: the opcodes RESUME,
-JUMP_BACKWARD and CALL.) Hence four rules:
+CPython runs a handler in the main thread, between two instructions: at the start of a Python function, at a backward
+jump, and after a call of C code, whose result is then lost. It runs no handler at an assignment, at an attribute
+access, at the return of a Python function, or at the entry and exit of `with` on a lock. (Python 3.11 to 3.13: the
+opcodes RESUME, JUMP_BACKWARD and CALL.) Hence four rules:
 
-- What is acquired is known to its owner first, or is acquired by `acquire`. A constructor is C code to its caller: an
-  object that acquires something in its constructor adds itself to a list of its owner's before it does.
-- What is changed for a while is restored by `with_loan`, in a `finally` of the function that has changed it. A
-  context manager written in Python cannot do that: the interrupt may come at the entry of its `__exit__`.
-- What is released is released under `interrupts_deferred`.
-- What is imported late is imported by `import_whole`.
+- A resource is registered with its owner before it is acquired, or is acquired by `acquire`. A constructor is C code
+  to its caller: an object that acquires something in its constructor first adds itself to a list of its owner.
+- A temporary change is undone by `with_loan`, in a `finally` of the function that made it. A context manager written
+  in Python cannot do that: the interrupt may come at the entry of its `__exit__`.
+- A resource is released under `interrupts_deferred`.
+- A late import goes through `import_whole`.
 
 Threads wait for each other by `Changes`, not by a Condition or an Event of `threading`.
 
@@ -41,19 +41,18 @@ T = TypeVar("T")
 _getsignal, _setsignal = _signal.getsignal, _signal.signal
 _interrupt_main: Any = _thread.interrupt_main
 
-# All that can have a handler.
+# The signals that can have a handler.
 _NUMBERS = tuple(sorted(int(number) for number in _signal.valid_signals() - {_signal.SIGKILL, _signal.SIGSTOP}))
 
 
 class interrupts_deferred:
-    """A handler that would run in this block runs at its end, and so raises there. Takes about 4 µs.
+    """Delays signal handlers until the end of the block, so that they raise there. Takes about 4 µs.
 
-    That is true of every signal that has a handler of Python: the program decides which of them raise. A block inside
-    of another does nothing.
+    This applies to every signal with a Python handler, because any of them may raise. A nested block does nothing.
     """
 
-    # Refused: the signal mask. Another thread would take the signal, and Python would still run the handler in the
-    # main thread, the only one that ever runs handlers.
+    # Refused: the signal mask. Another thread would receive the signal, and Python would still run the handler in the
+    # main thread, the only thread that runs handlers.
 
     __slots__ = ("_catcher", "_caught", "_handlers")
 
@@ -81,7 +80,7 @@ class interrupts_deferred:
         finally:
             if _block is self:
                 _block = None
-            if self._handlers:  # one that was back already has raised
+            if self._handlers:  # a handler that was already restored has raised
                 self.restore()
             self._catcher = None
             if self._caught:
@@ -92,7 +91,7 @@ class interrupts_deferred:
             self._caught[number] = self._handlers[number], frame
 
     def restore(self) -> None:
-        """Puts the handlers back, except where the block has set another."""
+        """Restores the handlers, except those that the block itself has replaced."""
         while self._handlers:
             number, handler = next(iter(self._handlers.items()))
             if _getsignal(number) is self._catcher:
@@ -109,7 +108,7 @@ class interrupts_deferred:
 
 
 class interrupts_after(interrupts_deferred):
-    """For finalizers, out of which nothing can be raised: handlers run when this object is deallocated."""
+    """For finalizers, which cannot raise: the handlers run when this object is deallocated."""
 
     __slots__ = ("_again",)
 
@@ -119,11 +118,11 @@ class interrupts_after(interrupts_deferred):
 
 
 _block: interrupts_deferred | None = None
-"""The block that the main thread is in, if it is in one."""
+"""The block that the main thread is in, if any."""
 
 
 def _after_fork_in_child() -> None:
-    # The child has the handlers of its parent. It is not in the block, if another thread has forked it.
+    # The child inherits the replaced handlers, but may have been forked by a thread outside of the block.
     global _block
     if _block is not None:
         _block.restore()
@@ -146,25 +145,25 @@ _call: Any = operator.call
 
 
 def call_at_end(of: object, action: Callable[[], object]) -> CallAtEnd:
-    """Calls `action`, which must be C code, when the object is deallocated, if the result is still alive then.
+    """Calls `action`, which must be C code, when the object is deallocated, if the returned reference still exists.
 
-    No code of Python runs meanwhile: an interrupt in it would be reported as ignored, and lost.
+    No Python code runs meanwhile: an interrupt in it would be reported as ignored, and lost.
     """
     made = CallAtEnd(of, _act)
     made.action = action
     return made
 
 
-# By numbers that are never used again, and not by what an action frees, which another thread may get meanwhile.
+# Keyed by numbers that are never reused. An address that an action frees may at once belong to another thread.
 _waiting: dict[int, CallAtEnd] = {}
 _numbers = count()
 
 
 def free_at_end(of: object, action: Callable[[], object]) -> None:
-    """Like `call_at_end`, whatever else is deallocated first. `action` must not refer to the object.
+    """Like `call_at_end`, but independent of the order of deallocation. `action` must not refer to the object.
 
-    A weak reference that is kept by something that the object refers to may be gone before it is called: each library
-    deallocates in an order of its own (numpy 2.5 lets go of an array's base before the array's weak references).
+    A weak reference that is held by something the object refers to may be gone before it fires, because each library
+    has its own order of deallocation: numpy 2.5 releases an array's base before it clears the weak references.
     """
     number = next(_numbers)
     both = partial(_waiting.pop, number), action
@@ -172,7 +171,7 @@ def free_at_end(of: object, action: Callable[[], object]) -> None:
 
 
 class Living(Generic[T]):
-    """The objects that were added and are alive. A WeakSet, but no code of Python runs when one of them ends."""
+    """The added objects that are still alive: a WeakSet that runs no Python code when an object is deallocated."""
 
     __slots__ = ("_references",)
 
@@ -188,20 +187,20 @@ class Living(Generic[T]):
         return len(self._references)
 
     def __iter__(self) -> Iterator[T]:
-        # Of a copy: objects may come and go meanwhile.
+        # Over a copy: objects may be added or deallocated meanwhile.
         found = [reference() for reference in self._references.copy().values()]
         return iter([one for one in found if one is not None])
 
 
 over: list[bool] = []
-"""Not empty once the program is ending, and everything of ours with it (see `_system/exit.py`)."""
+"""Not empty once the program is ending (see `_system/exit.py`)."""
 
 
 def finalizer(release: Callable[[Any], None]) -> Callable[[Any], None]:
-    """A `__del__` that calls `release`, which can be repeated. An interrupt in it comes out of the code around it.
+    """A `__del__` that calls `release`, which may run twice. An interrupt in it is raised in the surrounding code.
 
-    Only one that comes at the very entry is reported by Python as ignored, as in every `__del__`. At the end of the
-    interpreter it does nothing: modules are being cleared, and `release` might miss a global.
+    Only an interrupt at the very entry is reported by Python as ignored, as in every `__del__`. While the interpreter
+    shuts down, the finalizer does nothing: modules are being cleared, and `release` might miss a global.
     """
 
     def __del__(self: Any, over: list[bool] = over) -> None:
@@ -225,17 +224,17 @@ def _release(release: Callable[[Any], None], of: object, ends: list[object]) -> 
 
 
 class _Token:
-    """An object whose end is noticed."""
+    """An object that is only watched for its deallocation."""
 
 
-# The references must outlive their tokens, which end within microseconds.
+# Keeps the references alive longer than their tokens, which live for microseconds.
 _latest: deque[CallAtEnd] = deque(maxlen=64)
 
 
 def _raised_with_the_end_of(number: int) -> _Token:
-    """When the result is deallocated, the signal is pending again.
+    """Makes the signal pending again when the returned token is deallocated.
 
-    By `interrupt_main`, which works for any signal: `raise_signal` and `os.kill` run the handler themselves.
+    Uses `interrupt_main`, which works for any signal: `raise_signal` and `os.kill` would run the handler themselves.
     """
     token = _Token()
     _latest.append(call_at_end(token, partial(_interrupt_main, number)))
@@ -243,9 +242,9 @@ def _raised_with_the_end_of(number: int) -> _Token:
 
 
 def acquire(take: Callable[[], T], give_back: Callable[[T], object]) -> T:
-    """The result of `take`; if an interrupt comes meanwhile, it is given back. `take` must be short.
+    """Returns the result of `take()`; after an interrupt, gives it back and raises. `take` must be short.
 
-    Bind the result with a plain assignment, and call this with arguments, not with `*args`, which is C code.
+    Bind the result with a plain assignment. Call this with explicit arguments: `*args` makes the call C code.
     """
     taken: list[T] = []
     try:
@@ -259,9 +258,9 @@ def acquire(take: Callable[[], T], give_back: Callable[[T], object]) -> T:
 
 
 def import_whole(name: str) -> None:
-    """Imports a module, and lets no handler run meanwhile: one that needs the module would find half of it.
+    """Imports a module with signal handlers delayed: a handler that uses the module would find it half imported.
 
-    To be called before an import inside of a function. Costs 0.1 µs if the module is there.
+    Call it before an import inside a function. Costs 0.1 µs if the module is already imported.
     """
     if name not in sys.modules:
         with interrupts_deferred():
@@ -269,17 +268,17 @@ def import_whole(name: str) -> None:
 
 
 class Loan(Protocol):
-    """Something of the caller's that is changed for a while."""
+    """A temporary change of something that belongs to the caller."""
 
     def begin(self) -> object:
-        """Notes how it is, and changes it."""
+        """Remembers the present state, and changes it."""
 
     def end(self) -> None:
-        """Makes it as it was, also if `begin` or an earlier `end` was interrupted."""
+        """Restores the remembered state, even if `begin` or an earlier `end` was interrupted."""
 
 
 def with_loan(loan: Loan, work: Callable[..., T], *args: Any) -> T:
-    """`work(*args)` between the beginning and the end of a loan. Costs nothing, unless there is an interrupt."""
+    """Calls `work(*args)` between the beginning and the end of a loan. Free of cost unless interrupted."""
     try:
         loan.begin()
         return work(*args)
@@ -292,20 +291,20 @@ def with_loan(loan: Loan, work: Callable[..., T], *args: Any) -> T:
             raise
 
 
-# Seconds after which a thread that waits looks by itself. It may not have been woken, if an interrupt came just then;
-# and a signal that comes just before a wait does not end the wait.
+# Seconds after which a waiting thread looks by itself. An interrupt may have prevented its wake-up, and a signal just
+# before a wait does not end the wait.
 LOOK_AGAIN = 1.0
 
 
 class Changes:
     """A lock, and the threads that wait for a change of what it guards: a Condition that survives interrupts.
 
-    The `with` of a Condition or an Event is code of Python, and an interrupt could leave its lock locked for ever.
-    Here a thread looks, and takes a bell, under the lock; then it lets go of the lock, and waits:
+    The `with` of a Condition or an Event is Python code, and an interrupt could leave its lock locked for ever.
+    Here a thread checks the condition and takes a bell under the lock, then releases the lock and waits:
 
         while True:
             with changes.lock:
-                if there is what it waits for:
+                if the condition holds:
                     return
                 bell = changes.bell()
             bell.acquire(timeout=LOOK_AGAIN)
@@ -314,19 +313,19 @@ class Changes:
     __slots__ = ("_bells", "lock")
 
     def __init__(self) -> None:
-        # The thread that has it may take it again: the garbage collector calls finalizers in any thread.
+        # Reentrant: the garbage collector may call a finalizer in the thread that holds the lock.
         self.lock = threading.RLock()
         self._bells: list[threading.Lock] = []
 
     def bell(self) -> threading.Lock:
-        """A lock that is released with the next change. To be called under `lock`."""
+        """Returns a lock that the next change releases. Call it while holding `lock`."""
         bell = threading.Lock()
         bell.acquire()
         self._bells.append(bell)
         return bell
 
     def tell(self) -> None:
-        """Wakes the threads that wait: something has changed."""
+        """Wakes the waiting threads: something has changed."""
         with self.lock:
             bells, self._bells = self._bells, []
         for bell in bells:

@@ -1,4 +1,4 @@
-"""Limits that the system sets to a process, for the messages about those that were met."""
+"""System limits on processes and threads, for messages about a limit that was reached."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from contextlib import suppress
 
 
 def no_more_processes(error: OSError) -> OSError:
-    """The error of a fork, with the limits that may be its reason; other errors stay as they are."""
+    """The error of a failed fork, with the limits that may have caused it; other errors are returned unchanged."""
     if error.errno != errno.EAGAIN:
         return error
     return OSError(error.errno, f"A worker process could not be started: {room_for_tasks()}")
 
 
 def room_for_tasks() -> str:
-    """How many processes and threads there are, how many there may be, and what to do."""
+    """Says how many processes and threads exist, how many are allowed, and what to do."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     found = []
     if limit != resource.RLIM_INFINITY:

@@ -1,7 +1,7 @@
-"""Panics: errors of libraries written in Rust (polars, tokenizers, obstore) that reach Python as no `Exception`.
+"""Panics: errors of libraries written in Rust (polars, tokenizers, obstore), which are not an `Exception` in Python.
 
-A panic in one sample is a bad sample like any other, but `except Exception` does not catch it, and Rust's type for it
-belongs to no module, so it cannot be named. Here it becomes an ordinary error.
+A panic in one sample is a bad sample like any other, but `except Exception` does not catch it, and its type cannot be
+imported from any module. Here it becomes an ordinary error.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from penstock.errors import PanicError
 
 
 def ordinary(error: BaseException) -> BaseException:
-    """The error itself; for a panic, a PanicError with the same traceback and notes."""
+    """Returns the error itself; for a panic, a PanicError with the same traceback and notes."""
     if isinstance(error, Exception) or type(error).__name__ != "PanicException":
         return error
     made = PanicError(
@@ -31,7 +31,7 @@ def raise_ordinary(error: BaseException) -> None:
 
 
 class NoPanics:
-    """`with NO_PANICS:` raises a PanicError for a panic inside of it."""
+    """`with NO_PANICS:` turns a panic in the block into a PanicError."""
 
     def __enter__(self) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Tells a lack of memory, descriptors, threads or disk space from an error of a sample."""
+"""Distinguishes a shortage of memory, descriptors, threads or disk space from a bad sample."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.errors import FormatError
 
 _LACKS = {errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOSPC, errno.EDQUOT}
 # Errors of libraries that the core does not import: an array that would be too large for its type, a device without
-# memory. Others are plain RuntimeErrors, an OSError without a number, or an `error`, with these words.
+# memory. Other libraries raise a RuntimeError, an OSError without a number, or an `error`, with these words.
 _NAMES = ("ArrowCapacityError", "OutOfMemoryError")
 _WORDS = re.compile(
     r"can't allocate memory|can't start new thread|insufficient memory|too many open files|RESOURCE_EXHAUSTED", re.I
@@ -17,9 +17,9 @@ _WORDS = re.compile(
 
 
 def is_shortage(error: BaseException | None) -> bool:
-    """True for an error that says nothing about a sample: a later try, or another machine, may have what is missing.
+    """True if an error is not the sample's fault: a later attempt, or another machine, may have enough of everything.
 
-    An error that was raised `from` such an error is one, too, except for a FormatError, which says that a file is
+    An error that was raised `from` a shortage also counts, except for a FormatError, which says that a file is
     damaged: see `is_damage`.
     """
     while error is not None and not isinstance(error, FormatError):

@@ -1,8 +1,8 @@
-"""Threads that penstock runs beside the caller, in its process. They end before the interpreter does.
+"""Threads that penstock runs in the caller's process. They end before the interpreter does.
 
-They are daemons: a program that ends does not wait for a thread that only waits for work. But Python ends a daemon
-thread wherever it is, by unwinding its stack, and where code of C++ or Rust is on the stack (of torch, say), that
-aborts the process. So the exit tells each thread to end, and waits for the sample that it is working on.
+They are daemon threads, so that a program can end while one of them only waits for work. But Python ends a daemon
+thread at any point, by unwinding its stack, and that aborts the process if C++ or Rust code (of torch, say) is on the
+stack. So the exit tells each thread to end, and waits for the sample that the thread is working on.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from penstock._system.limits import room_for_tasks
 GRACE = 1.0
 """Seconds that `close()` of a prefetcher waits for its thread.
 
-Code of the user's in it cannot be interrupted: it finishes in the background.
+User code in the thread cannot be interrupted: it finishes in the background.
 """
 
 PATIENCE = 2.0
-"""Seconds after which the exit no longer waits for a thread that has used no processor time.
+"""Seconds after which the exit stops waiting for a thread that has used no processor time.
 
-Such a thread waits for something that may never come, such as an answer from a network. It cannot abort the process
-while it waits. A thread that computes is waited for without a limit, as by `concurrent.futures`.
+Such a thread waits for something that may never come, such as an answer from a network, and cannot abort the process
+while it waits. The exit waits without a limit for a thread that computes, as `concurrent.futures` does.
 """
 
-_SILENCE = 10.0  # seconds of waiting at exit before a line on standard error says what is waited for
+_SILENCE = 10.0  # seconds of waiting at exit before a line on standard error says why
 
 running: dict[threading.Thread, Callable[[], object]] = {}
-"""The threads that have not ended, oldest first, and how each is told to end."""
+"""The live threads, oldest first, each with the function that tells it to end."""
 
 _ended: list[bool] = []  # not empty once the exit has ended all threads
 
 
 def started(name: str, work: Callable[[], None], stop: Callable[[], object]) -> threading.Thread:
-    """A thread that was started. `stop()` makes it end soon, and may be called at any instruction of any thread."""
+    """Starts a thread. `stop()` makes it end soon; any thread may call it, at any instruction."""
     if _ended:
         raise RuntimeError(
             "The program is ending, so penstock can start no more threads: they would be cut off in the middle of a "
@@ -52,7 +52,7 @@ def started(name: str, work: Callable[[], None], stop: Callable[[], object]) -> 
         try:
             work()
         finally:
-            running.pop(threading.current_thread(), None)  # not `thread`, which would be a cycle if it is not started
+            running.pop(threading.current_thread(), None)  # `thread` would be a reference cycle if it never starts
 
     thread = threading.Thread(target=run, name=name, daemon=True)
     refused = ""
@@ -65,16 +65,16 @@ def started(name: str, work: Callable[[], None], stop: Callable[[], object]) -> 
             if not isinstance(error, RuntimeError):
                 raise
             refused = str(error)
-    if refused:  # outside of the block: the error must have no context, whose traceback would keep the engine alive
+    if refused:  # outside of the block: the traceback of a context would keep the engine alive
         raise RuntimeError(f"A thread could not be started ({refused}): {room_for_tasks()}")
     return thread
 
 
 @atexit.register
 def end_all() -> None:
-    """For the interpreter's exit: tells the threads to end, and waits for them."""
+    """Tells the threads to end, and waits for them. Called at the interpreter's exit."""
     said = time.monotonic() + _SILENCE
-    # The oldest first, and one after the other: it may wait for a batch that a younger one makes.
+    # One after the other, oldest first: an older thread may wait for a batch that a younger thread makes.
     while running:
         thread, stop = next(iter(running.items()))
         stop()
@@ -97,7 +97,7 @@ def _wait(thread: threading.Thread, say_at: float) -> float:
 
 
 def _processor_time(thread: threading.Thread) -> int:
-    """In ticks of the system. (`pthread_getcpuclockid` must not be asked about a thread that has ended.)"""
+    """Processor time in system ticks. (`pthread_getcpuclockid` must not be called for a thread that has ended.)"""
     with suppress(OSError, ValueError, IndexError):  # it has ended
         with open(f"/proc/self/task/{thread.native_id}/stat") as file:
             fields = file.read().rpartition(")")[2].split()
@@ -116,4 +116,4 @@ def _say(thread: threading.Thread) -> None:
         sys.stderr.flush()
 
 
-os.register_at_fork(after_in_child=running.clear)  # they run in the parent only
+os.register_at_fork(after_in_child=running.clear)  # the threads exist in the parent only

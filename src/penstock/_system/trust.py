@@ -1,17 +1,17 @@
-"""Decides whether a thing found on the machine is ours and may be used; makes files and folders that only we can use.
+"""Decides whether a file, folder or memfd belongs to this user and may be used; makes private files and folders.
 
-Other users of the machine may put anything under any name into a folder that they may write, give a memfd any name,
-and have a program of root (`su`) carry it. So what is found is judged by what the kernel says of the open file, and
-never by its name or by the process that has it:
+Other users of the machine can put anything under any name into a folder that they may write, can give a memfd any
+name, and can make a set-uid program (`su`) carry it. So penstock judges by what the kernel says about the open file,
+and never by its name or by the process that holds it:
 
-- its owner is this user, or root, and nobody else may write it (`check`);
-- if it is mapped, it can neither shrink nor change: it has seals, which cannot be removed (`open_sealed`);
-- of a folder, all of this holds for each folder above it as well (`use_folder`).
+- the owner is this user or root, and no other user may write the file (`check`);
+- a mapped memfd has seals, which cannot be removed, so that it can neither shrink nor change (`open_sealed`);
+- the same holds for a folder and for every folder above it (`use_folder`).
 
-What is made is opened with O_EXCL, so never through a link, and has its mode whatever the umask.
+New files are opened with O_EXCL, so never through a link, and get their mode regardless of the umask.
 
-A program of this user is trusted, but may be stopped at any moment: no wait for another program lasts longer than
-LONGEST.
+Other programs of this user are trusted, but may be stopped at any moment: no wait for another program lasts longer
+than LONGEST.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from functools import cache, partial
 from penstock._system.interrupts import acquire
 
 WAIT = 5.0
-"""Seconds to wait for another program that does not run, or that holds what it can need for a moment only."""
+"""Seconds to wait for a program that is stopped, or that should hold a resource only for a moment."""
 
 LONGEST = 60.0
-"""Seconds to wait for another program at most: one that runs may be at a download of which we need the result."""
+"""Seconds to wait for another program at most: a running one may be downloading what this program needs."""
 
 UNCHANGING = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-"""Seals of a memfd that is complete."""
+"""Seals of a complete memfd."""
 
 OF_ONE_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
-_AT_ONCE = os.O_CLOEXEC | os.O_NONBLOCK  # a pipe or a lease in the place of a file must not make us wait
+_AT_ONCE = os.O_CLOEXEC | os.O_NONBLOCK  # never wait for a pipe or a lease in the place of a file
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC  # follows no link
-_MOST_LINKS = 40  # as the kernel follows
+_MOST_LINKS = 40  # the kernel's own limit
 
 
 class Untrusted(PermissionError):
-    """Other users could have written this, or could write it."""
+    """Other users may have written this file or folder, or could write to it."""
 
 
 # What was found.
 
 
 def check(about: os.stat_result, group: int | None = None, owner: int | None = None, *, ignored: int = 0) -> None:
-    """Raises Untrusted if another user than root may have written a file or a folder, or may write it.
+    """Raises Untrusted if a user other than this one and root may have written a file or folder, or may write it.
 
-    Members of `group`, and the user `owner`, count as this user. `ignored`: bits of the mode that do not matter.
+    Members of `group` and the user `owner` count as this user. `ignored`: mode bits that are not checked.
     """
     mode, of_group = about.st_mode & ~ignored, about.st_gid == group
     if about.st_uid not in (0, _user(), owner) and not of_group:
@@ -66,7 +66,7 @@ def check(about: os.stat_result, group: int | None = None, owner: int | None = N
 def open_ours(path: str, flags: int = os.O_RDONLY, group: int | None = None) -> int:
     """Opens a regular file that only this user, or members of `group`, can have written. Raises OSError.
 
-    One that others can read, such as an older version has made, is closed to them.
+    If others can read the file, because an older version made it so, their permission is removed.
     """
     fd = os.open(path, flags | os.O_NOFOLLOW | _AT_ONCE)
     try:
@@ -86,10 +86,10 @@ def open_ours(path: str, flags: int = os.O_RDONLY, group: int | None = None) -> 
 
 
 def open_sealed(path: str, name: str, seals: int, flags: int = os.O_RDONLY, owner: int | None = None) -> int:
-    """Opens the memfd of this name that a process has: /proc/PID/fd/N. Raises OSError.
+    """Opens a memfd of another process by a path like /proc/PID/fd/N. Raises OSError.
 
-    It belongs to this user (or to `owner`), and has these seals. Anybody can choose a name, and after a look at the
-    path, it may be that of another process.
+    Checks the open file: it must have this name and these seals, and belong to this user (or to `owner`). The path
+    alone proves nothing: anyone can choose a name, and the pid may meanwhile be that of another process.
     """
     fd = os.open(path, flags | _AT_ONCE)
     try:
@@ -106,10 +106,10 @@ def open_sealed(path: str, name: str, seals: int, flags: int = os.O_RDONLY, owne
 
 
 def check_beside(path: str, of: str) -> os.stat_result:
-    """Raises Untrusted if a file could be from a user who could not have changed the file `of` beside it either.
+    """Raises Untrusted unless everyone who could write this file could also have changed the file `of` beside it.
 
-    That is the case if it belongs to this user, to root, or to the owner of the other; or if it belongs to the group
-    of a folder in which that group may replace any file.
+    Accepted owners are this user, root and the owner of `of`; or the group of the folder, if that group may replace
+    any file in the folder.
     """
     folder, about = os.stat(os.path.dirname(of) or "."), os.lstat(path)
     group = folder.st_gid if folder.st_mode & stat.S_IWGRP and not folder.st_mode & stat.S_ISVTX else None
@@ -122,17 +122,17 @@ def check_beside(path: str, of: str) -> os.stat_result:
 
 
 def is_memfd(path: str, name: str) -> bool:
-    """Whether a path like /proc/PID/fd/N leads to a memfd of this name. Raises OSError if it leads nowhere."""
+    """True if a path like /proc/PID/fd/N is a memfd of this name. Raises OSError if the path does not exist."""
     return os.readlink(path) == f"/memfd:{name} (deleted)"
 
 
 def seal(fd: int, seals: int) -> None:
-    """Adds seals to a memfd; no others can be added then."""
+    """Adds seals to a memfd, and prevents further seals."""
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals | fcntl.F_SEAL_SEAL)
 
 
 def processes(user: int) -> Iterator[int]:
-    """Processes of a user, as far as the system shows them (hidepid). It is no proof of anything else's owner."""
+    """The pids of a user's processes that the system shows (see hidepid). They prove nothing about their files."""
     for pid in os.listdir("/proc"):
         with suppress(OSError):  # it has ended
             if pid.isdecimal() and os.stat(f"/proc/{pid}").st_uid == user:
@@ -159,7 +159,7 @@ def make_file(path: str, group: int | None = None, mode: int = 0o600) -> int:
 
 
 def open_or_make(path: str, group: int | None = None) -> int:
-    """Opens a file of ours for reading and writing, which is made if it is missing. Raises OSError."""
+    """Opens a private file for reading and writing; creates it if it is missing. Raises OSError."""
     while True:
         with suppress(FileNotFoundError):
             return open_ours(path, os.O_RDWR, group)
@@ -168,10 +168,10 @@ def open_or_make(path: str, group: int | None = None) -> int:
 
 
 def replace(path: str, write: Callable[[int], object], mode: int | None = None, group: int | None = None) -> None:
-    """Writes a file as `write(fd)` does, under another name, and gives it its own in the end. Raises OSError.
+    """Replaces a file as a whole: `write(fd)` writes it under a temporary name first. Raises OSError.
 
-    So a reader sees the old file or the new one, and a link in its place is replaced, not followed. Without `mode`,
-    the umask decides who may read it: for files that the user names.
+    A reader sees either the old or the new file, and a link in its place is replaced, not followed. Without `mode`,
+    the umask decides who may read the file: for files that the user names.
     """
     draft = f"{path}.{os.urandom(8).hex()}.part"
     made = partial(os.open, draft, _NEW, 0o666) if mode is None else partial(make_file, draft, group, mode)
@@ -189,10 +189,10 @@ def replace(path: str, write: Callable[[int], object], mode: int | None = None, 
 
 
 def open_named(path: str) -> int:
-    """Opens a file that the user names, for writing, and empties it. Raises OSError.
+    """Opens a file that the user names for writing, and truncates it. Raises OSError.
 
-    In a folder that others may write, such as /tmp, no link is followed, and no file of another user is used: these
-    are traps. (Linux refuses some of this by itself where fs.protected_symlinks and fs.protected_regular are set.)
+    In a folder that others may write, such as /tmp, links and files of other users may be traps, and are refused.
+    (Linux refuses some of them itself where fs.protected_symlinks and fs.protected_regular are set.)
     """
     flags, is_shared = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, False
     try:
@@ -218,10 +218,10 @@ def open_named(path: str) -> int:
 
 
 def use_folder(path: str, shared: bool = False) -> int | None:
-    """Makes a folder if it is missing, and checks it; returns the group that may use it, if it is `shared`.
+    """Creates a folder if it is missing, and checks it; returns the group that may use it, if `shared`.
 
-    Raises Untrusted if other users than root could change what is in the folder, or put another one in its place. In
-    a shared one, members of the folder's group may. Raises OSError if it cannot be made or looked at.
+    Raises Untrusted if users other than this one and root could change the folder's content or replace the folder. In
+    a shared folder, members of its group may. Raises OSError if the folder cannot be created or read.
     """
     there = path
     missing = []
@@ -241,7 +241,7 @@ def use_folder(path: str, shared: bool = False) -> int | None:
 
 
 def tighten(path: str, is_ours: Callable[[str], object]) -> None:
-    """Closes a folder to others that an older version has made open to them: one with nothing but files of ours."""
+    """Removes the permissions of others from a folder of an older version, if all files in it are penstock's."""
     with suppress(OSError):
         about = os.stat(path)
         if about.st_mode & 0o077 and about.st_uid == _user() and all(map(is_ours, os.listdir(path))):
@@ -252,7 +252,7 @@ def _check_folder(path: str, group: int | None, *, is_above: bool = False) -> No
     last = "" if is_above else os.path.realpath(path)
     for each in _leading_to(path):
         about = os.lstat(each)
-        # The mode of a link says nothing; and in a sticky folder others can make files, but not replace ours.
+        # The mode of a link has no meaning; and in a sticky folder others can create files, but not replace ours.
         is_safe = stat.S_ISLNK(about.st_mode) or (about.st_mode & stat.S_ISVTX and each != last)
         try:
             check(about, group, ignored=0o022 if is_safe else 0)
@@ -262,7 +262,7 @@ def _check_folder(path: str, group: int | None, *, is_above: bool = False) -> No
 
 
 def _leading_to(path: str, links: int = 0) -> Iterator[str]:
-    """The path, and all folders and links that decide where it leads."""
+    """The path, and all folders and links on the way to it."""
     if links > _MOST_LINKS:
         raise OSError(f"{path} leads through too many links")
     while True:
@@ -280,9 +280,9 @@ def _leading_to(path: str, links: int = 0) -> Iterator[str]:
 
 
 def _user() -> int:
-    """The number of this user; -1 if others may have the same one.
+    """The id of this user; -1 if other users may share it.
 
-    In a user namespace, all users that it does not know have one number, which may also be that of this process.
+    In a user namespace, all unmapped users have one common id, and this process may be one of them.
     """
     user = os.geteuid()
     return -1 if user == _strangers() else user
@@ -290,7 +290,7 @@ def _user() -> int:
 
 @cache
 def _strangers() -> int | None:
-    """The number that stands for all unknown users; None if all users are known."""
+    """The id that all unmapped users have in this user namespace; None if all users are mapped."""
     try:
         with open("/proc/self/uid_map") as file:
             if sum(int(line.split()[2]) for line in file) >= 2**32 - 1:
@@ -302,9 +302,9 @@ def _strangers() -> int | None:
 
 
 def _is_own_group(group: int) -> bool:
-    """Whether a group has no member but this user: many systems give each user one, of the same number.
+    """True if this user is the only member of a group: many systems give each user a group with the user's id.
 
-    Group 0 is root's, and in containers that of users without a name.
+    Group 0 belongs to root, and in containers to users without a name.
     """
     if group == 0:
         return True
