@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, SupportsIndex, TypeVar
 
@@ -17,7 +17,7 @@ from penstock._engine.engine import Engine
 from penstock._feed import feed_of
 from penstock._feed.base import Begin, Plan, shown
 from penstock._fill.collate import convert
-from penstock._options import Casting, LastBatch, OnError, Options, is_int, warn_of_ranks
+from penstock._options import OPTIONS, Casting, LastBatch, OnError, Options, is_int, warn_of_ranks
 from penstock._resume.reading import asked, has_state, known
 from penstock._resume.state import ANEW, Epochs, Progress, State, content
 from penstock._session import engines
@@ -50,7 +50,6 @@ else:
 __all__ = ["DataLoader"]
 
 _I = TypeVar("_I", bound=Reader)
-_SETTINGS = frozenset({"dataset", *(setting.name for setting in fields(Options))})
 
 
 class DataLoader(Measured, Tuned, Generic[_T_co]):
@@ -150,6 +149,7 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
         casting: Casting = "checked",
         max_workers: int | None = None,
         window: int | None = None,
+        backend_options: Any = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "dataset")}
         self._options = Options.resolve(is_stream=is_stream(dataset), **given)
@@ -320,7 +320,7 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
 
     def __getattr__(self, name: str) -> Any:
         if name in _SETTINGS and "_options" in self.__dict__:
-            return getattr(self._options, name)
+            return self._options.value(name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
@@ -364,7 +364,7 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
         return self._feed.plan(self.seed), self.epoch
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name in _SETTINGS and name != "num_workers":
+        if name in _SETTINGS and not (name in OPTIONS and OPTIONS[name].live):
             raise ValueError(
                 f"{name} cannot be set after the loader was made: its workers have the old value. Make a new loader."
             )
@@ -493,3 +493,7 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
         """Called by an iterator that no longer needs its engine."""
         stays = self._options.persistent_workers or self._options.num_workers == 0
         self._engines.put(engine) if stays else engine.close()
+
+
+# What a loader has as attributes, and what cannot be set: its arguments, and what is derived from them.
+_SETTINGS = frozenset({*inspect.signature(DataLoader).parameters, "auto", "is_unsplit"})

@@ -32,7 +32,7 @@ LAYERS = (
     ("_feed",),
     ("backends",),
     ("_engine",),
-    ("stats", "_options", "_session"),
+    ("_options", "stats", "_session"),
     ("_deliver", "_prefetch", "prefetch", "loader", "_progress"),
     ("_files", "image", "records", "formats", "_open", "__init__"),
     ("torch", "testing", "_tools", "cli", "__main__"),

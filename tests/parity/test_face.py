@@ -43,6 +43,7 @@ def test_it_takes_torchs_arguments_and_ours() -> None:
         "max_workers",
         "backend",
         "ray_options",
+        "backend_options",
         "window",
         "dtype",
         "casting",

@@ -17,10 +17,10 @@ from penstock import (
     DataLoader,
     IterableDataset,
     SequentialSampler,
-    _options,
     backends,
     default_collate,
 )
+from penstock._system import limits
 
 
 class Stream(IterableDataset[Any]):
@@ -317,7 +317,7 @@ def test_without_ray_the_error_says_how_to_install_it(
 def test_far_too_many_workers_are_warned_of_with_the_seconds_that_their_start_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_options, "_usable", lambda: 2)
+    monkeypatch.setattr(limits, "usable_cpus", lambda: 2)
     with pytest.warns(UserWarning, match=r"=500 is more than the 2 CPUs .* 500 processes on 2 CPUs takes 4 s or m"):
         DataLoader(range(3), num_workers=500)
     with pytest.warns(UserWarning, match=r"num_workers=6 is more than the 2 CPUs .* with less memory\.$"):

@@ -14,10 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock._measure import page
+from penstock._options import Show, shown_names
 from penstock._printable import printable
 from penstock.stats._figures import Period, Stats, WorkerFigures
 from penstock.stats._published import Published, from_text
 from penstock.stats._recent import recent
+from penstock.stats._shown import ALWAYS
 from penstock.stats._units import count, seconds, share, size
 
 EVERY = 1.0
@@ -26,8 +28,8 @@ EVERY = 1.0
 QUIET = 5.0
 """Seconds without a publication after which a loader counts as paused. It publishes every two seconds."""
 
-SETTINGS = ("batch_size", "num_workers", "backend", "prefetch_factor", "shuffle", "in_order", "seed")
-"""Those that are shown."""
+SETTINGS = [*ALWAYS, *(name for name in shown_names(Show.LINE) if name not in ALWAYS)]
+"""The settings that are shown."""
 
 NONE = (
     "No penstock loader of this user runs now. A loader is listed half a second after its first batch, "

@@ -24,7 +24,7 @@ from penstock._wire.task import MOST_STEPS, Bundle, Filled, Task, encode_keys
 from penstock._wire.updates import Change, encode
 from penstock._work.runner import Job
 from penstock.backends import _stack as stack
-from penstock.backends._base import HUNG, LONGEST_WAIT, Doing, Left, Lost, Outcome
+from penstock.backends._base import HUNG, LONGEST_WAIT, Backend, Doing, Left, Lost, Outcome
 from penstock.backends._process.board import NO_TASK, TOKEN, Board
 from penstock.backends._process.forking import other_threads
 from penstock.backends._process.launcher import Launcher
@@ -50,7 +50,7 @@ _FORKED_BESIDE = (
 )
 
 
-class ProcessBackend:
+class ProcessBackend(Backend):
     """Moves bytes between the parent and its workers: one board, one pipe of tokens out, one pipe of replies in.
 
     Where tasks are assigned to workers, each seat has its own pipe of tokens. Make one with `start`.

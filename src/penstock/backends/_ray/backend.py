@@ -20,7 +20,7 @@ from penstock._wire.shipment import pack
 from penstock._wire.task import MOST_STEPS, NOTICE, Filled, Task, encode_keys
 from penstock._wire.updates import Change, encode
 from penstock._work.runner import Job
-from penstock.backends._base import LONGEST_WAIT, Doing, Outcome
+from penstock.backends._base import LONGEST_WAIT, Backend, Doing, Outcome
 from penstock.backends._ray.door import Door
 from penstock.backends._ray.exchange import Exchange, Posted
 from penstock.backends._ray.link import CHANGE, VOID, head
@@ -31,7 +31,7 @@ _STACKS = 0.5
 _GRACE = 1.0
 
 
-class RayBackend(Exchange):
+class RayBackend(Exchange, Backend):
     """What the engine calls. Make one with `start`.
 
     `patience`: seconds until it is an error that no worker has found a place. `shipped`: seconds that it took to send
