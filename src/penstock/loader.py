@@ -96,9 +96,10 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
       number while you wait or workers are idle, up to `max_workers`. It may be set again while the loader runs.
     - `backend`: "process" (the default); "thread", which suits datasets that wait for I/O or release the GIL; or
       "ray": workers are actors on the nodes of the cluster that `ray.init()` has connected to.
-    - `ray_options`: what each of these actors wants, by Ray's names: `num_cpus` (1 by default), `num_gpus`, `memory`,
-      `resources`, `runtime_env`, `scheduling_strategy` ("SPREAD" by default). And `patience`: after so many seconds
-      without a worker that has found a place it is an error (10 by default).
+    - `ray_options`: what each of these actors needs, by Ray's names: `num_cpus` (1 by default), `num_gpus`, `memory`,
+      `resources`, `runtime_env`, `scheduling_strategy` ("SPREAD" by default). And `patience`: it is an error if no
+      worker could be placed within this many seconds (10 by default).
+    - `backend_options`: for a backend that you have registered, which says what it takes.
     - `multiprocessing_context`: how worker processes are started: "fork", "spawn", "forkserver", or a context of
       multiprocessing. By default they are forked if the process has no other threads, else by "forkserver".
     - `prefetch_factor`: how many batches (of very small ones, bundles) each worker may be ahead; 2 by default. "auto"

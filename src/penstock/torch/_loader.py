@@ -85,8 +85,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     not on `num_workers`, which may be set while the loader runs, or be "auto", as may `prefetch_factor` (see
     penstock's loader, also for `max_workers=`); a worker that crashes is replaced; a resumed run repeats
     augmentations exactly; `penstock.rng()`, `on_error=`, `max_errors=`, `shard=`, `last_batch=`, `hang=`,
-    `backend="ray"`, `ray_options=`, `shuffle="blocks"`, `window=`, `batches()` and `update()` are those of penstock's
-    loader.
+    `backend="ray"`, `ray_options=`, `backend_options=`, `shuffle="blocks"`, `window=`, `batches()` and `update()` are
+    those of penstock's loader.
 
     `dtype=` and `casting=`, with or without a seed, convert the numbers of a batch: `dtype=` is a torch dtype (or its
     name, "bfloat16" included), or a mapping from fields to dtypes.
