@@ -1,27 +1,28 @@
-"""The settings of a loader, which are validated before anything is started."""
+"""The settings of a loader: each is declared once, in `Options`, and checked before anything is started.
+
+Arguments for backends (`multiprocessing_context`, for example) are not among them: a backend declares its own.
+"""
 
 from __future__ import annotations
 
 import math
 import os
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from dataclasses import dataclass, field, fields
+from enum import Enum, IntEnum
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from penstock._fill.cast import Cast
 from penstock._memory.guests import ranks_of_libraries
+from penstock._system.limits import usable_cpus
 from penstock._system.warnings import warn_caller
 from penstock.backends import _base as backends
 from penstock.plan._blocks import WINDOW
 from penstock.plan._samplers import order_of
 from penstock.plan._seeds import check_generator
-
-if TYPE_CHECKING:
-    from multiprocessing.context import BaseContext  # takes 8 ms, and only processes need it
 
 OnError = Literal["raise", "skip", "replace"]
 LastBatch = Literal["keep", "drop", "pad", "rollover"]
@@ -41,48 +42,239 @@ class Shard(NamedTuple):
 ONE = Shard(0, 1)
 
 
+# What is declared of a setting.
+
+
+class Face(Enum):
+    """What the loader with torch's semantics does with a setting."""
+
+    ABSENT = "does not take it"
+    OURS = "takes it although torch's class does not, and passes it on to the loader behind it"
+    PASSED = "takes it as torch's class does, and passes it on to the loader behind it"
+    ORDER = "takes it as torch's class does, which makes samplers of it"
+    ACTED = "takes it as torch's class does, and acts on it by itself"
+
+    @property
+    def is_theirs(self) -> bool:
+        """True if torch's own class has the setting."""
+        return self not in (Face.ABSENT, Face.OURS)
+
+
+class Show(IntEnum):
+    """Where a setting is shown. Each place includes the ones before it."""
+
+    NOWHERE = 0
+    FIGURES = 1  # with the figures of the loader, if it is not the default
+    LINE = 2  # in the one line of `penstock top`
+    ALWAYS = 3  # with the figures, even if it is the default
+
+
+Check = Callable[[str, Any], None]
+"""Called with the name and the value of a setting: raises if the value is not allowed."""
+
+
+def _anything(name: str, value: object) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """The declaration of one setting.
+
+    `unset`: the values that count as not given where there are no workers; any other value needs workers. None: the
+    setting has a meaning without workers. `needs_seed`: why the loader with torch's semantics takes it only with
+    `seed=`; "" if it does not need one. `live`: it may be set while the loader runs; any other needs new workers.
+    """
+
+    default: Any
+    check: Check = _anything
+    unset: tuple[Any, ...] | None = None
+    face: Face
+    needs_seed: str = ""
+    show: Show = Show.NOWHERE
+    live: bool = False
+
+
+def _option(default: Any, check: Check = _anything, *, face: Face = Face.OURS, **more: Any) -> Any:
+    return field(metadata={Option: Option(default=default, check=check, face=face, **more)})
+
+
+# The checks of single values.
+
+
+def is_int(value: object, least: float = -math.inf) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(value) >= least
+
+
+def _integer(least: int, meaning: str = "", *, or_none: bool = False) -> Check:
+    def check(name: str, value: object) -> None:
+        if not is_int(value, least) and not (or_none and value is None):
+            raise ValueError(f"{name} must be an integer of at least {least}{meaning}, got {value!r}.")
+
+    return check
+
+
+def _one_of(*allowed: object) -> Check:
+    def check(name: str, value: object) -> None:
+        if value not in allowed:
+            *words, last = (f'"{one}"' if isinstance(one, str) else str(one) for one in allowed)
+            raise ValueError(f"{name} must be {', '.join(words)} or {last}, got {value!r}.")
+
+    return check
+
+
+def _a_backend(name: str, value: object) -> None:
+    _one_of(None, *backends.known())(name, value)
+
+
+def _true_or_false(name: str, value: object) -> None:
+    if not isinstance(value, (bool, np.bool_)):
+        raise ValueError(f"{name} must be True or False, got {value!r}.")
+
+
+def _callable(name: str, value: object) -> None:
+    if value is not None and not callable(value):
+        raise TypeError(f"{name} must be callable, got {type(value).__name__}.")
+
+
+def _timeout(name: str, value: Any) -> None:
+    number = isinstance(value, (int, float, np.floating)) and not isinstance(value, bool)
+    if not number or not value >= 0:
+        raise ValueError(f"{name} must be a non-negative number of seconds (0: no limit), got {value!r}.")
+
+
+def _hang(name: str, value: Any) -> None:
+    if value is not None and not (isinstance(value, (int, float, np.floating)) and 0 < value < math.inf):
+        raise ValueError(f"{name} must be a positive number of seconds, or None (never), got {value!r}.")
+
+
+def _seed(name: str, value: Any) -> None:
+    if value is not None and not (is_int(value, 0) and value < 1 << 64):
+        raise ValueError(f"{name} must be an integer from 0 to 2**64 - 1, or None, got {value!r}.")
+
+
+def _generator(name: str, value: Any) -> None:
+    check_generator(value)
+
+
+# Why the loader with torch's semantics needs a seed for some settings.
+
+_BY_NUMBER = "the batches depend on the number of workers, as in torch. Give seed=, or a number."
+_RAISES = "a sample that fails is an error, as in torch."
+_NO_BLOCKS = "the order is torch's, which knows no blocks."
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The arguments of `DataLoader` besides the dataset, with their defaults resolved."""
+    """The settings of a loader, with their defaults resolved: the types are those of the resolved values.
 
-    batch_size: int | None
-    shuffle: bool | str  # or "blocks"
-    window: int | None
-    sampler: Any
-    batch_sampler: Any
-    num_workers: int
-    collate_fn: Any
-    pin_memory: bool
-    drop_last: bool
-    timeout: float
-    worker_init_fn: Any
-    multiprocessing_context: str | BaseContext | None
-    generator: np.random.Generator | None
-    prefetch_factor: int | None
-    persistent_workers: bool
-    pin_memory_device: str
-    in_order: bool
-    backend: str
-    ray_options: Mapping[str, Any] | None
-    seed: int | None
-    retries: int
-    hang: float | None
-    shard: Shard
-    last_batch: str
-    on_error: str
-    max_errors: int | None
-    dtype: Any
-    casting: str
-    max_workers: int | None
-    auto: tuple[str, ...]  # the settings that are tuned: they are the present numbers here
-    is_unsplit: bool  # with a seed, all ranks would read the same: neither shard= nor a sampler splits the data
+    The signatures of the public loaders write the same names and defaults out, and a test compares them with this.
+    """
+
+    batch_size: int | None = _option(
+        1,
+        _integer(1, ", or None for samples that are not batched", or_none=True),
+        face=Face.ORDER,
+        show=Show.ALWAYS,
+    )
+    shuffle: bool | str = _option(  # or "blocks"
+        False,
+        _one_of(True, False, None, "blocks"),
+        face=Face.ORDER,
+        needs_seed=f"{_NO_BLOCKS} Give seed=, or sampler=penstock.BlockSampler(blocks).",
+        show=Show.LINE,
+    )
+    window: int | None = _option(
+        None,
+        _integer(1, f" (how many blocks may be needed at a time), or None for {WINDOW}", or_none=True),
+        needs_seed=_NO_BLOCKS,
+    )
+    sampler: Any = _option(None, face=Face.ORDER)
+    batch_sampler: Any = _option(None, face=Face.ORDER)
+    num_workers: int = _option(
+        0,
+        _integer(0, ' (num_workers=0 to load in the calling process), or "auto"'),
+        face=Face.PASSED,
+        needs_seed=_BY_NUMBER,
+        show=Show.ALWAYS,
+        live=True,
+    )
+    backend: str = _option(
+        None,
+        _a_backend,
+        needs_seed="workers are processes of this machine, as in torch: a worker that is lost with its node cannot "
+        "be replaced.",
+        show=Show.ALWAYS,
+    )
+    prefetch_factor: int | None = _option(
+        None,
+        _integer(1, ', or None, or "auto" (how many steps each worker may be ahead)', or_none=True),
+        unset=(None,),
+        face=Face.PASSED,
+        needs_seed="nothing is tuned, as in torch. Give seed=, or a number.",
+        show=Show.ALWAYS,
+    )
+    persistent_workers: bool = _option(
+        None, _one_of(True, False, None), unset=(None, False), face=Face.PASSED, show=Show.FIGURES
+    )
+    in_order: bool = _option(True, _true_or_false, face=Face.PASSED, show=Show.LINE)
+    seed: int | None = _option(None, _seed, show=Show.LINE)
+    generator: np.random.Generator | None = _option(None, _generator, face=Face.ACTED)
+    timeout: float = _option(0, _timeout, unset=(0, 0.0), face=Face.PASSED, show=Show.FIGURES)
+    retries: int = _option(2, _integer(0), face=Face.ABSENT, show=Show.FIGURES)
+    hang: float | None = _option(
+        None,
+        _hang,
+        unset=(None,),
+        needs_seed="a worker that is killed cannot be replaced, as in torch.",
+        show=Show.FIGURES,
+    )
+    on_error: str = _option("raise", _one_of("raise", "skip", "replace"), needs_seed=_RAISES, show=Show.FIGURES)
+    max_errors: int | None = _option(
+        None,
+        _integer(0, " (how many samples of an epoch may fail), or None for no limit", or_none=True),
+        needs_seed=_RAISES,
+    )
+    max_workers: int | None = _option(
+        None,
+        _integer(1, ", or None for no limit of yours", or_none=True),
+        needs_seed=_BY_NUMBER,
+        show=Show.FIGURES,
+    )
+    shard: Shard = _option(
+        None, needs_seed="the order is torch's: give each rank its DistributedSampler(dataset) as sampler=."
+    )
+    last_batch: str = _option(
+        None,
+        _one_of(None, "keep", "drop", "pad", "rollover"),
+        needs_seed="an incomplete last batch is handled as in torch, by drop_last=True or False.",
+    )
+    drop_last: bool = _option(False, _true_or_false, face=Face.ORDER)
+    collate_fn: Any = _option(None, _callable, face=Face.PASSED)
+    worker_init_fn: Any = _option(None, _callable, face=Face.PASSED)
+    dtype: Any = _option(None)
+    casting: str = _option("checked")
+    pin_memory: bool = _option(False, _true_or_false, face=Face.ACTED, show=Show.FIGURES)
+    pin_memory_device: str = _option("", face=Face.ACTED)
+
+    # Not given, but derived.
+    auto: tuple[str, ...]
+    """The settings that are tuned. They have their present numbers here."""
+    is_unsplit: bool
+    """With a seed, all ranks would read the same: neither `shard=` nor a sampler splits the data."""
+    for_backends: Mapping[str, Any]
+    """The loader's arguments that are for backends, as they were given, by name."""
 
     @classmethod
     def resolve(cls, *, is_stream: bool, **given: Any) -> Options:
-        """The options for the caller's arguments; raises if one is not allowed."""
+        """The options for the caller's arguments; raises if one is not allowed. Arguments without a declaration here
+        are for backends."""
         given = {name: int(v) if isinstance(v, np.integer) else v for name, v in given.items()}
+        given["for_backends"] = {name: given.pop(name) for name in [*given] if name not in OPTIONS}
         given["auto"] = _automatic(is_stream, given)
-        _check_values(given)
+        for name, option in OPTIONS.items():
+            option.check(name, given[name])
+        _check_seed(given)
         _check_workers(given)
         sampler = given["sampler"] if given["batch_sampler"] is None else given["batch_sampler"]
         given["is_unsplit"] = given["seed"] is not None and given["shard"] is None and not splits(sampler)
@@ -105,8 +297,9 @@ class Options:
         else:
             given["shuffle"] = bool(given["shuffle"])
         given["persistent_workers"] = workers > 0 and given["persistent_workers"] is not False
-        given["backend"] = (given["backend"] or backends.DEFAULT) if workers else "inline"
-        _check_machine(given["backend"], workers)
+        given["backend"] = (given["backend"] or backends.DEFAULT) if workers else backends.INLINE
+        options = cls(**given)
+        backends.registered(options.backend).check(options.context, workers)
         if given["pin_memory"]:
             warn_caller(
                 "pin_memory=True has no effect on numpy batches: pinning is for tensors that go to an accelerator.",
@@ -114,27 +307,37 @@ class Options:
             )
         if given["pin_memory_device"]:
             warn_caller("pin_memory_device is deprecated and ignored, as in torch.", UserWarning)
-        return cls(**given)
+        return options
 
     @property
     def context(self) -> Any:
-        """What the backend is made with."""
-        return self.ray_options if backends.is_ray(self.backend) else self.multiprocessing_context
+        """The value of the argument that the backend declares, which the backend is made with."""
+        return backends.registered(self.backend).given_in(self.for_backends)
 
     @property
     def cast(self) -> Cast | None:
         """The conversion of numbers in a batch, or None."""
         return Cast.of(self.dtype, self.casting)
 
+    def shown(self) -> dict[str, Any]:
+        """The settings that are shown with the figures of a loader."""
+        found = {name: getattr(self, name) for name in shown_names() if OPTIONS[name].face is not Face.ACTED}
+        if self.collate_fn is not None and not hasattr(self.collate_fn, "into"):  # a default one has `into`
+            found["collate_fn"] = getattr(self.collate_fn, "__qualname__", type(self.collate_fn).__qualname__)
+        return {**found, "auto": self.auto, "shard": list(self.shard)}
 
-def is_int(value: object, least: float = -math.inf) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(value) >= least
+    def value(self, name: str) -> Any:
+        """The resolved setting of this name; an argument for a backend as it was given."""
+        return self.for_backends[name] if name in self.for_backends else getattr(self, name)
 
 
-def _one_of(name: str, value: object, *allowed: object) -> None:
-    if value not in allowed:
-        *words, last = (f'"{one}"' if isinstance(one, str) else str(one) for one in allowed)
-        raise ValueError(f"{name} must be {', '.join(words)} or {last}, got {value!r}.")
+OPTIONS: dict[str, Option] = {each.name: each.metadata[Option] for each in fields(Options) if Option in each.metadata}
+"""The declarations, by name."""
+
+
+def shown_names(least: Show = Show.FIGURES) -> list[str]:
+    """The settings that are shown in this place."""
+    return [name for name, option in OPTIONS.items() if option.show >= least]
 
 
 def _automatic(is_stream: bool, given: dict[str, Any]) -> tuple[str, ...]:
@@ -145,8 +348,8 @@ def _automatic(is_stream: bool, given: dict[str, Any]) -> tuple[str, ...]:
             raise ValueError(f'{name} must be an integer or "auto", got {given[name]!r}.')
     most = given["max_workers"]
     if "num_workers" in auto:
-        # Two are as quick as twenty with the first batch. A stream may have one reader only.
-        given["num_workers"] = 1 if is_stream else min(2, _usable(), most if is_int(most, 1) else 2)
+        # Two workers are as quick as twenty with the first batch. A stream may have one reader only.
+        given["num_workers"] = 1 if is_stream else min(2, usable_cpus(), most if is_int(most, 1) else 2)
     elif most is not None:
         raise ValueError(f'max_workers={most!r} limits num_workers="auto", but num_workers={given["num_workers"]!r}.')
     if "prefetch_factor" in auto:
@@ -156,44 +359,8 @@ def _automatic(is_stream: bool, given: dict[str, Any]) -> tuple[str, ...]:
     return auto
 
 
-# The least value of each integer, whether it may be None, and its meaning.
-_INTEGERS = {
-    "num_workers": (0, False, ' (num_workers=0 to load in the calling process), or "auto"'),
-    "max_workers": (1, True, ", or None for no limit of yours"),
-    "retries": (0, False, ""),
-    "prefetch_factor": (1, True, ', or None, or "auto" (how many steps each worker may be ahead)'),
-    "batch_size": (1, True, ", or None for samples that are not batched"),
-    "max_errors": (0, True, " (how many samples of an epoch may fail), or None for no limit"),
-    "window": (1, True, f" (how many blocks may be needed at a time), or None for {WINDOW}"),
-}
-
-
-def _check_values(given: dict[str, Any]) -> None:
-    """Checks each argument by itself."""
-    for name, (least, or_none, meaning) in _INTEGERS.items():
-        if not is_int(given[name], least) and not (or_none and given[name] is None):
-            raise ValueError(f"{name} must be an integer of at least {least}{meaning}, got {given[name]!r}.")
-    seed, timeout = given["seed"], given["timeout"]
-    if seed is not None and not (is_int(seed, 0) and seed < 1 << 64):
-        raise ValueError(f"seed must be an integer from 0 to 2**64 - 1, or None, got {seed!r}.")
-    number = isinstance(timeout, (int, float, np.floating)) and not isinstance(timeout, bool)
-    if not number or not timeout >= 0:
-        raise ValueError(f"timeout must be a non-negative number of seconds (0: no limit), got {timeout!r}.")
-    hang = given["hang"]
-    if hang is not None and not (isinstance(hang, (int, float, np.floating)) and 0 < hang < math.inf):
-        raise ValueError(f"hang must be a positive number of seconds, or None (never), got {hang!r}.")
-    for name in ("pin_memory", "drop_last", "in_order"):
-        if not isinstance(given[name], (bool, np.bool_)):
-            raise ValueError(f"{name} must be True or False, got {given[name]!r}.")
-    _one_of("shuffle", given["shuffle"], True, False, None, "blocks")
-    _one_of("persistent_workers", given["persistent_workers"], True, False, None)
-    _one_of("last_batch", given["last_batch"], None, "keep", "drop", "pad", "rollover")
-    _one_of("on_error", given["on_error"], "raise", "skip", "replace")
-    _one_of("backend", given["backend"], None, *backends.known())
-    for name in ("collate_fn", "worker_init_fn"):
-        if given[name] is not None and not callable(given[name]):
-            raise TypeError(f"{name} must be callable, got {type(given[name]).__name__}.")
-    check_generator(given["generator"])
+def _check_seed(given: dict[str, Any]) -> None:
+    seed = given["seed"]
     if seed is not None and given["generator"] is not None:
         raise ValueError(
             f"seed={seed} and generator= were both given, but the generator is only for drawing a seed. Leave one of "
@@ -201,45 +368,24 @@ def _check_values(given: dict[str, Any]) -> None:
         )
 
 
-# Settings that have no meaning without workers, and the values that count as not given.
-_NEED_WORKERS: dict[str, tuple[Any, ...]] = {
-    "prefetch_factor": (None,),
-    "timeout": (0, 0.0),
-    "hang": (None,),
-    "persistent_workers": (None, False),
-    "multiprocessing_context": (None,),
-    "ray_options": (None,),
-}
-
-
 def _check_workers(given: dict[str, Any]) -> None:
-    backend, context = given["backend"], given["multiprocessing_context"]
+    """Raises if a setting has no meaning without workers, or with this backend."""
+    name, of_backends = given["backend"] or backends.DEFAULT, given["for_backends"]
+    backend = backends.registered(name)
     if given["num_workers"] == 0:
-        if backend is not None and backends.is_ray(backend):
-            raise ValueError(f'backend="{backend}" needs workers: give num_workers=1 or more, or leave backend= out.')
-        for name, unset in _NEED_WORKERS.items():
-            if given[name] not in unset:
+        if backend.needs_workers:
+            raise ValueError(f'backend="{name}" needs workers: give num_workers=1 or more, or leave backend= out.')
+        unset = {name: one.unset for name, one in OPTIONS.items() if one.unset is not None}
+        for setting, value in {**{one: given[one] for one in unset}, **of_backends}.items():
+            if value not in unset.get(setting, (None,)):
                 raise ValueError(
-                    f"{name}={given[name]!r} needs workers: give num_workers=1 or more, or leave this argument out."
+                    f"{setting}={value!r} needs workers: give num_workers=1 or more, or leave this argument out."
                 )
-    name = backend or backends.DEFAULT
-    processes = backends.has_processes(name)
-    if given["hang"] is not None and not backends.can_kill(name):
-        raise ValueError(f'hang={given["hang"]!r} needs processes: with backend="{backend}" no worker can be killed.')
-    if given["ray_options"] is not None:
-        if not backends.is_ray(name):
-            raise ValueError(f'ray_options has no meaning with backend="{name}": leave one out.')
-        from penstock.backends._ray.settings import check
-
-        check(given["ray_options"])
-    if context is None:
-        return
-    if not processes:
-        raise ValueError(f'multiprocessing_context has no meaning with backend="{backend}": leave one out.')
-    # Raises what torch raises: ValueError for an unknown name, TypeError for anything but a context.
-    from penstock.backends._process.methods import choose_method
-
-    choose_method(context)
+    if given["hang"] is not None and not backend.kills:
+        raise ValueError(f'hang={given["hang"]!r} needs processes: with backend="{name}" no worker can be killed.')
+    for argument, value in of_backends.items():
+        if value is not None and argument != backend.argument:
+            raise ValueError(f'{argument} has no meaning with backend="{name}": leave one out.')
 
 
 def _check_order(is_stream: bool, given: dict[str, Any]) -> None:
@@ -434,36 +580,3 @@ def _check_errors(is_stream: bool, given: dict[str, Any]) -> None:
             f"and with batch_size={given['batch_size']} there is no other sample in it. Use larger batches, "
             'on_error="skip", or shuffle= instead of sampler=.'
         )
-
-
-# Seconds of processor time that a forked worker takes to start, about half of it in the parent. Other start methods
-# take up to 30 times as long.
-_START = 0.015
-
-
-def _check_machine(backend: str, workers: int) -> None:
-    if not backends.has_processes(backend):
-        return
-    if not (hasattr(os, "memfd_create") and hasattr(os, "pidfd_open")):
-        raise RuntimeError(
-            f"Worker processes need Linux (memfd and pidfd), but this is {sys.platform}. "
-            'Use backend="thread", or num_workers=0.'
-        )
-    usable = _usable()
-    if workers > usable:
-        slow, start = "", workers * _START / usable
-        if start > 1:
-            slow = (
-                f" Starting {workers} processes on {usable} CPUs takes {start:.0f} s or more, and "
-                f"num_workers={usable} keeps all CPUs busy."
-            )
-        warn_caller(
-            f"num_workers={workers} is more than the {usable} CPUs that this process may use. This helps only if "
-            f'samples wait for I/O, and then backend="thread" does the same with less memory.{slow}',
-            UserWarning,
-        )
-
-
-def _usable() -> int:
-    """The CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -38,20 +38,20 @@ _END = object()
 class Sweep:
     """One reading of the source, from its beginning or from a state that was `loaded`.
 
-    A permit is for a sweep, and a batch is of one. Batches of any sweep but the wanted one are dropped.
+    Each sweep has its own permits and batches. Batches of any sweep other than the wanted one are dropped.
     """
 
     def __init__(self, loaded: bool, state: Any, loads: int = 0) -> None:
         self.loaded = loaded
         self.loads = loads  # how many states were loaded before it
-        self.is_open = False  # `iter()` of the source was called for it
-        self.is_over = False  # True once the consumer has met its end
-        self.state = state  # the source's, after the batch delivered last
+        self.is_open = False  # `iter(source)` was called for it
+        self.is_over = False  # True once the consumer has reached its end
+        self.state = state  # of the source, after the last delivered batch
         self.state_is_known = state is not None
 
 
 class Made(NamedTuple):
-    """What the thread made of one `next()` of the source: a batch, or an Instead."""
+    """The result of one `next()` of the source: a batch, or an Instead."""
 
     sweep: Sweep | None
     batch: Any = None
@@ -60,16 +60,17 @@ class Made(NamedTuple):
 
 
 class Gate:
-    """What the thread and its consumer share while both wait.
+    """The two queues that the thread and its consumer share.
 
-    Neither queue takes a lock of Python's: a permit may be given inside the garbage collector.
+    Neither queue takes a Python lock, because the garbage collector may return a permit at any moment.
     """
 
     def __init__(self, owner: object) -> None:
         self.permits: queue.SimpleQueue[Sweep | None] = queue.SimpleQueue()
         self.made: queue.SimpleQueue[Made] = queue.SimpleQueue()
         self.changes = Changes()  # of the state of a sweep
-        # Wakes the thread when the owner is gone. The thread keeps the gate, so this works in a cycle of garbage too.
+        # Wakes the thread when the owner is gone. The thread refers to the gate, so this works in a reference cycle
+        # too.
         self._owner = call_at_end(owner, partial(self.permits.put, None))
         self._stopped = False
 
@@ -88,7 +89,7 @@ class Gate:
                 return self.made.get(timeout=LOOK_AGAIN)
 
     def drain(self) -> None:
-        """Drops everything that was made."""
+        """Drops all batches that wait."""
         with suppress(queue.Empty):
             while True:
                 self.made.get_nowait()
@@ -100,7 +101,7 @@ def start(gate: Gate, producer: Producer) -> threading.Thread:
 
 
 class Copies:
-    """Copies batches into slabs, which come back when the caller drops the copy. `most` slabs keep their pages."""
+    """Copies batches into slabs, which are free again when the copy is dropped. `most` slabs keep their pages."""
 
     def __init__(self, most: int, field: Field | None, deliver: Delivery | None) -> None:
         self._field = field
@@ -128,7 +129,7 @@ class Copies:
         slab = states.take()
         states.spare -= 1
         try:
-            # A batch larger than all before it has ordinary memory, and later slabs are as large.
+            # A batch that is larger than all before it gets ordinary memory; later slabs are large enough.
             writer = Writer(self._slabs.root(slab))
             made = [_copied(*each, writer, self._deliver) for each in zip(leaves, fields, strict=True)]
         except BaseException:
@@ -158,14 +159,14 @@ def _copied(leaf: Any, field: Field | None, writer: Writer, deliver: Delivery | 
     if deliver is not None:
         return deliver(leaf)
     spot = handler.store and handler.store(leaf, writer)
-    if spot is None or spot[3] < 0:  # only its library can copy it, or it does not fit
+    if spot is None or spot[3] < 0:  # only the array's own library can copy it, or it does not fit
         return handler.copy(leaf)
     make, shape, how, start = spot
     return make(shape, how, writer.root, start)
 
 
 class Producer:
-    """Reads the source and copies its batches. Everything but `wanted` is for the thread that holds `turn`."""
+    """Reads the source and copies its batches. Only the thread that holds `turn` may use it, except for `wanted`."""
 
     def __init__(self, source: Any, copies: Copies) -> None:
         kind = type(source)
@@ -188,10 +189,10 @@ class Producer:
         self._copies = copies
         self.gauges = Gauges(None)
         self.gauges.seats |= {0}
-        self._gauge: Gauge | None = None  # made by the thread, whose processor time it asks for
+        self._gauge: Gauge | None = None  # made by the thread, whose processor time it measures
 
     def make_timed(self, sweep: Sweep, changes: Changes) -> Made:
-        """Like `make`, and the gauge counts it."""
+        """Like `make`, with the time counted by the gauge."""
         gauge = self._gauge
         if gauge is None:
             gauge = self._gauge = Gauge(self.gauges, 0, threading.get_native_id(), time.thread_time_ns)
@@ -230,9 +231,9 @@ class Producer:
     def open_unwanted(self, sweep: Sweep) -> None:
         """Opens a sweep that a reset has replaced before it was opened.
 
-        So which epoch of a loader is read does not depend on how far the thread was when the reset came.
+        So the epoch that is read from a loader does not depend on the thread's position at the time of the reset.
         """
-        with suppress(BaseException):  # nobody waits for this sweep
+        with suppress(BaseException):  # no consumer waits for this sweep
             self._open(sweep)
 
     def _open(self, sweep: Sweep) -> None:
@@ -255,8 +256,8 @@ class Producer:
         return self._source.state_dict() if self.has_state else None
 
     def _state_if_any(self) -> Any:
-        """The state, or None if it cannot be had: for use while an error is being handled."""
-        with suppress(BaseException):  # in the thread, whose end would leave the consumer waiting
+        """The state, or None if taking it fails. For use while an error is being handled."""
+        with suppress(BaseException):  # if the thread ended, the consumer would wait for ever
             return self.state()
         return None
 
@@ -284,4 +285,4 @@ def produce(gate: Gate, reference: weakref.ref[Producer]) -> None:
     if producer is not None and has_read:  # otherwise another thread may be reading
         del producer._copies  # batches that are lent stay valid
         producer.leave()
-    gate.drain()  # the traceback of an error in it leads to this thread, and so back to the gate
+    gate.drain()  # the traceback of an error in it refers to this thread's frames, and so to the gate

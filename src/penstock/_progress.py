@@ -19,21 +19,21 @@ from penstock._system.interrupts import finalizer, interrupts_deferred
 
 T = TypeVar("T")
 
-# A bar is drawn by the thread that reads the loader, between two batches, because a thread of its own would have the
-# loader start its workers in another way than fork. It is drawn by time: a drawing takes a millisecond or two, and
-# the next one waits for 200 times as long, so that all of them take half a percent of the time.
+# A bar is drawn by the thread that reads the loader, between two batches: with a second thread, the loader could not
+# fork its workers. Drawing takes a millisecond or two, and the next drawing comes 200 times as much later, so that
+# drawing takes half a percent of the time.
 _SOONEST, _LATEST, _REST = 0.1, 1.0, 200
 _WIDTH = 24  # of a bar, if there is room
 _WINDOW = 10.0
-"""Seconds over which the rate is taken."""
+"""The rate is that of the last this many seconds."""
 
 
 def progress(iterable: Iterable[T], description: str = "", *, total: int | None = None) -> Iterator[T]:
     """The items of `iterable`, with a bar on the terminal while they are read.
 
-    Of a loader the bar shows the batches a second, the share of the time that the loop waits for batches, the busy
-    workers, and the time left. Any other iterable may be given, too: `total` is its length where `len()` does not
-    tell. `description` is shown before the bar. Bars of nested loops are shown together; the outermost stays when it
+    For a loader the bar shows the batches a second, the share of the time that the loop waits for batches, the busy
+    workers, and the time left. Any other iterable works too: `total` is its length if `len()` does not give it.
+    `description` is shown before the bar. Bars of nested loops are shown together; the outermost stays when it
     is done. What the loop prints appears above the bars.
 
     Without a terminal or a notebook nothing is shown, and `iter(iterable)` itself is returned. A bar is drawn a few
@@ -49,12 +49,12 @@ def progress(iterable: Iterable[T], description: str = "", *, total: int | None 
     if display is None:
         return iterator
     length = _length(iterator, iterable) if total is None else total
-    before = getattr(iterator, "steps_before", 0)  # of a resumed epoch: its length counts them too
+    before = getattr(iterator, "steps_before", 0)  # a resumed epoch's length includes them
     return _shown(iterator, Bar(description, length, getattr(iterable, "stats", None), before), display)
 
 
 def _length(*candidates: Any) -> int | None:
-    """The length of the first that has one. Whatever `len()` raises, the loop can do without a length."""
+    """The length of the first candidate that has one. Errors of `len()` are ignored: the loop needs no length."""
     for candidate in candidates:
         try:
             return len(candidate)
@@ -73,7 +73,7 @@ def _shown(iterator: Iterator[T], bar: Bar, display: type[Display]) -> Generator
             if clock() >= due:
                 due = _screen.draw()
     except GeneratorExit:
-        raise  # nothing can be raised out of a generator that is dropped: see `Showing`
+        raise  # a generator that is dropped cannot raise anything: see `Showing`
     except BaseException:  # its traceback keeps this frame
         showing.close()
         raise
@@ -81,7 +81,7 @@ def _shown(iterator: Iterator[T], bar: Bar, display: type[Display]) -> Generator
 
 
 class Showing:
-    """Ends the showing of a bar, at the latest when this object is deallocated."""
+    """Removes a bar from the screen, at the latest when this object is deallocated."""
 
     _bar: Bar | None = None  # while it is made
 
@@ -99,7 +99,7 @@ class Showing:
 
 
 class Bar:
-    """What is known of one loop."""
+    """The progress of one loop."""
 
     def __init__(self, description: str, total: int | None, stats: Any, before: int = 0) -> None:
         self.description, self.total = description, total
@@ -117,7 +117,7 @@ class Bar:
 
     @property
     def rate(self) -> float:
-        """Items a second: of late, and in all when the loop is done."""
+        """Items a second: in the last seconds, or over the whole loop when it is done."""
         done = self.total is not None and self.count >= self.total
         then, count = (self.begun, self._before) if done else self._noted[0]
         return (self.count - count) / (self.now - then) if self.now > then else 0.0
@@ -179,7 +179,7 @@ class Screen:
 
     def add(self, bar: Bar, display: type[Display]) -> float:
         with self._lock, interrupts_deferred():
-            # An interrupt at the very entry of a finalizer is lost, and so is the work of that finalizer.
+            # An interrupt at the entry of a finalizer is lost, and the finalizer does not run.
             self._bars = [*(one for one in self._bars if one.showing()), bar]
             if self.display is None:
                 self.display = display()
@@ -187,7 +187,7 @@ class Screen:
 
     def remove(self, bar: Bar | None) -> None:
         with self._lock:
-            if bar in self._bars:  # it is not in a child that was forked in the loop
+            if bar in self._bars:  # a child that was forked in the loop does not have it
                 if len(self._bars) == 1:
                     self.draw()
                 self._bars.remove(bar)
@@ -197,7 +197,7 @@ class Screen:
     def draw(self) -> float:
         """Draws all bars; returns when to do so again."""
         begun, busy = time.perf_counter(), time.thread_time()
-        with self._lock, interrupts_deferred():  # rich may be left in the middle of a line
+        with self._lock, interrupts_deferred():  # an interrupt could stop rich in the middle of a line
             try:
                 for bar in self._bars:
                     bar.note(begun)
@@ -225,7 +225,7 @@ class _Terminal:
         from rich.live import Live
 
         self.streams = sys.stdout, sys.stderr
-        # What goes to a file must not go to the terminal instead.
+        # Output that is redirected to a file must not go to the terminal instead.
         redirected = sys.stdout is not None and sys.stdout.isatty()
         console = Console(stderr=True, highlight=False)
         self._live = Live(console=console, auto_refresh=False, redirect_stdout=redirected)
@@ -276,7 +276,7 @@ _screen = Screen()
 
 
 def _after_fork_in_child() -> None:
-    """A child draws nothing of its parent's, and prints directly."""
+    """In a forked child: forgets the parent's bars, and prints directly."""
     global _screen
     if isinstance(_screen.display, _Terminal):
         sys.stdout, sys.stderr = _screen.display.streams
@@ -287,7 +287,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _where() -> type[Display] | None:
-    """Where bars are shown; None if nobody would see them."""
+    """Where bars are shown; None without a terminal or a notebook."""
     if is_worker_process():
         return None
     return _Notebook if _in_notebook() else _Terminal if _is_terminal() else None

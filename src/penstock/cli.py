@@ -19,9 +19,9 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code."""
+    """Runs the command line, and returns the exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal need not have all letters
+        sys.stdout.reconfigure(errors="backslashreplace")  # for characters that the terminal cannot show
     try:
         try:
             return _parse_and_run(arguments)
@@ -62,7 +62,7 @@ def _parse_and_run(arguments: Sequence[str] | None) -> int:
 
 
 def _nobody_reads() -> bool:
-    """True if the reader of our output has gone, as `head` does. Then the rest of it is dropped, without a word."""
+    """True if the reader of our output is gone, as after `head`. Then the rest of the output is dropped silently."""
     output = sys.stdout.fileno()
     poll = select.poll()
     poll.register(output, 0)

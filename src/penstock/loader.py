@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, SupportsIndex, TypeVar
 
@@ -17,7 +17,7 @@ from penstock._engine.engine import Engine
 from penstock._feed import feed_of
 from penstock._feed.base import Begin, Plan, shown
 from penstock._fill.collate import convert
-from penstock._options import Casting, LastBatch, OnError, Options, is_int, warn_of_ranks
+from penstock._options import OPTIONS, Casting, LastBatch, OnError, Options, is_int, warn_of_ranks
 from penstock._resume.reading import asked, has_state, known
 from penstock._resume.state import ANEW, Epochs, Progress, State, content
 from penstock._session import engines
@@ -50,7 +50,6 @@ else:
 __all__ = ["DataLoader"]
 
 _I = TypeVar("_I", bound=Reader)
-_SETTINGS = frozenset({"dataset", *(setting.name for setting in fields(Options))})
 
 
 class DataLoader(Measured, Tuned, Generic[_T_co]):
@@ -97,9 +96,10 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
       number while you wait or workers are idle, up to `max_workers`. It may be set again while the loader runs.
     - `backend`: "process" (the default); "thread", which suits datasets that wait for I/O or release the GIL; or
       "ray": workers are actors on the nodes of the cluster that `ray.init()` has connected to.
-    - `ray_options`: what each of these actors wants, by Ray's names: `num_cpus` (1 by default), `num_gpus`, `memory`,
-      `resources`, `runtime_env`, `scheduling_strategy` ("SPREAD" by default). And `patience`: after so many seconds
-      without a worker that has found a place it is an error (10 by default).
+    - `ray_options`: what each of these actors needs, by Ray's names: `num_cpus` (1 by default), `num_gpus`, `memory`,
+      `resources`, `runtime_env`, `scheduling_strategy` ("SPREAD" by default). And `patience`: it is an error if no
+      worker could be placed within this many seconds (10 by default).
+    - `backend_options`: for a backend that you have registered, which says what it takes.
     - `multiprocessing_context`: how worker processes are started: "fork", "spawn", "forkserver", or a context of
       multiprocessing. By default they are forked if the process has no other threads, else by "forkserver".
     - `prefetch_factor`: how many batches (of very small ones, bundles) each worker may be ahead; 2 by default. "auto"
@@ -150,6 +150,7 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
         casting: Casting = "checked",
         max_workers: int | None = None,
         window: int | None = None,
+        backend_options: Any = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "dataset")}
         self._options = Options.resolve(is_stream=is_stream(dataset), **given)
@@ -320,7 +321,7 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
 
     def __getattr__(self, name: str) -> Any:
         if name in _SETTINGS and "_options" in self.__dict__:
-            return getattr(self._options, name)
+            return self._options.value(name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
@@ -364,7 +365,7 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
         return self._feed.plan(self.seed), self.epoch
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name in _SETTINGS and name != "num_workers":
+        if name in _SETTINGS and not (name in OPTIONS and OPTIONS[name].live):
             raise ValueError(
                 f"{name} cannot be set after the loader was made: its workers have the old value. Make a new loader."
             )
@@ -493,3 +494,7 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
         """Called by an iterator that no longer needs its engine."""
         stays = self._options.persistent_workers or self._options.num_workers == 0
         self._engines.put(engine) if stays else engine.close()
+
+
+# What a loader has as attributes, and what cannot be set: its arguments, and what is derived from them.
+_SETTINGS = frozenset({*inspect.signature(DataLoader).parameters, "auto", "is_unsplit"})

@@ -69,7 +69,7 @@ class _Crew:
     seats: ClassVar = [0]
 
     def __init__(self, producer: Producer, copies: Copies, meter: Meter) -> None:
-        # A thread that ends drops its copies, and with them their memory.
+        # When the thread ends, it drops its copies, and so frees their memory.
         self.gauges, self._copies = producer.gauges, weakref.ref(copies)
         self.made: queue.SimpleQueue[Made] | None = None
         self.stopwatch = Stopwatch(meter)
@@ -104,7 +104,7 @@ class Prefetcher(Measured):
         if pin_memory and deliver is None:
             warn_caller("pin_memory=True has no effect here: no accelerator is available.", UserWarning)
         self._source = source
-        self._gate = Gate(self)  # replaced by the thread's own when that starts
+        self._gate = Gate(self)  # replaced when the thread starts, which has a gate of its own
         copies = Copies(int(depth + hold), None if cast is None else cast.root(), deliver)
         self._producer = Producer(source, copies)
         crews: list[_Crew] = []
@@ -139,7 +139,7 @@ class Prefetcher(Measured):
     def __next__(self) -> Any:
         if self._over and not self._closed:
             return END
-        if self._measures.meter.due:  # before a batch is taken: it may call functions of the user's, which may raise
+        if self._measures.meter.due:  # before a batch is taken: functions of the user's are called, which may raise
             self._measures.tick()
         self._begin(again=False)
         try:
@@ -153,7 +153,7 @@ class Prefetcher(Measured):
         return taken
 
     def _take(self) -> Any:
-        """The next thing that was made; a new permit is given for it. An error if none will come."""
+        """The next batch, or the error in its place; returns a permit. Raises if no batch will come."""
         if self._gate.stopped and not self._closed:  # this object was in a cycle, and a finalizer brought it back
             self._ended_by = "the garbage collector"
         stopwatch = self._crew.stopwatch
@@ -221,7 +221,7 @@ class Prefetcher(Measured):
 
     @never_ends
     def _state_dict(self) -> Any:
-        """The source's state after the batch delivered last. Before the first batch, the start is waited for."""
+        """The source's state after the last delivered batch. Before the first one, waits until reading has begun."""
         sweep = self._producer.wanted
         if sweep is None:
             return self._source.state_dict()
@@ -231,7 +231,7 @@ class Prefetcher(Measured):
                     return sweep.state
                 bell = self._gate.changes.bell()
             self._check()
-            if self._ended_by is not None:  # perhaps before there was a permit
+            if self._ended_by is not None:  # perhaps before the first permit
                 raise RuntimeError(_ENDED.format(self._ended_by))
             bell.acquire(timeout=LOOK_AGAIN)
 
@@ -261,7 +261,7 @@ class Prefetcher(Measured):
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(GRACE)
-        with interrupts_deferred():  # the end of a Thread calls code of Python
+        with interrupts_deferred():  # ending a Thread runs Python code
             self._thread = thread = None
         self._measures.close()
 

@@ -32,7 +32,7 @@ LAYERS = (
     ("_feed",),
     ("backends",),
     ("_engine",),
-    ("stats", "_options", "_session"),
+    ("_options", "stats", "_session"),
     ("_deliver", "_prefetch", "prefetch", "loader", "_progress"),
     ("_files", "image", "records", "formats", "_open", "__init__"),
     ("torch", "testing", "_tools", "cli", "__main__"),
@@ -179,6 +179,19 @@ def test_no_module_of_the_core_names_a_guest_in_its_code() -> None:
             continue
         named = [name for name in names_in_code(path) if word.search(name)]
         assert not named, f"{where} names {named}: ask penstock._memory.guests instead"
+
+
+# The table of penstock's own backends, signatures that write `ray_options=` out, and the ranks of Ray Train.
+NAMING_RAY = {"backends/_ours.py", "backends/_stack.py", "loader.py", "torch/_loader.py", "_memory/guests.py"}
+
+
+def test_the_core_names_no_backend_on_a_cluster() -> None:
+    word = re.compile(r"(?<![a-z])ray(?![a-z])", re.IGNORECASE)
+    for path in ROOT.rglob("*.py"):
+        where = path.relative_to(ROOT).as_posix()
+        if where not in NAMING_RAY and not where.startswith("backends/_ray/"):
+            named = [name for name in names_in_code(path) if word.search(name)]
+            assert not named, f"{where} names {named}: a backend declares what the core has to know"
 
 
 def test_shared_memory_has_no_name() -> None:

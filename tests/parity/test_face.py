@@ -32,27 +32,19 @@ def test_it_is_a_torch_loader() -> None:
 
 
 def test_it_takes_torchs_arguments_and_ours() -> None:
-    ours = dict(inspect.signature(Ours).parameters)
-    for name in (
-        "seed",
-        "on_error",
-        "max_errors",
-        "shard",
-        "last_batch",
-        "hang",
-        "max_workers",
-        "backend",
-        "ray_options",
-        "window",
-        "dtype",
-        "casting",
-        "snapshot_every_n_steps",
-    ):
-        del ours[name]
-    theirs = dict(inspect.signature(Theirs).parameters)
+    """The declarations say which settings it takes although torch's class does not."""
+    ours, theirs = (dict(inspect.signature(kind).parameters) for kind in (Ours, Theirs))
+    declared = {name: one.default for name, one in _options.OPTIONS.items() if one.face is _options.Face.OURS}
+    declared |= {"ray_options": None, "backend_options": None, "snapshot_every_n_steps": 1}
+    assert {name: ours.pop(name).default for name in declared} == declared
     assert {name: (p.kind, p.default) for name, p in ours.items()} == {
         name: (p.kind, p.default) for name, p in theirs.items()
     }
+
+
+def test_the_declarations_say_which_settings_are_torchs() -> None:
+    declared = {name for name, one in _options.OPTIONS.items() if one.face.is_theirs}
+    assert declared == inspect.signature(Theirs).parameters.keys() - {"dataset", "multiprocessing_context"}
 
 
 def test_what_people_import_beside_it_is_there_and_torchs_own() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import multiprocessing
 import pickle
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -17,10 +20,12 @@ from penstock import (
     DataLoader,
     IterableDataset,
     SequentialSampler,
-    _options,
     backends,
     default_collate,
 )
+from penstock._options import OPTIONS
+from penstock._system import limits
+from penstock.backends._base import arguments
 
 
 class Stream(IterableDataset[Any]):
@@ -286,6 +291,79 @@ def test_the_loader_is_generic() -> None:
     assert DataLoader[int] is not None
 
 
+def test_the_signature_has_the_settings_with_their_defaults_and_arguments_for_backends() -> None:
+    parameters = dict(inspect.signature(DataLoader).parameters)
+    assert parameters.pop("dataset").default is inspect.Parameter.empty
+    declared = {name: option.default for name, option in OPTIONS.items()} | dict.fromkeys(arguments())
+    assert {name: each.default for name, each in parameters.items()} == declared
+
+
+@pytest.mark.parametrize("name", ["ray_options", "multiprocessing_context", "backend_options", "auto", "retries"])
+def test_every_setting_is_an_attribute_that_cannot_be_set(name: str) -> None:
+    loader = DataLoader([1])
+    assert getattr(loader, name) == {"auto": (), "retries": 2}.get(name)
+    with pytest.raises(ValueError, match=f"{name} cannot be set"):
+        setattr(loader, name, 3)
+
+
+@contextmanager
+def registered(**declared: Any) -> Iterator[list[Any]]:
+    """In the block, `backend="mine"` runs on threads. Yields a list of what it was made with."""
+    made: list[Any] = []
+
+    def make(job: backends.Job, given: Any) -> backends.Backend:
+        made.append(given)
+        return backends.make("thread", job)
+
+    backends.register("mine", make, **declared)
+    try:
+        yield made
+    finally:
+        backends.unregister("mine")
+
+
+def test_a_registered_backend_gets_its_options() -> None:
+    with registered() as made, DataLoader(range(4), num_workers=1, backend="mine", backend_options=3) as loader:
+        assert len(list(loader)) == 4 and made == [3] and loader.backend_options == 3
+    with registered() as made, DataLoader(range(4), num_workers=1, backend="mine") as loader:
+        assert len(list(loader)) == 4 and made == [None]
+
+
+def test_a_registered_backend_may_take_a_context_as_ours_does() -> None:
+    given = {"num_workers": 1, "backend": "mine", "multiprocessing_context": "any"}
+    with registered(argument="multiprocessing_context") as made, DataLoader(range(4), **given) as loader:
+        assert len(list(loader)) == 4 and made == ["any"]
+        with pytest.raises(ValueError, match='backend_options has no meaning with backend="mine"'):
+            DataLoader(range(4), num_workers=1, backend="mine", backend_options=3)
+
+
+def test_the_check_of_a_registered_backend_is_made_with_the_loader() -> None:
+    def check(given: Any, workers: int) -> None:
+        if given != 3:
+            raise LookupError(f"{workers} workers, and {given!r}")
+
+    with registered(check=check):
+        DataLoader(range(4), num_workers=2, backend="mine", backend_options=3)
+        with pytest.raises(LookupError, match="2 workers, and None"):
+            DataLoader(range(4), num_workers=2, backend="mine")
+
+
+def test_what_a_registered_backend_cannot_do_is_refused() -> None:
+    with registered(kills=False, needs_workers=True, argument=None):
+        with pytest.raises(ValueError, match='hang=3 needs processes: with backend="mine" no worker can be killed'):
+            DataLoader(range(4), num_workers=1, backend="mine", hang=3)
+        with pytest.raises(ValueError, match='backend="mine" needs workers'):
+            DataLoader(range(4), backend="mine")
+        with pytest.raises(ValueError, match='backend_options has no meaning with backend="mine"'):
+            DataLoader(range(4), num_workers=1, backend="mine", backend_options={})
+    with pytest.raises(
+        ValueError, match="one of backend_options, multiprocessing_context, ray_options, or None, got"
+    ):
+        backends.register("mine", lambda job, given: backends.make("thread", job), argument="my_options")
+    with pytest.raises(ValueError, match="backend_options=3 needs workers"):
+        DataLoader(range(4), backend_options=3)
+
+
 def test_every_registered_backend_can_be_chosen_and_no_other() -> None:
     backends.register("mine", lambda job, context: backends.make("thread", job))
     try:
@@ -317,7 +395,7 @@ def test_without_ray_the_error_says_how_to_install_it(
 def test_far_too_many_workers_are_warned_of_with_the_seconds_that_their_start_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_options, "_usable", lambda: 2)
+    monkeypatch.setattr(limits, "usable_cpus", lambda: 2)
     with pytest.warns(UserWarning, match=r"=500 is more than the 2 CPUs .* 500 processes on 2 CPUs takes 4 s or m"):
         DataLoader(range(3), num_workers=500)
     with pytest.warns(UserWarning, match=r"num_workers=6 is more than the 2 CPUs .* with less memory\.$"):

@@ -67,7 +67,7 @@ class Engine(Held):
     ) -> None:
         self.job = job  # for workers that are hired later
         super().__init__(backend)
-        self._looks = getattr(backend, "shares_gauges", False)
+        self._looks = backend.shares_gauges
         self._scheduler = scheduler
         self._retries, self._watch, self._hang = retries, watch, hang
         self._look_again = -math.inf  # when to look for workers that hang

@@ -255,12 +255,7 @@ class Feed:
 
 def shown(feed: Feed, face: str) -> dict[str, Any]:
     """The settings of a loader that are shown with its figures."""
-    names = "batch_size shuffle num_workers backend prefetch_factor persistent_workers in_order seed timeout retries"
-    settings = {name: getattr(feed.options, name) for name in f"{names} hang on_error auto max_workers".split()}
-    collate = feed.options.collate_fn
-    if collate is not None and not hasattr(collate, "into"):  # a default one has `into`
-        settings["collate_fn"] = getattr(collate, "__qualname__", type(collate).__qualname__)
-    return {**settings, "shard": list(feed.options.shard), "one_reader": feed.one_reader, "face": face}
+    return {**feed.options.shown(), "one_reader": feed.one_reader, "face": face}
 
 
 def as_index(keys: Any) -> NDArray[np.uint64] | None:

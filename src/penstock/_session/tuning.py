@@ -183,7 +183,7 @@ def _bounds(options: Options, feed: Feed) -> Bounds:
     from penstock.stats._machine import machine
 
     found = machine()
-    room = backends.room(options.backend, options.context)  # on other machines
+    room = backends.registered(options.backend).room(options.context)  # on other machines
     cpus = found.cpus if room is None else float(max(1, room))
     workers = prefetch = None
     if "num_workers" in options.auto:

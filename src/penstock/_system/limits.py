@@ -1,4 +1,4 @@
-"""System limits on processes and threads, for messages about a limit that was reached."""
+"""The limits that the system sets for a process, and messages about those that were reached."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import errno
 import os
 import resource
 from contextlib import suppress
+
+
+def usable_cpus() -> int:
+    """The number of CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def no_more_processes(error: OSError) -> OSError:

@@ -1,8 +1,8 @@
 """`penstock demo`: a small job that checks its own results.
 
-Two epochs of random resized crops from a memory-mapped file, made by two workers, hashed batch by batch and compared
-with the plain loop; the same again with a worker that is killed, then stopped and resumed with another number of
-workers; and the same job with torch's DataLoader, if torch is installed.
+Two workers make two epochs of random resized crops from a memory-mapped file. The batches are hashed and compared
+with those of the plain loop. Then the same again while a worker is killed, and the loader is stopped and resumed with
+another number of workers; and the same job with torch's DataLoader, if torch is installed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from penstock.stats._units import share
 SAMPLES, SIDE, SMALLEST, CROP = 2_000, 48, 24, 40
 BATCH, WORKERS, EPOCHS, SEED = 64, 2, 2, 0
 INLINE = "penstock, inline"
-CONTENDED = 0.1  # share of the time without a processor: on a quiet machine it is below 0.03
+CONTENDED = 0.1  # share of the time spent waiting for a processor; below 0.03 on a quiet machine
 KILL_AFTER, STOP_AFTER, WORKERS_AFTERWARDS = 10, 20, 1
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
@@ -87,7 +87,7 @@ class Tally:
 
 
 def run() -> int:
-    """Run the demo and return 0 if all checks pass, else 1."""
+    """Runs the demo, and returns 0 if all checks pass, else 1."""
     console, had_no_processor, begun = Console(), delay_ns(), time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="penstock-demo-") as name:
         folder = Path(name)
@@ -117,7 +117,7 @@ def run() -> int:
 
 
 def _write_pictures(folder: Path) -> None:
-    """Smooth random pictures: noise of 6 x 6 pixels enlarged to the full size, plus some grain."""
+    """Writes smooth random pictures: noise of 6 x 6 pixels, enlarged to the full size, plus some grain."""
     rng = np.random.default_rng(SEED)
     shape = (SAMPLES, SIDE, SIDE, 3)
     pixels = np.lib.format.open_memmap(folder / "pixels.npy", mode="w+", dtype=np.uint8, shape=shape)
@@ -153,7 +153,7 @@ def _troubled(console: Console, dataset: Pictures) -> Generator[Any, None, None]
 
 
 def _stream(console: Console, name: str, batches: Generator[Any, None, None]) -> Tally:
-    """Read all epochs with a progress bar; hashing takes the place of the training step."""
+    """Reads all epochs with a progress bar. Hashing takes the place of the training step."""
     tally, hashed = Tally(), hashlib.sha256()
     start = time.perf_counter()
     with closing(batches):
@@ -183,7 +183,7 @@ def _epochs(loader: Iterable[Any]) -> Generator[Any, None, None]:
 
 
 def _torch_loader(dataset: Any) -> Iterable[Any]:
-    """The same job for torch: the only place of the demo that imports it."""
+    """The same job for torch. Only this function of the demo imports torch."""
     from torch.utils.data import DataLoader as TorchLoader
 
     return TorchLoader(dataset, BATCH, shuffle=True, num_workers=WORKERS, persistent_workers=True)
@@ -209,7 +209,7 @@ def _report(console: Console, tallies: dict[str, Tally]) -> int:
 
 
 def _failures(tallies: dict[str, Tally]) -> list[str]:
-    """The checks that failed, in words."""
+    """A sentence for each check that failed."""
     steps, wrong = EPOCHS * -(-SAMPLES // BATCH), []
     expected = EPOCHS * SAMPLES * (3 * CROP * CROP * 4 + 8)
     inline = tallies[INLINE]

@@ -24,7 +24,7 @@ from penstock.stats._units import size
 
 
 def run(paths: Sequence[str], out: str | None, storage: dict[str, Any] | None = None) -> int:
-    """Index the tars, write an index into each of their folders, or to `out`, and return the exit code."""
+    """Indexes the tars, writes an index into each of their folders, or to `out`, and returns the exit code."""
     try:
         files = find_files(list(paths), Tar.suffixes, "penstock index", Access(storage, cache=False))
         folders: dict[str, list[AnyFile]] = {}
@@ -43,7 +43,7 @@ def run(paths: Sequence[str], out: str | None, storage: dict[str, Any] | None = 
 
 
 def _index(files: Sequence[AnyFile], indexes: Sequence[Index], out: str | None) -> int:
-    """Writes the index of one folder, with what is there of other tars."""
+    """Writes the index of one folder, and keeps the entries of other tars that are there already."""
     entries = {} if out is not None else _present(files[0])
     made = dict(zip((file.path for file in files), indexes, strict=True))
     for file, entry in zip(files, for_each(lambda file: entry_of(file, made[file.path]), files), strict=True):
@@ -64,7 +64,7 @@ def _index(files: Sequence[AnyFile], indexes: Sequence[Index], out: str | None) 
 
 
 def _present(file: AnyFile) -> dict[str, Entry]:
-    """The entries of the index that is there; none if it cannot be used."""
+    """The entries of the existing index; none if it cannot be used."""
     index = neighbour(file, NAME)
     try:
         return {} if index is None else unpacked(index.peek(0, index.size), KIND)

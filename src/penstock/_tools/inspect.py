@@ -18,7 +18,7 @@ _WIDTH = 100  # characters of a value
 
 
 def run(path: str, samples: int, settings: dict[str, Any]) -> int:
-    """Print what the files hold, and return the exit code."""
+    """Prints what the files hold, and returns the exit code."""
     try:
         found = inspected(open_files(path, settings), samples)
     except (OSError, ValueError, ImportError, TypeError) as error:
@@ -29,7 +29,7 @@ def run(path: str, samples: int, settings: dict[str, Any]) -> int:
 
 
 def inspected(dataset: Any, samples: int) -> Inspection:
-    """What a dataset of files holds, also of `penstock.records` and `penstock.image`."""
+    """What a dataset of files holds. Datasets of `penstock.records` and `penstock.image` are accepted too."""
     if isinstance(dataset, Format):
         return dataset.inspect(samples)
     first = tuple(dataset[key] for key in range(min(max(samples, 1), len(dataset))))

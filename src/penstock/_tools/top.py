@@ -14,20 +14,22 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock._measure import page
+from penstock._options import Show, shown_names
 from penstock._printable import printable
 from penstock.stats._figures import Period, Stats, WorkerFigures
 from penstock.stats._published import Published, from_text
 from penstock.stats._recent import recent
+from penstock.stats._shown import ALWAYS
 from penstock.stats._units import count, seconds, share, size
 
 EVERY = 1.0
-"""Seconds between two looks."""
+"""Seconds between two updates of the display."""
 
 QUIET = 5.0
 """Seconds without a publication after which a loader counts as paused. It publishes every two seconds."""
 
-SETTINGS = ("batch_size", "num_workers", "backend", "prefetch_factor", "shuffle", "in_order", "seed")
-"""Those that are shown."""
+SETTINGS = [*ALWAYS, *(name for name in shown_names(Show.LINE) if name not in ALWAYS)]
+"""The settings that are shown."""
 
 NONE = (
     "No penstock loader of this user runs now. A loader is listed half a second after its first batch, "
@@ -37,7 +39,7 @@ NONE = (
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """A loader that runs now: what it has published, and the command line of its process."""
+    """A running loader: what it has published, and the command line of its process."""
 
     pid: int
     program: str
@@ -48,13 +50,13 @@ class Loader:
         return self.published.stats
 
     def paused(self, now: float) -> float:
-        """Seconds without a batch, or 0 if that is not long."""
+        """Seconds since the last publication, or 0 if the loader is not paused."""
         quiet = now - self.published.at
         return quiet if quiet > QUIET else 0.0
 
 
 def run(pid: int | None, once: bool) -> int:
-    """Print the loaders, or show them until Ctrl-C; return the exit code."""
+    """Prints the loaders, or shows them until Ctrl-C; returns the exit code."""
     console = Console(highlight=False)
     if once or not console.is_terminal or console.is_dumb_terminal:
         if not console.is_terminal:
@@ -74,7 +76,7 @@ def run(pid: int | None, once: bool) -> int:
 def loaders(pid: int | None = None, uid: int | None = None) -> list[Loader]:
     """The loaders of a user, or of one of their processes, oldest first.
 
-    A page that a child process has inherited is that of its parent, and shown once.
+    A child process inherits the page of its parent: such a page is shown once.
     """
     found = {}
     for one in page.find(os.geteuid() if uid is None else uid):
@@ -82,7 +84,7 @@ def loaders(pid: int | None = None, uid: int | None = None) -> list[Loader]:
             published = from_text(one.text)
             loader = Loader(one.pid, program(_arguments(one.pid)), published)
             details(loader, 0.0)
-        except Exception:  # another version's, or no page at all: one process cannot break the list
+        except Exception:  # of another version, or not a page: one process cannot break the list
             continue
         if pid in (None, one.pid) and published.pid == _pid_inside(one.pid):
             found[one.inode] = loader
@@ -90,7 +92,7 @@ def loaders(pid: int | None = None, uid: int | None = None) -> list[Loader]:
 
 
 def _pid_inside(pid: int) -> int:
-    """The number that a process has for itself: another one, if it is in a container."""
+    """The pid that a process sees for itself, which differs if it runs in a container."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -107,7 +109,7 @@ def _arguments(pid: int) -> list[str]:
 
 
 def program(arguments: Sequence[str]) -> str:
-    """A command line in short: without the interpreter, its options, and the folder of the script."""
+    """A short form of a command line: without the interpreter, its options, and the folder of the script."""
     rest = list(arguments)
     if rest and Path(rest[0]).name.startswith("python"):
         del rest[0]
@@ -124,7 +126,8 @@ def program(arguments: Sequence[str]) -> str:
     return " ".join([*(Path(word).name for word in rest[:1]), *rest[1:]])
 
 
-# What is shown. All text of other programs is a `_text`: rich would read markup in a string, and a terminal escapes.
+# The display. All text from other programs passes through `_text`: otherwise rich would interpret markup in it, and
+# the terminal escape sequences.
 
 
 def _text(value: object, style: str = "") -> Text:
@@ -140,7 +143,7 @@ def view(found: Sequence[Loader], pid: int | None, now: float) -> RenderableType
 
 
 def listing(found: Iterable[Loader], now: float) -> RenderableType:
-    """A row for each loader, and below them what to say of each."""
+    """A row for each loader, and below the rows a note on each."""
     table, verdicts = Table(box=None, pad_edge=False, header_style="bold"), Table.grid(padding=(0, 2, 0, 0))
     for name in ("pid", "program", "dataset"):
         table.add_column(name, no_wrap=True, max_width=32, justify="right" if name == "pid" else "left")
@@ -167,7 +170,7 @@ def listing(found: Iterable[Loader], now: float) -> RenderableType:
 
 
 def details(loader: Loader, now: float) -> list[RenderableType]:
-    """All about one loader."""
+    """All figures of one loader."""
     stats, paused = loader.stats, loader.paused(now)
     now_, epoch, memory = recent(stats), stats.epoch, stats.memory
     settings = ", ".join(f"{name}={stats.settings[name]!r}" for name in SETTINGS if name in stats.settings)

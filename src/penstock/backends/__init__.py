@@ -1,25 +1,54 @@
-"""Where workers run. A backend is an extension point: write a class with the methods of `Backend`, and register it.
+"""Where workers run. Anyone can write a backend: a class with the methods of `Backend`, registered under a name.
 
-`penstock.testing.conformance` runs the laws of penstock against it.
+`penstock.testing.conformance` checks that it keeps penstock's guarantees. docs/own-backend.md has an example.
 """
 
 from __future__ import annotations
 
-from penstock._wire.task import Bundle, Ended, Failed, Filled
-from penstock.backends._base import Backend, Doing, Left, Lost, Outcome, known, make, register, unregister
+from typing import TYPE_CHECKING, Any
+
+from penstock._measure.gauges import Gauge, Gauges
+from penstock._memory.layout import Writer
+from penstock._memory.slabs import Slabs
+from penstock._wire.task import Bundle, Ended, Failed, Filled, Task
+from penstock._wire.updates import Change
+from penstock._work.runner import Job, Runner
+from penstock.backends import _ours as _ours  # registers them
+from penstock.backends._base import HUNG, Backend, Doing, Left, Lost, Outcome, known, make, register, unregister
+
+if TYPE_CHECKING:
+    from penstock.backends._local import run_task
 
 __all__ = [
+    "HUNG",
     "Backend",
     "Bundle",
+    "Change",
     "Doing",
     "Ended",
     "Failed",
     "Filled",
+    "Gauge",
+    "Gauges",
+    "Job",
     "Left",
     "Lost",
     "Outcome",
+    "Runner",
+    "Slabs",
+    "Task",
+    "Writer",
     "known",
     "make",
     "register",
+    "run_task",
     "unregister",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "run_task":  # late: its module is for those who run workers in this process
+        from penstock.backends._local import run_task
+
+        return run_task
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

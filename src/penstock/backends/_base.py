@@ -1,21 +1,24 @@
-"""What a backend is to the engine, and the one table of backends, by name."""
+"""The interface between the engine and a backend, and the registry of backends."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from penstock._measure.gauges import Gauges
-from penstock._system.interrupts import import_whole
 from penstock._wire.task import Bundle, Ended, Failed, Filled, Task
 from penstock._wire.updates import Change
 from penstock._work.runner import Job
 
 
 class Lost(NamedTuple):
-    """A worker is dead; `seq` is the task that it had in its hands, `at` which of its steps, the first being 0.
+    """A worker is dead. `seq` is the task that it was running, and `at` the step of that task, counted from 0.
 
-    `unborn`: why no other could be started in its place, where that was tried. `phrase`: how torch's loader says it.
+    `who` names the worker ("worker 2 (pid 8127)"), and `how` says how it ended ("was killed by signal 9"): both are
+    for messages. `unborn`: why no replacement could be started, if one was tried. `phrase`: torch's words for it.
     """
 
     worker: int
@@ -30,16 +33,16 @@ class Lost(NamedTuple):
 
 
 class Left(NamedTuple):
-    """A worker has left because it was asked to; it had no step in hand."""
+    """A worker has exited because it was asked to. It was running no task."""
 
     worker: int
 
 
 class Doing(NamedTuple):
-    """`who` is "worker 2 (pid 8127)"; `stack` its calls, the innermost first, a line each.
+    """What a worker is doing, for a message: `who` is "worker 2 (pid 8127)", `stack` its calls, innermost first.
 
-    `seq` is the task that it has in hand, or None, and `epoch` and `step` say which of its steps it is at.
-    `likely` is the likely cause of a hang that the worker's state shows, with what to do; "" if it shows none.
+    `seq` is the task that it is running, or None; `epoch` and `step` say which step of the task it is at. `likely` is
+    the likely cause of a hang, with a remedy, if the worker's state shows one; else "".
     """
 
     who: str
@@ -51,194 +54,200 @@ class Doing(NamedTuple):
 
 
 HUNG = "hung"
-"""In the place of a signal: the worker was killed because it hung."""
+"""The value of `Lost.signal` for a worker that was killed because it hung."""
 
-# Seconds that the system is asked to wait at once; longer timeouts are waited for in turns.
+# The longest wait, in seconds, that is asked of the system at once. Longer timeouts take several waits.
 LONGEST_WAIT = 3600.0
 
 Outcome = Filled | Failed | Bundle | Ended | Lost | Left
 
 
 class Backend(Protocol):
-    """Tasks go out by `post`, and come in by `poll`, in any order. One thread calls it.
+    """Runs workers for the engine: tasks go out by `post`, and outcomes come in by `poll`, in any order.
 
-    Memory belongs to the backend: the engine names slabs by number, and the backend has memory for each.
+    One thread at a time calls a backend, except `wake`, which any thread may call. Memory belongs to the backend: the
+    engine names slabs by number, and the backend has memory for each.
+
+    Derive from this class to inherit the defaults: those of the attributes, and of `clock`, `flush`, `cool`,
+    `has_dead` and `end_hung`.
     """
 
-    most_steps: int
-    """How many steps a task may have."""
-    copies_dataset: bool
-    """Whether workers have a copy of the dataset, made when they were started, and not the caller's own object."""
-    leaves_nothing: bool
-    """Whether it may be forgotten without being closed."""
     gauges: Gauges
-    """What its workers count. `Gauges(None)` if they count nothing."""
+    """The counters of the workers. `Gauges(None)` if workers count nothing."""
+    most_steps: int = 1
+    """The largest number of steps in a task."""
+    copies_dataset: bool = True
+    """Whether each worker has a copy of the dataset, made when it was started. False: the caller's own object."""
+    leaves_nothing: bool = False
+    """Whether the backend may be dropped without being closed."""
+    shares_gauges: bool = False
+    """Whether workers write to `gauges` at any moment, also while they are busy, and not only with an outcome."""
+    handles: Mapping[int, Any] = MappingProxyType({})
+    """The last worker process of each seat, dead or alive. Empty if workers are not processes of this machine."""
 
     def clock(self) -> float:
         """Seconds that timeouts are measured in: `time.monotonic()`, unless time is simulated."""
+        return time.monotonic()
 
     @property
     def workers(self) -> list[Any]:
-        """Handles of the living worker processes, by seat."""
+        """The live worker processes, by seat, each a handle like `multiprocessing.Process`. Threads have none."""
 
     def hire(self, worker: int, seat: int) -> None:
-        """Starts a worker."""
+        """Starts the worker with this number. Numbers are never used again; a seat has one worker at a time."""
 
     def retire(self, seat: int = -1) -> None:
-        """Asks one worker, whichever is free first, to leave after its present step: `poll` tells of it as `Left`.
+        """Asks the worker that is free first to exit after its current step. `poll` reports it as `Left`.
 
-        Where tasks are for certain workers, it is the one in `seat` that leaves, after all its tasks.
+        Where tasks are assigned to workers, the worker in `seat` exits, after all its tasks.
         """
 
     def retain(self) -> int:
-        """Withdraws the requests to leave that no worker has taken yet, and returns how many. It never waits."""
+        """Withdraws the requests to exit that no worker has taken yet, and returns their number. Never waits."""
 
     def post(self, task: Task, slab: int, seat: int) -> None:
-        """Offers the task to whichever worker is free, or to the one in `seat`, at the latest at the next `flush`.
+        """Offers the task to the first free worker, or to the worker in `seat` if that is not -1.
 
-        Its batch goes into the memory of `slab`, which no live array looks into. Keys that cannot be sent to a worker
-        raise, and then nothing was posted.
+        Workers learn of it at the next `flush` at the latest. The batch is written to the memory of `slab`, which no
+        live array refers to. If the keys cannot be sent to a worker, this raises, and nothing was posted.
         """
 
     def cool(self, slab: int) -> None:
-        """Gives the pages of a free slab back to the system. It may be posted again."""
+        """Returns the memory pages of a free slab to the system. The slab may be posted again."""
 
     def encode(self, change: Change) -> bytes:
-        """The change as bytes, for `update`. One that cannot be sent raises."""
+        """The change as bytes, for `update`. Raises if the change cannot be sent."""
 
     def update(self, change: bytes) -> None:
-        """What is posted from now on is done by workers whose dataset has this change."""
+        """Tasks that are posted from now on run on a dataset that has this change."""
 
     def flush(self) -> None:
-        """Makes sure that what was posted is known to the workers."""
+        """Makes sure that workers know of all posted tasks."""
 
     def rescind(self, seq: int) -> bool:
         """Takes back a task that no worker has begun; False if one has."""
 
     def poll(self, timeout: float | None) -> list[Outcome]:
-        """What happened since; waits for something to happen, at most `timeout` seconds.
+        """The outcomes since the last call. Waits for one, at most `timeout` seconds; may return none earlier."""
 
-        It may come back with nothing before that.
-        """
+    def has_dead(self) -> bool:
+        """Whether a worker is dead that `poll` has not reported yet. False if only `poll` can tell."""
+        return False
 
     def open(self, outcome: Filled) -> object:
-        """The batch."""
+        """The batch of an outcome: arrays that are views of `outcome.root`."""
 
     def memory(self) -> tuple[int, int]:
         """Bytes that batches take: in slabs, and elsewhere."""
 
     def doing(self, seq: int | None) -> list[Doing]:
-        """Who has the task in hand, and is at what: for a message. If nobody has, all who are at anything."""
+        """The workers running the task, with their stacks; if none is, all busy workers. For messages."""
 
     def end_hung(self, seconds: float) -> list[Doing]:
-        """Kills the workers that have had one task for longer than this: `poll` tells of each as `Lost`.
+        """Kills the workers that have been running one task for longer than this. `poll` reports each as `Lost`.
 
-        Returns what they did. Not called with threads, which cannot be killed.
+        Returns what they were doing. Only called if the backend was registered with `kills=True`.
         """
+        return []
 
     def wake(self) -> None:
-        """Makes a `poll` that another thread waits in come back, be it with nothing."""
+        """Makes the `poll` that another thread waits in return, even with nothing; or else the next one."""
 
     def close(self) -> None:
-        """Ends the workers without waiting for what they do. Where it was interrupted, it goes on."""
+        """Ends the workers without waiting for their tasks. May be called again, also after an interrupt."""
 
 
 Make = Callable[[Job, Any], Backend]
-"""Makes a backend for a job; the second argument is `multiprocessing_context=` or `ray_options=` as it was given."""
+"""Makes a backend for a job. The second argument is the value of the loader's argument that the backend declares."""
 
 
-# Each imports what it needs when it is first used: processes take some 10 ms.
+def _fits(given: Any, workers: int) -> None:
+    """The check of a backend that has none."""
 
 
-def _inline(job: Job, context: Any) -> Backend:
-    import_whole("penstock.backends._local")
-    from penstock.backends._local import InlineBackend
-
-    return InlineBackend(job)
+def _unlimited(given: Any) -> None:
+    """The room of a backend whose workers run on this machine."""
 
 
-def _thread(job: Job, context: Any) -> Backend:
-    import_whole("penstock.backends._local")
-    from penstock.backends._local import ThreadBackend
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registered:
+    """A backend as it was registered. See `register`."""
 
-    return ThreadBackend(job)
+    make: Make
+    argument: str | None = None
+    check: Callable[[Any, int], object] = _fits
+    room: Callable[[Any], int | None] = _unlimited
+    kills: bool = True
+    needs_workers: bool = False
 
-
-def _process(job: Job, context: Any) -> Backend:
-    import_whole("penstock.backends._process.backend")
-    from penstock.backends._process.backend import start
-    from penstock.backends._process.methods import choose_method, is_chosen
-
-    return start(job, choose_method(context), explicit=is_chosen(context))
-
-
-def _ray(job: Job, options: Any) -> Backend:
-    import_whole("penstock.backends._ray.backend")
-    from penstock.backends._ray.backend import start
-    from penstock.backends._ray.settings import check
-
-    options = check(options or {})
-    try:
-        from penstock.backends._ray.cluster import RayCluster
-    except ImportError as error:
-        remedy = 'pip install ".[ray]" in a clone of penstock'
-        raise RuntimeError(f'backend="ray" needs Ray ({error}): {remedy}.') from error
-    patience = options.pop("patience")
-    return start(job, RayCluster(options), patience)
+    def given_in(self, arguments: Mapping[str, Any]) -> Any:
+        """The value for this backend among the arguments of a loader; None if there is none."""
+        return None if self.argument is None else arguments.get(self.argument)
 
 
-DEFAULT = "process"
+ARGUMENT = "backend_options"
+"""The loader's argument for backends that declare no other one."""
 
-_TABLE: dict[str, Make] = {"inline": _inline, DEFAULT: _process, "thread": _thread, "ray": _ray}
+INLINE, DEFAULT = "inline", "process"
+"""The backend without workers, and the one that is used if none is named."""
+
+TABLE: dict[str, Registered] = {}
+"""The backends by name: ours (see `_ours.py`), and those of others."""
 
 
-def register(name: str, make: Make) -> None:
-    """From now on `DataLoader(..., backend=name)` runs its workers on what `make(job, context)` returns.
+def register(
+    name: str,
+    make: Make,
+    *,
+    argument: str | None = ARGUMENT,
+    check: Callable[[Any, int], object] = _fits,
+    room: Callable[[Any], int | None] = _unlimited,
+    kills: bool = True,
+    needs_workers: bool = False,
+) -> None:
+    """From now on `DataLoader(..., backend=name)` runs its workers on what `make(job, given)` returns.
 
-    A name that is registered already is replaced.
+    A backend with this name that was registered before is replaced.
+
+    - `argument`: the argument of `DataLoader` whose value `make`, `check` and `room` get as `given`:
+      "backend_options", or "multiprocessing_context" for a backend that starts processes. None: the backend takes no
+      options.
+    - `check(given, num_workers)` is called when a loader is made. It raises if these cannot work; `given` is None if
+      the user gave nothing.
+    - `room(given)`: how many workers fit on the machines that the backend uses, as a limit for `num_workers="auto"`;
+      None if they run on this machine, or the number is not known.
+    - `kills`: whether `end_hung` can kill workers. If not, `hang=` is refused.
+    - `needs_workers`: whether `num_workers=0` is refused, instead of loading in the calling process.
     """
     if not name.isidentifier():
         raise ValueError(f"The name of a backend must be an identifier, got {name!r}.")
-    _TABLE[name] = make
+    if argument is not None and argument not in arguments():
+        raise ValueError(f"argument must be one of {', '.join(arguments())}, or None, got {argument!r}.")
+    TABLE[name] = Registered(
+        make=make, argument=argument, check=check, room=room, kills=kills, needs_workers=needs_workers
+    )
 
 
 def unregister(name: str) -> None:
-    """`backend=name` is not known any more. Loaders that were made keep their workers."""
-    del _TABLE[name]
+    """`backend=name` is no longer known. Existing loaders keep their workers."""
+    del TABLE[name]
 
 
 def known() -> list[str]:
     """The names that `backend=` takes."""
-    return [name for name in _TABLE if name != "inline"]
+    return [name for name in TABLE if name != INLINE]
 
 
-def has_processes(name: str) -> bool:
-    """True if the workers are processes, started by a method of multiprocessing."""
-    return _TABLE[name] is _process
+def registered(name: str) -> Registered:
+    """The backend of this name."""
+    return TABLE[name]
 
 
-def is_ray(name: str) -> bool:
-    """True if the workers are actors of a Ray cluster."""
-    return _TABLE[name] is _ray
+def arguments() -> list[str]:
+    """The arguments of a loader that are for backends."""
+    return sorted({ARGUMENT, *(each.argument for each in TABLE.values() if each.argument is not None)})
 
 
-def can_kill(name: str) -> bool:
-    """True if a worker that hangs can be killed."""
-    return _TABLE[name] not in (_inline, _thread)
-
-
-def room(name: str, context: Any) -> int | None:
-    """How many workers have room on the cluster; None if they run on this machine, or there is no cluster yet."""
-    if not is_ray(name):
-        return None
-    from penstock.backends._ray.settings import check
-
-    try:
-        from penstock.backends._ray.cluster import room
-    except ModuleNotFoundError:
-        return None
-    return room(check(context or {}))
-
-
-def make(name: str, job: Job, context: Any = None) -> Backend:
-    return _TABLE[name](job, context)
+def make(name: str, job: Job, given: Any = None) -> Backend:
+    """A backend for this job. It has no workers yet."""
+    return TABLE[name].make(job, given)

@@ -28,7 +28,7 @@ from penstock._wire.updates import Change
 from penstock._work.runner import Job, Runner
 from penstock._work.samples import is_end
 from penstock.backends import _stack as stack
-from penstock.backends._base import LONGEST_WAIT, Doing, Left, Outcome
+from penstock.backends._base import LONGEST_WAIT, Backend, Doing, Left, Outcome
 from penstock.errors import InternalError
 
 # How long close() waits for threads that are in the middle of a step: they cannot be ended, and
@@ -52,7 +52,7 @@ def run_task(
     return Filled(task.seq, worker, runner.rows, used, 0.0, root, tree, runner.mended, runner.mark)
 
 
-class _LocalBackend:
+class _LocalBackend(Backend):
     """What both have in common: the dataset is the caller's own, and no worker is a process."""
 
     most_steps = 1

@@ -1,9 +1,9 @@
-"""Native threads in workers: one for each thread pool of a library, before the first sample.
+"""Native threads in workers: each thread pool of a library gets one thread, before the first sample.
 
 As many workers as processors, each with pools of as many threads, slow each other down: torch.sum of 300,000 numbers
 takes five times as long then. PENSTOCK_WORKER_THREADS sets another number; 0 leaves the libraries as they are.
 
-A library that is not loaded yet reads an environment variable when it is. One that is loaded has a function:
+A library reads an environment variable when it is loaded. One that is loaded already has a function for it:
 
     fresh interpreter   has the variables from the start, and calls the functions after it has unpickled the dataset
     forked worker       sets the variables, and calls the functions
@@ -49,7 +49,7 @@ _OPENBLAS = [f"{name}openblas_set_num_threads{end}" for name in ("", "scipy_") f
 # OpenBLAS's own number of threads. Its function starts all threads again after a fork, before it uses fewer of them.
 _OPENBLAS_NUMBER = "blas_cpu_number"
 
-# Ends OpenBLAS's threads: what OpenBLAS has the C library call before a fork. They are started again when needed.
+# Ends OpenBLAS's threads, which start again when needed. OpenBLAS itself has the C library call this before a fork.
 _OPENBLAS_STOP = "blas_thread_shutdown_"
 
 # Modules with a function for it.
@@ -61,7 +61,7 @@ _MODULES = {
 
 Setter = Callable[[int], object]
 
-_looked_up = 0  # the number of modules by then
+_looked_up = 0  # the number of imported modules at the last look
 _setters: list[Setter] = []
 _stops: list[Callable[[], object]] = []
 
@@ -78,7 +78,7 @@ def count() -> int:
 
 
 def variables() -> dict[str, str]:
-    """What a fresh interpreter finds in its environment."""
+    """The environment variables of a fresh interpreter."""
     most = count()
     return dict.fromkeys(_VARIABLES, str(most)) if most else {}
 
@@ -102,7 +102,7 @@ def look_up() -> int:
 
 
 def stop_openblas() -> None:
-    """Ends the threads of OpenBLAS, which end before a fork. Does nothing if the library hides how (numpy 2.5)."""
+    """Ends the threads of OpenBLAS, as a fork would. Does nothing if the library hides the function (numpy 2.5)."""
     look_up()
     for stop in _stops:
         stop()
@@ -115,7 +115,7 @@ def limit() -> None:
         return
     launched = getattr(sys.modules.get("numba.np.ufunc.parallel"), "_is_initialized", False)
     text = str(most)
-    # One by one: `update` has a forked worker copy 60 memory pages more, before its first sample.
+    # One by one: `update` would make a forked worker copy 60 more memory pages before its first sample.
     for name in _VARIABLES:
         # numba refuses to compile if its variable has changed after its threads were started.
         if not (launched and "NUMBA" in name):
@@ -130,9 +130,10 @@ def limit() -> None:
 
 @contextmanager
 def opencv_stopped() -> Iterator[None]:
-    """In the block, OpenCV has no threads: a child that is forked meanwhile need not end them.
+    """In the block, OpenCV has no threads, so a child that is forked there need not end them.
 
-    OpenCV ends its threads when it gets one, under locks that they use. In a forked child it may wait for ever.
+    When OpenCV is limited to one thread it ends its pool, under locks that the pool uses. A forked child may wait for
+    these locks for ever.
     """
     module: Any = sys.modules.get("cv2")
     before = getattr(module, "getNumThreads", int)() if count() else 0

@@ -23,8 +23,8 @@ _PATIENCE = 0.5
 _NAME = "penstock-stack"
 _MOST_FRAMES = 12
 
-# Frames of penstock around the user's code, but for penstock's own datasets, and the innermost frame of a worker that
-# waits for a task. Compiled when they are needed: each takes 0.2 ms, for which every first batch would wait.
+# Frames of penstock around the user's code (those of penstock's own datasets do not count), and the innermost frame
+# of a worker that waits for a task. Compiled when needed: each takes 0.2 ms, which would delay every first batch.
 _OURS = (
     rf'File "{re.escape(os.path.dirname(os.path.dirname(__file__)))}/'
     r"(?!(source|formats|records|image|_files|_remote|_cache|testing)/)"
@@ -36,7 +36,7 @@ _WAITING = (
 
 
 def tell_when_asked(fd: int) -> None:
-    """Lets this process write its stack when `ask` asks for it: to a file of its own, as descriptor `fd`.
+    """Makes this process write its stack when `ask` sends the signal: to a file of its own, at descriptor `fd`.
 
     A stack is written in many pieces, which would be mixed up if several processes wrote to one file.
     """
@@ -47,7 +47,7 @@ def tell_when_asked(fd: int) -> None:
 
 
 class _Asked:
-    """A process that was asked for its stack. `file` is what it writes to."""
+    """A process that was asked for its stack, which it writes to `file`."""
 
     def __init__(self, file: int) -> None:
         self.file = file
@@ -89,7 +89,7 @@ def _asked(pid: int, pidfd: int, fd: int) -> _Asked | None:
             found = _Asked(file)
             signal.pidfd_send_signal(pidfd, _SIGNAL)
             return found
-    except OSError:  # the worker is dead, or may not be looked at
+    except OSError:  # the worker is dead, or /proc is closed to this process
         if file >= 0:
             os.close(file)
     return None
@@ -109,7 +109,7 @@ _FUTEX = {"x86_64": "202", "aarch64": "98"}
 def waits_for_thread(pid: int) -> bool:
     """True if the main thread of a process sleeps until another thread wakes it, as in a lock or a thread pool.
 
-    Also where the system does not tell.
+    Also True if the system does not show what the thread does.
     """
     try:
         calls = Path(f"/proc/{pid}/syscall").read_text().split()

@@ -1,23 +1,21 @@
-"""What is worth showing of a loader's settings: those that differ from their defaults."""
+"""The settings of a loader that are worth showing: those that differ from their defaults."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-ALWAYS = ("batch_size", "num_workers", "backend", "prefetch_factor")
-"""Shown whatever they are, unless they are None."""
+from penstock._options import OPTIONS, Show, shown_names
+
+ALWAYS = shown_names(Show.ALWAYS)
+"""The settings that are shown even if they have their defaults, unless they are None."""
 
 _DEFAULTS: dict[str, tuple[Any, ...]] = {
-    "shuffle": (False,),
-    "in_order": (True,),
-    "timeout": (0,),
-    "retries": (2,),
-    "on_error": ("raise",),
+    **{name: (OPTIONS[name].default,) for name in shown_names() if name not in ALWAYS},
+    # What is derived from the settings.
     "auto": ((), []),
     "shard": ([0, 1], (0, 1)),
     "one_reader": (False,),
-    "pin_memory": (False,),
 }
 
 

@@ -22,6 +22,7 @@ from penstock._feed.keys import KeyFetch
 from penstock._wire.task import Task
 from penstock._work.runner import Job
 from penstock.backends import Backend, Bundle, Failed, Filled, Left, Lost, Outcome, make
+from penstock.backends._base import INLINE, registered
 from penstock.testing import _sources as sources
 from penstock.testing._same import difference
 from penstock.testing._sources import Numbers, Raising
@@ -154,8 +155,8 @@ class Laws:
         number = max(1, self.workers)
         # Kept here, as the engine keeps it: a backend may hold it weakly.
         self._job = Job(dataset, KeyFetch, None, None, number, seed=1, drop_last=False, **job)
-        context = self.settings.get("ray_options", self.settings.get("multiprocessing_context"))
-        backend = make(self.backend or "inline", self._job, context)
+        name = self.backend or INLINE
+        backend = make(name, self._job, registered(name).given_in(self.settings))
         self._made.callback(backend.close)
         for worker in range(number if hired is None else hired):
             backend.hire(worker, worker)

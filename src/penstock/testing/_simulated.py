@@ -22,7 +22,7 @@ from penstock._wire.task import Task
 from penstock._wire.updates import Change, encode
 from penstock._work.runner import Job, Runner
 from penstock._work.seeding import Borrowed
-from penstock.backends import Bundle, Doing, Filled, Left, Lost, Outcome
+from penstock.backends import Backend, Bundle, Doing, Filled, Left, Lost, Outcome
 from penstock.backends._local import run_task
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class _Worker:
         return Action(kind, self.id, -1 if self.posted is None else self.posted.current().step)
 
 
-class SimulatedBackend:
+class SimulatedBackend(Backend):
     """Its simulation decides what happens next, and which faults happen."""
 
     leaves_nothing = False

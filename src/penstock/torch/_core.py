@@ -14,6 +14,7 @@ from torch.utils import data as theirs
 from torch.utils.data import RandomSampler, default_collate
 
 import penstock
+from penstock._options import OPTIONS, Face
 from penstock._system.interrupts import Loan
 from penstock._wire.failure import dict_of
 from penstock._wire.task import Task
@@ -158,21 +159,30 @@ def _show_numbers(core: Core) -> None:
 
 def _settings(loader: Any) -> dict[str, Any]:
     """The present settings of the torch loader, as arguments of penstock's loader."""
-    names = ["dataset", "collate_fn", "num_workers", "timeout", "worker_init_fn", "in_order"]
-    if loader.num_workers:
-        names += ["prefetch_factor", "persistent_workers", "multiprocessing_context"]
     settings = {**loader._ours, "dtype": loader._cast, **_order(loader), **loader._by_blocks}
-    settings |= {name: getattr(loader, name) for name in names} | loader._auto
+    settings |= {name: getattr(loader, name) for name in _passed(loader.num_workers)} | loader._auto
     if "num_workers" not in loader._auto:
         # Frameworks make loaders again from the attributes of others, and these have the present number.
         settings["max_workers"] = None
     if loader.collate_fn is default_collate:
         settings["collate_fn"] = _STACKED
-    processes = backends.has_processes(loader._ours["backend"] or backends.DEFAULT)
-    if loader.num_workers and processes and loader.multiprocessing_context is None:
+    argument = backends.registered(loader._ours["backend"] or backends.DEFAULT).argument
+    if loader.num_workers and argument == _CONTEXT and loader.multiprocessing_context is None:
         # torch's default, not ours: a program that works with torch's loader works here without changes.
-        settings["multiprocessing_context"] = configured_method()
+        settings[_CONTEXT] = configured_method()
     return settings
+
+
+_CONTEXT = "multiprocessing_context"
+
+
+def _passed(workers: int) -> list[str]:
+    """The attributes of a torch loader that are arguments of penstock's."""
+    names = [name for name, option in OPTIONS.items() if option.face is Face.PASSED]
+    if workers:
+        return ["dataset", _CONTEXT, *names]
+    # Without workers, torch's loader has what was given when it had some, or nothing. (But a timeout is refused.)
+    return ["dataset", *(name for name in names if OPTIONS[name].unset is None or name == "timeout")]
 
 
 def _order(loader: Any) -> dict[str, Any]:

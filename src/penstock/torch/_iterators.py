@@ -245,7 +245,7 @@ class Seeded(private.WorkersIterator):  # type: ignore[misc]
         core._take_back()
         self._stream = _Closed()  # gives its engine back
         self._stream = iter(core)
-        self._handles: dict[int, Any] = getattr(self._stream._engine.backend, "handles", {})
+        self._handles: Any = self._stream._engine.backend.handles
         _begun(loader)
 
     def __next__(self) -> Any:

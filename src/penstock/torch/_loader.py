@@ -15,9 +15,10 @@ import torch.utils.data
 
 from penstock._engine.engine import Engine
 from penstock._fill.cast import DTYPES, Cast
-from penstock._options import DEFAULT_PREFETCH_FACTOR, Casting, LastBatch, OnError
+from penstock._options import DEFAULT_PREFETCH_FACTOR, OPTIONS, Casting, LastBatch, OnError
 from penstock._session.tracing import Tracing
 from penstock._system.ending import never_ends
+from penstock.backends import _base as backends
 from penstock.batch import Batch
 from penstock.source._dataset import Keyed
 from penstock.stats import Stats
@@ -41,22 +42,10 @@ else:
 
 T = TypeVar("T")
 
-# What needs `seed=`, and the reason.
-_BY_NUMBER = "the batches depend on the number of workers, as in torch. Give seed=, or a number."
+# Why `seed=` is needed: for which settings, for arguments of backends, for which methods.
 _NEED_SEED = {
-    "num_workers": _BY_NUMBER,
-    "prefetch_factor": "nothing is tuned, as in torch. Give seed=, or a number.",
-    "max_workers": _BY_NUMBER,
-    "on_error": "a sample that fails is an error, as in torch.",
-    "max_errors": "a sample that fails is an error, as in torch.",
-    "shard": "the order is torch's: give each rank its DistributedSampler(dataset) as sampler=.",
-    "last_batch": "an incomplete last batch is handled as in torch, by drop_last=True or False.",
-    "hang": "a worker that is killed cannot be replaced, as in torch.",
-    "backend": "workers are processes of this machine, as in torch: a worker that is lost with its node cannot be "
-    "replaced.",
-    "ray_options": "workers are processes of this machine, as in torch.",
-    "shuffle": "the order is torch's, which knows no blocks. Give seed=, or sampler=penstock.BlockSampler(blocks).",
-    "window": "the order is torch's, which knows no blocks.",
+    **{name: option.needs_seed for name, option in OPTIONS.items() if option.needs_seed},
+    **dict.fromkeys(backends.arguments(), "workers are processes of this machine, as in torch."),
     "batches()": "the semantics are torch's, which pads nothing and does not say which samples a batch has. Give "
     "seed=, or let the dataset return the key with its sample.",
     "set_epoch": "the order comes from torch's generators, as in torch.",
@@ -96,8 +85,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     not on `num_workers`, which may be set while the loader runs, or be "auto", as may `prefetch_factor` (see
     penstock's loader, also for `max_workers=`); a worker that crashes is replaced; a resumed run repeats
     augmentations exactly; `penstock.rng()`, `on_error=`, `max_errors=`, `shard=`, `last_batch=`, `hang=`,
-    `backend="ray"`, `ray_options=`, `shuffle="blocks"`, `window=`, `batches()` and `update()` are those of penstock's
-    loader.
+    `backend="ray"`, `ray_options=`, `backend_options=`, `shuffle="blocks"`, `window=`, `batches()` and `update()` are
+    those of penstock's loader.
 
     `dtype=` and `casting=`, with or without a seed, convert the numbers of a batch: `dtype=` is a torch dtype (or its
     name, "bfloat16" included), or a mapping from fields to dtypes.
@@ -112,6 +101,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     hang: float | None
     backend: Literal["process", "ray"] | None
     ray_options: Mapping[str, Any] | None
+    backend_options: Any
     dtype: Any
     casting: Casting
 
@@ -149,6 +139,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         window: int | None = None,
         dtype: Any = None,
         casting: Casting = "checked",
+        backend_options: Any = None,
         **newer: Unpack[_Newer],
     ) -> None:
         every, values = snapshot_every_n_steps, locals()

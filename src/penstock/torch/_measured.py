@@ -9,11 +9,12 @@ from functools import partial
 from typing import Any
 
 from penstock._engine.engine import Engine
+from penstock._options import OPTIONS, shown_names
 from penstock._session.measures import Measures
 from penstock.stats import Stats
 from penstock.torch._core import core_of
 
-_SHOWN = ("batch_size", "num_workers", "prefetch_factor", "persistent_workers", "in_order", "timeout", "pin_memory")
+_SHOWN = [name for name in shown_names() if OPTIONS[name].face.is_theirs]
 
 
 class Measured:
@@ -29,7 +30,7 @@ class Measured:
 
     def look(self, loader: Any) -> None:
         """Notes the present settings of the loader."""
-        self._settings.update({name: getattr(loader, name, None) for name in _SHOWN})
+        self._settings.update({name: getattr(loader, name) for name in _SHOWN if hasattr(loader, name)})
         backend = "process" if loader.num_workers else "inline"
         self._settings.update(backend=backend, seed=None, one_reader=False, face="penstock.torch")
 

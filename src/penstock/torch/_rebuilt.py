@@ -8,22 +8,22 @@ of a loader that was made with such a number are penstock's, with these argument
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch.utils.data import RandomSampler
+from torch.utils.data import DataLoader, RandomSampler
 
 from penstock._fill.cast import Cast
-from penstock._options import shard_of
+from penstock._options import OPTIONS, Face, shard_of
+from penstock.backends._base import arguments
 
-# What each argument is when it is not given.
 DEFAULTS: dict[str, Any] = {
-    **dict.fromkeys(("seed", "max_errors", "shard", "last_batch", "max_workers", "hang", "backend", "ray_options")),
-    **dict.fromkeys(("window", "dtype")),
-    "on_error": "raise",
-    "casting": "checked",
+    **{name: option.default for name, option in OPTIONS.items() if option.face is Face.OURS},
+    **{name: None for name in arguments() if name not in inspect.signature(DataLoader.__init__).parameters},
 }
+"""The arguments that torch's constructor does not have, with their defaults."""
 
 
 def is_default(name: str, value: object) -> bool:

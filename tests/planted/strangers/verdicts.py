@@ -81,7 +81,7 @@ BUGS = [
         "a malformed page is shown",
         "verdicts",
         "_tools/top.py",
-        "        except Exception:  # another version's, or no page at all: one process cannot break the list",
+        "        except Exception:  # of another version, or not a page: one process cannot break the list",
         "        except ValueError:",
         ("unit/test_top.py",),
         "One process with a strange page breaks `penstock top` for all.",

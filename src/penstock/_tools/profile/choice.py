@@ -4,9 +4,9 @@
     2  two threads and two processes; of each the double, as long as that helps
     3  around the best: half as many workers more, and a quarter fewer; 1 beside 2
 
-Where processes are not faster than as many threads, more of them are tried only from the number on at which threads
-no longer scale. A stream with one reader gets one worker of each kind. If the loop does not wait any longer,
-more workers are not tried, but fewer are.
+If processes are not faster than the same number of threads, more processes are tried only beyond the number at which
+threads stop scaling. A stream with one reader gets one worker of each kind. Once the loop no longer waits, only fewer
+workers are tried.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from typing import NamedTuple
 from penstock.stats._units import count, seconds, share
 
 HELPS = 1.1
-"""A trial must be so much faster for more workers to be tried. Timings of a few seconds differ by some percent."""
+"""More workers are tried if a trial was this many times as fast. Timings of a few seconds vary by a few percent."""
 
 SCALES = 0.8
-"""As long as each thread does so much of what each of the first did, processes would not do better."""
+"""Threads scale while each does at least this share of what each of the first threads did."""
 
 AS_GOOD = 0.95
-"""What is within this of the best counts as equally fast, and fewer workers win."""
+"""A trial with at least this share of the best rate counts as equally fast; then fewer workers win."""
 
 NOT_WAITING = 0.01
-"""The caller is the bottleneck if it waits for less than this share of the time."""
+"""The caller is the bottleneck if it waits less than this share of the time."""
 
 SHORT = 0.001
-"""Seconds. The plain loop is recommended for batches that take less, or that need not be made beside the step."""
+"""Seconds. For batches that take less, a worker that loads beside the training step gains nothing."""
 
 
 class Choice(NamedTuple):
@@ -52,8 +52,8 @@ _KINDS = ("thread", "process")
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What came of a choice. `rate`: batches a second. `waiting`: share of the time. `first`: seconds to the first
-    batch. `error` says why there are no figures.
+    """The result of a choice. `rate`: batches a second. `waiting`: share of the time. `first`: seconds to the first
+    batch. `error`: why there are no figures.
     """
 
     choice: Choice
@@ -74,7 +74,7 @@ class Limits:
 
 
 def next_choice(done: Sequence[Trial], limits: Limits) -> Choice | None:
-    """What to try next; None if that is enough."""
+    """The choice to try next; None if nothing is left to try."""
     tried = {trial.choice for trial in done}
     if INLINE not in tried:
         return INLINE
@@ -82,7 +82,7 @@ def next_choice(done: Sequence[Trial], limits: Limits) -> Choice | None:
 
 
 def _wanted(done: Sequence[Trial], limits: Limits) -> Iterator[Choice]:
-    """What should be tried, most important first."""
+    """The choices to try, most important first."""
     rates = {trial.choice: trial.rate for trial in done}
     enough = any(trial.waiting < NOT_WAITING for trial in done)
     begin = 1 if limits.one_reader else min(2, limits.most)
@@ -100,14 +100,14 @@ def _wanted(done: Sequence[Trial], limits: Limits) -> Iterator[Choice]:
 
 
 def _more(rates: dict[Choice, float], most: int) -> Iterator[Choice]:
-    """The double of what has helped."""
+    """Twice as many workers, as long as that has helped."""
     begin = min(2, most)
     for kind in _KINDS:
         workers, before = begin, rates[INLINE]
         while workers < most and (rate := rates.get(Choice(kind, workers), 0.0)) > HELPS * before:
             if kind == "process" and rate < HELPS * rates.get(Choice("thread", workers), 0.0):
                 scaled = [n for n in range(workers, most + 1) if _scales(rates, n, begin)]
-                workers = max([workers, *scaled])  # so many threads do as well as processes
+                workers = max([workers, *scaled])  # up to here, threads do as well as processes
                 if workers == most:
                     break
             before, workers = rate, min(2 * workers, most)
@@ -115,7 +115,7 @@ def _more(rates: dict[Choice, float], most: int) -> Iterator[Choice]:
 
 
 def _scales(rates: dict[Choice, float], workers: int, begin: int) -> bool:
-    """Whether each of so many threads does almost as much as each of the first."""
+    """Whether each of this many threads does almost as much as each of the first threads did."""
     first = rates.get(Choice("thread", begin), 0.0) / begin
     return rates.get(Choice("thread", workers), 0.0) / workers > SCALES * first
 
@@ -128,7 +128,7 @@ def _best(done: Sequence[Trial]) -> Trial:
 
 
 class Advice(NamedTuple):
-    """What to use, and why."""
+    """The recommended trial, and the reason."""
 
     trial: Trial
     reason: str
@@ -147,7 +147,7 @@ def advice(done: Sequence[Trial], limits: Limits) -> Advice:
 
 
 def best_processes(done: Sequence[Trial]) -> Trial | None:
-    """What to use where workers can only be processes; None if no processes have worked."""
+    """The best trial with processes, for loaders without threads; None if all of these failed."""
     found = [trial for trial in done if trial.choice.backend == "process" and not trial.error]
     return _best(found) if found else None
 

@@ -1,4 +1,4 @@
-"""Runs the trials of `penstock profile`, and prints what came of them."""
+"""Runs the trials of `penstock profile`, and prints their results."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from penstock.stats._units import count, seconds, share
 from penstock.stats._verdict import rule_of
 
 WARM = 0.25
-"""The first part of each trial, which is not counted: the first batches were made before anybody waited for them."""
+"""The first part of each trial is not counted: its batches were made before they were asked for."""
 
 Tell = Callable[[float], None]
-"""Is told how much of a trial is done, from 0 to 1."""
+"""Called with the part of a trial that is done, from 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is profiled, and how long."""
+    """The dataset that is profiled, the settings of all trials, and their length."""
 
     dataset: Any
     batch_size: int
@@ -61,7 +61,7 @@ class Subject:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Try, print the table and the advice, and return the exit code. Errors of the user's code come out unchanged."""
+    """Runs all trials, prints table and advice, and returns the exit code. Errors of the user's code are raised."""
     errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     try:
         _check_page(options.html)
@@ -113,13 +113,13 @@ def _of_its_guest(subject: Subject, trials: Sequence[Trial]) -> Iterator[str]:
 
 
 def _is_of_user(error: BaseException) -> bool:
-    """Whether code of the user's was running: only then does the traceback show more than the message."""
+    """Whether the user's code was running: only then does the traceback show more than the message."""
     frames = traceback.extract_tb(error.__traceback__)
     return any(not is_ours(frame.filename) for frame in frames) or error.__cause__ is not None
 
 
 def _check_page(path: str | None) -> None:
-    """Now, and not after all trials."""
+    """Raises now, and not after all trials, if the page cannot be written."""
     if path is not None and (os.path.isdir(path) or not os.path.isdir(os.path.dirname(path) or ".")):
         raise TargetError(f"--html is the path of a file in an existing folder, and {path} is not.")
 
@@ -130,9 +130,9 @@ def _limits(subject: Subject, most: int) -> Limits:
 
 
 def try_out(subject: Subject, choice: Choice, tell: Tell) -> tuple[Trial, Stats | None]:
-    """Load for some seconds. An error of the plain loop is raised; one of workers is part of the result."""
+    """Loads for some seconds. An error of the plain loop is raised; one of workers is part of the result."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that there are more workers than processors
+        warnings.simplefilter("ignore", UserWarning)  # of more workers than processors
         loader = subject.loader(choice)
     with loader:
         try:
@@ -145,7 +145,7 @@ def try_out(subject: Subject, choice: Choice, tell: Tell) -> tuple[Trial, Stats 
 
 
 def measure(loader: DataLoader[Any], choice: Choice, subject: Subject, tell: Tell) -> Trial:
-    """Read batches, one epoch after the other, each followed by the simulated step."""
+    """Reads batches, one epoch after the other, each followed by the simulated step."""
     clock, batches, waited, warm = time.perf_counter, 0, 0.0, None
     begun = asked = clock()
     first = drawn = 0.0
@@ -187,9 +187,9 @@ Done = dict[Choice, tuple[Trial, Stats | None]]
 
 @contextmanager
 def _shown(console: Console, subject: Subject) -> Iterator[Callable[[Done, Choice, float], None]]:
-    """Shows the trials so far, and how much of the present one is done, where there is a terminal.
+    """Shows the trials so far, and the progress of the present one, if there is a terminal.
 
-    Drawn in this thread: beside another one, workers would not be forked.
+    Drawn in this thread: with a second thread, workers would not be forked.
     """
     if not console.is_terminal:
         yield lambda done, choice, part: None
@@ -232,6 +232,6 @@ def table(trials: Sequence[Trial], subject: Subject, best: Trial | None = None) 
 
 
 def settings(choice: Choice, subject: Subject) -> str:
-    """The call to write."""
+    """The call that the user should write."""
     backend = ', backend="thread"' if choice.backend == "thread" else ""
     return f"penstock.DataLoader(dataset, batch_size={subject.batch_size}, num_workers={choice.workers}{backend})"

@@ -13,11 +13,11 @@ from types import ModuleType
 from typing import Any
 
 SIZED = ("__getitem__", "__getitems__", "__iter__")
-"""What a dataset has, and a function that makes one has not."""
+"""Methods that a dataset has, and a function that makes one does not."""
 
 
 class TargetError(Exception):
-    """What was given names no object. The message says what to do."""
+    """The given name is not that of an object. The message says what to do."""
 
 
 def dataset(name: str) -> Any:

@@ -24,7 +24,7 @@ from penstock._wire.task import MOST_STEPS, Bundle, Filled, Task, encode_keys
 from penstock._wire.updates import Change, encode
 from penstock._work.runner import Job
 from penstock.backends import _stack as stack
-from penstock.backends._base import HUNG, LONGEST_WAIT, Doing, Left, Lost, Outcome
+from penstock.backends._base import HUNG, LONGEST_WAIT, Backend, Doing, Left, Lost, Outcome
 from penstock.backends._process.board import NO_TASK, TOKEN, Board
 from penstock.backends._process.forking import other_threads
 from penstock.backends._process.launcher import Launcher
@@ -50,7 +50,7 @@ _FORKED_BESIDE = (
 )
 
 
-class ProcessBackend:
+class ProcessBackend(Backend):
     """Moves bytes between the parent and its workers: one board, one pipe of tokens out, one pipe of replies in.
 
     Where tasks are assigned to workers, each seat has its own pipe of tokens. Make one with `start`.
@@ -67,11 +67,11 @@ class ProcessBackend:
         self._fds: list[int] = []
         self._tokens: list[int] = []
         self._workers: dict[int, WorkerProcess] = {}
-        self._hung: dict[int, float] = {}  # workers that were killed because they hung: after how many seconds
+        self._hung: dict[int, float] = {}  # workers that were killed because they hung, and after how many seconds
         self.handles: dict[int, WorkerProcess] = {}  # by seat: its last worker, which may be dead
         self._strays = Strays(-1)
-        self._launchers: list[Launcher] = []  # the last starts workers; those of the others may still live
-        among.append(self)  # whatever happens from here on, `start` closes it
+        self._launchers: list[Launcher] = []  # the last one starts workers; workers of the others may be alive
+        among.append(self)  # if anything fails from here on, `start` closes it
         with interrupts_deferred(), no_fork():
             take_standard_streams()
             self._theirs = theirs = {
@@ -96,8 +96,8 @@ class ProcessBackend:
         self._log = job.log
         self._main_is_there = method == "fork"  # in the workers
         self._known = tags_of_main() if method == "fork" else frozenset()
-        # A weak reference: this object lives until the workers are ended, and the job may refer, through objects of
-        # the user, to the loader whose end ends them. The engine keeps the job for workers that are started later.
+        # A weak reference: this object lives until the workers are ended, and the user's objects in the job may refer
+        # to the loader, whose end ends the workers. The engine keeps the job for workers that are started later.
         self._job = weakref.ref(job)
         payload = self._job if method == "fork" else job
         began = time.perf_counter()
@@ -162,7 +162,7 @@ class ProcessBackend:
         slot = self._board.post(seq, run, epoch, step, size, count, self._log.end, *region)
         self._posted[seq] = slot, root
         token = TOKEN.pack(slot, seq)
-        if seq < self._latest:  # it is done again: before the others, as the only reader of a stream needs it
+        if seq < self._latest:  # a retry: it goes first, because the only reader of a stream needs it first
             self._unsent[seat] = token + self._unsent[seat]
         else:
             self._latest = seq
@@ -170,7 +170,7 @@ class ProcessBackend:
 
     def retire(self, seat: int = -1) -> None:
         if self._assigned != (seat >= 0):
-            raise InternalError("with tasks that are assigned to workers a certain worker leaves, and else any")
+            raise InternalError("a seat must be named if tasks are assigned to workers, and only then")
         if seat >= 0:
             self.flush()  # these tasks are done before the worker finds the end of its pipe
             self._retired.add(seat)
@@ -231,7 +231,6 @@ class ProcessBackend:
         return outcomes + [self._bury(fd) for fd in dead]
 
     def has_dead(self) -> bool:
-        """True if a worker is dead and `poll` has not told of it yet."""
         return bool(self._deaths.poll(0))
 
     def open(self, outcome: Filled) -> object:
@@ -272,7 +271,7 @@ class ProcessBackend:
             if worker not in self._hung and 0 < self.gauges.counts(process.worker).since < before
         }
         slots = {self._board.claimant(slot): slot for slot, _ in self._posted.values()} if stuck else {}
-        hung = [worker for worker in stuck if worker in slots]  # the others were about to be done
+        hung = [worker for worker in stuck if worker in slots]  # the others have finished meanwhile
         found = []
         for worker, told in zip(hung, self._stacks(hung), strict=True):
             found.append(self._doing(worker, told, *self._board.doing(slots[worker])))
@@ -283,7 +282,7 @@ class ProcessBackend:
     def wake(self) -> None:
         if os.getpid() != self._pid:
             return
-        with no_fork():  # no other thread closes it meanwhile
+        with no_fork():  # so no other thread closes it meanwhile
             if self._theirs["replies"] in self._fds:
                 os.write(self._theirs["replies"], WAKE)
 
@@ -299,7 +298,7 @@ class ProcessBackend:
         for process in self._workers.values():
             process.join(max(0.0, deadline - time.monotonic()))
         for worker, process in self._workers.items():
-            if self._board.is_ending(worker):  # and sends what is left in a queue of multiprocessing
+            if self._board.is_ending(worker):  # it may be flushing a queue of multiprocessing
                 process.join(max(0.0, deadline + LINGER - time.monotonic()))
         for process in self._workers.values():
             process.kill()
@@ -312,11 +311,11 @@ class ProcessBackend:
         self._close_fds(*self._fds)
 
     def _close_fds(self, *fds: int) -> None:
-        """Closes those that are still open, so that an interrupted close() can be repeated."""
+        """Closes the descriptors that are still open, so that an interrupted close() can be repeated."""
         with no_fork():
             for fd in fds:
                 if fd in self._fds:
-                    # Off the list first: closed twice, its number may be another file's by then.
+                    # Removed first: if it were closed twice, its number might be another file's by then.
                     self._fds = [other for other in self._fds if other != fd]
                     close(fd)
 
@@ -324,7 +323,8 @@ class ProcessBackend:
         """Sends tokens for all open tasks and wanted leaves: a worker may have died with a token that it had read."""
         tokens = self._theirs["tokens 0"]
         if not self._workers and select.select([tokens], [], [], 0)[0]:
-            # No worker is left that reads them. Start over, so that the only reader of a stream finds them in order.
+            # No worker is left to read the tokens. Send all anew, so that the only reader of a stream gets them in
+            # order.
             os.read(tokens, 1 << 20)
             self._unsent = [b""]
         for seq, (slot, _) in sorted(self._posted.items()):
@@ -371,7 +371,7 @@ class ProcessBackend:
         del self._workers[worker]
         who = self._names.pop(worker)
         self._receiver.forget(worker)
-        # The board decides, not the exit code: a worker that took a leave has no step in hand, however it ends.
+        # The board decides, not the exit code: a worker that took a leave is running no step, however it ends.
         if self._board.took_leave(worker):
             return Left(worker)
         lost, at = None, 0
@@ -380,7 +380,7 @@ class ProcessBackend:
                 lost, at = seq, self._board.at(slot)
         if lost is not None:
             self._forget(lost)
-        if process.worker in self._retired:  # what it had in hand is not wanted
+        if process.worker in self._retired:  # its task is not wanted
             return Left(worker)
         if not self._assigned:
             self._send_tokens_again()

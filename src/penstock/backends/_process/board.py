@@ -1,7 +1,7 @@
 """The board: tasks in shared memory, which worker processes take for themselves.
 
 A free worker must not wait for the parent, which may be busy with a training step; and a task must not wait behind a
-slow one in the queue of some worker. So tasks stand on the board, and a free worker claims one.
+slow one in the queue of one worker. So tasks stand on the board, and a free worker claims one.
 
 - Posting writes a notice into a slot, marks the slot OPEN, and sends a token (slot and seq) through a pipe that all
   workers read. Reading the token tells a worker where to look, and orders the parent's writes before the worker's
@@ -13,7 +13,7 @@ slow one in the queue of some worker. So tasks stand on the board, and a free wo
 - When a worker is dead, the board says which slot it had claimed, and tokens are sent again for all open tasks, in
   case the worker died with a token that it had read.
 - A worker leaves when more leaves are wanted than taken. It looks before it reads a token, so it never leaves with a
-  token or a task in hand; a token that names no task wakes one that waits. A leave is taken under a lock like a
+  token or a task; a token that names no task wakes a worker that waits. A leave is taken under a lock like a
   claim, and the board says which worker took it. The parent withdraws leaves that no worker has taken under the same
   lock.
 
@@ -35,15 +35,15 @@ SLOTS = 1 << 16
 _FREE, _OPEN, _CLAIMED = range(3)
 
 # A slot: bytes, the claimant as a word, and the notice.
-_STRIDE = 128  # two cache lines: neighbours share none
+_STRIDE = 128  # two cache lines, so that neighbours share none
 _STATE, _AT, _VOID = range(3)
 _CLAIMANT = 1  # in words of 8 bytes
 _NOTICE = 16
 _WORDS = _STRIDE // 8
 
-# Slot 0 holds no task, so that a token may name none. It has the numbers of leaves that were wanted and taken, and
-# after all slots are the workers that took them, in order. All of these are words. Last come the workers that have
-# done their last task.
+# Slot 0 holds no task, so that a token can name none. It has the numbers of leaves that were wanted and taken. After
+# all slots come the workers that took them, in order; all of these are words. Last come the workers that have done
+# their last task.
 _NO_SLOT = 0
 _WANTED, _TAKEN = 8, 9
 _TAKERS = SLOTS * _WORDS
@@ -162,7 +162,7 @@ class Board:
             fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, _NO_SLOT)
 
     def take_leave(self, worker: int) -> bool:
-        """True if this worker shall leave."""
+        """Takes a leave for this worker, if one is wanted. True if the worker has to exit."""
         words = self._words
         if words[_WANTED] == words[_TAKEN]:
             return False

@@ -1,13 +1,13 @@
 """Whether this process may be forked: only if it has a single thread at the moment of the fork.
 
-A fork copies one thread, and all locks and thread pools as they are. What another thread holds is held for ever in
-the child, and a pool waits for ever for threads that the child does not have.
+A fork copies one thread, and all locks and thread pools as they are. A lock that another thread holds stays locked
+for ever in the child, and a pool waits for ever for threads that the child does not have.
 
-A thread cannot be asked who made it, and counting threads is a guess: of two threads, one may be OpenBLAS's, which
-OpenBLAS stops before a fork, and the other libgomp's, which stays. So a trial fork asks the libraries themselves. Its
-child ends at once, without running any code of the program. Threads that are still there after the trial are the
-ones that a real fork would leave behind. Without other threads, no trial is needed. A trial takes as long as a fork,
-so OpenBLAS is asked first to stop its threads.
+Nothing tells which library started a thread, and counting threads is a guess: of two threads, one may be OpenBLAS's,
+which OpenBLAS stops before a fork, and the other libgomp's, which stays. So a trial fork asks the libraries
+themselves. Its child ends at once, without running any code of the program. Threads that are still there after the
+trial are the ones that a real fork would leave behind. Without other threads, no trial is needed. A trial takes as
+long as a fork, so OpenBLAS is asked first to stop its threads.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def threads_beside() -> int:
 
 
 def _left_after_a_trial() -> frozenset[_Thread]:
-    """Other threads that do not end before a fork."""
+    """The other threads of this process that do not end before a fork."""
     global _stayed
     try:
         others = _others()
@@ -89,7 +89,7 @@ def _left_after_a_trial() -> frozenset[_Thread]:
 
 
 def _others() -> frozenset[_Thread]:
-    """The living threads of this process but the calling one, and those of jemalloc, which are safe to fork."""
+    """The live threads of this process, except the calling one and those of jemalloc, which are safe to fork."""
     tasks = os.listdir("/proc/self/task")
     if len(tasks) == 1:
         return frozenset()

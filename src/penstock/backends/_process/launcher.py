@@ -1,14 +1,14 @@
 """The launcher starts worker processes: by fork, as fresh interpreters (spawn), or forked from a template.
 
 The order of ending: the caller closes the pipe of tokens, and workers end by themselves; the caller joins them, kills
-those that linger, and closes their handles and the launcher, in any order. The last of these closes gives up the
+those that linger, and closes their handles and the launcher, in any order. The last of these closes ends the
 lifeline. So `Launcher.close` does not kill a worker that is ending by itself, and no worker outlives its handle.
 
 The lifeline is a pipe whose write end only the parent holds: when the parent dies or closes it, the kernel kills all
 processes that have armed the read end (see `process.py`).
 
-A fresh interpreter gets its descriptors by inheritance, and makes them close-on-exec before anything is imported:
-else every program that the dataset starts could write to the slabs, and would keep them.
+A fresh interpreter inherits its descriptors, and makes them close-on-exec before anything is imported: otherwise
+every program that the dataset starts could write to the slabs, and would keep them open.
 
 A fresh interpreter becomes a spawned worker, or the template, which forks a worker at each request. `__main__` is not
 imported there, so a program needs no `if __name__ == "__main__"`. The template unpacks the payload once, and all its
@@ -108,7 +108,7 @@ class Launcher:
         self.own: dict[str, int] = {}  # further descriptors that a fresh interpreter gets
         if among is not None:
             among.append(self)
-        self._lent: tuple[int, ...] = ()  # and those that are not ours
+        self._lent: tuple[int, ...] = ()  # and those that other objects own
         try:
             self.own["words"] = open_memfd("penstock-last-words")
             fcntl.fcntl(self.own["words"], fcntl.F_SETFL, os.O_APPEND)
@@ -124,7 +124,7 @@ class Launcher:
             raise
 
     def _ship(self, payload: object) -> None:
-        """Writes down what a fresh interpreter needs: the payload, and how to become a worker."""
+        """Writes what a fresh interpreter needs to a file: the payload, and how to become a worker."""
         descriptors: list[int] = []
         try:
             self.own["shipment"] = pack((self._main, payload), descriptors)
@@ -266,7 +266,7 @@ class Template(Handle):
         return self._is_ready and self.is_alive()
 
     def fork(self, number: int, child: int) -> tuple[int, int]:
-        """Has a worker forked. Returns its pid and a pidfd."""
+        """Asks the template to fork a worker. Returns the worker's pid and a pidfd."""
         answer = self._ask(_START, number, child)
         if answer is None:
             raise WorkerLost(self.obituary())
@@ -306,7 +306,7 @@ class Template(Handle):
         None if the template is dead.
         """
         with self._talk:
-            # Replaced while workers of it live: the number of its link may be another file's.
+            # The template was replaced while its workers live: the number of its link may be another file's.
             if not self._usable():
                 return None
             if not request:
@@ -373,7 +373,7 @@ def start_python(boot: int, role: str, number: int, child: int, fds: tuple[int, 
         raise no_more_processes(error) from None
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    process.returncode = 0  # a Handle waits for the process: Popen shall neither wait nor warn
+    process.returncode = 0  # a Handle waits for the process, so Popen must neither wait nor warn
     return process.pid
 
 
@@ -413,8 +413,8 @@ def enter(boot: dict[str, Any], role: str, number: int, child: int) -> NoReturn:
 
 
 def _serve(requests: socket.socket, main: Main, payload: object, boot: dict[str, Any]) -> NoReturn:
-    """Is the template."""
-    gc.freeze()  # the payload too: a collection in a worker copies none of its pages
+    """Runs the template, which forks and reaps workers on request."""
+    gc.freeze()  # the payload too, so that a collection in a worker copies none of its pages
     limit()  # the template's workers inherit it
     obstacle = forking.obstacle().encode()
     requests.sendall(_ANSWER.pack(_UNFORKABLE if obstacle else _READY, os.getpid(), len(obstacle)) + obstacle)

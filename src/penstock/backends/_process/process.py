@@ -88,7 +88,7 @@ class Handle:
 
     @property
     def exitcode(self) -> int | None:
-        """None while the process runs; negative for a signal; 256 where the system did not tell the status."""
+        """None while the process runs; negative for a signal; 256 if the system did not report the status."""
         self._look()
         return self._exitcode
 
@@ -101,7 +101,7 @@ class Handle:
         self._send(signal.SIGTERM)
 
     def release(self) -> None:
-        """Gives the handle up, and kills the process if it still runs. The exit code stays readable."""
+        """Closes the handle, and kills the process if it still runs. The exit code stays readable."""
         with interrupts_deferred():
             if self._usable():
                 self.kill()
@@ -209,7 +209,7 @@ def _reap_later(pidfd: int) -> None:
 
     try:
         started("penstock-reaper", wait, partial(stopped.append, True))
-    except RuntimeError:  # the interpreter exits, or the system has no thread to give
+    except RuntimeError:  # the interpreter exits, or no thread can be started
         close(pidfd)
 
 
@@ -220,7 +220,7 @@ def leave_last_words(words: int, exc: BaseException, where: str) -> None:
 
 
 def pidfd_of_child(pid: int) -> int:
-    """A pidfd of a child of this process. If there is none to be had, the child is killed."""
+    """A pidfd of a child of this process. If the system gives none, the child is killed."""
     try:
         with no_fork():
             pidfd = os.pidfd_open(pid)
@@ -243,7 +243,7 @@ def fate(exitcode: int | None) -> tuple[str, str]:
 
 
 def phrase(pid: int, exitcode: int | None) -> str:
-    """How torch's loader says that a worker is dead. Programs search error messages for these words."""
+    """The words with which torch's loader reports a dead worker. Programs search error messages for them."""
     said = f"DataLoader worker (pid(s) {pid}) exited unexpectedly."
     if exitcode is None or exitcode == UNKNOWN:
         return said
@@ -269,7 +269,7 @@ def fork() -> int:
 
     A signal handler of the parent that raises would otherwise unwind the child into the parent's code.
 
-    Python's warning of a fork beside threads (3.12 and later) is kept out: there are none that matter, or the program
+    Python's warning of a fork beside threads (3.12 and later) is suppressed: no thread matters here, or the program
     has asked for fork, or a warning of ours has said more.
     """
     _flush()  # else both processes print what is still buffered

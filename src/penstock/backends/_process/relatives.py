@@ -2,8 +2,8 @@
 
 Libraries ask multiprocessing whether they run in a worker (`current_process()`, `parent_process()`), list and watch
 worker processes (`active_children()`), and authenticate themselves to managers and queues (`authkey`). Workers are
-not started by multiprocessing, but it must not notice: the parent registers a handle for each worker, and a worker
-runs its main function as multiprocessing's own processes do, exit functions included.
+not started by multiprocessing, but must look as if they were: the parent registers a handle for each worker, and a
+worker runs its main function as multiprocessing's own processes do, exit functions included.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 # `_process_counter` numbers the children of this process, and `_children` are those that are alive.
 _known: Any = multiprocessing.process
 
-# From Python 3.13 on, exit functions run after `_bootstrap`, all that the child has registered, and not inside of it.
+# From Python 3.13 on, the exit functions that the child has registered run after `_bootstrap`, not inside it.
 _EXITS_AFTERWARDS = sys.version_info >= (3, 13)
 _atexit: Any = atexit
 
@@ -70,7 +70,7 @@ class Itself(Relative):
         self._work: Callable[[], object] = bool
 
     def live(self, work: Callable[[], None], parent_sentinel: int) -> int:
-        """Does the work and what multiprocessing does before and after it. Returns the exit code."""
+        """Does the work, with what multiprocessing does before and after it. Returns the exit code."""
         self._work = work
         if not _EXITS_AFTERWARDS:
             return int(self._bootstrap(parent_sentinel))  # type: ignore[attr-defined]
@@ -113,7 +113,7 @@ class Child(Relative):
 
 
 class _Popen:
-    """What multiprocessing uses of a worker: `active_children()` polls, the interpreter's exit terminates."""
+    """The methods that multiprocessing calls: `active_children()` polls, the interpreter's exit terminates."""
 
     def __init__(self, child: Child) -> None:
         self._child = child
@@ -122,7 +122,7 @@ class _Popen:
         return self._child.exitcode
 
     def terminate(self) -> None:
-        # Then it would wait for the worker, which may not react to SIGTERM. The engine's finalizer ends the worker.
+        # Not here: multiprocessing would wait for a worker that may ignore SIGTERM. The engine's finalizer ends it.
         _known._children.discard(self._child)
 
 

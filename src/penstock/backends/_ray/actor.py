@@ -1,7 +1,7 @@
 """What runs on a node: a worker in the main thread of an actor's process, which serves one driver over one link.
 
-A second thread receives. So an answer to "what are you doing?" is given while the main thread is in the user's code,
-and the end of the connection ends this process even then.
+A second thread receives. So the worker can report its stack while the main thread is in the user's code, and the end
+of the connection ends this process even then.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from penstock.backends._ray.remote import Call
 # Seconds that the main thread has to finish when the driver is gone.
 _GRACE = 1.0
 
-# Nanoseconds between two replies that have the whole row of figures: 8 KB.
+# Nanoseconds between two replies that carry the whole row of figures, 8 KB.
 _WHOLE = 100_000_000
 
 _MOST_VOID = 64
@@ -61,7 +61,7 @@ _NOTHING = bytes(REPLY.size)
 
 
 def serve(call: tuple[Any, ...], node: str, fetch: Callable[[], Any]) -> None:
-    """Serves the driver until it says so, or is gone. `fetch` returns the shipment with the job."""
+    """Serves the driver until the driver ends the work, or is gone. `fetch` returns the shipment with the job."""
     address, encrypted, token, worker, seat = Call._make(call)
     link = connect(address, encrypted, token, this_process(worker, node, perf_counter_ns()))
     ended = threading.Event()
@@ -123,8 +123,8 @@ class Inbox:
         self._link, self._gauges, self._ended = link, gauges, ended
         self._main = threading.get_ident()
         self.orders: SimpleQueue[tuple[Notice, bytearray] | bytearray | None] = SimpleQueue()
-        self.void: set[int] = set()  # tasks that are not wanted any more
-        self.doing = -1, 0  # the task, and which of its steps
+        self.void: set[int] = set()  # tasks that are no longer wanted
+        self.doing = -1, 0  # the current task, and the current step of it
         started("penstock-inbox", self._receive, link.cut)
 
     def _receive(self) -> None:
@@ -135,7 +135,7 @@ class Inbox:
         except GARBLED:
             self.orders.put(None)
             if not self._ended.wait(_GRACE):
-                os._exit(1)  # nobody waits for what the main thread does
+                os._exit(1)  # no driver waits for the main thread's work
 
     def _receive_one(self) -> bool:
         link = self._link
@@ -147,7 +147,7 @@ class Inbox:
         elif kind == CHANGE:
             self.orders.put(link.receive(one))
         elif kind == VOID:
-            if len(self.void) > _MOST_VOID:  # of tasks that were done by then
+            if len(self.void) > _MOST_VOID:  # these tasks were done before they became void
                 self.void.clear()
             self.void.add(one)
         elif kind == STACK:
@@ -157,7 +157,7 @@ class Inbox:
 
 
 class Loop:
-    """Does one order after the other."""
+    """Carries out one order after another."""
 
     def __init__(self, link: Link, inbox: Inbox, desk: Desk, gauges: Gauges, strays: Strays, seat: int) -> None:
         self._link, self._inbox, self._desk, self._gauges, self._strays = link, inbox, desk, gauges, strays
@@ -183,7 +183,7 @@ class Loop:
             reply = self._desk.do(notice, root, self._begin)
             used = min(used_bytes(reply), len(root))
         inbox.void.discard(seq)
-        # Keys that are an array stand before the batch, and the driver has them.
+        # Keys that are an array stand before the batch, and need not be sent: the driver has them.
         start = min(used, max(0, notice.keys))
         strays, self._strays.made = self._strays.made, []
         figures = self._figures()

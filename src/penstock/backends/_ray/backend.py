@@ -1,7 +1,7 @@
 """Workers are actors on the nodes of a Ray cluster.
 
-Ray places the actors, ships the job and tells who has died. Tasks and batches go over one TCP connection for each
-worker: see `exchange.py`. `cluster.py` is the only module that knows Ray.
+Ray places the actors, ships the job and reports which actors have died. Tasks and batches go over one TCP connection
+for each worker: see `exchange.py`. `cluster.py` is the only module that knows Ray.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock._wire.shipment import pack
 from penstock._wire.task import MOST_STEPS, NOTICE, Filled, Task, encode_keys
 from penstock._wire.updates import Change, encode
 from penstock._work.runner import Job
-from penstock.backends._base import LONGEST_WAIT, Doing, Outcome
+from penstock.backends._base import LONGEST_WAIT, Backend, Doing, Outcome
 from penstock.backends._ray.door import Door
 from penstock.backends._ray.exchange import Exchange, Posted
 from penstock.backends._ray.link import CHANGE, VOID, head
@@ -31,11 +31,11 @@ _STACKS = 0.5
 _GRACE = 1.0
 
 
-class RayBackend(Exchange):
-    """What the engine calls. Make one with `start`.
+class RayBackend(Exchange, Backend):
+    """The backend itself. Make one with `start`.
 
-    `patience`: seconds until it is an error that no worker has found a place. `shipped`: seconds that it took to send
-    the job to the cluster.
+    `patience`: it is an error if no worker could be placed within this many seconds. `shipped`: seconds that it took
+    to send the job to the cluster.
     """
 
     copies_dataset = True
@@ -148,7 +148,7 @@ class RayBackend(Exchange):
         return self._asked(mine or [remote for remote in busy if remote.state is not State.COMING])
 
     def _asked(self, remotes: list[RemoteWorker]) -> list[Doing]:
-        """What these workers do. All are asked before the first answer is waited for."""
+        """What these workers are doing. All are asked before the first answer is awaited."""
         ticket, deadline = next(self._tickets), time.monotonic() + _STACKS
         for remote in remotes:
             remote.ask(ticket)

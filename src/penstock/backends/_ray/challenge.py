@@ -7,15 +7,15 @@
                                                       <-   ADMITTED
 
 A proof is the HMAC-SHA256, with the token as the key, of PREFACE, the role of the prover and both nonces. Both nonces
-are new for each connection, so a recorded proof is worth nothing in another; the roles differ, so a proof that is
-sent back to its author is none. ADMITTED tells a worker that the driver has not dropped it on the way.
+are new for each connection, so a recorded proof is worthless in another one. The roles differ, so a proof that is
+sent back to its author proves nothing. ADMITTED tells a worker that the driver has accepted its hello.
 
-Each end is a machine. It `wants` so many bytes, is given them in any pieces, and returns what is to be sent:
+Each end is a state machine. It `wants` a number of bytes, takes them in any pieces, and returns the bytes to send:
 
     Driver   GREETED: 41 bytes -> PROVED: 36 bytes -> TOLD: as many as the worker has announced -> DONE
     Worker   GREETED: 73 bytes -> LET_IN: 1 byte -> DONE
 
-What does not fit raises Refused, after which the connection must be closed.
+Anything unexpected raises Refused, after which the connection must be closed.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class State(enum.Enum):
     GREETED = "the preface and the nonce of the other end; from the driver also its proof"
     PROVED = "the proof of the worker"
     TOLD = "the hello of the worker"
-    LET_IN = "the word that the driver has heard the hello"
+    LET_IN = "the confirmation that the driver has accepted the hello"
     DONE = "nothing: both ends have proved that they have the token"
 
 
 class Refused(Exception):
-    """The other end is not the one that it should be. `answer`: what may be sent to it before the end."""
+    """The other end is not the expected one. `answer`: bytes that may be sent to it before the connection closes."""
 
     def __init__(self, why: str, answer: bytes = b"") -> None:
         super().__init__(why)
@@ -54,9 +54,9 @@ class Refused(Exception):
 
 
 class Challenge:
-    """One end. `wants`: how many bytes it waits for; more must not be given to it at once.
+    """One end of a connection. `wants`: the number of bytes that it waits for; it must not be given more at once.
 
-    `greeting`: what it says before it has heard anything.
+    `greeting`: the bytes that it sends before it has received anything.
     """
 
     greeting = b""
@@ -68,7 +68,7 @@ class Challenge:
         self.state = State.GREETED
 
     def receive(self, data: bytes) -> bytes:
-        """Takes bytes of the other end. Returns those that are to be sent to it now."""
+        """Takes bytes from the other end. Returns the bytes to send now."""
         if len(data) > self.wants:
             raise Refused(f"it has sent {len(data)} bytes, and {self.wants} were due")
         self._got += data
@@ -82,7 +82,7 @@ class Challenge:
         return self._answer(message)
 
     def _check_preface(self, begun: bytes) -> None:
-        """As soon as a byte is wrong: a stranger that speaks another protocol is not waited for."""
+        """Refuses at the first wrong byte: a stranger that speaks another protocol is not waited for."""
         if not NAME.startswith(begun[: len(NAME)]):
             raise Refused("it does not speak penstock's protocol")
         if not PREFACE.startswith(begun):
@@ -104,7 +104,7 @@ class Challenge:
 
 
 class Driver(Challenge):
-    """The end of the driver. `hello`: what the worker said of itself, once it is DONE."""
+    """The driver's end. `hello`: what the worker said about itself, once the state is DONE."""
 
     def __init__(self, token: bytes, nonce: bytes) -> None:
         super().__init__(token, nonce, len(PREFACE) + NONCE_SIZE)
@@ -128,7 +128,7 @@ class Driver(Challenge):
 
 
 class Worker(Challenge):
-    """The end of the worker, which speaks first: `greeting`. It sends its hello to none but the driver."""
+    """The worker's end, which speaks first: `greeting`. It sends its hello only to the driver."""
 
     def __init__(self, token: bytes, nonce: bytes, hello: bytes) -> None:
         super().__init__(token, nonce, len(PREFACE) + NONCE_SIZE + PROOF_SIZE)

@@ -1,10 +1,10 @@
-"""Ray: the only module that imports it. It starts and kills actors, ships the job, and tells who has died.
+"""The only module that imports Ray. It starts and kills actors, ships the job, and reports which actors have died.
 
-Found out about Ray 2.60, and relied upon:
+Facts about Ray 2.60 that this module relies on:
 
 - After `ray.shutdown()` almost any call of Ray starts a new cluster. So `is_there` comes before every call.
-- Nothing of Ray may be called in the callback of a future: `ray.kill` would wait for the thread that it runs in. And
-  a reference whose callback is pending must not be dropped: that aborts the process.
+- The callback of a future must not call Ray: `ray.kill` would wait for the thread that it runs in. And a reference
+  whose callback is pending must not be dropped: that aborts the process.
 - Methods of a plain actor run in its main thread, which the user's code may need. With concurrency groups they do
   not.
 - A node that is cut off counts as alive for 15 s, or longer, and its resources as free. An actor that is placed there
@@ -36,11 +36,11 @@ _CLIENT = (
 )
 
 _pending: set[Any] = set()
-"""References whose callbacks are to come."""
+"""References whose callbacks have not been called yet."""
 
 
 class RayCluster:
-    """The cluster that this process is connected to. `options`: those for actors."""
+    """The cluster that this process is connected to. `options`: the options of actors."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         if not ray.is_initialized():
@@ -110,7 +110,7 @@ def _worker_class() -> Any:
             except Exception as error:
                 error.add_note(f"While a worker was started on node {node} (pid {os.getpid()}).")
                 raise
-            finally:  # the driver may be gone, and Ray's kill may have come too early to be heeded
+            finally:  # the driver may be gone, and Ray's kill may have come too early to have an effect
                 last = threading.Timer(1.0, os._exit, (0,))
                 last.daemon = True
                 last.start()
@@ -119,7 +119,7 @@ def _worker_class() -> Any:
 
 
 def room(options: Mapping[str, Any]) -> int | None:
-    """How many actors with these options the cluster can hold, if it holds nothing else; None if there is none."""
+    """How many actors with these options an empty cluster could hold; None if there is no cluster."""
     if not ray.is_initialized():
         return None
     whole = ray.cluster_resources()
@@ -132,16 +132,16 @@ def _job() -> str:
 
 
 def _wanted(options: Mapping[str, Any]) -> dict[str, float]:
-    """What one actor takes of the cluster, by the names that Ray counts it under."""
+    """The resources that one actor takes, by the names that Ray counts them under."""
     named = {"CPU": options.get("num_cpus"), "GPU": options.get("num_gpus"), "memory": options.get("memory")}
     wanted = {**named, **(options.get("resources") or {})}
     return {name: float(amount) for name, amount in wanted.items() if amount}
 
 
 def _elsewhere(options: dict[str, Any], avoid: Collection[str]) -> dict[str, Any]:
-    """The options for an actor that had better not be on these nodes. A strategy of the user's stays as it is.
+    """The options for an actor that should avoid these nodes. A strategy of the user's stays as it is.
 
-    If no other node has room, the actor waits for, or gets, a place on these: the preference is soft.
+    The preference is soft: if no other node has room, the actor gets a place on these nodes, or waits for one.
     """
     if not avoid or options["scheduling_strategy"] not in ("SPREAD", "DEFAULT"):
         return options
@@ -168,7 +168,7 @@ def _end(error: BaseException | None) -> End:
     return End(f"was lost; Ray says: {_reason(error)}", error)
 
 
-# In Ray's texts: from here on they list what may have caused it.
+# From here on, Ray's messages list possible causes.
 _CAUSES = re.compile(r"\s*(Some common causes include|There are some potential root causes).*", re.DOTALL)
 
 

@@ -1,15 +1,15 @@
 """The door: where workers connect, and where strangers are kept out.
 
-One thread accepts connections and does the handshakes of all, without waiting for any. A connection is a *stranger*
-until the other end has proved that it has the token; then it is a link, and gets a thread. All that a stranger costs
-is a descriptor and some hundred bytes, for at most ten seconds, and there are at most MOST of them:
+One thread accepts all connections and does their handshakes, without waiting for any of them. A connection is a
+*stranger* until the other end has proved that it has the token; then it is a link, and gets a thread. A stranger
+costs only a descriptor and a few hundred bytes, for at most ten seconds, and there are at most MOST of them:
 
-- With one more, one must go: a random one of the network address that has most of them. So a machine that hammers at
-  the door takes the places of its own connections, not those of workers on other machines. A worker on that same
-  machine may be dropped, at whatever pace strangers come, but never surely: it tries again, and comes in. (If the
-  oldest had to go, strangers that come fast enough would shut it out for good; if the newest, silent ones would.)
-- None is dropped before what it has sent was looked at.
-- Without a descriptor or memory for another connection, one stranger is dropped, and there is a pause.
+- If one more comes, a random stranger is dropped, of the network address that has most of them. So a machine that
+  floods the door takes the places of its own connections, not those of workers on other machines. A worker on that
+  same machine may be dropped, but at no rate of strangers for certain: it tries again, and gets in. (If the oldest
+  were dropped, strangers that come fast enough would shut the worker out for good; if the newest, silent ones would.)
+- No stranger is dropped before the bytes that it has sent were read.
+- If there is no descriptor or memory for another connection, one stranger is dropped, and accepting pauses.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from penstock.backends._ray.handshake import Hello
 from penstock.backends._ray.link import DRIVER_PATIENCE, Link
 
 MOST = 128
-"""Strangers at a time. Each has a descriptor, of which a process often has 1,024."""
+"""The largest number of strangers. Each takes a descriptor, and many processes may have only 1,024."""
 
 _SECONDS = 10.0  # for a whole handshake
-_PAUSE = 0.1  # seconds without accepting, after it has failed
-_AT_ONCE = 16  # connections that are accepted before strangers are heard again
+_PAUSE = 0.1  # seconds without accepting, after accepting has failed
+_AT_ONCE = 16  # connections that are accepted before strangers are read again
 
 
 class Stranger:
@@ -46,13 +46,13 @@ class Stranger:
 
     def __init__(self, sock: socket.socket, host: str, token: bytes, tls: ssl.SSLContext | None) -> None:
         self.sock = sock
-        # Of IPv6, the half that a machine cannot choose by itself.
+        # Of an IPv6 address, the half that a machine cannot choose by itself.
         self.network = socket.inet_pton(sock.family, host.partition("%")[0])[:8]
         self.deadline = time.monotonic() + _SECONDS
         self.challenge, self.handshake = handshake.awaited(token, tls)
 
     def hear(self) -> bool:
-        """Receives what has come, and answers. True if it is a worker."""
+        """Receives what has arrived, and answers. True once the stranger has proved to be a worker."""
         data = self.sock.recv(self.handshake.wants)
         if not data:
             raise EOFError("the connection has ended")
@@ -71,7 +71,7 @@ class Stranger:
 
 
 class Door:
-    """Listens on one address, at a free port. `serve(link, hello)` is the life of one connection, in its thread.
+    """Listens on one address, at a free port. `serve(link, hello)` handles one connection, in a thread of its own.
 
     `refused`: how many strangers were dropped.
     """
@@ -139,14 +139,14 @@ class Door:
         """Accepts connections that wait; False if the system has no room for another."""
         for _ in range(_AT_ONCE):
             try:
-                with no_fork():  # until a forked child would find it among the strangers
+                with no_fork():  # until it is among the strangers, where a forked child finds it
                     sock, (host, *_) = self._listener.accept()
                     sock.setblocking(False)
                     stranger = Stranger(sock, host, self.token, self._tls)
                     self.strangers[sock.fileno()] = stranger
             except BlockingIOError:
                 return True
-            except (OSError, MemoryError):  # no descriptor, no memory, or a connection that was cut already
+            except (OSError, MemoryError):  # no descriptor, no memory, or a connection that has ended already
                 self._make_room()
                 return False
             self._watch.register(sock, select.POLLIN)
@@ -155,14 +155,14 @@ class Door:
         return True
 
     def _make_room(self) -> None:
-        """Drops a random stranger of the network that has most of them."""
+        """Drops a random stranger of the network address that has most of them."""
         networks = Counter(stranger.network for stranger in self.strangers.values())
         for network, _ in networks.most_common(1):
-            # Not by `random`, whose generator is the caller's.
+            # Not from `random`, whose generator belongs to the caller.
             self._expel(secrets.choice([each for each in self.strangers.values() if each.network == network]))
 
     def _expel(self, stranger: Stranger) -> None:
-        """Drops it, unless what it has sent meanwhile makes it a worker."""
+        """Drops the stranger, unless the bytes that it has sent meanwhile prove it to be a worker."""
         self._hear(stranger)
         if stranger.sock.fileno() in self.strangers:
             self._drop(stranger)
@@ -179,14 +179,14 @@ class Door:
     def _admit(self, stranger: Stranger) -> None:
         hello = handshake.told(stranger.challenge.hello)
         stranger.sock.setblocking(True)
-        with no_fork():  # it is a link before it is no stranger any more
+        with no_fork():  # it becomes a link before it is removed from the strangers
             link = Link(stranger.sock, DRIVER_PATIENCE, stranger.handshake.secure)
             self._forget(stranger)
         try:
             with self._lock:  # before the thread looks for itself there
                 thread = started("penstock-link", partial(self._live, link, hello), link.cut)
                 self._links[thread] = link
-        except RuntimeError:  # no thread is to be had
+        except RuntimeError:  # no thread can be started
             link.close()
 
     def _forget(self, stranger: Stranger) -> None:
@@ -246,7 +246,7 @@ class Door:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def leave_to_parent(self) -> None:
-        """In a forked child: the port and the strangers are the parent's."""
+        """In a forked child: leaves the port and the strangers to the parent."""
         for sock in (self._listener, *(stranger.sock for stranger in self.strangers.values())):
             with suppress(OSError):
                 os.close(sock.detach())

@@ -1,10 +1,10 @@
-"""The exchange: tasks out, batches in. What the threads that receive from workers, and the caller's thread, share.
+"""The exchange: tasks out, batches in. The caller's thread and the threads that receive from workers share it.
 
 A thread for each connection receives batches straight into the slabs, and sends the next task, so that workers are
-busy while the caller is in its training step. `ledger.py` decides who gets which task.
+busy while the caller is in its training step. `ledger.py` decides which worker gets which task.
 
-That thread is the only one that tells of the end of its worker, as its last act. So when the engine hears of a lost
-worker, nothing of that worker can be written to a slab any more, be it alive or not.
+That thread alone reports the end of its worker, as its last act. So when the engine learns of a lost worker, nothing
+from that worker can be written to a slab any more, even if the worker is alive.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ from penstock.backends._ray.link import (
 )
 from penstock.backends._ray.remote import Cluster, End, RemoteWorker, State
 
-# A worker whose tasks take less has a second one, and does not wait while its reply travels. With longer ones, that
-# would be too little to gain, and the second task might have been begun by another worker.
+# A worker whose tasks take less than this has a second task, and does not wait while its reply travels. With longer
+# tasks the gain would be small, and another worker might have begun the second task earlier.
 _QUICK = 50_000_000  # ns
 
-# Seconds that Ray has to say why a worker is gone, once its connection has ended.
+# Seconds that Ray has to report why a worker is gone, once its connection has ended.
 _REASON = 0.5
 
-# Seconds that Ray has to kill workers. A cluster that is gone may take for ever.
+# Seconds that Ray has to kill workers. If the cluster is gone, this may take for ever.
 _GRACE = 1.0
 
 _SILENT = 60.0  # seconds for which a node that did not answer is avoided
@@ -65,7 +65,7 @@ _TOOK = 8  # the field of a reply: nanoseconds
 
 
 class Posted(NamedTuple):
-    """A task that is not answered: its frame after the head, its first step, and the memory of its slab."""
+    """A task without an answer yet: its frame after the head, its first step, and the memory of its slab."""
 
     notice: bytes
     keys: bytes
@@ -118,11 +118,11 @@ class Exchange:
         self._names: dict[int, str] = {}
         self._strays = Strays()
         self._receiver = Receiver(self._strays, self._names)
-        # What `poll` does, in the thread of the caller; None only wakes it.
+        # Functions that `poll` calls in the thread of the caller; None only wakes it.
         self._news: SimpleQueue[Callable[[], Outcome | None] | None] = SimpleQueue()
 
     def flush(self) -> None:
-        """Sends tasks, and says goodbye to the workers that leave."""
+        """Sends tasks, and dismisses the workers that leave."""
         with self._lock:
             links = self._dealt()
         for link in links:
@@ -148,7 +148,7 @@ class Exchange:
             remote.ended.set()
 
     def _welcomed(self, link: Link, hello: Hello) -> RemoteWorker | None:
-        """The worker at the other end; None if it is not waited for, or cannot be used."""
+        """The worker at the other end; None if it is not expected, or cannot be used."""
         with self._lock:
             remote = self._remotes.get(hello.worker)
             if remote is None or remote.state is not State.COMING or self._closed:
@@ -204,7 +204,7 @@ class Exchange:
         table = STRAY.iter_unpack(data[REPLY.size + figures :])
         with self._lock:
             wanted = self._ledger.answering(remote.id, seq)
-            # What is not wanted may still have a layout that later replies refer to.
+            # An unwanted reply may still have a layout that later replies refer to.
             root = self._posted[seq].root if wanted else _memory(start + size)
         if start < 0 or size < 0 or start + size > len(root):
             raise ValueError(f"{start + size} bytes for a slab of {len(root)}")
@@ -233,7 +233,7 @@ class Exchange:
         self.gauges.begun(remote.worker, time.perf_counter_ns() if is_busy else 0)
 
     def _dealt(self) -> list[Link]:
-        """Under the lock: lines up what is to be sent now. Returns the links that have something to send."""
+        """Under the lock: queues what is to be sent now. Returns the links that have something to send."""
         links: dict[Link, None] = {}
         for worker in self._ledger.leave():
             remote = self._remotes[worker]
@@ -257,7 +257,7 @@ class Exchange:
         return [*links]
 
     def _told(self, remote: RemoteWorker, end: End) -> None:
-        """The cluster tells that the process of a worker has ended. Called in a thread of the cluster's."""
+        """Called by a thread of the cluster when the process of a worker has ended."""
         remote.end = end
         remote.told.set()
         with self._lock:
@@ -265,12 +265,12 @@ class Exchange:
         if end.broken is not None:
             self._news.put(partial(_raise, end.broken))
         if link is not None:
-            link.cut()  # the thread that receives tells of it
+            link.cut()  # the thread that receives reports the end
         else:
             self._news.put(partial(self._bury, remote))
             remote.ended.set()
 
-    # What `poll` makes of the news, in the thread of the caller.
+    # How `poll` handles the news, in the thread of the caller.
 
     def _read(self, reply: bytes, root: NDArray[np.uint8], wanted: bool) -> Outcome | None:
         (outcome,) = self._receiver.read(reply, lambda seq: root)
@@ -287,8 +287,8 @@ class Exchange:
             return None
         left = remote.state is State.LEAVING
         seq, steps = self._forget(remote)
-        # Ray tells of a process that dies on a node that lives. If a node is lost, Ray takes 15 s to notice, and has
-        # started other workers there meanwhile.
+        # Ray reports a process that dies on a live node at once. If a node is lost, Ray takes 15 s to notice, and
+        # starts other workers there meanwhile.
         if remote.end is None and remote.link is not None and not left:
             with self._lock:
                 self._silent.setdefault(remote.node, time.monotonic())
@@ -299,7 +299,7 @@ class Exchange:
         how, signal = end.how, "unknown"
         if remote.hung:
             how, signal = f"hung for more than {remote.hung:g} seconds, and was killed (hang=)", HUNG
-        at = 0 if steps == 1 else None  # which step of a bundle it was at is not known
+        at = 0 if steps == 1 else None  # the current step of a bundle is not known
         return Lost(remote.id, seq, at, remote.who, how, signal, end.cause)
 
     def _forget(self, remote: RemoteWorker) -> tuple[int | None, int]:
@@ -346,7 +346,7 @@ class Exchange:
 
 
 def _memory(size: int) -> NDArray[np.uint8]:
-    """Memory of its own, aligned to pages."""
+    """New memory, aligned to pages."""
     return np.frombuffer(mapped(None, max(1, size)), np.uint8, size)
 
 

@@ -1,4 +1,4 @@
-"""The handshake: each side proves that it has the token, then the worker says what it is.
+"""The handshake: each side proves that it has the token, then the worker describes itself.
 
     worker   connects --challenge, hello--> waits for WELCOME --unpacks the job--> READY, or BROKEN with the error
     driver   listens on the node's address; a connection without the token is dropped (see `door.py`)
@@ -29,8 +29,8 @@ from penstock.backends._ray.challenge import NONCE_SIZE, TOKEN_SIZE, Challenge, 
 from penstock.backends._ray.link import WORKER_PATIENCE, Link, Secure
 
 _CONNECT = 10.0  # seconds for a connection to be made
-_PATIENCE = WORKER_PATIENCE / 1000  # seconds that a worker gives to all its handshakes: the driver may be stopped
-_PAUSE = 0.02, 0.2  # seconds between two of them
+_PATIENCE = WORKER_PATIENCE / 1000  # seconds for all attempts of a worker: the driver may be stopped
+_PAUSE = 0.02, 0.2  # seconds between two attempts
 _PIECE = 1 << 14  # bytes of TLS that are received at once
 
 
@@ -38,7 +38,7 @@ _TLS_FILES = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
 
 
 class Hello(NamedTuple):
-    """What a worker says of itself. `clock`: its `time.perf_counter_ns`, when it said so."""
+    """A worker's description of itself. `clock`: the worker's `time.perf_counter_ns` at that moment."""
 
     worker: int
     pid: int
@@ -48,7 +48,7 @@ class Hello(NamedTuple):
 
 
 class Tls(NamedTuple):
-    """The files of certificates that Ray itself uses."""
+    """The certificate files that Ray itself uses."""
 
     certificate: str
     key: str
@@ -78,7 +78,7 @@ class Tls(NamedTuple):
 
 
 def versions() -> dict[str, str]:
-    """What must be the same on both sides, or should be."""
+    """The versions that must be, or should be, the same on both sides."""
     ours: str = sys.modules["penstock"].__version__
     found = {"python": platform.python_version(), "penstock": ours, "numpy": np.__version__}
     for guest in GUESTS:
@@ -105,7 +105,7 @@ def refusal(ours: Mapping[str, str], theirs: Mapping[str, str], node: str) -> st
 
 
 def difference(ours: Mapping[str, str], theirs: Mapping[str, str], node: str) -> str:
-    """What differs and may make batches differ; "" if nothing does. Guests count if this process uses them."""
+    """The differences that may make batches differ; "" if there are none. Guests count if this process uses them."""
     names = ["numpy", *(guest for guest in GUESTS if guest in sys.modules)]
     found = [
         f"{name} {theirs[name]}, and the driver has {name} {ours[name]}"
@@ -118,7 +118,7 @@ def difference(ours: Mapping[str, str], theirs: Mapping[str, str], node: str) ->
 
 
 def listen(address: str) -> socket.socket:
-    """A socket that listens on this address of the node alone, at a port that is free."""
+    """A socket that listens on this address of the node only, at a free port."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.create_server((address, 0), family=family, backlog=1024)
     listener.setblocking(False)
@@ -126,7 +126,7 @@ def listen(address: str) -> socket.socket:
 
 
 class Handshake:
-    """The bytes of a handshake, in and out: those of a challenge, within TLS if `secure` is given. No I/O."""
+    """The bytes of a handshake, in and out: a challenge, within TLS if `secure` is given. No I/O."""
 
     def __init__(self, challenge: Challenge, secure: Secure | None) -> None:
         self._challenge, self.secure = challenge, secure
@@ -138,15 +138,15 @@ class Handshake:
 
     @property
     def wants(self) -> int:
-        """How many bytes may be received for it. Those after the handshake are left to the link."""
+        """How many bytes may be received now. The bytes after the handshake are left to the link."""
         return self._challenge.wants if self.secure is None else _PIECE
 
     def begin(self) -> bytes:
-        """What is to be sent first."""
+        """The bytes to send first."""
         return self._challenge.greeting if self.secure is None else self.receive(b"")
 
     def receive(self, data: bytes) -> bytes:
-        """Takes what was received. Returns what is to be sent. Refused, or an SSLError, ends the connection."""
+        """Takes received bytes. Returns the bytes to send. Refused, or an SSLError, ends the connection."""
         if self.secure is None:
             return self._challenge.receive(data)
         self.secure.incoming.write(data)
@@ -161,7 +161,7 @@ class Handshake:
         return self.secure.outgoing.read()
 
     def last_words(self, error: Exception) -> bytes:
-        """What may be sent before the connection is closed because of this error."""
+        """The bytes that may be sent before the connection is closed because of this error."""
         words = error.answer if isinstance(error, Refused) else b""
         if self.secure is None:
             return words
@@ -177,7 +177,7 @@ class Handshake:
 def connect(address: tuple[str, int], encrypted: bool, token: bytes, hello: Hello) -> Link:
     """In the worker: a link to the driver, once each has proved to the other that it has the token.
 
-    The driver may drop a connection because too many strangers are at its door (see `door.py`), so it is tried again.
+    The driver may drop a connection because there are too many strangers (see `door.py`), so the worker tries again.
     """
     tls = Tls.of({**os.environ, "RAY_USE_TLS": "1"}) if encrypted else None
     context = None if tls is None else tls.context(server=False)
@@ -207,7 +207,7 @@ def connect(address: tuple[str, int], encrypted: bool, token: bytes, hello: Hell
         except BaseException:
             sock.close()
             raise
-        # At random: other workers may have been dropped at the same moment.
+        # A random pause: other workers may have been dropped at the same moment.
         time.sleep(secrets.SystemRandom().uniform(*_PAUSE))
 
 
@@ -222,10 +222,10 @@ def _reach(address: tuple[str, int], node: str) -> socket.socket:
 
 
 def _shake_hands(sock: socket.socket, handshake: Handshake, deadline: float) -> None:
-    """One handshake of a worker, until the deadline."""
+    """Does one handshake of a worker, until the deadline."""
     said = handshake.begin()
     while True:
-        # At least a moment: 0 would make the socket non-blocking.
+        # Not 0, which would make the socket non-blocking.
         sock.settimeout(max(0.001, deadline - time.monotonic()))
         sock.sendall(said)
         if handshake.is_done:
@@ -238,7 +238,7 @@ def _shake_hands(sock: socket.socket, handshake: Handshake, deadline: float) -> 
 
 
 def told(said: bytes) -> Hello:
-    """The hello that a worker has sent. ValueError if it is none."""
+    """Parses the hello that a worker has sent. ValueError if it is not one."""
     try:
         worker, pid, node, clock, versions = json.loads(said)
     except (ValueError, TypeError, RecursionError):

@@ -1,4 +1,4 @@
-"""The ledger: which tasks wait at the driver, which are at which worker, and who leaves. No I/O, clock or lock.
+"""The ledger: which tasks wait at the driver, which are at which worker, and which workers leave. No I/O, no clock.
 
     task     WAITING --deal--> AT a worker --answering--> ARRIVING --answered--> forgotten
              WAITING --rescind--> forgotten
@@ -19,7 +19,7 @@ from bisect import bisect_left, insort
 from collections import deque
 
 ANY = -1
-"""In the place of a seat: whichever worker is free."""
+"""Instead of a seat: the first free worker."""
 
 _MOST = 2  # tasks that one worker has
 
@@ -37,11 +37,11 @@ class Ledger:
         self._quick: set[int] = set()  # workers whose tasks are quick
         self._halted: set[int] = set()  # workers that get no more tasks
         self._free: dict[int, None] = {}  # workers without a task
-        self._ready: dict[int, None] = {}  # workers that may have a second one
+        self._ready: dict[int, None] = {}  # workers that may get a second task
         self._holder: dict[int, int] = {}  # seq -> worker
         self._void: set[int] = set()
         self._arriving: set[int] = set()
-        self._leaves = 0  # that were asked for, and not taken
+        self._leaves = 0  # requests to leave that no worker has taken
         self._ended: set[int] = set()  # seats whose workers leave when they have done their tasks
 
     # Tasks.
@@ -54,7 +54,7 @@ class Ledger:
         insort(self._waiting.setdefault(self._seat_of[seq], []), seq)
 
     def rescind(self, seq: int) -> bool:
-        """True if nothing will be told of this task, and its slab is free. False if its answer is here or arrives."""
+        """True if this task will not be reported, and its slab is free. False if its answer is here or arriving."""
         if seq not in self._seat_of or seq in self._arriving:
             return False
         if seq in self._holder:
@@ -66,7 +66,7 @@ class Ledger:
         return True
 
     def answering(self, worker: int, seq: int) -> bool:
-        """An answer begins to arrive: whether it is wanted. ValueError if this worker was not asked for it."""
+        """An answer begins to arrive. Returns whether it is wanted; ValueError if the worker has no such task."""
         hand = self._hands.get(worker)
         if not hand or hand[0] != seq:
             raise ValueError(f"worker {worker} answers task {seq}, but it has the tasks {list(hand or ())}")
@@ -111,7 +111,7 @@ class Ledger:
         return None
 
     def _sort(self, worker: int) -> None:
-        """After each change of a worker's hand. One that may leave gets no second task."""
+        """Notes whether a worker is free or ready. While requests to leave are open, no worker gets a second task."""
         self._free.pop(worker, None)
         self._ready.pop(worker, None)
         if worker in self._halted:
@@ -134,7 +134,7 @@ class Ledger:
         self._sort(worker)
 
     def halt(self, worker: int) -> None:
-        """The connection of this worker has ended: it is not given a task for which it would be blamed."""
+        """The connection of this worker has ended: it gets no more tasks, so none is counted as lost with it."""
         if worker in self._hands:
             self._halted.add(worker)
             self._sort(worker)
@@ -173,13 +173,13 @@ class Ledger:
 
     @property
     def all_joined(self) -> bool:
-        """Whether no worker is to come."""
+        """Whether all hired workers have joined."""
         return not self._coming
 
     # Leaving.
 
     def want_leave(self, seat: int = ANY) -> None:
-        """One worker shall leave: the first without a task, or the one in `seat` when it has done all its tasks."""
+        """Asks one worker to leave: the first without a task, or the one in `seat` when it has done all its tasks."""
         if seat == ANY:
             self._leaves += 1
             for worker in tuple(self._ready):
@@ -211,7 +211,7 @@ class Ledger:
         return left
 
     def check(self) -> None:
-        """Raise AssertionError unless every invariant holds. For tests: it walks over everything."""
+        """Raises AssertionError unless every invariant holds. For tests: it visits every task."""
         waiting = [seq for seqs in self._waiting.values() for seq in seqs]
         at = [seq for hand in self._hands.values() for seq in hand]
         assert len({*waiting, *at}) == len(waiting) + len(at), "a task is in one place"

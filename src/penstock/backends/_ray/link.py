@@ -1,10 +1,10 @@
 """A link: frames over one TCP connection between the driver and one worker.
 
-A frame is a head of six numbers, the first of which says what it is, and what that kind has behind it. Any thread
-may send, and one thread receives, blocking, straight into the memory where the bytes belong.
+A frame is a head of six numbers, the first of which is its kind, and the data of that kind. Any thread may send, and
+one thread receives, blocking, straight into the memory where the bytes belong.
 
-A frame that is posted never makes its sender wait for a worker that does not read: what is large is sent by a thread
-of its own, and while that thread is at it, later frames line up behind.
+A frame that is posted never makes its sender wait for a worker that does not read: large frames are sent by a thread
+of their own, and later frames queue up behind them.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ STRAY = struct.Struct("<2q")  # behind a reply, for each of its strays: seq and 
 WELCOME, TASK, CHANGE, VOID, STACK, LEAVE = range(6)
 READY, BROKEN, REPLIED, TOLD = range(10, 14)
 
-# A machine that is off, or cut off, answers nothing: that is noticed after 10 s, whatever Python does. While bytes
-# wait to be acknowledged, keepalive does not work, and the other option does. It also counts the time in which the
-# other side does not read: so a worker has more patience with a driver that is stopped (Ctrl-Z, a debugger).
+# A machine that is off, or cut off, does not answer: the kernel notices after 10 s, whatever Python does. While bytes
+# wait to be acknowledged, keepalive has no effect, and TCP_USER_TIMEOUT has. That option also counts the time in
+# which the other side does not read, so a worker waits longer for a driver that may be stopped (Ctrl-Z, a debugger).
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 4, socket.TCP_KEEPINTVL: 2, socket.TCP_KEEPCNT: 3}
 DRIVER_PATIENCE, WORKER_PATIENCE = 10_000, 60_000  # milliseconds
 
 _LARGE = 1 << 16  # bytes
 
 GARBLED = (OSError, EOFError, ValueError, LookupError, OverflowError, struct.error, MemoryError)
-"""What receiving raises when the connection ends, or frames make no sense: both end the connection."""
+"""The errors of receiving: the connection has ended, or a frame is malformed. Both end the connection."""
 
-_MOST_PARTS = 512  # that one system call takes (IOV_MAX is 1024)
+_MOST_PARTS = 512  # in one system call (IOV_MAX is 1024)
 _ZEROS = (0,) * 5
 
 
@@ -71,7 +71,7 @@ class Link:
         return HEAD.unpack(self.receive(HEAD.size))
 
     def receive(self, size: int) -> bytearray:
-        """So many bytes. Memory is taken as they come: a length alone costs nothing."""
+        """Receives this many bytes. Memory is allocated as they arrive: a wrong length alone costs nothing."""
         data = bytearray(min(size, _LARGE))
         self.receive_into(data)
         while len(data) < size:
@@ -95,23 +95,23 @@ class Link:
     # Sending: any thread.
 
     def send(self, *parts: Any) -> None:
-        """Sends one frame, and returns when the system has it all."""
+        """Sends one frame, and returns when the system has taken all of it."""
         with self._sending:
             self._outbox.extend(_views(parts))
             self._send_all()
 
     def post(self, *parts: Any) -> None:
-        """Lines up one frame. `push` sends what is lined up."""
+        """Queues one frame. `push` sends the queued frames."""
         self._outbox.extend(_views(parts))  # at once, as far as other threads can see: guaranteed by the GIL
 
     def push(self) -> None:
-        """Sends what is lined up, unless another thread is at it. An error is left to the thread that receives."""
+        """Sends the queued frames, unless another thread is sending. Errors are left to the thread that receives."""
         if self._outbox and self._sending.acquire(blocking=False):
             if sum(map(len, tuple(self._outbox))) > _LARGE:
                 # It holds the lock until it is done.
                 try:
                     started("penstock-sender", self._send_and_release, self.cut)
-                except RuntimeError:  # the interpreter exits, or the system has no thread to give
+                except RuntimeError:  # the interpreter exits, or no thread can be started
                     self._send_and_release()
             else:
                 self._send_and_release()
@@ -124,7 +124,7 @@ class Link:
             self.cut()
         finally:
             self._sending.release()
-        self.push()  # what was lined up meanwhile
+        self.push()  # the frames that were queued meanwhile
 
     def _send_all(self) -> None:
         outbox = self._outbox
@@ -148,13 +148,13 @@ class Link:
         self._sock.close()
 
     def leave_to_parent(self) -> None:
-        """In a forked child: the connection is the parent's."""
+        """In a forked child: leaves the connection to the parent."""
         with suppress(OSError):
             os.close(self._sock.detach())
 
 
 def _send_unpaced(sock: socket.socket) -> None:
-    """Replaces BBR, where it is the system's choice: it paces by timers, which cost processor time in a cluster."""
+    """Replaces BBR, if it is the system's default: BBR paces by timers, which cost processor time in a cluster."""
     if sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).startswith(b"bbr"):
         for algorithm in (b"cubic", b"reno"):  # Linux's default, and one that every user may choose
             with suppress(OSError):
@@ -167,7 +167,7 @@ def _views(parts: Sequence[Any]) -> list[memoryview]:
 
 
 class Secure:
-    """TLS over two buffers: what has come in, and what is to go out. It does no input or output.
+    """TLS over two buffers: received bytes, and bytes to send. It does no I/O.
 
     `server`: the name of the other end; "" if this end has accepted the connection.
     """
@@ -184,8 +184,8 @@ class _Tls:
     def __init__(self, sock: socket.socket, secure: Secure) -> None:
         self._sock = sock
         self._in, self._out, self._tls = secure.incoming, secure.outgoing, secure.tls
-        self._lock = threading.Lock()  # of the object, which several threads use
-        self._wire = threading.Lock()  # what it has to send is sent in order; taken before the other lock
+        self._lock = threading.Lock()  # for the TLS object, which several threads use
+        self._wire = threading.Lock()  # keeps the order of sent bytes; taken before the other lock
 
     def receive_into(self, view: memoryview) -> int:
         while True:

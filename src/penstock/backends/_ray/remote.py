@@ -1,4 +1,4 @@
-"""One worker on another node, as the driver knows it."""
+"""A worker on another node, as the driver sees it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from penstock.backends._ray.link import STACK, Link, head
 
 
 class End(NamedTuple):
-    """How the process of a worker ended, in words that follow its name.
+    """How the process of a worker ended, as a clause that follows the worker's name.
 
-    `broken` is the error if the worker could not be started, and another one would fail in the same way.
+    `broken`: the error, if the worker could not be started and any other would fail in the same way.
     """
 
     how: str
@@ -38,11 +38,11 @@ class Actor(Protocol):
     """The process of a worker, on some node."""
 
     def kill(self) -> None:
-        """Ends the process, whatever it does. Never from a thread of the cluster's own."""
+        """Kills the process. Must not be called by a thread of the cluster."""
 
 
 class Cluster(Protocol):
-    """Where workers run: what the backend needs of Ray."""
+    """What the backend needs from Ray."""
 
     address: str
     """The address of this node."""
@@ -58,10 +58,10 @@ class Cluster(Protocol):
         """
 
     def is_there(self) -> bool:
-        """False if the cluster was shut down: it must not be asked for anything any more."""
+        """False if the cluster was shut down: then no other method may be called."""
 
     def shortage(self, workers: int) -> str:
-        """What so many workers need and what is free, in words, and what to do if that is too little."""
+        """A message: what this many workers need, what is free, and what to do if that is too little."""
 
 
 class State(enum.Enum):
@@ -85,9 +85,9 @@ class RemoteWorker:
         self.hired = time.monotonic()
         self.shift = 0  # nanoseconds from the worker's clock to ours
         self.began = 0.0  # when it began its present task, by `time.monotonic`
-        self.hung = 0.0  # it was killed because it hung for so many seconds
+        self.hung = 0.0  # seconds: it was killed because it hung for longer than this
         self.end: End | None = None
-        self.told = threading.Event()  # the cluster has told of its end
+        self.told = threading.Event()  # the cluster has reported its end
         self.ended = threading.Event()  # nothing more is received from it
         self.stacks: SimpleQueue[tuple[int, str, int, int]] = SimpleQueue()
 
@@ -95,7 +95,7 @@ class RemoteWorker:
         return f"<RemoteWorker {self.worker} pid={self.pid} node={self.node!r} {self.state.value}>"
 
     def greet(self, hello: Hello, link: Link) -> None:
-        """It has connected."""
+        """The worker has connected."""
         self.link, self.pid, self.node = link, hello.pid, hello.node
         self.shift = time.perf_counter_ns() - hello.clock
         self.who = f"worker {self.worker} (pid {hello.pid} on {hello.node})"
@@ -106,7 +106,7 @@ class RemoteWorker:
         return self.state is not State.GONE and not self.ended.is_set()
 
     def kill(self) -> None:
-        """Ends its process, whatever it does."""
+        """Kills its process."""
         self.actor.kill()
 
     def join(self, timeout: float | None = None) -> None:
@@ -120,7 +120,7 @@ class RemoteWorker:
             self.link.push()
 
     def answer(self, ticket: int, deadline: float) -> tuple[str, int, int] | None:
-        """Its stack, its task (-1: it has not begun any) and which step of it; None if it does not answer in time."""
+        """Its stack, its task (-1 if it has begun none) and the task's step; None if it does not answer in time."""
         try:
             while True:
                 found, told, seq, at = self.stacks.get(timeout=max(0.0, deadline - time.monotonic()))

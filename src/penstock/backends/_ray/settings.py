@@ -1,4 +1,4 @@
-"""`ray_options=`: what actors want of the cluster. Nothing here needs ray."""
+"""`ray_options=`: the resources that each actor needs. This module can be imported without ray."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-PATIENCE = 10.0
-"""Seconds until it is an error that no worker has found a place."""
+from penstock._work.runner import Job
+from penstock.backends._base import Backend
 
-# For actors, by Ray's names; the last is ours.
+PATIENCE = 10.0
+"""Seconds after which it is an error that no worker could be placed."""
+
+# Options of actors, by Ray's names; the last is ours.
 NAMES = ("num_cpus", "num_gpus", "memory", "resources", "runtime_env", "scheduling_strategy", "patience")
 
 
-def check(given: Any) -> dict[str, Any]:
-    """The options for actors, with their defaults; raises if one is not known."""
+def resolved(given: Any) -> dict[str, Any]:
+    """The options with their defaults; raises if one is unknown."""
+    given = {} if given is None else given
     if not isinstance(given, Mapping):
         raise TypeError(f"ray_options must be a mapping of names to values, got {type(given).__name__}.")
     unknown = [name for name in given if name not in NAMES]
@@ -25,3 +29,26 @@ def check(given: Any) -> dict[str, Any]:
     if isinstance(patience, bool) or not isinstance(patience, (int, float)) or not 0 < patience <= math.inf:
         raise ValueError(f'ray_options["patience"] must be a positive number of seconds, got {patience!r}.')
     return options
+
+
+def on_cluster(job: Job, given: Any) -> Backend:
+    """A backend on the cluster that this process is connected to. Raises if Ray is not installed."""
+    from penstock.backends._ray.backend import start
+
+    options = resolved(given)
+    try:
+        from penstock.backends._ray.cluster import RayCluster
+    except ImportError as error:
+        remedy = 'pip install ".[ray]" in a clone of penstock'
+        raise RuntimeError(f'backend="ray" needs Ray ({error}): {remedy}.') from error
+    patience = options.pop("patience")
+    return start(job, RayCluster(options), patience)
+
+
+def room(given: Any) -> int | None:
+    """How many workers fit on the cluster; None if there is no cluster yet."""
+    try:
+        from penstock.backends._ray.cluster import room
+    except ModuleNotFoundError:
+        return None
+    return room(resolved(given))

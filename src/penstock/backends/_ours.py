@@ -1,0 +1,71 @@
+"""penstock's own backends.
+
+Each imports what it needs when it is first used: processes take some 10 ms.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock._system.interrupts import import_whole
+from penstock._work.runner import Job
+from penstock.backends._base import DEFAULT, INLINE, TABLE, Backend, Registered
+
+
+def _inline(job: Job, given: None) -> Backend:
+    import_whole("penstock.backends._local")
+    from penstock.backends._local import InlineBackend
+
+    return InlineBackend(job)
+
+
+def _thread(job: Job, given: None) -> Backend:
+    import_whole("penstock.backends._local")
+    from penstock.backends._local import ThreadBackend
+
+    return ThreadBackend(job)
+
+
+def _process(job: Job, context: Any) -> Backend:
+    import_whole("penstock.backends._process.backend")
+    from penstock.backends._process.backend import start
+    from penstock.backends._process.methods import choose_method, is_chosen
+
+    return start(job, choose_method(context), explicit=is_chosen(context))
+
+
+def _check_process(context: Any, workers: int) -> None:
+    from penstock.backends._process.machine import check_machine
+
+    check_machine(workers)
+    if context is not None:
+        import_whole("penstock.backends._process.methods")
+        from penstock.backends._process.methods import choose_method
+
+        # Raises what torch raises: ValueError for an unknown name, TypeError for anything but a context.
+        choose_method(context)
+
+
+def _ray(job: Job, options: Any) -> Backend:
+    import_whole("penstock.backends._ray.backend")
+    from penstock.backends._ray.settings import on_cluster
+
+    return on_cluster(job, options)
+
+
+def _check_ray(options: Any, workers: int) -> None:
+    from penstock.backends._ray.settings import resolved
+
+    resolved(options)
+
+
+def _room_on_ray(options: Any) -> int | None:
+    from penstock.backends._ray.settings import room
+
+    return room(options)
+
+
+TABLE[INLINE] = Registered(make=_inline, kills=False)
+TABLE[DEFAULT] = Registered(make=_process, argument="multiprocessing_context", check=_check_process)
+TABLE["thread"] = Registered(make=_thread, kills=False)
+TABLE["ray"] = Registered(make=_ray, argument="ray_options", check=_check_ray, room=_room_on_ray, needs_workers=True)

@@ -1,0 +1,35 @@
+"""What worker processes need of this machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from penstock._system import limits
+from penstock._system.warnings import warn_caller
+
+# Seconds of processor time that a forked worker takes to start, about half of it in the parent. Other start methods
+# take up to 30 times as long.
+_START = 0.015
+
+
+def check_machine(workers: int) -> None:
+    """Raises if this system cannot run worker processes, and warns of more workers than CPUs."""
+    if not (hasattr(os, "memfd_create") and hasattr(os, "pidfd_open")):
+        raise RuntimeError(
+            f"Worker processes need Linux (memfd and pidfd), but this is {sys.platform}. "
+            'Use backend="thread", or num_workers=0.'
+        )
+    usable = limits.usable_cpus()
+    if workers > usable:
+        slow, start = "", workers * _START / usable
+        if start > 1:
+            slow = (
+                f" Starting {workers} processes on {usable} CPUs takes {start:.0f} s or more, and "
+                f"num_workers={usable} keeps all CPUs busy."
+            )
+        warn_caller(
+            f"num_workers={workers} is more than the {usable} CPUs that this process may use. This helps only if "
+            f'samples wait for I/O, and then backend="thread" does the same with less memory.{slow}',
+            UserWarning,
+        )
