@@ -9,7 +9,7 @@ from penstock._measure.gauges import Gauges
 from penstock._system.interrupts import import_whole
 from penstock._wire.task import Bundle, Ended, Failed, Filled, Task
 from penstock._wire.updates import Change
-from penstock._work.runner import Job
+from penstock._work.job import Job
 
 
 class Lost(NamedTuple):
