@@ -32,7 +32,7 @@ from penstock._measure.gauges import Gauge, Gauges
 from penstock._wire.reply import REPLY, Replier
 from penstock._wire.shipment import unpack_from
 from penstock._wire.task import NOTICE, Notice
-from penstock._work.runner import Job
+from penstock._work.job import Job
 from penstock.backends._desk import Desk
 from penstock.backends._ray import actor, handshake
 from penstock.backends._ray.backend import RayBackend, start

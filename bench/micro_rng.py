@@ -13,11 +13,13 @@ import numpy as np
 
 import penstock
 from penstock._feed.keys import KeyFetch
+from penstock._measure.gauges import NO_GAUGE
 from penstock._memory.layout import Writer
 from penstock._memory.slabs import Slabs
 from penstock._system.interrupts import with_loan
 from penstock._wire.task import Task
-from penstock._work.runner import Job, Runner
+from penstock._work.job import Job
+from penstock._work.runner import Runner
 from penstock._work.seeding import Borrowed, seed_step
 
 KEYS = np.arange(64)
@@ -55,7 +57,7 @@ def step(dataset: Any, **given: Any) -> float:
     runner = Runner(job, "the bench")
     root = Slabs(None).root(0)
     task = Task(0, 0, 0, 3, KEYS)
-    return microseconds(lambda: runner.run(task, Writer(root)))
+    return microseconds(lambda: runner.run(task, Writer(root), NO_GAUGE))
 
 
 def main() -> None:

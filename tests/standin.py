@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from penstock import backends
-from penstock._work.runner import Job
+from penstock._work.job import Job
 from penstock.backends._ray.backend import RayBackend, start
 from penstock.backends._ray.handshake import Tls
 from penstock.backends._ray.remote import Call, End

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock._work.samples import StreamEnded
 from penstock.errors import InternalError
 
 
@@ -152,7 +151,6 @@ THROWN: dict[str, Callable[[], BaseException]] = {
     "WorkerLost": lambda: penstock.WorkerLost("a loader inside the dataset lost a worker"),
     "InternalError": lambda: InternalError("a loader inside the dataset has a bug"),
     "StateError": lambda: penstock.StateError("no state"),
-    "StreamEnded": lambda: StreamEnded(),
     "CollateError": lambda: penstock.CollateError("does not fit"),
     "UnshippableDataset": lambda: penstock.UnshippableDataset("cannot be sent"),
     "RecursionError": _deep,

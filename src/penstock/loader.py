@@ -29,7 +29,7 @@ from penstock._session.tuning import Tuned
 from penstock._system.ending import never_ends
 from penstock._system.interrupts import Loan
 from penstock._wire.updates import Setting
-from penstock._work.runner import Job
+from penstock._work.job import Job
 from penstock.batch import Batch
 from penstock.collate import default_collate
 from penstock.errors import StateError

@@ -17,7 +17,7 @@ import pytest
 from penstock import get_worker_info
 from penstock._feed.keys import KeyFetch
 from penstock._wire.task import Task
-from penstock._work.runner import Job
+from penstock._work.job import Job
 from penstock.backends import Filled, Left, Lost
 from penstock.backends._process.backend import start
 from penstock.backends._process.board import Board

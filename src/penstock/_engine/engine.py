@@ -35,7 +35,7 @@ from penstock._system.exit import rest_if_over
 from penstock._system.warnings import warn_caller
 from penstock._wire.failure import caught, described
 from penstock._wire.task import Raised, shorten
-from penstock._work.runner import Job
+from penstock._work.job import Job
 from penstock.backends import Backend, Bundle, Ended, Failed, Filled, Left, Lost, Outcome
 from penstock.errors import InternalError, LoaderTimeout
 

@@ -17,6 +17,7 @@ from penstock._system.interrupts import Loan, import_whole, with_loan
 from penstock._system.panics import ordinary
 from penstock._wire.failure import caught
 from penstock._wire.task import Mended, Opening, Raised, Task
+from penstock._work.fetch import Fetch
 from penstock.errors import StateError
 from penstock.plan import Draw, OrderPlan, SamplerPlan
 
@@ -148,7 +149,7 @@ class Feed:
     """
 
     names: ClassVar[tuple[str, str]]  # in resume states: in batches, and one by one
-    fetch: ClassVar[Any]  # makes the worker's half, a `Fetch`, for a runner
+    fetch: ClassVar[type[Fetch]]  # the worker's half
     one_reader = False
     """Whether one worker reads all of it, so that steps are done in order and cannot be done again."""
     knows_end = False

@@ -15,7 +15,9 @@ from penstock._fill.cast import Empty
 from penstock._resume.reading import Mark, Reading, has_state
 from penstock._system.panics import ordinary
 from penstock._wire.task import Mended, Task, shorten
-from penstock._work.samples import Fetch, plain
+from penstock._work.fetch import Fetch
+from penstock._work.job import Job
+from penstock._work.samples import plain
 from penstock.errors import CollateError
 from penstock.plan import Order, OrderPlan, SamplerPlan, Sequential, Shuffled
 from penstock.plan._samplers import BatchSampler, order_of
@@ -35,26 +37,24 @@ class KeyFetch(Fetch):
             self._getitems = method_of(self._dataset, "__getitems__")
             self._gather = method_of(self._dataset, "__gather__")
 
-    def gather(self, task: Task, empty: Empty) -> object:
+    def gather(self, task: Task, empty: Empty) -> tuple[object, int] | None:
         if self._gather is None:
-            return NotImplemented
-        runner = self._runner
-        runner.rows = len(task.keys)
-        runner.doing("__gather__ of samples ", task.keys)
+            return None
+        self._focus.doing("__gather__ of samples ", task.keys)
         try:
-            return self._gather(np.asarray(task.keys), empty)
+            return self._gather(np.asarray(task.keys), empty), len(task.keys)
         except CollateError as error:
-            runner.name_rows(error, task)
+            self._focus.name_rows(error)
             raise
         except BaseException as error:
             if not self._may_go_on(error, task):
                 raise
-            return NotImplemented
+            return None
 
-    def samples(self, task: Task) -> Sequence[Any]:
-        runner, keys = self._runner, plain(task.keys) if self._batched else [task.keys]
+    def samples(self, task: Task) -> tuple[Sequence[Any], Mended | None]:
+        keys = plain(task.keys) if self._batched else [task.keys]
         if self._getitems is not None and self._one_by_one is not task:
-            runner.doing("__getitems__ of samples ", keys)
+            self._focus.doing("__getitems__ of samples ", keys)
             try:
                 samples: Sequence[Any] = self._getitems(keys)
             except BaseException as error:
@@ -62,23 +62,24 @@ class KeyFetch(Fetch):
                     raise
             else:
                 if len(samples) == len(keys):
-                    return samples
+                    return samples, None
                 raise ValueError(
                     f"__getitems__ returned {len(samples)} samples for {len(keys)} keys. "
                     "It must return one for each key, in the order of the keys."
                 )
-        return runner.samples.fetch(self._dataset.__getitem__, keys)
+        return self._samples.fetch(self._dataset.__getitem__, keys)
 
     def _may_go_on(self, error: BaseException, task: Task) -> bool:
         """Whether the samples may be fetched one by one, to find those that fail."""
-        if not self._runner.samples.mends or not isinstance(ordinary(error), Exception):
-            self._runner.samples.name_sample()
+        if not self._samples.mends or not isinstance(ordinary(error), Exception):
+            self._focus.name_sample()
             return False
         self._one_by_one = task
         return True
 
-    def names(self, task: Task) -> Sequence[Any]:
-        keys: Sequence[Any] = plain(task.keys) if self._batched else [task.keys]
+    @staticmethod
+    def names(job: Job, task: Task) -> Sequence[Any]:
+        keys: Sequence[Any] = plain(task.keys) if job.batched else [task.keys]
         return keys
 
 

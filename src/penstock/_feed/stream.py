@@ -6,14 +6,16 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence, Sized
 from functools import partial
 from time import perf_counter_ns
-from typing import Any, NoReturn
+from typing import Any
 
 from penstock._feed.base import Begin, Feed, Plan, Run
 from penstock._measure.gauges import Slow
 from penstock._resume.reading import Mark, Reading, taken
 from penstock._system.warnings import warn_caller
-from penstock._wire.task import Opening, Task
-from penstock._work.samples import Fetch, StreamEnded, plain
+from penstock._wire.task import Mended, Opening, Task
+from penstock._work.fetch import Fetch
+from penstock._work.job import Job
+from penstock._work.samples import plain
 from penstock.plan import END, Calls, OrderPlan, Rest, Sequential
 from penstock.plan._plan import check_reached
 from penstock.source._dataset import to_load_in_parallel
@@ -53,13 +55,14 @@ class ItemFetch(Fetch):
     def look_up(self) -> None:
         self._load: Callable[[Any], Any] = self._job.dataset.load
 
-    def samples(self, task: Task) -> Sequence[Any]:
+    def samples(self, task: Task) -> tuple[Sequence[Any], Mended | None]:
         items = plain(task.keys) if self._job.batched else [task.keys]
-        return self._runner.samples.fetch(self._load, items)
+        return self._samples.fetch(self._load, items)
 
-    def key(self, task: Task, item: Any, row: int) -> int:
+    @staticmethod
+    def key(job: Job, task: Task, item: Any, row: int) -> int:
         """Its position: the items of a stream may be alike, their positions are not."""
-        return self._runner.number(task.step) * self._job.batch_size + row
+        return job.number(task.step) * job.batch_size + row
 
 
 class ByItem(Stream):
@@ -101,11 +104,12 @@ class StreamFetch(Fetch):
     _restored = True  # the dataset was given the state that the stream was opened with
     _ended = -1  # the run at whose end the dataset is
 
-    def samples(self, task: Task) -> Sequence[Any]:
-        runner, opening = self._runner, task.keys if isinstance(task.keys, Opening) else None
+    def samples(self, task: Task) -> tuple[Sequence[Any], Mended | None] | None:
+        self.mark = None
+        gauge, opening = self._focus.gauge, task.keys if isinstance(task.keys, Opening) else None
         if task.run != self._run:
             self._open(task, opening)
-        self._pass_over(task, runner.number(task.step))
+        self._pass_over(self._job.number(task.step))
         if not self._job.drop_last or self._stream.read >= task.step * self._job.shard[1]:
             self._stream.raise_last_error(self._since)
         if opening is not None and not self._stream.is_broken():
@@ -114,19 +118,20 @@ class StreamFetch(Fetch):
             check_reached(behind - self._stream.read, behind, world)
         self._say()
         try:
-            timed = partial(self._timed, task, self._stream.read) if runner.gauge.times else iter
+            timed = partial(self._timed, task, self._stream.read) if gauge.times else iter
             samples = self._stream.take(self._job.batch_size, timed)
         finally:  # a batch that an error takes the place of was read too
-            runner.mark = taken(self._stream.source, self._stream.mark)
+            self.mark = taken(self._stream.source, self._stream.mark)
         if not samples or (self._stream.ended and self._job.drop_last):
             if self._stream.read > task.step * self._job.shard[1]:
                 self._stream.raise_last_error(self._since)
             self._end(task)
-        return samples
+            return None
+        return samples, None
 
     def _timed(self, task: Task, number: int, items: Iterator[Any]) -> Iterator[Any]:
         """The items of batch `number` of the stream, and how long each takes. Their keys are their positions."""
-        gauge = self._runner.gauge
+        gauge = self._focus.gauge
         gauge.begin_epoch(task.epoch)
         before = perf_counter_ns()
         for position, item in enumerate(items, number * self._job.batch_size):
@@ -136,25 +141,26 @@ class StreamFetch(Fetch):
             before = now
             yield item
 
-    def finish(self, task: Task) -> None:
+    def counts(self, task: Task) -> bool:
         """If ranks end together, a step counts only if every rank has a batch of it."""
         world = self._job.shard[1]
         if self._job.drop_last and world > 1:
-            self._pass_over(task, (task.step + 1) * world)
+            self._pass_over((task.step + 1) * world)
             is_complete = self._stream.is_broken() and self._stream.read == (task.step + 1) * world
             if self._stream.ended and not is_complete:
                 self._stream.raise_last_error(self._since)
                 self._end(task)
+                return False
+        return True
 
-    def _end(self, task: Task) -> NoReturn:
-        self._runner.mark = taken(self._stream.source, self._stream.end)
+    def _end(self, task: Task) -> None:
+        self.mark = taken(self._stream.source, self._stream.end)
         self._ended = task.run if self._restored else -1
-        raise StreamEnded(task)
 
     def _say(self) -> None:
-        self._runner.doing(f"the stream's next {self._job.batch_size} samples, ", None)
+        self._focus.doing(f"the stream's next {self._job.batch_size} samples, ", None)
 
-    def _pass_over(self, task: Task, until: int) -> None:
+    def _pass_over(self, until: int) -> None:
         """Reads batches that were handed out elsewhere: by other ranks, or before this run was resumed.
 
         Each is read with the random numbers that it was read with there, so that the stream is the same.
@@ -164,27 +170,27 @@ class StreamFetch(Fetch):
 
         def before(number: int) -> None:
             if number > 0:  # the first has those that the stream was opened with
-                self._runner.reseed(task.epoch, number)
+                self._focus.draw_for(number)
             self._say()
 
         self._stream.pass_over(until, self._job.batch_size, before)
-        self._runner.reseed(task.epoch, until)
+        self._focus.draw_for(until)
 
     def _open(self, task: Task, opening: Opening | None) -> None:
-        runner = self._runner
+        job = self._job
         self._run = task.run
         opening = opening or Opening(0, None)
         mark: Mark | None = None if 0 <= self._ended == opening.after else opening.mark
-        self._since = runner.number(task.step - 1) + 1
-        runner.doing("iter(dataset), ", None)
-        if runner.number(task.step) > 0:
-            runner.reseed(task.epoch, 0)
-        self._stream = stream = Reading(self._job.dataset)
+        self._since = job.number(task.step - 1) + 1
+        self._focus.doing("iter(dataset), ", None)
+        if job.number(task.step) > 0:
+            self._focus.draw_for(0)
+        self._stream = stream = Reading(job.dataset)
         anew, self._ended = stream.open(mark), -1
         # At the end of an epoch nothing is read, so nothing was restored: the next epoch restores the state.
         self._restored = mark is None or not mark.at_end
         if anew:
-            runner.reseed(task.epoch, stream.read)
+            self._focus.draw_for(stream.read)
 
 
 class ByStream(Stream):

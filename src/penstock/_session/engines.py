@@ -19,7 +19,7 @@ from penstock._schedule.scheduler import Scheduler
 from penstock._system.interrupts import Living, interrupts_deferred
 from penstock._wire.task import MOST_STEPS
 from penstock._wire.updates import Change
-from penstock._work.runner import Job
+from penstock._work.job import Job
 from penstock.backends import make
 
 # Bytes of updates: they are kept for workers that still have to read them, and how far each worker is, is not known.

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 from penstock._measure.gauges import Gauges
 from penstock._wire.task import Bundle, Ended, Failed, Filled, Task
 from penstock._wire.updates import Change
-from penstock._work.runner import Job
+from penstock._work.job import Job
 
 
 class Lost(NamedTuple):

@@ -12,11 +12,12 @@ import penstock._work.seeding  # noqa: F401 - every worker needs it: imported be
 from penstock._measure.gauges import Gauge
 from penstock._memory.layout import ALIGN, Writer
 from penstock._wire.failure import Failure
-from penstock._wire.reply import REPLY, Replier
+from penstock._wire.reply import REPLY, Head, Replier
 from penstock._wire.task import Notice, Task
 from penstock._wire.updates import Change
-from penstock._work.runner import Job, Runner
-from penstock._work.samples import is_end
+from penstock._work.job import Job, TaskRunner
+from penstock._work.outcomes import AtEnd, Done, Errored
+from penstock._work.runner import Runner
 
 Changes = Callable[[int], Iterable[Change]]
 
@@ -33,10 +34,13 @@ class Desk:
     ) -> None:
         self._who, self._changes = who, changes
         self._gauge, self._replier, self._log = gauge, replier, job.log
-        self.runner = (job.make_runner or Runner)(job, who)
-        self.runner.gauge = gauge
-        self.runner.begin(seat, alone=True)
+        self._runner: TaskRunner = (job.make_runner or Runner)(job, who)
+        self._runner.begin(seat, alone=True)
         gauge.ready()
+
+    def change(self, changes: Iterable[Change]) -> None:
+        """Makes changes of the dataset, for the tasks from here on."""
+        self._runner.change(changes)
 
     def do(self, notice: Notice, root: NDArray[np.uint8], begin: Callable[[int], bool]) -> bytes:
         """Does a task in the slab `root`, which has its keys, and returns the reply.
@@ -55,8 +59,6 @@ class Desk:
         gauge.begin()
         if count == 1:
             reply = self._do_step(task, updates, Writer(root, used))
-            if gauge.detailed:
-                gauge.stepped(self.runner.rows)
             gauge.end(task)  # before the reply is sent: that wakes the parent, which may take the processor
             return reply
         began = perf_counter_ns()
@@ -70,26 +72,38 @@ class Desk:
             writer = Writer(root[base:])
             replies.append(self._do_step(single, updates, writer, base))
             used = base + writer.used
-            if gauge.detailed:
-                gauge.stepped(self.runner.rows)
         reply = replier.bundle(seq, replies, table, Writer(root, used), began)
         gauge.end(task, len(replies))
         return reply
 
     def _do_step(self, task: Task, updates: int, writer: Writer, base: int = 0) -> bytes:
         """Does one step, with the changes up to `updates`. The writer's piece of the slab begins at `base`."""
-        head, used, runner = (task.seq, base, perf_counter_ns()), writer.used, self.runner
-        try:
-            if self._log.end < updates:
-                runner.change(self._changes(updates))
-            runner.prepare(task)
-            tree = runner.run(task, writer)
+        head, gauge = (task.seq, base, perf_counter_ns()), self._gauge
+        if self._log.end < updates:
+            self._runner.change(self._changes(updates))
+        used = writer.used
+        outcome = self._runner.run(task, writer, gauge)
+        reply = self._reply(head, task, outcome, writer, used)
+        if gauge.detailed:
+            gauge.stepped(outcome.rows if isinstance(outcome, Done) else 0)
+        return reply
+
+    def _reply(self, head: Head, task: Task, outcome: Done | AtEnd | Errored, writer: Writer, used: int) -> bytes:
+        """The reply about a step, whose batch begins at `used` in the writer's piece of the slab."""
+        replier = self._replier
+        if isinstance(outcome, Done):
+            batch, rows, mended, mark = outcome
             if self._gauge.detailed:
                 self._gauge.made = perf_counter_ns()
-            return self._replier.filled(head, tree, runner.rows, writer, runner.mended, runner.mark)
-        except BaseException as error:
-            if is_end(error, task):
-                return self._replier.ended(head, writer, runner.mark)
-            failure = runner.capture(error, task)
-            writer.used, writer.overflow = used, False  # the failure overwrites the unfinished batch
-            return self._replier.failed(head, failure, writer, runner.mark)
+            try:
+                return replier.filled(head, batch, rows, writer, mended, mark)
+            except BaseException as error:  # raised while an object in the batch was pickled
+                return self._failed(head, self._runner.failed(error, task, mark), writer, used)
+        if isinstance(outcome, AtEnd):
+            return replier.ended(head, writer, outcome.mark)
+        return self._failed(head, outcome, writer, used)
+
+    def _failed(self, head: Head, errored: Errored, writer: Writer, used: int) -> bytes:
+        failure = self._runner.capture(errored)
+        writer.used, writer.overflow = used, False  # the failure overwrites the unfinished batch
+        return self._replier.failed(head, failure, writer, errored.mark)

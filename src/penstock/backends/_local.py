@@ -18,15 +18,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._measure.gauges import Gauge, Gauges
+from penstock._measure.gauges import Gauge, Gauges, NoGauge
 from penstock._memory.layout import Writer
 from penstock._memory.slabs import Slabs
 from penstock._system.interrupts import interrupts_deferred, with_loan
 from penstock._system.threads import started
+from penstock._wire.failure import caught
 from penstock._wire.task import Ended, Failed, Filled, Task
 from penstock._wire.updates import Change
-from penstock._work.runner import Job, Runner
-from penstock._work.samples import is_end
+from penstock._work.job import Job
+from penstock._work.outcomes import AtEnd, Done
+from penstock._work.runner import Runner
 from penstock.backends import _stack as stack
 from penstock.backends._base import LONGEST_WAIT, Backend, Doing, Left, Outcome
 from penstock.errors import InternalError
@@ -36,20 +38,25 @@ from penstock.errors import InternalError
 _GRACE = 0.05
 
 
+def runner_of(job: Job, who: str) -> Runner:
+    """The runner of a worker in this process: one that borrows the generators of the process, and leaves it alone."""
+    runner = (job.make_runner or Runner)(job, who)
+    assert isinstance(runner, Runner)
+    return runner
+
+
 def run_task(
-    runner: Any, worker: int, task: Task, writer: Writer, *, interruptible: bool = True
+    runner: Runner, worker: int, task: Task, writer: Writer, gauge: Gauge | NoGauge, interruptible: bool = True
 ) -> Filled | Failed | Ended:
-    """Runs a task of one step in this process."""
-    try:
-        tree = runner.run(task, writer)
-    except BaseException as error:
-        if is_end(error, task):
-            return Ended(task.seq, worker, runner.mark)
-        if interruptible and isinstance(error, KeyboardInterrupt):
-            raise  # not the sample's, but the caller's own: workers do not see it
-        return Failed(task.seq, worker, runner.caught(error, task), runner.mark)
-    used, root = writer.used, writer.root
-    return Filled(task.seq, worker, runner.rows, used, 0.0, root, tree, runner.mended, runner.mark)
+    """Runs a task of one step in this process. `interruptible`: by the caller, whose Ctrl-C comes out."""
+    outcome = runner.run(task, writer, gauge, interruptible=interruptible)
+    if isinstance(outcome, Done):
+        batch, rows, mended, mark = outcome
+        return Filled(task.seq, worker, rows, writer.used, 0.0, writer.root, batch, mended, mark)
+    if isinstance(outcome, AtEnd):
+        return Ended(task.seq, worker, outcome.mark)
+    error = caught(outcome.error, *outcome.notes, outcome.where)
+    return Failed(task.seq, worker, error, outcome.mark)
 
 
 class _LocalBackend(Backend):
@@ -61,7 +68,7 @@ class _LocalBackend(Backend):
 
     def __init__(self) -> None:
         self._slabs, self.gauges = Slabs(None), Gauges(None)
-        self._runners: dict[int, Any] = {}  # by worker
+        self._runners: dict[int, Runner] = {}  # by worker
 
     @property
     def workers(self) -> list[Any]:
@@ -75,7 +82,7 @@ class _LocalBackend(Backend):
 
     def update(self, change: bytes) -> None:
         for runner in tuple(self._runners.values()):
-            runner.fetch.look_up()
+            runner.look_up()
 
     def flush(self) -> None:
         pass
@@ -97,10 +104,10 @@ class InlineBackend(_LocalBackend):
 
     def __init__(self, job: Job) -> None:
         super().__init__()
-        self._runner = self._runners[0] = (job.make_runner or Runner)(job, "the calling process")
+        self._runner = self._runners[0] = runner_of(job, "the calling process")
         self._posted: deque[tuple[Task, int]] = deque()
         self._worker = -1
-        self._gauge = self._runner.gauge = Gauge(self.gauges, 0, os.getpid(), time.thread_time_ns)
+        self._gauge = Gauge(self.gauges, 0, os.getpid(), time.thread_time_ns)
         self._gauge.cache.warns = True  # nobody waits for this worker but itself
         self._gauge.ready()
 
@@ -127,9 +134,9 @@ class InlineBackend(_LocalBackend):
         runner, writer, gauge = self._runner, Writer(self._slabs.root(slab)), self._gauge
         gauge.begin()
         # What it imports takes 15 ms: numpy.random. Other backends have it in their workers only.
-        outcome = with_loan(runner.borrowed(task), run_task, runner, self._worker, task, writer)
+        outcome = with_loan(runner.borrowed(task), run_task, runner, self._worker, task, writer, gauge)
         if gauge.detailed:
-            gauge.stepped(runner.rows)
+            gauge.stepped(outcome.rows if type(outcome) is Filled else 0)
         gauge.end(task)
         if type(outcome) is Filled:
             self._slabs.learn(writer.used)
@@ -233,7 +240,7 @@ class ThreadBackend(_LocalBackend):
             self._threads.pop(worker, None)
 
     def _work(self, runner: Runner, worker: int, seat: int) -> None:
-        gauge = runner.gauge = Gauge(self.gauges, seat, threading.get_native_id(), time.thread_time_ns)
+        gauge = Gauge(self.gauges, seat, threading.get_native_id(), time.thread_time_ns)
         runner.begin(seat, alone=False)
         gauge.ready()
         while self._permits.get():
@@ -245,9 +252,9 @@ class ThreadBackend(_LocalBackend):
                 continue  # it was rescinded
             self._doing[worker] = task
             gauge.begin()
-            outcome = run_task(runner, worker, task, Writer(root), interruptible=False)
+            outcome = run_task(runner, worker, task, Writer(root), gauge, interruptible=False)
             if gauge.detailed:
-                gauge.stepped(runner.rows)
+                gauge.stepped(outcome.rows if type(outcome) is Filled else 0)
             gauge.end(task)
             del self._doing[worker], root
             self._outcomes.put(outcome)

@@ -20,7 +20,7 @@ import numpy as np
 from penstock import DataLoader
 from penstock._feed.keys import KeyFetch
 from penstock._wire.task import Task
-from penstock._work.runner import Job
+from penstock._work.job import Job
 from penstock.backends import Backend, Bundle, Failed, Filled, Left, Lost, Outcome, make
 from penstock.backends._base import INLINE, registered
 from penstock.testing import _sources as sources

@@ -13,17 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._at_work import get_worker_info, set_worker_info
-from penstock._measure.gauges import Gauges
+from penstock._measure.gauges import NO_GAUGE, Gauges
 from penstock._memory.layout import ALIGN, Writer
 from penstock._memory.slabs import Slabs
 from penstock._system.interrupts import with_loan
 from penstock._wire.pickling import dumps, loads
 from penstock._wire.task import Task
 from penstock._wire.updates import Change, encode
-from penstock._work.runner import Job, Runner
+from penstock._work.job import Job
+from penstock._work.runner import Runner
 from penstock._work.seeding import Borrowed
 from penstock.backends import Backend, Bundle, Doing, Filled, Left, Lost, Outcome
-from penstock.backends._local import run_task
+from penstock.backends._local import run_task, runner_of
 
 if TYPE_CHECKING:
     from penstock.testing.simulate import Simulation
@@ -164,7 +165,7 @@ class SimulatedBackend(Backend):
             return
         for worker in self._workers.values():
             if worker.runner is not None:
-                worker.runner.fetch.look_up()
+                worker.runner.look_up()
 
     def flush(self) -> None:
         """Lets the workers go on for as long as `choose` wants: they do not wait until the loader polls."""
@@ -301,9 +302,9 @@ class SimulatedBackend(Backend):
             worker.cause = error
             worker.kill()
             return
-        worker.runner = runner = (job.make_runner or Runner)(job, worker.who)
+        worker.runner = runner = runner_of(job, worker.who)
         with self._at_work(worker):
-            loan = Borrowed(job.seed, -1, runner.number(worker.seat))
+            loan = Borrowed(job.seed, -1, job.number(worker.seat))
             with_loan(loan, partial(runner.begin, worker.seat, alone=False))
 
     @contextmanager
@@ -337,7 +338,7 @@ class SimulatedBackend(Backend):
         with self._at_work(worker):
             if changes:
                 with_loan(runner.borrowed(task), runner.change, map(loads, changes))
-            outcome: Outcome = with_loan(runner.borrowed(task), run_task, runner, worker.id, task, writer)
+            outcome: Outcome = with_loan(runner.borrowed(task), run_task, runner, worker.id, task, writer, NO_GAUGE)
         if isinstance(outcome, Filled):
             outcome = outcome._replace(seconds=worker.took)
         posted.done.append(outcome)

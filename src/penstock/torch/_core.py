@@ -17,9 +17,9 @@ import penstock
 from penstock._options import OPTIONS, Face
 from penstock._system.interrupts import Loan
 from penstock._wire.failure import dict_of
-from penstock._wire.task import Task
+from penstock._work.generators import Generators
 from penstock._work.runner import Runner
-from penstock._work.seeding import Borrowed, Lending, Lent, seed_step
+from penstock._work.seeding import Borrowed, Lending, Lent
 from penstock.backends import _base as backends
 from penstock.backends._process.methods import configured_method
 from penstock.loader import DataLoader
@@ -53,22 +53,28 @@ def _fit(first: Any, other: Any) -> bool:
 _STACKED = Stacked()
 
 
-class SeededRunner(Runner):
-    """Runner for datasets that use torch's worker info and torch's global generator."""
-
-    def begin(self, seat: int, *, alone: bool) -> None:
-        job = self.job
-        private.set_worker_info(seat, job.num_workers, job.seed + seat, job.dataset)
-        super().begin(seat, alone=alone)
+class _Generators(Generators):
+    """Torch's global generator too."""
 
     def seed(self, epoch: int, number: int) -> int:
         state = super().seed(epoch, number)
         torch.default_generator.manual_seed(state)
         return state
 
-    def borrowed(self, task: Task) -> Loan:
-        self._seed_step = seed_step
-        return _Borrowed(self.job.seed, task.epoch, self.number(task.step))
+    def borrowed(self, epoch: int, number: int) -> Loan:
+        self.allow()
+        return _Borrowed(self._seed, epoch, number)
+
+
+class SeededRunner(Runner):
+    """Runner for datasets that use torch's worker info and torch's global generator."""
+
+    make_generators = _Generators
+
+    def begin(self, seat: int, *, alone: bool) -> None:
+        job = self._job
+        private.set_worker_info(seat, job.num_workers, job.seed + seat, job.dataset)
+        super().begin(seat, alone=alone)
 
 
 class _Borrowed(Borrowed):

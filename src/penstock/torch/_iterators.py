@@ -25,7 +25,7 @@ from penstock._schedule.assigned import Assigned
 from penstock._session.measures import Measures
 from penstock._system.ending import END, Instead, never_ends, raises_instead
 from penstock._system.interrupts import finalizer, interrupts_deferred
-from penstock._work.runner import Job
+from penstock._work.job import Job
 from penstock.backends._process.backend import ProcessBackend, start
 from penstock.backends._process.forking import breaks_in_child
 from penstock.backends._process.methods import choose_method, configured_method, is_chosen

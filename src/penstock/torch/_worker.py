@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from time import perf_counter_ns
 from types import TracebackType
@@ -22,10 +22,11 @@ from penstock._system.panics import ordinary
 from penstock._wire.failure import annotate, caught, copied, forget_earlier, shown, text_of, without_trace
 from penstock._wire.pickling import dumps, loads
 from penstock._wire.task import Task, shorten
+from penstock._wire.updates import Change
+from penstock._work.job import Job
+from penstock._work.outcomes import AtEnd, Done, Errored
 from penstock._work.paths import path_of
-from penstock._work.runner import Job
-from penstock._work.samples import StreamEnded
-from penstock.errors import RemoteTraceback
+from penstock.errors import InternalError, RemoteTraceback
 from penstock.torch import _private as private
 from penstock.torch._collate import collate, explain
 from penstock.worker_info import WorkerInfo
@@ -35,7 +36,7 @@ Resumed = tuple[Mark | None, int]
 
 
 class Replica:
-    """Runs tasks like torch's workers. Replaces `Runner`.
+    """Runs tasks like torch's workers, in the place of `Runner`: see `TaskRunner`.
 
     If the dataset has a state, its mark travels with the result of a task: that of a stream with every `marks`-th
     batch, none if `marks` is 0.
@@ -53,10 +54,8 @@ class Replica:
         self._all_resumed = resumed
         self._at: Any = None
         self._field = None if job.cast is None else job.cast.root()
-        self.rows = 1
-        self.gauge: Gauge | NoGauge = NO_GAUGE  # the backend gives it another
-        self.mended = None
-        self.mark: bytes | None = None  # travels with the reply of the task: see Task
+        self._gauge: Gauge | NoGauge = NO_GAUGE  # of the task
+        self._mark: bytes | None = None
 
     def begin(self, seat: int, *, alone: bool) -> None:
         """Seeds the generators once, as torch does: later random numbers depend on all earlier ones."""
@@ -79,20 +78,29 @@ class Replica:
                     raise
                 self._init_error = kept, kept.__traceback__
 
-    def prepare(self, task: Task) -> None:
-        """Does nothing: the generators are seeded once."""
+    def change(self, changes: Iterable[Change]) -> None:
+        raise InternalError("torch's loader changes no dataset while workers have copies of it")
 
-    def run(self, task: Task, writer: Writer) -> object:
-        """The batch. With torch's default collate_fn, its tensors are in the writer's slab."""
-        self._at = self.mark = None
-        self._task = task
+    def run(self, task: Task, writer: Writer, gauge: Gauge | NoGauge) -> Done | AtEnd | Errored:
+        """See `TaskRunner`. With torch's default collate_fn, the tensors of the batch are in the writer's slab."""
+        self._at = self._mark = None
+        self._task, self._gauge = task, gauge
+        try:
+            return self._run(task, writer)
+        except BaseException as error:
+            return self.failed(error, task, self._mark)
+
+    def _run(self, task: Task, writer: Writer) -> Done | AtEnd:
         if self._init_error is not None:
             error, trace = self._init_error
             raise copied(error).with_traceback(trace)
         job = self._job
-        samples = self._samples(task)
-        if self.gauge.detailed:
-            self.gauge.fetched = perf_counter_ns()
+        fetched = self._pull(task) if self._is_stream else self._fetch(task)
+        if fetched is None:
+            return AtEnd(self._mark)
+        samples, rows = fetched
+        if self._gauge.detailed:
+            self._gauge.fetched = perf_counter_ns()
         into = None if self._field is None else Into(self._field, writer.empty)
         if job.collate_fn is None:
             try:
@@ -102,50 +110,56 @@ class Replica:
                 raise
         else:
             batch = job.collate_fn(samples)
-        return batch if into is None else into.finish(batch, len(samples) if job.batched else 0)
+        if into is not None:
+            batch = into.finish(batch, len(samples) if job.batched else 0)
+        return Done(batch, rows, None, self._mark)
 
-    def capture(self, error: BaseException, task: Task) -> bytes:
-        """The exception as bytes, in torch's words. SystemExit and the like are raised here: they end the worker."""
+    def failed(self, error: BaseException, task: Task, mark: bytes | None) -> Errored:
+        """The outcome of a task that raised. SystemExit and the like are raised again: they end the worker."""
         error = ordinary(error)
         if not isinstance(error, Exception):
             raise error
-        forget_earlier(error)
         where = f"step {task.step}, in {self._who}."
         if self._at is not None:
             where = f"sample {shown(self._at, repr)} of {where}"
         elif not self._is_stream:
             where = f"the step of samples {shorten(_keys(task.keys))}: {where}"
+        return Errored(error, f"In {where}", mark=mark)
+
+    def capture(self, errored: Errored) -> bytes:
+        """The exception as bytes, in torch's words."""
+        error = errored.error
+        forget_earlier(error)
         process, body = f"in DataLoader worker process {self._seat}", b""
         with suppress(BaseException):  # an exception that cannot be shown by torch, or cannot be pickled
             wrapped = private.ExceptionWrapper((type(error), error, error.__traceback__), where=process)
             body = dumps(wrapped)
         text = f"Caught {type(error).__name__} {process}.\nOriginal {text_of(error)}"
-        return dumps(TorchFailure(body, text, f"In {where}"))
+        return dumps(TorchFailure(body, text, errored.where))
 
-    def _samples(self, task: Task) -> Any:
+    def _fetch(self, task: Task) -> tuple[Any, int]:
+        """The samples of the task's keys, and their number."""
         dataset = self._job.dataset
-        if self._is_stream:
-            return self._pull(task)
         if self._resumed is not None:
             (mark, _), self._resumed = self._resumed, None
             if mark is not None:
                 Reading(dataset).prepare(mark)
         try:
             if not self._job.batched:
-                return self._get(task.keys)
+                return self._get(task.keys), 1
             keys = _keys(task.keys)
-            self.rows = len(keys)
+            rows = len(keys)
             many = getattr(dataset, "__getitems__", None)
             if many:
-                return many(keys)
+                return many(keys), rows
             get = self._get
-            if self.gauge.times:
-                self.gauge.begin_epoch(task.run)  # torch's loader does not count epochs
+            if self._gauge.times:
+                self._gauge.begin_epoch(task.run)  # torch's loader does not count epochs
                 get = self._get_timed
-            return [get(key) for key in keys]
+            return [get(key) for key in keys], rows
         finally:
             if self._asks:
-                self.mark = taken(dataset, lambda: Mark(0, {"iterable": dataset.state_dict()}))
+                self._mark = taken(dataset, lambda: Mark(0, {"iterable": dataset.state_dict()}))
 
     def _get(self, key: Any) -> Any:
         self._at = key
@@ -157,26 +171,26 @@ class Replica:
         before = perf_counter_ns()
         sample = self._get(key)
         took = perf_counter_ns() - before
-        if self.gauge.sample(took):
+        if self._gauge.sample(took):
             path = path_of(self._job.dataset, key)
-            self.gauge.note(Slow(took, self._task.run, self._task.step, shown(key, repr), path))
+            self._gauge.note(Slow(took, self._task.run, self._task.step, shown(key, repr), path))
         return sample
 
-    def _pull(self, task: Task) -> Any:
+    def _pull(self, task: Task) -> tuple[Any, int] | None:
+        """The next samples of the stream, and their number; None at its end."""
         count = task.keys if self._job.batched else 1
         if task.run != self._stream_run:
             self._open_stream(task.run, count)
         stream = self._stream
         samples = stream.take(count)
-        self.rows = len(samples)
         if not samples or (stream.ended and self._job.drop_last and self._job.batched):
             if self._marks:
-                self.mark = taken(self._job.dataset, stream.end)
+                self._mark = taken(self._job.dataset, stream.end)
             stream.close()
-            raise StreamEnded(task)
+            return None
         if self._marks and stream.read % self._marks == 0:
-            self.mark = taken(self._job.dataset, stream.mark)
-        return samples if self._job.batched else samples[0]
+            self._mark = taken(self._job.dataset, stream.mark)
+        return samples if self._job.batched else samples[0], len(samples)
 
     def _open_stream(self, run: int, count: int) -> None:
         self._stream_run = run

@@ -22,7 +22,7 @@ from penstock._wire.pickling import tags_of_main
 from penstock._wire.reply import REPLY, WAKE, Receiver, Strays
 from penstock._wire.task import MOST_STEPS, Bundle, Filled, Task, encode_keys
 from penstock._wire.updates import Change, encode
-from penstock._work.runner import Job
+from penstock._work.job import Job
 from penstock.backends import _stack as stack
 from penstock.backends._base import HUNG, LONGEST_WAIT, Backend, Doing, Left, Lost, Outcome
 from penstock.backends._process.board import NO_TASK, TOKEN, Board

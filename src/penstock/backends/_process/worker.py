@@ -14,7 +14,7 @@ from penstock._at_work import at_work
 from penstock._measure.gauges import Gauge, Gauges
 from penstock._memory.slabs import Arena, Region
 from penstock._wire.reply import Replier, StrayFiles
-from penstock._work.runner import Job
+from penstock._work.job import Job
 from penstock.backends._desk import Desk
 from penstock.backends._native_threads import limit
 from penstock.backends._process.board import TOKEN, Board

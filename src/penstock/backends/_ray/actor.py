@@ -26,7 +26,7 @@ from penstock._wire.pickling import loads
 from penstock._wire.reply import REPLY, Replier, used_bytes
 from penstock._wire.shipment import unpack_from
 from penstock._wire.task import NOTICE, Notice
-from penstock._work.runner import Job
+from penstock._work.job import Job
 from penstock.backends import _stack as stack
 from penstock.backends._desk import Desk
 from penstock.backends._native_threads import limit
@@ -168,7 +168,7 @@ class Loop:
     def run(self) -> None:
         while (order := self._inbox.orders.get()) is not None:
             if isinstance(order, bytearray):
-                self._desk.runner.change(map(loads, [order]))
+                self._desk.change(map(loads, [order]))
             else:
                 self._do(*order)
             del order

@@ -19,7 +19,7 @@ from penstock._system.interrupts import acquire, interrupts_deferred
 from penstock._wire.shipment import pack
 from penstock._wire.task import MOST_STEPS, NOTICE, Filled, Task, encode_keys
 from penstock._wire.updates import Change, encode
-from penstock._work.runner import Job
+from penstock._work.job import Job
 from penstock.backends._base import LONGEST_WAIT, Backend, Doing, Outcome
 from penstock.backends._ray.door import Door
 from penstock.backends._ray.exchange import Exchange, Posted

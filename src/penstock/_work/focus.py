@@ -1,0 +1,162 @@
+"""What a worker is doing: the task and the sample at work. Random numbers and the words of errors follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from penstock._at_work import Source
+from penstock._measure.gauges import NO_GAUGE, Gauge, NoGauge
+from penstock._system.interrupts import import_whole
+from penstock._wire.failure import dict_of, shown
+from penstock._wire.task import Mended, Task, shorten
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
+
+    from penstock._measure.cached import CacheCounts
+    from penstock._work.generators import Generators
+    from penstock._work.job import Job
+
+# A loop over samples: the keys, the iterator over them, and their rows. How much is left of the iterator tells which
+# sample is at work, at no cost until somebody asks.
+Loop = tuple[Sequence[Any], Any, Sequence[int]]
+
+
+class Focus(Source):
+    """The task, and the sample of it, that a worker is at. `who` names the worker in errors.
+
+    `loop` is set by what fetches samples one by one. `notes` are about the error that the task fails with: they are
+    not added to the error itself, which is the user's object.
+    """
+
+    task: Task
+    alone = False  # this process is this worker, and nothing else
+
+    def __init__(self, job: Job, who: str, generators: Generators) -> None:
+        assert job.fetch is not None
+        self.job = job
+        self.gauge: Gauge | NoGauge = NO_GAUGE
+        self.notes: list[str] = []
+        self.rngs: dict[int, Generator] = {}  # by row, and -1 for the step
+        self.loop: Loop | None = None
+        self.naming = job.fetch
+        self._who, self._generators = who, generators
+
+    def begin(self, task: Task, gauge: Gauge | NoGauge) -> None:
+        """Another task begins."""
+        self.task, self.gauge = task, gauge
+        # What is being done, and to which keys: put into words only when it fails.
+        self._at, self._keys = "", None
+        self.notes.clear()
+        self.loop = self.part = None
+        # A loop over `each` that was left before its end: by an error, which names its sample.
+        self._left: Loop | None = None
+        number = self._drawing = self.job.number(task.step)
+        self.rngs.clear()
+        if self.alone:
+            self._generators.seed(task.epoch, number)
+
+    # Random numbers.
+
+    def draw_for(self, number: int) -> None:
+        """In the middle of a task: from here on random numbers are those of the step with this number."""
+        self._drawing = number
+        self.rngs.clear()
+        if self._generators.may_seed:
+            self._generators.seed(self.task.epoch, number)
+
+    def rng(self) -> Generator:
+        """See `penstock.rng`. One generator for each sample, and one for work on the whole step."""
+        item, row = (None, -1) if self.loop is None else _now(self.loop)
+        found = self.rngs.get(row)
+        if found is None:
+            import_whole("penstock._work.seeding")
+            from penstock._work import seeding  # late: see InlineBackend
+
+            if row < 0:
+                of = self._drawing, seeding.STEP
+            else:
+                of = seeding.number_of(self.key(item, row)), seeding.SAMPLE
+            found = self.rngs[row] = seeding.generator(self.job.seed, self.task.epoch, *of)
+        return found
+
+    # The samples.
+
+    @property
+    def cache(self) -> CacheCounts | None:
+        return self.gauge.cache
+
+    def names(self) -> Sequence[Any]:
+        """The key of each row, if rows have keys."""
+        return self.naming.names(self.job, self.task)
+
+    def key(self, item: Any, row: int) -> Any:
+        """What names the sample of a row that was made from `item`."""
+        return self.naming.key(self.job, self.task, item, row)
+
+    def sample(self) -> tuple[Any, int]:
+        """What the sample at work is made from, and its row."""
+        assert self.loop is not None
+        return _now(self.loop)
+
+    def each(self, keys: Sequence[Any]) -> Iterator[Any]:
+        """See `penstock.each`."""
+        names = self.names()  # a Subset asks its dataset for other keys
+        rows = range(len(names)) if self.part is None else self.part
+        # Within a sample, or if a dataset asks another for more or fewer, the keys are not the samples of the step.
+        if self.loop is not None or len(keys) != len(rows):
+            yield from keys
+            return
+        if self.part is not None:
+            names = [names[row] for row in rows]
+        left: Any = iter(names)
+        self.loop = loop = names, left, rows
+        try:
+            for key, _ in zip(keys, left, strict=True):
+                yield key
+        except GeneratorExit:  # the loop was left
+            self._left = loop
+            raise
+        finally:
+            if self.loop is loop:  # an error may keep this generator until another sample is at work
+                self.loop = None
+
+    def rows_asked_for(self) -> Sequence[int]:
+        """All of the step, or those that `among` has chosen."""
+        return range(len(self.names())) if self.part is None else self.part
+
+    # For error messages.
+
+    def doing(self, at: str, keys: Any) -> None:
+        """What is done from here on, and to which keys."""
+        self._at, self._keys = at, keys
+
+    def name_sample(self) -> None:
+        """For an error: says which sample it came from, if samples are fetched one by one."""
+        loop = self.loop or self._left
+        if loop is not None:
+            key, row = _now(loop)
+            self.doing(f"sample {shown(key, repr)} (row {row}), ", None)
+
+    def name_rows(self, error: Exception, mended: Mended | None = None) -> None:
+        """Notes for an error about rows (see CollateError) which samples they are, if samples have keys."""
+        keys = self.names() if mended is None else mended.keys
+        rows = [row for row in dict_of(error).get("rows", ()) if row < len(keys)]
+        if not self.job.batched and keys:
+            self.notes.append(f"It is sample {shown(keys[0])}.")
+        elif rows:
+            named = ", ".join(f"row {row} is sample {shown(keys[row])}" for row in rows[:8])
+            self.notes.append(f"{named}{', ...' if len(rows) > 8 else ''}.")
+
+    def where(self) -> str:
+        """Which sample of which step is at work, and in which worker: for an error that just came out."""
+        keys = "" if self._keys is None else f"{shorten(self._keys)}, "
+        return f"In {self._at}{keys}step {self.task.step} of epoch {self.task.epoch}, in {self._who}."
+
+
+def _now(loop: Loop) -> tuple[Any, int]:
+    """The key at work, and its row."""
+    keys, left, rows = loop
+    at = len(keys) - left.__length_hint__() - 1
+    return keys[at], rows[at]

@@ -1,0 +1,42 @@
+"""The global random generators of a worker's process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from penstock._system.interrupts import Loan, import_whole
+
+
+class Generators:
+    """Sets the global random generators for a step, once `may_seed` is true.
+
+    In a process of its own, a worker may seed them; in the caller's process it borrows them for a step. Threads do
+    neither: they share the generators with the caller.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._seed_step: Callable[[int, int, int], int] | None = None
+
+    @property
+    def may_seed(self) -> bool:
+        return self._seed_step is not None
+
+    def allow(self) -> None:
+        """From here on the worker may seed them."""
+        import_whole("penstock._work.seeding")
+        from penstock._work.seeding import seed_step  # late: see InlineBackend
+
+        self._seed_step = seed_step
+
+    def seed(self, epoch: int, number: int) -> int:
+        """Sets them for the step with this number among those of all ranks, and returns their seed."""
+        assert self._seed_step is not None
+        return self._seed_step(self._seed, epoch, number)
+
+    def borrowed(self, epoch: int, number: int) -> Loan:
+        """In the caller's own process: sets them for the step, and puts them back afterwards (see `with_loan`)."""
+        self.allow()
+        from penstock._work.seeding import Borrowed  # late, too
+
+        return Borrowed(self._seed, epoch, number)

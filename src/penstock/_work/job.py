@@ -1,0 +1,67 @@
+"""The job of a crew, and what every worker has that runs its tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from penstock._wire.updates import Change, Log
+
+if TYPE_CHECKING:
+    from penstock._fill.cast import Cast
+    from penstock._measure.gauges import Gauge, NoGauge
+    from penstock._memory.layout import Writer
+    from penstock._wire.task import Task
+    from penstock._work.fetch import Fetch
+    from penstock._work.outcomes import AtEnd, Done, Errored
+    from penstock.plan._order import Order
+
+
+class TaskRunner(Protocol):
+    """Does the tasks of one worker, one after the other. This is all that a backend knows of it."""
+
+    def begin(self, seat: int, *, alone: bool) -> None:
+        """Prepares the worker for its first task. `alone`: this process is this worker, and nothing else."""
+
+    def change(self, changes: Iterable[Change]) -> None:
+        """Makes changes of the dataset. If one fails, every later task fails with its error."""
+
+    def run(self, task: Task, writer: Writer, gauge: Gauge | NoGauge) -> Done | AtEnd | Errored:
+        """Makes the batch of a task. Its arrays are in the writer's slab if penstock collates it.
+
+        An exception that comes out is not the task's error: it ends the worker.
+        """
+
+    def failed(self, error: BaseException, task: Task, mark: bytes | None) -> Errored:
+        """The outcome of the task that was run last, if its batch could not be sent."""
+
+    def capture(self, errored: Errored) -> bytes:
+        """The error as it travels to the caller: see `restore`."""
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class Job:
+    """What each worker of a crew has from its start: everything that is the same for all steps."""
+
+    dataset: Any
+    fetch: type[Fetch] | None  # the worker's half of the feed; None if the runner fetches by itself
+    collate_fn: Any
+    worker_init_fn: Callable[[int], object] | None
+    num_workers: int
+    seed: int
+    drop_last: bool
+    shard: tuple[int, int] = (0, 1)  # the rank that this crew works for, and the number of ranks
+    batched: bool = True
+    batch_size: int = 1  # samples in each step of a stream, except the last
+    on_error: str = "raise"
+    order: Order | None = None  # replacements are drawn from it; None: from the step itself
+    cast: Cast | None = None  # how the numbers in a batch are converted
+    make_runner: Callable[[Job, str], TaskRunner] | None = None  # for workers that run tasks in another way
+    assigned: bool = False  # each task is for one worker, and not for the first that is free
+    log: Log = field(default_factory=Log)
+
+    def number(self, step: int) -> int:
+        """The step's number among those of all ranks: ranks at the same step draw different numbers."""
+        rank, world = self.shard
+        return step * world + rank
