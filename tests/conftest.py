@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -116,6 +116,25 @@ def the_runners_threads_do_not_count() -> None:
     methods.survives_fork = lambda: set(os.listdir("/proc/self/task")) <= before  # until the next test
 
 
+class ModuleOfTests(pytest.Module):
+    """A module of tests, which is skipped as a whole if it imports torch and torch is not installed."""
+
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        try:
+            return super().collect()
+        except self.CollectError as error:
+            cause: BaseException | None = error
+            while cause is not None:
+                if isinstance(cause, ModuleNotFoundError) and cause.name == "torch":
+                    pytest.skip("torch is not installed", allow_module_level=True)
+                cause = cause.__cause__
+            raise
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module:
+    return ModuleOfTests.from_parent(parent, path=module_path)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     left_out = [name for name in ("wide", "quiet") if f"PENSTOCK_{name.upper()}" not in os.environ]
     others = {item: None for item in items if any(item.get_closest_marker(name) for name in left_out)}
@@ -161,6 +180,8 @@ def penstock_forge() -> Iterator[socket.socket]:
 
 @pytest.fixture(scope="session")
 def torch_forge() -> Iterator[socket.socket]:
+    if find_spec("torch") is None:
+        pytest.skip("torch is not installed")
     with forge("import torch, penstock.torch") as control:
         yield control
 

@@ -39,6 +39,13 @@ LAYERS = (
 )
 
 
+@pytest.fixture(autouse=True, scope="module")
+def trees_are_forgotten() -> Iterator[None]:
+    """Half a million objects: else every collection of garbage after these tests visits them, and every fork copies them."""
+    yield
+    parsed.cache_clear()
+
+
 @cache
 def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
