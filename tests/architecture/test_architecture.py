@@ -41,7 +41,7 @@ LAYERS = (
 
 @pytest.fixture(autouse=True, scope="module")
 def trees_are_forgotten() -> Iterator[None]:
-    """Half a million objects: else every collection of garbage after these tests visits them, and every fork copies them."""
+    """They are half a million objects, which every later collection of garbage would visit."""
     yield
     parsed.cache_clear()
 
