@@ -92,8 +92,13 @@ def mappings() -> int:
     return _counted[1]
 
 
-def belongings() -> tuple[Counter[str], set[str], int]:
-    return descriptors(), set(children()), mappings()
+def names() -> set[str]:
+    """Names in /dev/shm that are ours. The fuzzer may have its folders there, also of another run on this machine."""
+    return {name for name in os.listdir("/dev/shm") if "penstock" in name and not name.startswith("penstock-fuzz-")}
+
+
+def belongings() -> tuple[Counter[str], set[str], int, set[str]]:
+    return descriptors(), set(children()), mappings(), names()
 
 
 @pytest.fixture(autouse=True)
@@ -107,6 +112,7 @@ def nothing_is_left_behind() -> Iterator[None]:
     assert not after[0] - before[0], "open file descriptors"
     assert not after[1] - before[1], "child processes"
     assert after[2] <= before[2], "mapped shared memory"
+    assert not after[3] - before[3], "names in /dev/shm"
 
 
 @pytest.fixture(autouse=True)
