@@ -39,6 +39,13 @@ LAYERS = (
 )
 
 
+@pytest.fixture(autouse=True, scope="module")
+def trees_are_forgotten() -> Iterator[None]:
+    """They are half a million objects, which every later collection of garbage would visit."""
+    yield
+    parsed.cache_clear()
+
+
 @cache
 def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text())

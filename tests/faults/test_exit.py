@@ -95,12 +95,10 @@ def test_a_daemon_thread_that_reads_a_loader_is_not_disturbed(begin: Begin, opti
 def test_a_thread_that_is_not_a_daemon_reads_to_the_end(begin: Begin) -> None:
     program = begin("""
         def read():
-            begun.set()
-            time.sleep(0.05)  # the main thread ends meanwhile
+            while threading.main_thread().is_alive():
+                time.sleep(0.001)
             print(sum(len(batch) for batch in DataLoader(Data(), 4, num_workers=2, backend="thread")))
-        begun = threading.Event()
         threading.Thread(target=read).start()
-        begun.wait()
         """)
     assert program.end() == (0, "400\n", "")
 

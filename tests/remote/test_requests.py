@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import random
@@ -22,6 +23,7 @@ from penstock._files.remote import RemoteFile
 from penstock._measure.cached import CacheCounts
 from penstock._remote import store
 from penstock._remote.objects import _failed, is_strong
+from penstock._remote.origin import Origin
 from penstock._remote.retry import Failed, Fault, Patience
 from penstock._remote.store import Remote, remotes
 from penstock.errors import FormatError, RemoteError, RemoteFileNotFound
@@ -200,6 +202,17 @@ def test_an_error_chains_nothing_of_the_library(server: Server) -> None:
         remote_file(f"{server.url}/x?sig=SECRET")
     assert raised.value.__cause__ is None and raised.value.__context__ is None
     assert "SECRET" not in str(raised.value)
+
+
+def test_idle_connections_are_closed_before_a_cycle_with_them_is_finalized(server: Server) -> None:
+    first = Origin(f"{server.url}/?sig=SECRET", "", {})
+    with pytest.raises(Failed):
+        first.find("x")
+    later: Any = Origin(f"{server.url}/?sig=SECRET", "", {})  # it is younger than the socket
+    later._idle.append(first._idle.pop())
+    later.cycle = later
+    del later
+    gc.collect()  # a socket that is not closed would warn, which is an error here
 
 
 def test_answers_of_another_length_are_errors_after_five(

@@ -11,6 +11,7 @@ import os
 import re
 import ssl
 import time
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
@@ -74,6 +75,8 @@ class Origin:
         if user:
             self._headers["authorization"] = basic(user)
         self._idle: list[HTTPConnection] = []  # a connection is of one thread at a time
+        # Not __del__: in a cycle, such as that of an error, sockets may be finalized before it, and would warn.
+        weakref.finalize(self, _close, self._idle)
         self._elsewhere: dict[str, tuple[Objects, str]] = {}  # by key
         try:
             self._origin = _origin_of(self._place)
@@ -248,9 +251,10 @@ class Origin:
         remedy = "Check the name of the host and the network."
         return Failed(Fault.PASSING, f"the connection to {host} failed ({said})", remedy)
 
-    def __del__(self) -> None:
-        for connection in getattr(self, "_idle", ()):
-            connection.close()
+
+def _close(connections: list[HTTPConnection]) -> None:
+    for connection in connections:
+        connection.close()
 
 
 def _stored(key: str, answer: _Answer) -> Stored:
