@@ -12,7 +12,8 @@ from penstock._memory.layout import Writer
 from penstock._memory.slabs import Slabs
 from penstock._wire.task import Bundle, Ended, Failed, Filled, Task
 from penstock._wire.updates import Change
-from penstock._work.runner import Job, Runner
+from penstock._work.job import Job
+from penstock._work.runner import Runner
 from penstock.backends import _ours as _ours  # registers them
 from penstock.backends._base import HUNG, Backend, Doing, Left, Lost, Outcome, known, make, register, unregister
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock._system.interrupts import import_whole
-from penstock._work.runner import Job
+from penstock._work.job import Job
 from penstock.backends._base import DEFAULT, INLINE, TABLE, Backend, Registered
 
 

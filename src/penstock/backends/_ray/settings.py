@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from penstock._work.runner import Job
+from penstock._work.job import Job
 from penstock.backends._base import Backend
 
 PATIENCE = 10.0
