@@ -83,7 +83,8 @@ class Option:
 
     `unset`: the values that count as not given where there are no workers; any other value needs workers. None: the
     setting has a meaning without workers. `needs_seed`: why the loader with torch's semantics takes it only with
-    `seed=`; "" if it does not need one. `live`: it may be set while the loader runs; any other needs new workers.
+    `seed=`; "" if it does not need one. `tuned`: it may be "auto", and has this number until it is tuned; 0 if it may
+    not. `live`: it may be set while the loader runs; any other needs new workers.
     """
 
     default: Any
@@ -92,6 +93,7 @@ class Option:
     face: Face
     needs_seed: str = ""
     show: Show = Show.NOWHERE
+    tuned: int = 0
     live: bool = False
 
 
@@ -197,6 +199,7 @@ class Options:
         face=Face.PASSED,
         needs_seed=_BY_NUMBER,
         show=Show.ALWAYS,
+        tuned=1,
         live=True,
     )
     backend: str = _option(
@@ -213,6 +216,7 @@ class Options:
         face=Face.PASSED,
         needs_seed="nothing is tuned, as in torch. Give seed=, or a number.",
         show=Show.ALWAYS,
+        tuned=DEFAULT_PREFETCH_FACTOR,
     )
     persistent_workers: bool = _option(
         None, _one_of(True, False, None), unset=(None, False), face=Face.PASSED, show=Show.FIGURES
@@ -342,7 +346,7 @@ def shown_names(least: Show = Show.FIGURES) -> list[str]:
 
 def _automatic(is_stream: bool, given: dict[str, Any]) -> tuple[str, ...]:
     """Replaces "auto" by the number to begin with; returns the names of these settings."""
-    auto = tuple(name for name in ("num_workers", "prefetch_factor") if isinstance(given[name], str))
+    auto = tuple(name for name, option in OPTIONS.items() if option.tuned and isinstance(given[name], str))
     for name in auto:
         if given[name] != "auto":
             raise ValueError(f'{name} must be an integer or "auto", got {given[name]!r}.')
