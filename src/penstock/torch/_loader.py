@@ -143,7 +143,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         **newer: Unpack[_Newer],
     ) -> None:
         every, values = snapshot_every_n_steps, locals()
-        ours = {name: values[name] for name in DEFAULTS}
+        ours = {name: value for name, value in values.items() if name in DEFAULTS}  # in the order of the signature
         theirs = {name: values[name] for name, default in _THEIRS.items() if values[name] is not default}
         before = given_in(timeout)
         auto = tuple(name for name in _TUNED if isinstance(values[name], str) and values[name] == "auto")
