@@ -83,7 +83,8 @@ class Option:
 
     `unset`: the values that count as not given where there are no workers; any other value needs workers. None: the
     setting has a meaning without workers. `needs_seed`: why the loader with torch's semantics takes it only with
-    `seed=`; "" if it does not need one. `live`: it may be set while the loader runs; any other needs new workers.
+    `seed=`; "" if it does not need one. `tuned`: it may be "auto", and has this number until it is tuned; 0 if it may
+    not. `live`: it may be set while the loader runs; any other needs new workers.
     """
 
     default: Any
@@ -92,6 +93,7 @@ class Option:
     face: Face
     needs_seed: str = ""
     show: Show = Show.NOWHERE
+    tuned: int = 0
     live: bool = False
 
 
@@ -197,6 +199,7 @@ class Options:
         face=Face.PASSED,
         needs_seed=_BY_NUMBER,
         show=Show.ALWAYS,
+        tuned=1,
         live=True,
     )
     backend: str = _option(
@@ -213,6 +216,7 @@ class Options:
         face=Face.PASSED,
         needs_seed="nothing is tuned, as in torch. Give seed=, or a number.",
         show=Show.ALWAYS,
+        tuned=DEFAULT_PREFETCH_FACTOR,
     )
     persistent_workers: bool = _option(
         None, _one_of(True, False, None), unset=(None, False), face=Face.PASSED, show=Show.FIGURES
@@ -342,13 +346,13 @@ def shown_names(least: Show = Show.FIGURES) -> list[str]:
 
 def _automatic(is_stream: bool, given: dict[str, Any]) -> tuple[str, ...]:
     """Replaces "auto" by the number to begin with; returns the names of these settings."""
-    auto = tuple(name for name in ("num_workers", "prefetch_factor") if isinstance(given[name], str))
+    auto = tuple(name for name, option in OPTIONS.items() if option.tuned and isinstance(given[name], str))
     for name in auto:
         if given[name] != "auto":
             raise ValueError(f'{name} must be an integer or "auto", got {given[name]!r}.')
     most = given["max_workers"]
     if "num_workers" in auto:
-        # Two workers are as quick as twenty with the first batch. A stream may have one reader only.
+        # Two workers give the first batch as soon as twenty would. A stream may have only one reader.
         given["num_workers"] = 1 if is_stream else min(2, usable_cpus(), most if is_int(most, 1) else 2)
     elif most is not None:
         raise ValueError(f'max_workers={most!r} limits num_workers="auto", but num_workers={given["num_workers"]!r}.')
@@ -422,8 +426,8 @@ _SPLITS = (("rank", "num_replicas"), ("process_index", "num_processes"))
 
 
 def splits(sampler: object) -> bool:
-    """True if a sampler, or one inside of it, gives this rank its own part of the keys."""
-    with suppress(Exception):  # attributes of the user's
+    """True if a sampler, or a sampler inside it, gives this rank its own part of the keys."""
+    with suppress(Exception):  # attributes of the user's objects may raise
         for _ in range(8):  # an object that has every attribute, such as a mock, has no innermost sampler
             for names in _SPLITS:
                 rank, world = (getattr(sampler, name, None) for name in names)
@@ -445,7 +449,7 @@ def _check_split(given: dict[str, Any]) -> None:
 
 
 def shard_of(given: Any) -> Shard:
-    """The shard that the argument `shard=` says; raises if it says none."""
+    """The shard that the argument `shard=` describes; raises if it describes none."""
     if given is None:
         return ONE
     if isinstance(given, str) and given == "auto":
@@ -492,7 +496,7 @@ _has_warned = False
 
 
 def warn_of_ranks(dataset: object) -> None:
-    """Warns, once in a process, if this is one of several ranks. Nothing splits the data of the loader."""
+    """Warns, once in a process, if this is one of several ranks. Called if nothing splits the data of a loader."""
     global _has_warned
     if _has_warned:
         return

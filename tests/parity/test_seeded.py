@@ -387,11 +387,44 @@ def test_bad_samples_are_replaced_until_there_are_too_many(workers: int) -> None
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("on_error", "skip"), ("max_errors", 3), ("shard", (0, 2)), ("last_batch", "rollover")],
+    [
+        ("on_error", "skip"),
+        ("max_errors", 3),
+        ("shard", (0, 2)),
+        ("last_batch", "rollover"),
+        ("ray_options", {}),
+        ("backend_options", {}),
+    ],
 )
 def test_without_a_seed_what_needs_one_is_refused_by_its_name(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=rf"^{name}={re.escape(repr(value))} needs seed=: without it"):
         DataLoader(Drawing(), **{name: value})
+
+
+@pytest.mark.parametrize("argument", ["backend_options", "multiprocessing_context"])
+def test_a_registered_backend_gets_its_options(argument: str) -> None:
+    made: list[Any] = []
+
+    def make(job: penstock.backends.Job, given: Any) -> penstock.backends.Backend:
+        made.append(given)
+        return penstock.backends.make("process", job)
+
+    penstock.backends.register("mine", make, argument=argument)
+    try:
+        with DataLoader(range(4), num_workers=1, seed=0, backend="mine", **{argument: "spawn"}) as loader:
+            assert [batch.item() for batch in loader] == [0, 1, 2, 3]
+    finally:
+        penstock.backends.unregister("mine")
+    assert [given if isinstance(given, str) else given.get_start_method() for given in made] == ["spawn"]
+
+
+def test_a_registered_backend_of_threads_is_refused() -> None:
+    penstock.backends.register("mine", lambda job, given: penstock.backends.make("thread", job), threads=True)
+    try:
+        with pytest.raises(ValueError, match=r'^backend="mine" is not possible here: workers seed torch'):
+            DataLoader(range(4), num_workers=1, seed=0, backend="mine")
+    finally:
+        penstock.backends.unregister("mine")
 
 
 def test_a_way_with_bad_samples_that_there_is_not_is_refused_at_once() -> None:

@@ -349,6 +349,8 @@ def test_the_check_of_a_registered_backend_is_made_with_the_loader() -> None:
 
 
 def test_what_a_registered_backend_cannot_do_is_refused() -> None:
+    with registered(threads=True), pytest.raises(ValueError, match="no worker can be killed"):
+        DataLoader(range(4), num_workers=1, backend="mine", hang=3)
     with registered(kills=False, needs_workers=True, argument=None):
         with pytest.raises(ValueError, match='hang=3 needs processes: with backend="mine" no worker can be killed'):
             DataLoader(range(4), num_workers=1, backend="mine", hang=3)

@@ -178,6 +178,7 @@ class Registered:
     check: Callable[[Any, int], object] = _fits
     room: Callable[[Any], int | None] = _unlimited
     kills: bool = True
+    threads: bool = False
     needs_workers: bool = False
 
     def given_in(self, arguments: Mapping[str, Any]) -> Any:
@@ -203,6 +204,7 @@ def register(
     check: Callable[[Any, int], object] = _fits,
     room: Callable[[Any], int | None] = _unlimited,
     kills: bool = True,
+    threads: bool = False,
     needs_workers: bool = False,
 ) -> None:
     """From now on `DataLoader(..., backend=name)` runs its workers on what `make(job, given)` returns.
@@ -217,6 +219,8 @@ def register(
     - `room(given)`: how many workers fit on the machines that the backend uses, as a limit for `num_workers="auto"`;
       None if they run on this machine, or the number is not known.
     - `kills`: whether `end_hung` can kill workers. If not, `hang=` is refused.
+    - `threads`: whether workers are threads of the calling process, which share its random generators. Then `hang=`
+      is refused too, and `penstock.torch` refuses the backend, because its workers seed torch's global generator.
     - `needs_workers`: whether `num_workers=0` is refused, instead of loading in the calling process.
     """
     if not name.isidentifier():
@@ -224,7 +228,13 @@ def register(
     if argument is not None and argument not in arguments():
         raise ValueError(f"argument must be one of {', '.join(arguments())}, or None, got {argument!r}.")
     TABLE[name] = Registered(
-        make=make, argument=argument, check=check, room=room, kills=kills, needs_workers=needs_workers
+        make=make,
+        argument=argument,
+        check=check,
+        room=room,
+        kills=kills and not threads,
+        threads=threads,
+        needs_workers=needs_workers,
     )
 
 

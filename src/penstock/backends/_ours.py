@@ -67,5 +67,5 @@ def _room_on_ray(options: Any) -> int | None:
 
 TABLE[INLINE] = Registered(make=_inline, kills=False)
 TABLE[DEFAULT] = Registered(make=_process, argument="multiprocessing_context", check=_check_process)
-TABLE["thread"] = Registered(make=_thread, kills=False)
+TABLE["thread"] = Registered(make=_thread, kills=False, threads=True)
 TABLE["ray"] = Registered(make=_ray, argument="ray_options", check=_check_ray, room=_room_on_ray, needs_workers=True)

@@ -15,7 +15,7 @@ import torch.utils.data
 
 from penstock._engine.engine import Engine
 from penstock._fill.cast import DTYPES, Cast
-from penstock._options import DEFAULT_PREFETCH_FACTOR, OPTIONS, Casting, LastBatch, OnError
+from penstock._options import OPTIONS, Casting, LastBatch, OnError
 from penstock._session.tracing import Tracing
 from penstock._system.ending import never_ends
 from penstock.backends import _base as backends
@@ -56,7 +56,7 @@ _NEED_SEED = {
 
 
 # The settings that may be "auto", and the numbers that torch's constructor gets in their place.
-_TUNED = {"num_workers": 1, "prefetch_factor": DEFAULT_PREFETCH_FACTOR}
+_TUNED = {name: option.tuned for name, option in OPTIONS.items() if option.tuned}
 
 
 class _Newer(TypedDict, total=False):
@@ -143,7 +143,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         **newer: Unpack[_Newer],
     ) -> None:
         every, values = snapshot_every_n_steps, locals()
-        ours = {name: values[name] for name in DEFAULTS}
+        ours = {name: value for name, value in values.items() if name in DEFAULTS}  # in the order of the signature
         theirs = {name: values[name] for name, default in _THEIRS.items() if values[name] is not default}
         before = given_in(timeout)
         auto = tuple(name for name in _TUNED if isinstance(values[name], str) and values[name] == "auto")
@@ -348,10 +348,11 @@ def _check(ours: dict[str, Any], auto: Iterable[str], by_blocks: bool, generator
     number = isinstance(seed, SupportsIndex) and not isinstance(seed, bool)
     if seed is not None and not (number and 0 <= seed < 1 << 64):
         raise ValueError(f"seed must be an int from 0 to 2**64 - 1, or None (as in torch), got {seed!r}.")
-    if ours["backend"] == "thread":
+    backend = backends.TABLE.get(ours["backend"])
+    if backend is not None and backend.threads:
         raise ValueError(
-            'backend="thread" is not possible here: workers seed torch\'s global generator, which all threads of '
-            "a process share. Use processes, or penstock.DataLoader."
+            f'backend="{ours["backend"]}" is not possible here: workers seed torch\'s global generator, which all '
+            "threads of a process share. Use processes, or penstock.DataLoader."
         )
     if seed is not None and generator is not None:
         raise ValueError(

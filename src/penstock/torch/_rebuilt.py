@@ -1,7 +1,7 @@
 """Loaders that another library makes again from the attributes of one of ours.
 
 accelerate, Ray Train and Opacus make a loader of torch's class from the attributes that torch's constructor has set,
-and would so drop every argument that only penstock has. Lightning makes a loader of the same class, from `vars`. Each
+and would drop every argument that only penstock has. Lightning makes a loader of the same class, from `vars`. Each
 of them passes on `timeout`, so the arguments travel with it: it is a number that also holds a `Given`. The iterators
 of a loader that was made with such a number are penstock's, with these arguments, or cannot be made.
 """
@@ -34,7 +34,7 @@ def is_default(name: str, value: object) -> bool:
 
 @dataclass(frozen=True)
 class Given:
-    """The arguments of a loader that torch's constructor does not have, as far as they are not the defaults.
+    """The arguments of a loader that torch's constructor does not have, without those that have their defaults.
 
     `auto`: the settings that penstock tunes. `by_blocks`: `shuffle="blocks"` was given. `own_order`: no sampler was.
     """
@@ -107,7 +107,7 @@ def adopt(loader: Any) -> bool:
     window = ours.pop("window")
     for name in ("dtype", "casting"):
         del ours[name]
-    # The library decides what each rank reads: nothing is to be warned of.
+    # The library decides what each rank reads, so there is nothing to warn of.
     ours["shard"] = (0, 1) if ours["seed"] is not None else None
     auto = dict.fromkeys(given.auto if loader.num_workers else (), "auto")
     by_blocks = {"window": window} | ({"shuffle": "blocks"} if given.by_blocks else {})
@@ -122,7 +122,7 @@ def adopt(loader: Any) -> bool:
 
 
 def refusal(loader: Any, reason: str) -> str:
-    """For the error of a loader that was made from one of ours and cannot keep its arguments."""
+    """The message for a loader that was made from one of ours and cannot keep its arguments."""
     return (
         f"This {type(loader).__name__} was made from a penstock.torch.DataLoader with "
         f"{given_in(loader.timeout)}, and cannot keep these arguments: {reason}. Leave the arguments out, or iterate "
