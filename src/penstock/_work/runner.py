@@ -103,16 +103,17 @@ class Runner:
         into = None if self._field is None else Into(self._field, writer.empty)
         empty = writer.empty if into is None else into
         gathered = fetch.gather(task, empty) if custom is None else None
-        if gathered is None:
+        if gathered is not None:
+            if gauge.detailed:
+                gauge.fetched = perf_counter_ns()
+            batch, rows = gathered
+        else:
             fetched = fetch.samples(task)
             if fetched is None:
                 return AtEnd(fetch.mark)
+            if gauge.detailed:
+                gauge.fetched = perf_counter_ns()
             samples, mended = fetched
-        if gauge.detailed:
-            gauge.fetched = perf_counter_ns()
-        if gathered is not None:
-            batch, rows = gathered
-        else:
             rows = len(samples)
             batch = None if rows == 0 and mended is not None else self._collate(samples, empty, mended)
         # Our own collate has converted the numbers already.
