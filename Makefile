@@ -3,7 +3,7 @@
 .DELETE_ON_ERROR:
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
-.PHONY: demo test test-engine test-faces lint check wide quiet matrix coverage frameworks browser pictures strangers ray remote wild soak fuzz planted interop bench bench-ray bench-formats clean
+.PHONY: demo test test-engine test-parts test-faces lint check wide quiet matrix coverage frameworks browser pictures strangers ray remote wild soak fuzz planted interop bench bench-ray bench-formats clean
 
 PYTHON ?= python3
 PYTHON310 ?= python3.10
@@ -24,30 +24,35 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(VENV)/.installed
 	$(BIN)/penstock demo
 
-# Side by side, and in more processes than there are cores: most tests wait for processes. Apart, because a process that
-# has not imported torch forks in half the time: the faces are the tests whose modules import it.
+# Side by side, and in more processes than there are cores: most tests wait for processes. Apart, because a process
+# that has imported less forks in half the time: the faces are the tests whose modules import torch, and the engine's
+# tests, which fork most, need few modules.
+ENGINE := $(addprefix tests/,conformance faults histories model strangers)
 FACES := tests/parity $(shell grep -rlE '^(import|from) (torch|penstock\.torch)|^([a-z]+ = )?pytest\.importorskip."(penstock\.)?torch"' \
   --include 'test_*.py' tests/unit tests/laws tests/stats tests/remote)
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+PYTEST := $(BIN)/python -m pytest --dist worksteal --numprocesses
 
 test: $(VENV)/.developed
-	@$(MAKE) --no-print-directory --jobs 3 lint test-engine test-faces
+	@$(MAKE) --no-print-directory --jobs 4 lint test-engine test-parts test-faces
 
 test-engine: $(VENV)/.developed
-	$(PYTEST) --numprocesses 3 $(addprefix --ignore ,$(FACES)) | sed -u 's/^/engine  /'
+	$(PYTEST) 3 $(ENGINE) | sed -u 's/^/engine  /'
+
+test-parts: $(VENV)/.developed
+	$(PYTEST) 3 $(addprefix --ignore ,$(ENGINE) $(FACES)) | sed -u 's/^/parts   /'
 
 test-faces: $(VENV)/.developed
-	$(PYTEST) $(FACES) | sed -u 's/^/faces   /'
+	$(PYTEST) 2 $(FACES) | sed -u 's/^/faces   /'
 
 # Between two edits, in less than a minute: lint, the pure parts and the model, and a little of everything else.
 check: lint
-	$(PYTEST) tests/architecture tests/model tests/laws/test_scheduler_laws.py tests/laws/test_assigned_laws.py \
+	$(PYTEST) 2 tests/architecture tests/model tests/laws/test_scheduler_laws.py tests/laws/test_assigned_laws.py \
 	  tests/unit/test_plan_*.py tests/unit/test_scheduler.py tests/unit/test_layout.py tests/unit/test_tree.py \
 	  tests/conformance/test_batches.py tests/conformance/test_errors.py tests/faults/test_lost_workers.py
 
 # Every test with every start method, and the model's widest world: some twenty minutes.
 wide: $(VENV)/.developed
-	PENSTOCK_WIDE=1 $(PYTEST)
+	PENSTOCK_WIDE=1 $(PYTEST) 2
 
 # Tests that measure real time, such as the verdicts on real loaders: one after the other, on a machine that does nothing
 # else: a minute. `make test` judges recorded figures instead; PENSTOCK_RECORD=1 records them anew.

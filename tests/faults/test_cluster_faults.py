@@ -91,7 +91,7 @@ def test_a_worker_that_dies_without_a_task_costs_no_step_a_try(cluster: Any) -> 
 
 def test_a_half_received_batch_of_a_lost_worker_is_never_seen(cluster: Any) -> None:
     cluster.mains = [standin.rogue_main]
-    with warnings.catch_warnings(), on(Slow(), 2, num_workers=1, hang=1, retries=2) as loader:
+    with warnings.catch_warnings(), on(Slow(), 2, num_workers=1, hang=1, retries=20) as loader:
         warnings.simplefilter("ignore")
         same(list(loader), plain(Slow(), 2))
     cluster.processes[0].kill()
@@ -101,7 +101,7 @@ def test_a_node_that_does_not_answer_is_avoided_by_the_next_workers_for_a_minute
     """Ray takes 15 seconds or more to notice that a node is lost, and places workers there meanwhile."""
     cluster.mains = [standin.rogue_main]
     lost = standin.NODE.format(0)
-    with warnings.catch_warnings(), on(Slow(), 2, num_workers=1, hang=1, retries=2) as loader:
+    with warnings.catch_warnings(), on(Slow(), 2, num_workers=1, hang=1, retries=20) as loader:
         warnings.simplefilter("ignore")
         batches = iter(loader)
         next(batches)
@@ -126,7 +126,7 @@ def test_the_node_of_a_worker_whose_death_is_known_is_not_avoided(cluster: Any) 
 
 
 def test_a_stopped_worker_is_replaced_and_what_it_sends_later_is_ignored(cluster: Any) -> None:
-    with warnings.catch_warnings(record=True) as said, on(Slow(), 2, hang=1, retries=2) as loader:
+    with warnings.catch_warnings(record=True) as said, on(Slow(), 2, hang=1, retries=20) as loader:
         warnings.simplefilter("always")
         found, batches = [], iter(loader)
         found.append(next(batches))

@@ -28,7 +28,7 @@ from tests.interrupting import generators, in_modules, interrupt, sweep
 N = 6
 WIDE = "PENSTOCK_WIDE" in os.environ
 
-pytestmark = pytest.mark.timeout(3600 if WIDE else 300)
+pytestmark = pytest.mark.timeout(3600 if WIDE else 120)
 
 
 class Drawing:

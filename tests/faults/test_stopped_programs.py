@@ -8,7 +8,6 @@ import signal
 import struct
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -67,7 +66,7 @@ def until_stopped(running: subprocess.Popen[str]) -> None:
 def no_wait_without_a_limit(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(trust, "WAIT", 0.3)
     before = signal.signal(signal.SIGALRM, _too_long)
-    signal.alarm(20)
+    signal.alarm(60)
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)
@@ -78,24 +77,22 @@ def _too_long(*args: object) -> None:
 
 
 @pytest.mark.parametrize("lock", ["of a piece", "of the folder"])
-def test_a_stopped_program_does_not_stop_others(tmp_path: Path, lock: str) -> None:
+def test_a_stopped_program_does_not_stop_others(tmp_path: Path, lock: str, monkeypatch: pytest.MonkeyPatch) -> None:
     code = "cache = Cache(sys.argv[1], 1000)\n"
     code += "cache.get('a', stop)" if lock == "of a piece" else "with_loan(cache._folder._own_lock(), stop)"
     with program(code, str(tmp_path)) as running:
         until_stopped(running)
-        cache, begun = Cache(tmp_path, 1000), time.monotonic()
+        cache = Cache(tmp_path, 1000)
         said = rf"process {running.pid} \(stopped\) has kept a lock .* Continue or end that program"
         with pytest.warns(RuntimeWarning, match=said):
             assert cache.get("a", lambda: b"mine") == b"mine"
-        assert time.monotonic() - begun < 5
         # Once is enough: no further piece is waited for.
-        begun = time.monotonic()
+        monkeypatch.setattr(trust, "WAIT", 1000)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert cache.get("a", lambda: b"again") == b"mine"
             assert cache.get("b", lambda: b"b") == b"b"
             assert cache.fetch("a", lambda: b"a") is False
-        assert time.monotonic() - begun < 0.25
         os.kill(running.pid, signal.SIGCONT)
         running.wait()
     assert Cache(tmp_path, 1000).get("a", lambda: b"new") == (b"late" if lock == "of a piece" else b"new")

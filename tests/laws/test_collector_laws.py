@@ -139,7 +139,7 @@ IN_A_CYCLE = [(FAIL, {"batches", "error"}), (COLLECT, set()), (AGAIN, set()), (K
 
 
 @pytest.mark.parametrize("way", WAYS)
-@settings(deadline=None, max_examples=20 if "PENSTOCK_WIDE" in os.environ else 4)
+@settings(deadline=None, max_examples=20 if "PENSTOCK_WIDE" in os.environ else 7)
 @given(story=st.lists(st.tuples(acts, parts), max_size=14), often=st.booleans())
 @example(story=IN_A_CYCLE * 3, often=False)
 @example(story=[(KEEP, {"batch"}), (COLLECT, set())] * 6, often=True)

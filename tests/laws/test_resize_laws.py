@@ -79,7 +79,7 @@ def tell(feed: str, story: Any, decided: Any = (), **workers: Any) -> list[Any]:
 
 @pytest.mark.parametrize("feed", FEEDS)
 @pytest.mark.filterwarnings("ignore:A stream is read by one reader")
-@settings(max_examples=60 if WIDE else 12, deadline=None)
+@settings(max_examples=60 if WIDE else 25, deadline=None)
 @given(data=st.data())
 def test_in_any_order_of_events_the_stream_is_that_of_the_inline_loop(feed: str, data: st.DataObject) -> None:
     story = data.draw(stories)

@@ -381,7 +381,7 @@ def examples(short: int, wide: int) -> Any:
 
 
 pytestmark = [
-    pytest.mark.timeout(7_200 if WIDE else 300),
+    pytest.mark.timeout(7_200 if WIDE else 120),
     pytest.mark.filterwarnings("ignore:A stream is read by one reader"),
     pytest.mark.filterwarnings("ignore:num_workers="),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),

@@ -20,7 +20,7 @@ from penstock._memory.layout import Writer
 from penstock.torch._collate import collate
 
 WIDE = "PENSTOCK_WIDE" in os.environ
-pytestmark = pytest.mark.timeout(900 if WIDE else 300)
+pytestmark = pytest.mark.timeout(900 if WIDE else 120)
 
 leaves = st.tuples(st.sampled_from(sorted(zoo.LEAVES)), st.integers(0, 9))
 recipes = st.recursive(

@@ -23,7 +23,7 @@ from parity import sources
 from parity.pair import Tape, both, forget_frames, randomness
 
 WIDE = "PENSTOCK_WIDE" in os.environ
-pytestmark = pytest.mark.timeout(900 if WIDE else 300)
+pytestmark = pytest.mark.timeout(900 if WIDE else 120)
 
 
 class Drawing(theirs.Sampler[Any]):

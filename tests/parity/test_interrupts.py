@@ -10,7 +10,7 @@ import torch
 import penstock.torch
 from tests.faults.test_interrupts import WIDE, WORK, Drawing, Subject, run
 
-pytestmark = [pytest.mark.imports_torch, pytest.mark.timeout(3600 if WIDE else 300)]
+pytestmark = [pytest.mark.imports_torch, pytest.mark.timeout(3600 if WIDE else 120)]
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "inline": {},

@@ -49,7 +49,7 @@ def not_read(*_: Any) -> None:
     raise AssertionError("the rows should have been copied from mapped pieces")
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     length=st.sampled_from([1, 7, 300, 512, 1025, 2048]),
     stride=st.sampled_from([1, 5, 256, 512, 1024, 2048]),

@@ -51,14 +51,12 @@ def image(folder: Path) -> Any:
     return ImageFolder(folder)[0]
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize("opened", [record_file, lmdb, record_index, tar, megatron, image])
 def test_a_pipe_in_the_place_of_a_file_is_an_error(opened: Callable[[Path], Any], tmp_path: Path) -> None:
     with pytest.raises((FormatError, ImageError, FileNotFoundError)):
         opened(tmp_path)
 
 
-@pytest.mark.timeout(20)
 def test_a_pipe_beside_a_file_of_ids_is_no_index(tmp_path: Path) -> None:
     np.arange(8, dtype=np.uint16).tofile(tmp_path / "some.bin")
     os.mkfifo(tmp_path / "some.idx")
