@@ -45,7 +45,8 @@ def run(name: str, minutes: float, folder: Path) -> int:
     took = (time.monotonic() - begun) / 60
     print(
         f"{name}: {done:,} attacks in {took:.1f} minutes ({done / took / 60:,.0f} in a second), by atheris; coverage "
-        f"{reached} edges, {late} of them in the second half, corpus {len(list(corpus.iterdir())):,} files; {len(found)} findings",
+        f"{reached} edges, {late} of them in the second half, corpus {len(list(corpus.iterdir())):,} files; "
+        f"{len(found)} findings",
         flush=True,
     )
     return len(found)

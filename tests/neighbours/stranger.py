@@ -157,7 +157,7 @@ def carried(fds: list[int]) -> subprocess.Popen[bytes] | None:
 
 
 def plant_indexes(wrong: str, folder: str, rng: random.Random) -> None:
-    """Takes the names of indexes beside files, now as a file, now as a link or a pipe; and tries to replace the user's."""
+    """Takes the names of indexes beside files, as a file, a link or a pipe; tries to replace those of the user."""
     for name in os.listdir(wrong):
         source, path, draft = f"{wrong}/{name}", f"{folder}/{name}", f"{folder}/stranger"
         way = rng.choice(("file", "file", "open file", "link", "pipe", "none"))

@@ -75,7 +75,7 @@ def attack(data: bytes) -> None:
 
 @contextmanager
 def _no_wait() -> Iterator[None]:
-    """An inventory without a head is being opened, and is waited for: for 0.2 s, in which all attacks would be done."""
+    """An inventory without a head is being opened, and is waited for: 0.2 s for each attack."""
     before, module._UNFINISHED = module._UNFINISHED, 0.0
     try:
         yield
