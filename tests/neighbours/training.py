@@ -13,6 +13,8 @@ import select
 import sys
 import time
 import warnings
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -40,17 +42,24 @@ def local_datasets(folder: str) -> list[Any]:
 
 
 def digest(dataset: Any, told: Path | None = None, **more: Any) -> str:
-    """The digest of all batches. The numbers of the workers are written to the file `told` with each batch."""
+    """The digest of all batches. The numbers of the workers are written to the file `told`, and again after each."""
     hashed = hashlib.sha256()
     with penstock.DataLoader(dataset, 16, shuffle=True, seed=11, **more) as loader:
-        for batch in loader:
-            if told is not None:
-                told.write_text(" ".join(str(worker.pid) for worker in loader.workers))
+        for batch in _telling(loader, told):
             columns = batch if isinstance(batch, dict) else dict(enumerate(batch))
             for name in sorted(columns):
                 value = columns[name]
                 hashed.update(value.data if isinstance(value, np.ndarray) else repr(value).encode())
     return hashed.hexdigest()
+
+
+def _telling(loader: penstock.DataLoader[Any], told: Path | None) -> Iterator[Any]:
+    batches = iter(loader)
+    for batch in chain([None], batches):
+        if told is not None:
+            told.write_text(" ".join(str(worker.pid) for worker in loader.workers))
+        if batch is not None:
+            yield batch
 
 
 def main(where: str, local: str, cache: str, cache_bytes: int, told: Path) -> None:
