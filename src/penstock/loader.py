@@ -291,7 +291,7 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
         The next batch that is handed out has the change, on every backend: prefetched batches are recomputed. If
         the change raises, all live iterators end, because it may be half done.
         """
-        if (change is None) == (not attributes):
+        if (change is None) == (not attributes) or not (change is None or callable(change)):
             raise TypeError("update() takes either a function that takes the dataset, or attributes to set.")
         if self._feed.one_reader and self._options.num_workers:
             raise ValueError(

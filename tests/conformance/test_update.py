@@ -155,6 +155,8 @@ def test_what_cannot_be_read_again_is_refused() -> None:
         loader.update()
     with pytest.raises(TypeError, match="takes either a function"):
         loader.update(once_more, size=1)
+    with pytest.raises(TypeError, match="takes either a function"):
+        loader.update(416)  # type: ignore[arg-type]
 
 
 def half(dataset: Any) -> None:

@@ -6,6 +6,7 @@ Real programs, by every start method, with both faces. What a worker sees is wha
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -220,3 +221,25 @@ def test_a_process_of_multiprocessing_has_workers_of_its_own(begin: Begin) -> No
         tell(process.exitcode)
         """)
     assert program.end() == (0, "Process-1:1 True 5\n0\n", "")
+
+
+@pytest.mark.parametrize("how", ["fork", "forkserver", "spawn", "thread"])
+def test_a_warning_in_a_worker_names_the_users_line_or_none(begin: Begin, how: str) -> None:
+    where = 'backend="thread"' if how == "thread" else f"multiprocessing_context={how!r}"
+    program = begin(f"""
+        import warnings
+        import penstock
+        from penstock._system.warnings import warn_caller
+        def heard(number):
+            warnings.simplefilter("default")
+        loader = penstock.DataLoader(
+            ["look"], None, num_workers=1, collate_fn=warn_caller, worker_init_fn=heard, {where}
+        )
+        list(loader)
+        """)
+    code, _, said = program.end()
+    assert code == 0
+    if how == "fork":
+        assert re.fullmatch(r".*/program0.py:\d+: RuntimeWarning: look\n  list\(loader\)\n", said)
+    else:
+        assert re.fullmatch(r"(sys:1|<sys>:0): RuntimeWarning: look\n", said)

@@ -29,11 +29,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from penstock.records import RecordWriter
 from tests.neighbours import training
 from tests.remote.serving import serving
 
 SECONDS = max(4.0, float(os.environ.get("PENSTOCK_SOAK", "4")))
 ROOT = Path(__file__).parents[2]
+STRANGER = str(ROOT / "tests/neighbours/stranger.py")
 NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
 LONGEST = 60.0
 """Seconds for one epoch, which takes about one undisturbed."""
@@ -52,6 +54,38 @@ def write_data(folder: Path) -> None:
                 info = tarfile.TarInfo(f"{shard}-{number:04}.bin")
                 info.size = len(data)
                 tar.addfile(info, io.BytesIO(data))
+
+
+def write_local(folder: Path, *, decoy: bool = False) -> None:
+    """Files that have indexes beside them. A decoy has the same size and time, but other samples in other places."""
+    with tarfile.open(folder / "beside.tar", "w") as tar:
+        for number in range(40):
+            info = tarfile.TarInfo(f"{number:04}.bin")
+            info.size = 1000 * (number % 2 == decoy)
+            tar.addfile(info, io.BytesIO(bytes([number]) * info.size))
+    lines = [json.dumps({"id": number, "text": "x" * number}) + "\n" for number in range(60)]
+    (folder / "beside.jsonl").write_text("".join(lines[::-1] if decoy else lines))
+    with RecordWriter(folder / "beside.rec") as writer:
+        for number in range(40):
+            writer.write(bytes(40 - number if decoy else number + 1))
+    for name in training.LOCAL:
+        os.utime(folder / name, ns=(10**18, 10**18))
+
+
+def write_wrong_indexes(folder: Path) -> None:
+    """Indexes of decoys, under all names that penstock looks for."""
+    write_local(folder, decoy=True)
+    subprocess.run([sys.executable, "-m", "penstock", "index", str(folder)], check=True, capture_output=True)
+    training.local_datasets(str(folder))
+    shards = [{"url": "beside.tar", "nsamples": 3}]
+    (folder / "wids-meta.json").write_text(json.dumps({"wids_version": 1, "shardlist": shards}))
+    for name in training.LOCAL:
+        (folder / name).unlink()
+    assert {".beside.tar.penstock-tar-2", ".beside.jsonl.penstock-lines-1", "beside.idx", "penstock.index"} <= {
+        *os.listdir(folder)
+    }
+    for path in folder.iterdir():
+        path.chmod(0o644)
 
 
 @contextmanager
@@ -118,9 +152,19 @@ def program(*command: str, **more: Any) -> Iterator[Program]:
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A folder that other users can reach, as /tmp is."""
+    """A folder that other users can reach and write, as /tmp is."""
+    yield from _reached(0o1777)
+
+
+@pytest.fixture
+def wrong() -> Iterator[Path]:
+    """A folder that other users can read."""
+    yield from _reached(0o755)
+
+
+def _reached(mode: int) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="penstock-neighbour-", dir="/tmp"))
-    folder.chmod(0o1777)
+    folder.chmod(mode)
     yield folder
     shutil.rmtree(folder)
 
@@ -132,15 +176,25 @@ def may_be_nobody() -> bool:
 
 
 @pytest.mark.timeout(300 + 4 * SECONDS, method="thread")
-def test_hostile_neighbours_change_nothing_and_see_nothing(tmp_path: Path, place: Path) -> None:
+def test_hostile_neighbours_change_nothing_and_see_nothing(
+    tmp_path: Path, place: Path, wrong: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_data(tmp_path)
+    write_local(tmp_path)
+    write_wrong_indexes(wrong)
     with serving(tmp_path) as server, small_disk(place) as is_small:
-        expected = [training.digest(each) for each in training.datasets(str(tmp_path))]
-        cache, told = str(place / "cache"), tmp_path / "workers"
-        trained = [sys.executable, "-m", "tests.neighbours.training", server.url, cache, str(400_000), str(told)]
-        with program(*trained, stdin=subprocess.PIPE) as run:
+        known = [*training.datasets(str(tmp_path)), *training.local_datasets(str(tmp_path))]
+        expected = [training.digest(each) for each in known]
+        write_local(place)
+        (place / "beside.idx").unlink()
+        if may_be_nobody():
+            subprocess.run([*NOBODY, sys.executable, STRANGER, str(wrong), str(place)], check=True)
+        told = tmp_path / "workers"
+        about = [server.url, str(place), str(place / "cache"), str(400_000), str(told)]
+        monkeypatch.setenv("PENSTOCK_CACHE", str(place / "kept"))
+        with program(sys.executable, "-m", "tests.neighbours.training", *about, stdin=subprocess.PIPE) as run:
             table = (run.line(LONGEST) or {})["table"]
-            with _neighbours(run.process.pid, told, place, cache, table, is_small) as them:
+            with _neighbours(run.process.pid, told, place, wrong, table, is_small) as them:
                 epochs, warned = _watched(run, SECONDS)
                 top = subprocess.run([sys.executable, "-m", "penstock", "top"], capture_output=True, text=True)
                 said = {name: each.end() for name, each in them.items()}
@@ -150,12 +204,13 @@ def test_hostile_neighbours_change_nothing_and_see_nothing(tmp_path: Path, place
     assert all(epoch["digest"] == expected for epoch in epochs), "batches have changed"
     slowest = max(epoch["took"] for epoch in epochs)
     (did,) = (line["done"] for line in said["sibling"] if "done" in line)
-    assert did["stopped with locks"] and did["mess"], did
+    assert did["stopped with locks"] and did["mess"] and any("index" in each for each in did), did
     if "stranger" in said:
         could = [line for line in said["stranger"] if "could" in line]
         assert not could, "another user could open or change something"
         (tried,) = (line["tried"] for line in said["stranger"] if "tried" in line)
         assert tried["open a descriptor"] > 100 and tried["list the cache"] and tried["signal"], tried
+        assert any("plant an index" in each for each in tried), tried
         print(f"stranger: {sum(tried.values()):,} attempts, none had success")
     print(f"{len(epochs)} epochs, the slowest took {slowest:.1f} s; sibling: {did}; {len(warned)} warnings")
     for each in sorted({*warned}):
@@ -164,15 +219,15 @@ def test_hostile_neighbours_change_nothing_and_see_nothing(tmp_path: Path, place
 
 @contextmanager
 def _neighbours(
-    pid: int, told: Path, place: Path, cache: str, table: str, is_small: bool
+    pid: int, told: Path, place: Path, wrong: Path, table: str, is_small: bool
 ) -> Iterator[dict[str, Program]]:
     small = "small" if is_small else "large"
-    with program(sys.executable, "-m", "tests.neighbours.sibling", str(told), cache, small) as sibling:
+    with program(sys.executable, "-m", "tests.neighbours.sibling", str(told), str(place), small) as sibling:
         assert sibling.line(LONGEST)
         if not may_be_nobody():
             yield {"sibling": sibling}
             return
-        stranger = [sys.executable, str(ROOT / "tests/neighbours/stranger.py"), str(pid), str(place), cache, table]
+        stranger = [sys.executable, STRANGER, str(pid), str(place), str(place / "cache"), table, str(wrong)]
         with program(*NOBODY, *stranger) as other:
             assert (other.line(LONGEST) or {})["uid"] == 65534
             yield {"sibling": sibling, "stranger": other}

@@ -28,12 +28,12 @@ def run(name: str, minutes: float, folder: Path) -> int:
     for number, seed in enumerate(attacking.target(name).seeds()):
         (corpus / f"seed{number}").write_bytes(seed)
     before = {*(folder / name).glob("*.bin")} if (folder / name).exists() else set()
-    begun, done, reached = time.monotonic(), 0, "?"
+    begun, done, reached, late = time.monotonic(), 0, "?", 0
     while (left := begun + 60 * minutes - time.monotonic()) > 1:
         told = _process(name, left, folder, corpus, crashes)
         counts = [int(number) for number in re.findall(r"^#(\d+)\s", told, re.MULTILINE)]
         done += max(counts, default=0)
-        reached = (re.findall(r"cov: (\d+) ft: \d+", told) or [reached])[-1]
+        reached, late = _coverage(told) or (reached, late)
         for path in crashes.iterdir():  # the process has ended by it
             data, kind = path.read_bytes(), path.name.partition("-")[0]
             attacking.save(name, attacking.Finding(data, RuntimeError(f"{kind}: {told[-1500:]}")), folder)
@@ -45,10 +45,22 @@ def run(name: str, minutes: float, folder: Path) -> int:
     took = (time.monotonic() - begun) / 60
     print(
         f"{name}: {done:,} attacks in {took:.1f} minutes ({done / took / 60:,.0f} in a second), by atheris; coverage "
-        f"{reached} edges, corpus {len(list(corpus.iterdir())):,} files; {len(found)} findings",
+        f"{reached} edges, {late} of them in the second half, corpus {len(list(corpus.iterdir())):,} files; "
+        f"{len(found)} findings",
         flush=True,
     )
     return len(found)
+
+
+def _coverage(told: str) -> tuple[str, int] | None:
+    """How many edges a process has reached in the end, and how many of them after half of its attacks."""
+    seen = [
+        (int(number), int(edges)) for number, edges in re.findall(r"^#(\d+)\s.*cov: (\d+) ft: ", told, re.MULTILINE)
+    ]
+    if not seen:
+        return None
+    done, last = seen[-1]
+    return str(last), last - max((edges for number, edges in seen if number <= done / 2), default=0)
 
 
 def _process(name: str, seconds: float, folder: Path, corpus: Path, crashes: Path) -> str:

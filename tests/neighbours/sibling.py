@@ -1,9 +1,10 @@
 """Another program of the same user. He is trusted with the data, but he crashes, is stopped, and leaves a mess.
 
-    python -m tests.neighbours.sibling WORKERS CACHE small|large
+    python -m tests.neighbours.sibling WORKERS FOLDER small|large
 
-He uses the same cache, and is stopped while he has its locks; stops and kills workers of the run; leaves wrong
-pieces, agendas and pages; deletes pieces; and fills the disk of the cache, if that is small. Prints what he did.
+He uses the same cache (FOLDER/cache), and is stopped while he has its locks; stops and kills workers of the run;
+leaves wrong pieces, agendas and pages; deletes pieces; leaves damaged indexes beside files (in FOLDER) and in the
+folder of indexes (FOLDER/kept), or deletes them; and fills the disk, if that is small. Prints what he did.
 """
 
 from __future__ import annotations
@@ -77,6 +78,32 @@ def mess(cache: str, rng: random.Random) -> None:
         done["mess"] += 1
 
 
+def spoil_indexes(folders: list[str], rng: random.Random) -> None:
+    """Indexes that are cut off, damaged, empty, of another file, no files at all, or gone."""
+    with suppress(OSError):
+        found = [f"{folder}/{name}" for folder in folders for name in os.listdir(folder) if ".penstock-" in name]
+        mine = [path for path in found if os.lstat(path).st_uid == os.getuid()]
+        if not mine:
+            return
+        path, draft = rng.choice(mine), f"{rng.choice(mine)}.sibling"
+        content = Path(rng.choice(mine)).read_bytes()
+        way = rng.choice(("gone", "cut off", "damaged", "empty", "of another", "link", "pipe"))
+        if way == "gone":
+            os.unlink(path)
+        elif way == "link":
+            os.symlink("/nowhere", draft)
+        elif way == "pipe":
+            os.mkfifo(draft, 0o600)
+        else:
+            if way == "damaged" and content:
+                content = bytearray(content)
+                content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+            Path(draft).write_bytes({"cut off": content[: len(content) // 2], "empty": b""}.get(way, content))
+        if way != "gone":
+            os.replace(draft, path)  # never in place: others have it mapped
+        done[f"index {way}"] += 1
+
+
 def strike(told: Path, rng: random.Random) -> None:
     """Stops or kills a worker of the run."""
     workers = list(map(int, told.read_text().split())) if told.exists() else []
@@ -110,7 +137,8 @@ def fill_disk(cache: str) -> None:
             os.unlink(path)
 
 
-def main(told: Path, cache: str, small: bool) -> None:
+def main(told: Path, folder: str, small: bool) -> None:
+    cache = f"{folder}/cache"
     rng, stop = random.Random(5), list[int]()
     signal.signal(signal.SIGTERM, lambda number, _: stop.append(number))
     fds = [memfd(name, rng.randbytes(5000)) for name in ("penstock-loader", "penstock-block", "penstock-inventory-x")]
@@ -119,6 +147,7 @@ def main(told: Path, cache: str, small: bool) -> None:
     while not stop:
         strike(told, rng)
         mess(cache, rng)
+        spoil_indexes([folder, f"{folder}/kept"], rng)
         if small and rng.random() < 0.1:
             fill_disk(cache)
         # At first for longer than is waited, as soon as there are pieces; then every five seconds for a second.

@@ -1,6 +1,10 @@
 """Another user of the machine, who knows all names: looks at everything of a training run, and plants what he can.
 
-    python stranger.py PID FOLDER CACHE TABLE
+    python stranger.py PID FOLDER CACHE TABLE WRONG
+    python stranger.py WRONG FOLDER
+
+The second only plants indexes, before the run begins. WRONG is a folder with an index under each name that penstock
+looks for beside the files of FOLDER: right in all that can be checked, but of files with other samples.
 
 Only the standard library: he may not be able to read penstock. Prints a line of JSON for each thing that he could
 open, read or change, and at the end how often he tried what.
@@ -98,6 +102,7 @@ def touch_cache(cache: str, rng: random.Random) -> None:
     for name in (
         f"{digest}.penstock-piece",
         f"{digest}.penstock-part",
+        f"{digest}-beside.tar.penstock-tar-2",
         f"{os.getpid()}-00000000.penstock-agenda",
     ):
         attempt("write into the cache", os.open, f"{cache}/{name}", os.O_CREAT | os.O_WRONLY, 0o666)
@@ -151,6 +156,38 @@ def carried(fds: list[int]) -> subprocess.Popen[bytes] | None:
     return None
 
 
+def plant_indexes(wrong: str, folder: str, rng: random.Random) -> None:
+    """Takes the names of indexes beside files, as a file, a link or a pipe; tries to replace those of the user."""
+    for name in os.listdir(wrong):
+        source, path, draft = f"{wrong}/{name}", f"{folder}/{name}", f"{folder}/stranger"
+        way = rng.choice(("file", "file", "open file", "link", "pipe", "none"))
+        with suppress(FileNotFoundError):
+            os.unlink(draft)
+        with suppress(OSError):  # the disk is full
+            if way == "link":
+                os.symlink(source, draft)  # which belongs to the user
+            elif way == "pipe":
+                os.mkfifo(draft, 0o666)
+            else:
+                _copied(source, draft, 0o666 if way == "open file" else 0o644)
+            if os.path.lexists(path) and os.lstat(path).st_uid != os.getuid():
+                attempt("replace an index", os.rename, draft, path)
+            elif way == "none":
+                os.unlink(path)
+            else:
+                os.rename(draft, path)
+                tried[f"plant an index: {way}"] += 1
+
+
+def _copied(source: str, path: str, mode: int) -> str:
+    with open(source, "rb") as file, open(path, "wb") as out:
+        out.write(file.read())
+    os.chmod(path, mode)
+    about = os.stat(source)
+    os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
+    return path
+
+
 def names(folder: str) -> None:
     """Takes names that penstock may use in folders that everybody may write."""
     for where in ("/tmp", "/dev/shm", "/var/tmp", folder):
@@ -171,7 +208,7 @@ def ports(pid: int) -> None:
             attempt("connect", link.connect, f"\0{name}")
 
 
-def main(pid: int, folder: str, cache: str, table: str) -> None:
+def main(pid: int, folder: str, cache: str, table: str, wrong: str) -> None:
     rng = random.Random(pid)
     stop: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: stop.append(number))
@@ -181,6 +218,8 @@ def main(pid: int, folder: str, cache: str, table: str) -> None:
     while not stop:
         look(pid)
         touch_cache(cache, rng)
+        touch_cache(f"{folder}/kept", rng)
+        plant_indexes(wrong, folder, rng)
         names(folder)
         ports(pid)
         time.sleep(0.02)
@@ -191,4 +230,8 @@ def main(pid: int, folder: str, cache: str, table: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), *sys.argv[2:5])
+    if len(sys.argv) == 3:
+        for name in os.listdir(sys.argv[1]):
+            _copied(f"{sys.argv[1]}/{name}", f"{sys.argv[2]}/{name}", 0o644)
+    else:
+        main(int(sys.argv[1]), *sys.argv[2:6])

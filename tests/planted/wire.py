@@ -6,6 +6,15 @@ from tests.planted.bug import Bug
 
 BUGS = [
     Bug(
+        "a skipped error keeps the tracebacks of exceptions inside of it",
+        "wire",
+        "_wire/failure.py",
+        "    return without_trace(annotate(copied(exc, _traceless), where), cause)\n",
+        "    return without_trace(annotate(copied(exc), where), cause)\n",
+        ("unit/test_failure.py::test_what_is_kept_keeps_no_frame_alive",),
+        "The locals of a training loop that has ended stay in memory for as long as the loader does.",
+    ),
+    Bug(
         "programs that a worker starts inherit the slabs",
         "starting",
         "backends/_process/launcher.py",

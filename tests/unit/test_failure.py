@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock._wire import pickling
-from penstock._wire.failure import Failure, annotate, restore
+from penstock._wire.failure import Failure, annotate, keep, restore
 from penstock.backends._process.launcher import Launcher
 from penstock.errors import RemoteTraceback
 
@@ -157,6 +157,44 @@ def test_a_member_of_a_group_keeps_its_type_when_it_must_be_taken_apart() -> Non
     odd, plain = back.exceptions
     assert (type(odd), odd.args, odd.a) == (Odd, ("odd",), 1)  # type: ignore[attr-defined]
     assert (type(plain), plain.args) == (ValueError, ("x",))
+
+
+class Held:
+    """Something large in a function that has called a loader."""
+
+
+@pytest.mark.parametrize("where", ["a group", "an argument", "a dict", "a slot"])
+def test_what_is_kept_keeps_no_frame_alive(where: str) -> None:
+    class Slotted(ValueError):
+        __slots__ = ("inner",)
+
+    def caller() -> tuple[BaseException, BaseException, weakref.ref[Held]]:
+        held = Held()
+        inner: Any = raised(KeyError("inner"))
+        made: Any = Slotted("outer")
+        if where == "a group":
+            made = ExceptionGroup("several", [inner, ExceptionGroup("inside", [inner])])
+        elif where == "an argument":
+            made.args = "outer", inner
+        elif where == "a dict":
+            made.errors = {"first": [inner]}
+        else:
+            made.inner = inner
+        return keep(raised(made), where=WHERE), made, weakref.ref(held)
+
+    kept, made, held = caller()
+    inner: Any = {
+        "a group": lambda exc: exc.exceptions[1].exceptions[0],
+        "an argument": lambda exc: exc.args[1],
+        "a dict": lambda exc: exc.errors["first"][0],
+        "a slot": lambda exc: exc.inner,
+    }[where]
+    assert inner(made).__traceback__ is not None, "the user's own object is never changed"
+    assert "in raised" in str(kept.__cause__) and "KeyError" in repr(inner(kept))
+    assert (type(kept), str(kept)) == (type(made), str(made))
+    del made
+    gc.collect()
+    assert held() is None
 
 
 def test_what_cannot_be_sent_is_dropped_and_noted() -> None:

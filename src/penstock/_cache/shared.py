@@ -356,9 +356,11 @@ def _write_claim(fd: int, number: int, claim: Claim) -> None:
 
 
 def _read_claim(fd: int, number: int) -> Claim:
+    """Any bytes are a claim: another program may have left them half written."""
     data = os.pread(fd, _CLAIM_SIZE, _CLAIMS + number * _CLAIM_SIZE)
-    keep, needs = _CLAIM.unpack_from(data)
-    return Claim(np.frombuffer(data[_CLAIM.size : _CLAIM.size + 8 * needs], "<i8"), None if keep == -1 else keep)
+    numbers = np.frombuffer(data.ljust(_CLAIM_SIZE, b"\0"), "<i8")
+    keep, needs = numbers[:2].tolist()
+    return Claim(numbers[2 : 2 + max(0, needs)], None if keep == -1 else keep)
 
 
 def _blocks_in(rows: Rows) -> set[int]:

@@ -10,6 +10,8 @@ from types import FrameType
 from penstock._printable import printable
 
 _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep  # the folder of the package
+_LIBRARY = os.path.dirname(os.__file__) + os.sep
+_STARTERS = (f"{_LIBRARY}multiprocessing{os.sep}", f"{_LIBRARY}threading.py")  # of workers
 _between: set[str] = set()  # files of libraries that call penstock for the user
 
 
@@ -23,10 +25,17 @@ def is_ours(filename: str) -> bool:
     return filename.startswith(_OURS)
 
 
+def _is_between(filename: str) -> bool:
+    return is_ours(filename) or filename in _between or filename.startswith(_STARTERS)
+
+
 def warn_caller(text: str, category: type[Warning] = RuntimeWarning) -> None:
-    """Warns at the line that has called penstock. (Python 3.12 has `skip_file_prefixes` for that.)"""
+    """Warns at the line that has called penstock. (Python 3.12 has `skip_file_prefixes` for that.)
+
+    In a forked worker that is the line that has started it; in a thread, or a fresh interpreter, there is none.
+    """
     level = 1
     frame: FrameType | None = sys._getframe()
-    while frame is not None and (is_ours(file := frame.f_code.co_filename) or file in _between):
+    while frame is not None and _is_between(frame.f_code.co_filename):
         level, frame = level + 1, frame.f_back
     warnings.warn(printable(text, lines=True), category, stacklevel=level)

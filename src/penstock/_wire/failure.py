@@ -94,10 +94,14 @@ def caught(exc: BaseException, *notes: str) -> BaseException:
     return copy
 
 
-def copied(exc: BaseException) -> BaseException:
-    """A copy with the same type, args, attributes, notes, traceback and causes; `exc` itself if none can be made."""
+def copied(exc: BaseException, of: Callable[[Any], Any] = lambda value: value) -> BaseException:
+    """A copy with the same type, args, attributes, notes, traceback and causes; `exc` itself if none can be made.
+
+    `of` is called for all args and attributes, and returns those of the copy.
+    """
     try:
-        copy: BaseException = _rebuild(type(exc), _args_of(exc), dict(dict_of(exc)), _slots(exc))
+        attributes, slots = ({name: of(each[name]) for name in each} for each in (dict_of(exc), _slots(exc)))
+        copy: BaseException = _rebuild(type(exc), of(_args_of(exc)), attributes, slots)
     except Exception:
         return exc
     notes = dict_of(copy).get("__notes__")
@@ -111,10 +115,22 @@ def copied(exc: BaseException) -> BaseException:
 def keep(exc: BaseException, *, where: str) -> BaseException:
     """`exc` in the form that `restore` returns, for a worker that is not a process: to be kept, and not raised now.
 
-    The traceback becomes text, because its frames keep samples alive.
+    The traceback becomes text, because its frames keep samples alive, and the locals of all functions that have
+    called them. So do those of exceptions inside of it: members of a group, say.
     """
-    kept = caught(exc, where)
-    return without_trace(kept, RemoteTraceback(text_of(exc)))
+    exc = ordinary(exc)
+    forget_earlier(exc)
+    cause = RemoteTraceback(text_of(exc))
+    return without_trace(annotate(copied(exc, _traceless), where), cause)
+
+
+def _traceless(value: Any) -> Any:
+    """`value`; or a copy without tracebacks, if it is an exception, or a list, tuple or dict that may have some."""
+    if isinstance(value, BaseException):
+        return without_trace(copied(value, _traceless))
+    if type(value) is dict:
+        return {name: _traceless(inner) for name, inner in value.items()}
+    return type(value)(map(_traceless, value)) if type(value) in (list, tuple) else value
 
 
 def without_trace(exc: BaseException, cause: BaseException | None = None) -> BaseException:

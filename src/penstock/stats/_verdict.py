@@ -319,8 +319,8 @@ RULES = (
     Rule(
         "wait in turn",
         _wait_in_turn,
-        "{loop_waited}, and at other times workers waited for room ({no_room} of their time): batches, or "
-        "your steps, take now long, now short. Work further ahead: a larger prefetch_factor= (now "
+        "{loop_waited}, and at other times workers waited for room ({no_room} of their time): the times "
+        "of batches, or of your steps, vary widely. Work further ahead: a larger prefetch_factor= (now "
         "{prefetch_factor}).",
     ),
     Rule(

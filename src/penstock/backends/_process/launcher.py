@@ -46,6 +46,7 @@ from penstock._memory.slabs import own_fork
 from penstock._system.descriptors import close, close_in_child, kept_by_child, no_fork, open_memfd
 from penstock._system.interrupts import acquire, import_whole, interrupts_deferred
 from penstock._system.limits import no_more_processes
+from penstock._system.warnings import called_through
 from penstock._wire.failure import Failure, restore
 from penstock._wire.shipment import pack, unpack
 from penstock.backends._native_threads import limit, look_up, opencv_stopped, variables
@@ -382,6 +383,7 @@ def start_python(boot: int, role: str, number: int, child: int, fds: tuple[int, 
 
 def enter(boot: dict[str, Any], role: str, number: int, child: int) -> NoReturn:
     """Becomes the worker with this number, or the template on the socket with this number."""
+    called_through("<string>")  # _ENTER: no line of the user's
     sys.argv[:] = boot["argv"]
     sentinel = processes.settle(boot["lifeline"])
     requests, itself = None, Itself(Lineage._make(boot["lineage"]), child)
