@@ -1,9 +1,40 @@
-# Everything from a machine with Python 3.11 or later and make. The first run of a target sets up .venv;
-# stamp files in it remember what was installed, so that a second run starts at once.
+# Everything from a machine with Python 3.11 or later and make. The first run of a target sets up its environment;
+# stamp files there remember what was installed, so that a second run starts at once. `make help` prints this:
+#
+## make demo              runs `penstock demo`                                                          seconds
+## make check             between two edits: lint, and the quickest tests of each part                  1 minute
+## make test              lint, and every test that needs no more than .venv                            minutes
+## make lint              ruff and mypy                                                                 seconds
+## make bench             benchmarks beside other loaders, on a quiet machine: BENCH="--only ints,rows"
+## make group NAME=ray    one of the groups below; NAME="ray remote" runs two
+## make pins              moves the pinned versions in pyproject.toml to the newest                     10 minutes
+## make clean             removes every environment, and what was built
+##
+## Groups of tests:
+##   wide                 every test with every start method, and the model's widest world              20 minutes
+##   quiet                tests of real time, on a machine that does nothing else                       1 minute
+##   matrix               other versions of Python and of the libraries: ARGS="--python 3.12"           1 hour
+##   coverage             coverage by branches; beside the tracer, a test of timing may fail            3 times `test`
+##   planted              plants bugs, and checks that tests find each of them: BUGS=memory             10 minutes
+##   soak                 kills workers, runs random histories: PENSTOCK_SOAK=600 (seconds)             3 minutes
+##   fuzz                 attacks every parser with mutated bytes: TARGETS="tar lmdb" MINUTES=5         20 minutes
+##   frameworks           accelerate, Lightning, Hugging Face                          420 MB           1 minute
+##   browser              the report in chromium, a trace in Perfetto                                   1 minute
+##   strangers            whole programs, with torch, JAX, pandas and others: ARGS="-k jax"  3 GB       5 minutes
+##   ray                  workers on Ray                                               300 MB           6 minutes
+##   remote               remote files from real servers                                                2 minutes
+##   wild                 programs of 25 other libraries: WILD_ONLY=timm               3 GB             1 hour
+##   interop              files of MXNet, webdataset, Megatron and others
+## Groups of benchmarks:
+##   bench-ray            workers on Ray, beside Ray Data                                               10 minutes
+##   bench-formats        Parquet and tar shards, beside five other libraries          2 GB             10 minutes
+##   pictures             draws the pictures of the README and the docs, from a real run
 .DELETE_ON_ERROR:
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
-.PHONY: demo test test-engine test-parts test-faces lint check wide quiet matrix coverage frameworks browser pictures strangers ray remote wild soak fuzz planted interop bench bench-ray bench-formats clean
+GROUPS := wide quiet matrix coverage planted soak fuzz frameworks browser strangers ray remote wild interop \
+  bench-ray bench-formats pictures
+.PHONY: help demo test test-engine test-parts test-faces lint check bench group unknown-group pins clean $(GROUPS)
 
 PYTHON ?= python3
 PYTHON310 ?= python3.10
@@ -16,10 +47,15 @@ STRANGERS := .venv-strangers
 FUZZ   := .venv-fuzz
 FORMATS := .venv-formats
 OTHERS := .others
-PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# pip of an environment. Before 25.1 it knows no dependency groups, and Python 3.11 comes with an older one.
+INSTALL = $(1)/bin/python -m pip --disable-pip-version-check --quiet install
+FRESH   = $(PYTHON) -m venv $(1) && $(call INSTALL,$(1)) "pip>=25.1"
 
 # Without compiled modules, each of a thousand fresh interpreters would compile penstock again.
 unexport PYTHONDONTWRITEBYTECODE
+
+help:
+	@sed -n 's/^## \{0,1\}//p' Makefile
 
 demo: $(VENV)/.installed
 	$(BIN)/penstock demo
@@ -77,12 +113,18 @@ lint: $(VENV)/.developed
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy --strict src
 
-# Runs of accelerate, Lightning, and Hugging Face's Trainer and datasets: a minute, and 420 MB to install, so not part
-# of `test`.
+# One group, or several. Each is also a target of its own.
+group: $(if $(filter-out $(GROUPS),$(NAME)),unknown-group,$(or $(NAME),unknown-group))
+
+unknown-group:
+	@echo "make group NAME=...: there is no group '$(NAME)'. The groups are: $(GROUPS). \`make help\` describes them." >&2
+	@exit 2
+
+# Runs of accelerate, Lightning, and Hugging Face's Trainer and datasets.
 frameworks: $(VENV)/.frameworks
 	$(BIN)/python -m pytest tests/frameworks
 
-# The report in a real browser, and a trace in Perfetto: a minute. Installs Debian's chromium if it is missing, as root.
+# The report in a real browser, and a trace in Perfetto. Installs Debian's chromium if it is missing, as root.
 # Screenshots are in build/browser.
 browser: $(VENV)/.browser
 	$(BIN)/python -m pytest tests/browser
@@ -92,25 +134,25 @@ pictures: $(VENV)/.browser
 	$(BIN)/python -m bench.pictures
 
 # Whole programs as people write them (tests/strangers), with torch, JAX, OpenCV, pandas, scikit-learn and numba warmed up
-# before the loader, by python, torchrun, spawn, pytest and in a notebook: five minutes, and 3 GB to install in an
-# environment of its own. `make test` runs the quick ones. `ARGS="-k jax"` runs those of one kind.
+# before the loader, by python, torchrun, spawn, pytest and in a notebook. `make test` runs the quick ones.
+# `ARGS="-k jax"` runs those of one kind.
 strangers: $(STRANGERS)/.installed
 	PENSTOCK_STRANGERS=1 $(STRANGERS)/bin/python -m pytest tests/strangers $(ARGS)
 
-# Workers on Ray: two nodes on this machine, whose actors, raylets and network are broken in turn: six minutes. `make test`
-# runs the same laws and most faults on a stand-in, which needs no Ray. 300 MB to install, in an environment of its own.
+# Workers on Ray: two nodes on this machine, whose actors, raylets and network are broken in turn. `make test` runs the
+# same laws and most faults on a stand-in, which needs no Ray.
 ray: $(RAY)/.installed
 	$(RAY)/bin/python -m pytest tests/on_ray
 
 # Remote files from real servers, S3's protocol by moto, Azure's by Azurite and ranges by nginx, and from a stand-in for
-# Google's, through a proxy that breaks answers: two minutes; PENSTOCK_SOAK=60 breaks them for a minute more. Installs
+# Google's, through a proxy that breaks answers; PENSTOCK_SOAK=60 breaks them for a minute more. Installs
 # Debian's nginx if it is missing, as root, and Azurite by npm; without npm the tests of Azure are skipped. `make test`
 # runs most of this on Python's own server.
 remote: $(VENV)/.remote
 	$(BIN)/python -m pytest tests/remote tests/on_stores
 
 # Programs of 25 other libraries, on torch's engine and on penstock's, compared and timed: 22 minutes of CPU, which took
-# an hour on two busy cores. Before the first run, 7 minutes to install 3 GB in an environment of its own.
+# an hour on two busy cores. Before the first run, 7 minutes to install.
 # `WILD_ONLY=timm` runs those of one library.
 wild: $(WILD)/.installed
 	$(WILD)/bin/python -m pytest -o faulthandler_timeout=0 tests/wild -k "$(WILD_ONLY)"
@@ -123,14 +165,14 @@ soak: $(VENV)/.developed
 	PENSTOCK_SOAK=$(PENSTOCK_SOAK) $(BIN)/python -m pytest -s tests/faults/test_soak.py tests/faults/test_neighbour.py \
 	  tests/histories
 
-# Attacks each place where bytes decide for some minutes, guided by coverage (tests/fuzz): twenty minutes with MINUTES=1. Findings are saved
-# in tests/fuzz/found. `TARGETS="tar lmdb"` attacks some. Without atheris: python -m tests.fuzz
+# Attacks each parser of untrusted bytes for some minutes, guided by coverage (tests/fuzz). Findings are saved in
+# tests/fuzz/found. `TARGETS="tar lmdb"` attacks some of them. Without atheris: python -m tests.fuzz
 MINUTES ?= 1
 fuzz: $(FUZZ)/.installed
 	$(FUZZ)/bin/python -m tests.fuzz $(TARGETS) --minutes $(MINUTES) --atheris
 
-# Plants bugs one by one in a copy of this tree (tests/planted/after.py), and checks that the tests find each of them:
-# ten minutes. `BUGS=memory` plants those of one area.
+# Plants bugs one by one in a copy of this tree (tests/planted/after.py), and checks that the tests find each of them.
+# `BUGS=memory` plants those of one area.
 planted: $(VENV)/.developed
 	$(BIN)/python -m tests.planted.run $(BUGS)
 
@@ -155,17 +197,21 @@ bench: $(VENV)/.peers
 	$(BIN)/python -m bench.distance
 
 # Workers on Ray beside processes and Ray Data, on two nodes of this machine; and the driver of a large cluster, by
-# simulation: ten minutes, for which the machine must be quiet. Ray Data brings pandas and pyarrow.
+# simulation. The machine must be quiet.
 bench-ray: $(RAY)/.peers
 	$(RAY)/bin/python -m bench.fleet
 	$(RAY)/bin/python -m bench.crowd
 	$(RAY)/bin/python -m bench.ray $(BENCH)
 
-# Parquet and tar shards beside Hugging Face, LitData, MosaicML streaming, webdataset and Ray Data: ten minutes, for which
-# the machine should be quiet, and 2 GB to install, in an environment of its own.
+# Parquet and tar shards beside Hugging Face, LitData, MosaicML streaming, webdataset and Ray Data. The machine should be
+# quiet.
 bench-formats: $(FORMATS)/.installed
 	$(FORMATS)/bin/python -m bench.tables $(BENCH)
 	$(FORMATS)/bin/python -m bench.shards $(BENCH)
+
+# pip only resolves: nothing is installed. Afterwards run `make test`, and the groups whose pins have moved.
+pins: $(VENV)/.developed
+	$(BIN)/python -m tests.pins
 
 clean:
 	rm -rf $(VENV) $(MXNET) $(WILD) $(STRANGERS) $(FUZZ) $(RAY) $(FORMATS) $(OTHERS) build .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
@@ -179,25 +225,27 @@ $(VENV)/.made:
 
 # Editable, so that the sources are what runs. torch is not asked for: the demo shows it where it is there.
 $(VENV)/.installed: $(VENV)/.made pyproject.toml
-	$(PIP) install --editable .
+	$(call INSTALL,$(VENV)) --editable .
 	@touch $@
 
-$(VENV)/.developed: $(VENV)/.installed requirements-dev.txt
-	$(PIP) install --requirement requirements-dev.txt
+# In one go with penstock itself, whose dependencies would otherwise be installed twice: the newest, then the pinned.
+$(VENV)/.developed: $(VENV)/.made pyproject.toml
+	$(call INSTALL,$(VENV)) "pip>=25.1"
+	$(call INSTALL,$(VENV)) --group dev --editable .
+	@touch $(VENV)/.installed $@
+
+$(VENV)/.frameworks: $(VENV)/.developed
+	$(call INSTALL,$(VENV)) --group frameworks
 	@touch $@
 
-$(VENV)/.frameworks: $(VENV)/.developed requirements-frameworks.txt
-	$(PIP) install --requirement requirements-frameworks.txt
-	@touch $@
-
-$(VENV)/.browser: $(VENV)/.developed requirements-browser.txt
-	$(PIP) install --requirement requirements-browser.txt
+$(VENV)/.browser: $(VENV)/.developed
+	$(call INSTALL,$(VENV)) --group browser
 	@{ command -v chromium && command -v chromedriver; } > /dev/null || \
 	  { apt-get update --quiet=2 && apt-get install --quiet=2 --yes chromium chromium-driver; }
 	@touch $@
 
-$(VENV)/.remote: $(VENV)/.developed requirements-remote.txt
-	$(PIP) install --requirement requirements-remote.txt
+$(VENV)/.remote: $(VENV)/.developed
+	$(call INSTALL,$(VENV)) --group remote
 	@{ command -v nginx || test -x /usr/sbin/nginx; } > /dev/null || \
 	  { apt-get update --quiet=2 && apt-get install --quiet=2 --yes nginx-light; }
 	@if command -v npm > /dev/null; \
@@ -206,61 +254,52 @@ $(VENV)/.remote: $(VENV)/.developed requirements-remote.txt
 	@touch $@
 
 # One by one: a peer without a wheel for this machine must not keep the others out.
-$(VENV)/.peers: $(VENV)/.developed requirements-bench.txt
-	@grep -v '^#' requirements-bench.txt | while read -r peer; do \
+PEERS := import tomllib; groups = tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]; \
+  print(*(entry for entry in groups["bench"] if isinstance(entry, str)), sep="\n")
+$(VENV)/.peers: $(VENV)/.developed
+	@$(BIN)/python -c '$(PEERS)' | while read -r peer; do \
 	  echo "install $$peer"; \
-	  $(PIP) install "$$peer" || echo "skipped: $$peer cannot be installed here"; \
+	  $(call INSTALL,$(VENV)) "$$peer" || echo "skipped: $$peer cannot be installed here"; \
 	done
 	@touch $@
 
 # Every package is named with its version, so nothing is resolved: a resolver would bring another torch.
-$(WILD)/.installed: requirements-wild.txt
-	$(PYTHON) -m venv $(WILD)
-	$(WILD)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --requirement requirements-wild.txt
-	$(WILD)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --editable .
+$(WILD)/.installed: pyproject.toml
+	$(call FRESH,$(WILD))
+	$(call INSTALL,$(WILD)) --no-deps --group wild --editable .
 	@touch $@
 
-$(STRANGERS)/.installed: requirements-strangers.txt pyproject.toml
-	$(PYTHON) -m venv $(STRANGERS)
-	$(STRANGERS)/bin/python -m pip --disable-pip-version-check --quiet install --requirement requirements-strangers.txt
-	$(STRANGERS)/bin/python -m pip --disable-pip-version-check --quiet install --editable .
+$(STRANGERS)/.installed: pyproject.toml
+	$(call FRESH,$(STRANGERS))
+	$(call INSTALL,$(STRANGERS)) --group strangers --editable .
 	@touch $@
 
-$(FUZZ)/.installed: requirements-fuzz.txt requirements-dev.txt pyproject.toml
-	$(PYTHON) -m venv $(FUZZ)
-	$(FUZZ)/bin/python -m pip --disable-pip-version-check --quiet install --requirement requirements-dev.txt \
-	  --requirement requirements-fuzz.txt
-	$(FUZZ)/bin/python -m pip --disable-pip-version-check --quiet install --editable .
+$(FUZZ)/.installed: pyproject.toml
+	$(call FRESH,$(FUZZ))
+	$(call INSTALL,$(FUZZ)) --group fuzz --editable .
 	@touch $@
 
-$(RAY)/.installed: requirements-ray.txt requirements-dev.txt pyproject.toml
-	$(PYTHON) -m venv $(RAY)
-	$(RAY)/bin/python -m pip --disable-pip-version-check --quiet install --requirement requirements-dev.txt \
-	  --requirement requirements-ray.txt
-	$(RAY)/bin/python -m pip --disable-pip-version-check --quiet install --editable .
+$(RAY)/.installed: pyproject.toml
+	$(call FRESH,$(RAY))
+	$(call INSTALL,$(RAY)) --group ray --editable .
 	@touch $@
 
-$(RAY)/.peers: $(RAY)/.installed requirements-bench-ray.txt
-	$(RAY)/bin/python -m pip --disable-pip-version-check --quiet install --requirement requirements-bench-ray.txt
+$(RAY)/.peers: $(RAY)/.installed
+	$(call INSTALL,$(RAY)) --group bench-ray
 	@touch $@
 
-# MosaicML streaming without the packages that it names: clients of clouds, and older releases of the others.
-$(FORMATS)/.installed: requirements-bench-formats.txt requirements-dev.txt pyproject.toml
-	$(PYTHON) -m venv $(FORMATS)
-	$(FORMATS)/bin/python -m pip --disable-pip-version-check --quiet install --requirement requirements-dev.txt \
-	  --requirement requirements-bench-formats.txt
-	$(FORMATS)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps mosaicml-streaming==0.13.0
-	$(FORMATS)/bin/python -m pip --disable-pip-version-check --quiet install --editable .
+$(FORMATS)/.installed: pyproject.toml
+	$(call FRESH,$(FORMATS))
+	$(call INSTALL,$(FORMATS)) --group bench-formats --editable .
+	$(call INSTALL,$(FORMATS)) --no-deps --group mosaicml
 	@touch $@
 
-# Without the packages that they name: these parts of them need only torch, numpy and those of the second line.
-$(OTHERS)/.made:
-	$(PIP) install --no-deps --target $(OTHERS) megatron-core==0.16.1 webdataset==1.0.2 braceexpand pyyaml
-	$(PIP) install --no-deps --target $(OTHERS) mosaicml-streaming==0.13.0 litdata==0.2.76 tfrecord==1.14.6 brotli crc32c cramjam \
-	  filelock lightning-utilities protobuf python-snappy requests tqdm xxhash zstd
+$(OTHERS)/.made: $(VENV)/.developed
+	$(call INSTALL,$(VENV)) --no-deps --upgrade --target $(OTHERS) --group interop
 	@touch $@
 
-$(MXNET)/.made:
+$(MXNET)/.made: pyproject.toml
 	$(PYTHON310) -m venv $(MXNET)
-	$(MXNET)/bin/python -m pip --disable-pip-version-check --quiet install mxnet==1.9.1 "numpy<1.24"
+	$(call INSTALL,$(MXNET)) "pip>=25.1"
+	$(call INSTALL,$(MXNET)) --group mxnet
 	@touch $@

@@ -5,9 +5,9 @@
     python -m tests.matrix --quick                                a part of the tests: what `.ci/run` runs
     python -m tests.matrix --python 3.12 -- tests/unit -k slabs   other tests
 
-`make test` runs with the pins of requirements-dev.txt, on one Python. Users have other versions: those that pip finds
-for their Python today, or old ones that pyproject.toml still allows. An interpreter that is not installed is skipped
-with a line. Environments are in build/matrix, and are made again when the list of packages changes.
+`make test` runs with the pins of the dependency group `dev`, on one Python. Users have other versions: those that pip
+finds for their Python today, or old ones that pyproject.toml still allows. An interpreter that is not installed is
+skipped with a message. Environments are in build/matrix, and are made again when the list of packages changes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -25,12 +26,11 @@ PYTHONS = ("3.11", "3.12", "3.13")
 
 TOOLS = ("hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
 BESIDE = ("lmdb", "opencv-python-headless", "opentelemetry-sdk", "pillow", "simplejpeg")
-NEWEST = ("numpy", "cloudpickle", "rich", "pyarrow", "obstore", "fsspec")
-# The lowest that pyproject.toml allows, or the first that has a wheel for the Python.
-OLDEST = ("cloudpickle==3.0.0", "rich==13.0.0", "pyarrow==18.0.0", "obstore==0.11.0", "fsspec==2024.6.0")
-OLDEST_NUMPY = {"3.11": "numpy==1.26.0", "3.12": "numpy==1.26.0", "3.13": "numpy==2.1.0"}
-# Only this Python has a CPU build that pip finds here; elsewhere tests that need torch are skipped.
-TORCH = {"3.11": "torch==2.13.0"}
+EXTRAS = ("parquet", "remote")
+# The first that has a wheel for the Python, where pyproject.toml allows older ones.
+OLDEST = {("3.13", "numpy"): "2.1.0"}
+# Only this Python has a CPU build of torch that pip finds here; elsewhere tests that need torch are skipped.
+TORCH = "3.11"
 
 FORMATS = [path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("tests/unit/test_formats_*.py"))]
 ALL = ["tests/conformance", "tests/model", "tests/faults", *FORMATS]
@@ -85,8 +85,15 @@ def _interpreter(python: str) -> str | None:
 
 
 def _packages(python: str, libraries: str) -> list[str]:
-    wanted = NEWEST if libraries == "newest" else (*OLDEST, OLDEST_NUMPY[python])
-    torch = (TORCH[python],) if python in TORCH else ()
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project = declared["project"]
+    ours = [*project["dependencies"], *(each for extra in EXTRAS for each in project["optional-dependencies"][extra])]
+    lowest = dict(requirement.split(">=") for requirement in ours)
+    if libraries == "newest":
+        wanted = list(lowest)
+    else:
+        wanted = [f"{name}=={OLDEST.get((python, name), version)}" for name, version in lowest.items()]
+    torch = declared["dependency-groups"]["torch"] if python == TORCH else []
     return [*torch, *wanted, *TOOLS, *BESIDE]
 
 

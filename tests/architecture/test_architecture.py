@@ -320,7 +320,7 @@ def test_names_of_modules_are_found_in_a_page() -> None:
 
 
 def resolves(name: str) -> bool:
-    """Whether a name of docs/design.md exists: a path in penstock or the repository, a test, or a dotted name."""
+    """Whether a name in such a page exists: a path in penstock or the repository, a test, or a dotted name."""
     repository = ROOT.parent.parent
     if name.startswith("test_"):
         return any((repository / "tests").rglob(name))
@@ -334,11 +334,12 @@ def resolves(name: str) -> bool:
     return module.is_file() and last in module.read_text()  # a class or function in a module
 
 
-def test_the_design_names_modules_that_exist() -> None:
-    names = named_in((ROOT.parent.parent / "docs" / "design.md").read_text())
-    assert len(names) > 5, "docs/design.md names hardly any module: did its form change?"
+@pytest.mark.parametrize("page", ["docs/design.md", "CONTRIBUTING.md"])
+def test_a_page_about_the_tree_names_modules_that_exist(page: str) -> None:
+    names = named_in((ROOT.parent.parent / page).read_text())
+    assert len(names) > 5, f"{page} names hardly any module: did its form change?"
     stale = {name for name in names if not resolves(name)}
-    assert not stale, f"docs/design.md names what does not exist: {stale}"
+    assert not stale, f"{page} names what does not exist: {stale}"
 
 
 # Calls that give a descriptor to programs on purpose: standard streams, and what a fresh interpreter gets.

@@ -80,7 +80,7 @@ def test_the_readme_has_an_example() -> None:
 
 
 def test_a_link_between_pages_leads_to_a_file_and_a_heading() -> None:
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
     dead = [
         f"{page.relative_to(ROOT)} -> {target}#{heading}"
         for page in pages
