@@ -22,6 +22,7 @@ class Forced:
 
 def force(loader: Any, numbers: Iterable[tuple[int, int]]) -> None:
     """Lets the loader change its numbers (workers, prefetch_factor) with each batch that it hands out."""
-    loader._tuning = Forced(numbers)
-    loader._measures.meter.every = -1
-    loader._measures.meter.next_tick = 0
+    session = getattr(loader, "_session", None) or loader._penstock
+    session.tuning = Forced(numbers)
+    session.measures.meter.every = -1
+    session.measures.meter.next_tick = 0

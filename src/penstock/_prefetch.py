@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from time import perf_counter_ns
@@ -19,10 +19,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock._deliver.delivery import Delivery
 from penstock._fill.cast import Field, converted
 from penstock._measure.gauges import Gauge, Gauges
-from penstock._memory.guests import HANDLERS
+from penstock._memory.guests import HANDLERS, can_pin
 from penstock._memory.layout import Writer
 from penstock._memory.slabs import Leases, Slabs
 from penstock._memory.tree import flatten, unflatten
@@ -33,6 +32,19 @@ from penstock._system.threads import started
 from penstock._wire.failure import caught
 
 _END = object()
+
+Pin = Callable[[Any], Any]
+"""Copies a leaf into pinned memory if its class can be pinned."""
+
+
+def pinning() -> Pin | None:
+    """None if no accelerator is available."""
+    return _pinned if can_pin() else None
+
+
+def _pinned(leaf: Any) -> Any:
+    handler = HANDLERS[type(leaf)]
+    return leaf if handler is None else handler.pin(leaf)
 
 
 class Sweep:
@@ -103,9 +115,9 @@ def start(gate: Gate, producer: Producer) -> threading.Thread:
 class Copies:
     """Copies batches into slabs, which are free again when the copy is dropped. `most` slabs keep their pages."""
 
-    def __init__(self, most: int, field: Field | None, deliver: Delivery | None) -> None:
+    def __init__(self, most: int, field: Field | None, pin: Pin | None) -> None:
         self._field = field
-        self._deliver = deliver
+        self._pin = pin
         self._slabs = Slabs(None)
         self._leases = Leases(shared=False)
         self._states = SlabStates(most)  # slabs in use count too: `spare` is for the others
@@ -131,7 +143,7 @@ class Copies:
         try:
             # A batch that is larger than all before it gets ordinary memory; later slabs are large enough.
             writer = Writer(self._slabs.root(slab))
-            made = [_copied(*each, writer, self._deliver) for each in zip(leaves, fields, strict=True)]
+            made = [_copied(*each, writer, self._pin) for each in zip(leaves, fields, strict=True)]
         except BaseException:
             self._leases.give_back(slab)
             raise
@@ -141,12 +153,12 @@ class Copies:
         return unflatten(spec, made)
 
 
-def _copied(leaf: Any, field: Field | None, writer: Writer, deliver: Delivery | None) -> Any:
+def _copied(leaf: Any, field: Field | None, writer: Writer, pin: Pin | None) -> Any:
     kind = type(leaf)
     if field is not None:
         made = converted(leaf, field, writer.empty)
         if made is not leaf:
-            return made if deliver is None else deliver(made)
+            return made if pin is None else pin(made)
     if (kind is np.ndarray or kind is np.memmap) and not leaf.dtype.hasobject:
         out = writer.empty(leaf.shape, leaf.dtype)
         np.copyto(out, leaf)
@@ -156,8 +168,8 @@ def _copied(leaf: Any, field: Field | None, writer: Writer, deliver: Delivery | 
     handler = HANDLERS[kind]
     if handler is None:
         return leaf
-    if deliver is not None:
-        return deliver(leaf)
+    if pin is not None:
+        return pin(leaf)
     spot = handler.store and handler.store(leaf, writer)
     if spot is None or spot[3] < 0:  # only the array's own library can copy it, or it does not fit
         return handler.copy(leaf)

@@ -1,46 +1,38 @@
-"""DataLoader: a dataset in, batches out. It follows the data path: source, plan, feed, engine, backend."""
+"""DataLoader: a dataset in, batches out.
+
+It follows the data path: the dataset and its feed, an epoch with its plan and its workers, the position after the
+batches that were handed out, what may change on the way, where the time went, and the end of the workers. The work is
+done by a session (`_session/seeded.py`), which torch's face has too.
+"""
 
 from __future__ import annotations
 
 import copy
 import inspect
-import itertools
-import math
-import operator
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import numpy as np
 
-from penstock._engine.engine import Engine
 from penstock._feed import feed_of
-from penstock._feed.base import Begin, Plan, shown
+from penstock._feed.base import Plan
 from penstock._fill.collate import convert
-from penstock._options import OPTIONS, Casting, LastBatch, OnError, Options, is_int, warn_of_ranks
-from penstock._resume.reading import asked, has_state, known
-from penstock._resume.state import ANEW, Epochs, Progress, State, content
-from penstock._session import engines
-from penstock._session.foresight import NO_FORESIGHT, NoForesight, foresee
-from penstock._session.measures import Measured, Measures
-from penstock._session.reading import Batches, IndexedBatches, Reader, Setup
+from penstock._options import OPTIONS, Casting, LastBatch, OnError, Options, is_int
+from penstock._session.reading import Batches, IndexedBatches
+from penstock._session.seeded import SeedSession
 from penstock._session.share import share
-from penstock._session.tuning import Tuned
-from penstock._system.ending import never_ends
-from penstock._system.interrupts import Loan
-from penstock._wire.updates import Setting
-from penstock._work.job import Job
 from penstock.batch import Batch
 from penstock.collate import default_collate
-from penstock.errors import StateError
-from penstock.plan._seeds import draw_key
-from penstock.source._dataset import Keyed, is_stream, to_load_in_parallel
-from penstock.source._nested import fingerprint_of
+from penstock.source._dataset import Keyed, is_stream
 
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
 
     from typing_extensions import TypeVar as WithDefault
+
+    from penstock._session.tracing import Tracing
+    from penstock.stats import Stats
 
     # The batches: what collate_fn returns. Without one they depend on the samples, and are Any.
     _T_co = WithDefault("_T_co", covariant=True, default=Any)
@@ -49,10 +41,8 @@ else:
 
 __all__ = ["DataLoader"]
 
-_I = TypeVar("_I", bound=Reader)
 
-
-class DataLoader(Measured, Tuned, Generic[_T_co]):
+class DataLoader(Generic[_T_co]):
     """Batches from a dataset, prefetched by workers, as zero-copy views of recycled memory.
 
     The arguments have the names and meanings of torch's DataLoader; batches are numpy arrays, and the same for any
@@ -153,35 +143,21 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
         backend_options: Any = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "dataset")}
-        self._options = Options.resolve(is_stream=is_stream(dataset), **given)
-        self._dataset: Any = dataset
-        self._feed = feed_of(dataset, self._options, self._has_load(dataset), self._borrow)
-        self._seed = self._options.seed
-        self._asks_for_ranks = self._options.is_unsplit  # at the first iter(): see 0036
-        self._length: int | None = None
-        self._epochs = Epochs()
-        self._give_engines()
+        options = Options.resolve(is_stream=is_stream(dataset), **given)
+        # By key, by stream, or by the light items of a stream: the feed has the plan of each epoch, draws its steps,
+        # and says how a worker fetches the samples of one.
+        feed = feed_of(dataset, options, has_load=hasattr(dataset, "load"))
+        self._session = SeedSession(feed)
 
-    # For subclasses with other batches: their module, the class that runs tasks, the random generators that are set
-    # while samplers and light items are read (see `Borrowed`), and a function of each batch that is handed out.
-    _face: ClassVar[str] = "penstock"
-    _make_runner: ClassVar[type | None] = None
-    _borrow: ClassVar[Callable[..., Loan] | None] = None
-    _deliver: Callable[[Any], Any] | None = None
-
-    @staticmethod
-    def _has_load(dataset: Any) -> bool:
-        return hasattr(dataset, "load")
-
-    # The epochs.
+    # The epochs. `begin` makes the plan, has workers started by an engine, and opens a run of the plan's steps on it.
 
     def __iter__(self) -> Iterator[_T_co]:
         """The next epoch. Several iterators may be in use at the same time, each for its own epoch."""
-        return self._start(Batches)
+        return self._session.begin(Batches)
 
     def batches(self) -> Iterator[Batch[_T_co]]:
         """The batches of the next `iter()`, each with its index, epoch and step."""
-        return self._start(IndexedBatches)
+        return self._session.begin(IndexedBatches)
 
     def share(self, n: int, *, in_turn: bool = False) -> list[Iterator[_T_co]]:
         """The next epoch as `n` iterators, for as many threads of this process: each batch goes to one of them.
@@ -192,142 +168,21 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
         """
         if not is_int(n, 1):
             raise ValueError(f"share() takes the number of consumers, an integer of at least 1, got {n!r}.")
-        window = engines.window(self.num_workers, self._options, self._feed)
-        return list(share(self._start(Batches), int(n), in_turn, window))
+        window = self._session.window
+        return list(share(self._session.begin(Batches), int(n), in_turn, window))
+
+    def __len__(self) -> int:
+        """The number of batches in an epoch: in the next one, if epochs differ (`last_batch="rollover"`)."""
+        return self._session.length()
 
     @property
     def epoch(self) -> int:
         """The epoch that was begun last; before the first `iter()`, the epoch that it will begin."""
-        return self._epochs.current
+        return self._session.epochs.current
 
     def set_epoch(self, epoch: int) -> None:
         """The next `iter()` begins this epoch. Only needed to repeat or skip an epoch."""
-        if not isinstance(epoch, SupportsIndex) or not 0 <= operator.index(epoch) < 1 << 62:
-            raise ValueError(f"An epoch is an int from 0 to 2**62 - 1, got {epoch!r}.")
-        self._epochs.set(operator.index(epoch))
-
-    # Resuming.
-
-    @never_ends
-    def state_dict(self) -> dict[str, Any]:
-        """The position after the batches that you received; after the end of an epoch, the start of the next epoch.
-
-        Returns JSON-serialisable data. May be called at any time, even inside a loop.
-        """
-        state = self._epochs.as_dict(self._about, self._feed.beginning)
-        state["seed"] = self.seed
-        if self._feed.keeps_state():
-            state["dataset"] = asked(self._dataset, self._dataset.state_dict)
-        return state
-
-    @never_ends
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next `iter()` continues where the state was taken. The number of workers may differ.
-
-        With `shard=` the number of ranks may differ too: the state of any rank at the same step works for all.
-        If the state does not fit, a StateError names the difference and the loader stays unchanged.
-        """
-        parsed = State.parse(state)
-        if parsed.dataset is None:
-            resume = self._fitting(parsed)
-        else:
-            if not self._feed.keeps_state():
-                raise StateError(
-                    f"The resume state contains a state of the dataset, but {type(self._dataset).__name__} has no "
-                    "load_state_dict(). Give the loader the dataset that it had when the state was taken."
-                )
-            before = asked(self._dataset, self._dataset.state_dict)
-            try:
-                # First: the dataset may have another length then.
-                self.update(operator.methodcaller("load_state_dict", parsed.dataset))
-                resume = self._fitting(parsed)
-            except BaseException:
-                self.update(operator.methodcaller("load_state_dict", before))
-                raise
-        if resume.seed != self._seed:
-            self._engines.close()  # workers have the seed from the beginning
-            self._seed = resume.seed
-        self._epochs.load(resume)
-
-    def _fitting(self, state: State) -> State:
-        """The state as this loader continues it; StateError if it does not fit."""
-        plan, about = self._feed.plan(state.seed or 0), self._about()
-        if state.begun:
-            about["sampler"] = content(plan, about["length"])
-        state.check(about)
-        if state.seed is None:
-            raise StateError(f"The resume state is damaged: 'seed' is None, but every state has one. {ANEW}")
-        if self._options.seed is not None:
-            state._replace(about={"seed": state.seed}).check({"seed": self._options.seed})
-        return state.dealt_anew(plan, self._options.shard.world)._replace(about=about)
-
-    def _about(self) -> dict[str, Any]:
-        """A description of the loader, which must be the same when a state is loaded.
-
-        Not `on_error`: a run that was stopped by a bad sample is best resumed with another value.
-        """
-        options = self._options
-        return {
-            "kind": self._feed.name,
-            "length": self._feed.length(),
-            "files": fingerprint_of(self._dataset),
-            "order": self._feed.order_name,
-            "batch_size": options.batch_size,
-            "last_batch": options.last_batch,
-            "world": options.shard.world,
-            "dtype": None if options.cast is None else options.cast.describe(),
-        }
-
-    @never_ends
-    def __len__(self) -> int:
-        """The number of batches in an epoch: in the next one, if epochs differ (`last_batch="rollover"`)."""
-        plan = self._feed.plan(self.seed, self._epochs.start().consumed)
-        return self._feed.steps(self._epochs.next, plan)
-
-    @never_ends
-    def update(self, change: Callable[[Any], object] | None = None, /, **attributes: Any) -> None:
-        """Changes the dataset here and in every worker: `update(size=416)`, or a function that takes the dataset.
-
-        The next batch that is handed out has the change, on every backend: prefetched batches are recomputed. If
-        the change raises, all live iterators end, because it may be half done.
-        """
-        if (change is None) == (not attributes) or not (change is None or callable(change)):
-            raise TypeError("update() takes either a function that takes the dataset, or attributes to set.")
-        if self._feed.one_reader and self._options.num_workers:
-            raise ValueError(
-                "A stream without load() is read by a worker, which cannot read prefetched batches again. "
-                f"{to_load_in_parallel(self._dataset)}; or use num_workers=0."
-            )
-        self._engines.update(Setting(attributes) if change is None else change, self._dataset)
-        self._length = self._feed.length()
-
-    # The life of the workers.
-
-    def close(self) -> None:
-        """Stops the workers. Batches that were handed out stay valid; a later `iter()` starts new workers."""
-        self._engines.close()
-        self._measures.close()
-        self._foresight.close()
-
-    def __enter__(self) -> DataLoader[_T_co]:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    # The settings, as they were resolved.
-
-    dataset = property(lambda self: self._dataset, doc="The dataset.")
-
-    def __getattr__(self, name: str) -> Any:
-        if name in _SETTINGS and "_options" in self.__dict__:
-            return self._options.value(name)
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
-    @property
-    def workers(self) -> list[Any]:
-        """The live worker processes, each a handle like `multiprocessing.Process`."""
-        return [worker for engine in self._engines.all() for worker in engine.backend.workers]
+        self._session.set_epoch(epoch)
 
     @property
     def skipped(self) -> list[tuple[Any, Exception]]:
@@ -335,34 +190,131 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
 
         `max_errors` limits their number.
         """
-        return list(self._skipped)
+        return list(self._session.skipped)
+
+    # Resuming.
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position after the batches that you received; after the end of an epoch, the start of the next epoch.
+
+        Returns JSON-serialisable data. May be called at any time, even inside a loop.
+        """
+        return self._session.state()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The next `iter()` continues where the state was taken. The number of workers may differ.
+
+        With `shard=` the number of ranks may differ too: the state of any rank at the same step works for all.
+        If the state does not fit, a StateError names the difference and the loader stays unchanged.
+        """
+        self._session.load(state)
+
+    # What may change while it runs.
+
+    def update(self, change: Callable[[Any], object] | None = None, /, **attributes: Any) -> None:
+        """Changes the dataset here and in every worker: `update(size=416)`, or a function that takes the dataset.
+
+        The next batch that is handed out has the change, on every backend: prefetched batches are recomputed. If
+        the change raises, all live iterators end, because it may be half done.
+        """
+        self._session.update(change, **attributes)
+
+    @property
+    def num_workers(self) -> int:
+        """The present number of workers. It may be set while the loader runs: the batches stay the same.
+
+        New workers start immediately; surplus workers exit after their current step. A stream without load() keeps
+        its one reader. A number that you set replaces "auto".
+        """
+        return self._session.options.num_workers
+
+    @num_workers.setter
+    def num_workers(self, number: int) -> None:
+        self._session.set_num_workers(number)
+
+    # Where the time goes.
+
+    def stats(self) -> Stats:
+        """Where the time goes: how long you waited, what each worker did, the slowest samples, and a verdict.
+
+        For the present epoch and for the loader's life. Measured all the time; any thread may ask.
+        """
+        return self._session.measures.stats()
+
+    def report(self, path: str | os.PathLike[str]) -> None:
+        """Write the figures as one HTML page: charts over time, workers, sample times, settings.
+
+        The page needs no other file and no network, and has 200 KB at most. An existing file is replaced as a whole.
+        """
+        self._session.measures.report(path)
+
+    def trace(self, path: str | os.PathLike[str]) -> Tracing:
+        """Write what caller and workers do to a file that Perfetto and chrome://tracing open.
+
+        From now on, until the end of a `with` block or until `close()`, of the trace or of the loader:
+
+            with loader.trace("trace.json"):
+                for batch in loader:
+                    ...
+
+        Every task costs a record of 64 bytes in shared memory, and some 30 µs in the thread that reads the loader.
+        """
+        return self._session.measures.trace(path)
+
+    # The life of the workers.
+
+    @property
+    def workers(self) -> list[Any]:
+        """The live worker processes, each a handle like `multiprocessing.Process`."""
+        return self._session.workers
+
+    def close(self) -> None:
+        """Stops the workers. Batches that were handed out stay valid; a later `iter()` starts new workers."""
+        self._session.close()
+
+    def __enter__(self) -> DataLoader[_T_co]:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._session = copy.copy(self._session)  # with workers and figures of its own
+
+    # The settings, as they were resolved.
+
+    dataset = property(lambda self: self._session.dataset, doc="The dataset.")
 
     @property
     def seed(self) -> int:
         """The seed that was given, or else the seed that was drawn when one was first needed."""
-        if self._seed is None:
-            self._seed = draw_key(self._options.generator)
-        return self._seed
+        return self._session.seed
 
     @property
     def collate_fn(self) -> Callable[[Any], Any]:
         """The function that makes a batch of samples (of one sample, if samples are not batched)."""
-        given: Callable[[Any], Any] | None = self._options.collate_fn
-        default = default_collate if self._feed.batched else convert
+        given: Callable[[Any], Any] | None = self._session.options.collate_fn
+        default = default_collate if self._session.batched else convert
         return default if given is None else given
 
     @property
     def sampler(self) -> Any:
         """The sampler that was given, or the keys of the current epoch. None for a stream and with batch_sampler."""
-        return self._feed.sampler(self._now)
+        return self._session.feed.sampler(self._now)
 
     @property
     def batch_sampler(self) -> Any:
         """The object that gives the keys of each batch; None if samples are not batched."""
-        return self._feed.batch_sampler(self._now)
+        return self._session.feed.batch_sampler(self._now)
 
     def _now(self) -> tuple[Plan | None, int]:
-        return self._feed.plan(self.seed), self.epoch
+        return self._session.feed.plan(self.seed), self.epoch
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _SETTINGS and "_session" in self.__dict__:
+            return self._session.options.value(name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in _SETTINGS and not (name in OPTIONS and OPTIONS[name].live):
@@ -373,127 +325,7 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
 
     def __repr__(self) -> str:
         given = f"batch_size={self.batch_size}, num_workers={self.num_workers}, backend={self.backend!r}"
-        return f"{type(self).__name__}({type(self._dataset).__name__}, {given})"
-
-    def __getstate__(self) -> dict[str, Any]:
-        left = ("_engines", "_runs", "_skipped", "_deliver", "_measures", "_tuning", "_foresight")
-        return {name: value for name, value in self.__dict__.items() if name not in left}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        # A copy made by copy.copy goes on by itself.
-        self._epochs, self._feed = self._epochs.copy(), copy.copy(self._feed)
-        self._give_engines()
-
-    def _give_engines(self) -> None:
-        self._runs = itertools.count()
-        # Not closed by a finalizer of the loader: that would keep the engines alive, and these may keep the loader.
-        self._engines = engines.Engines()
-        # They must not refer to the loader, which ends with its last reference.
-        settings = partial(shown, self._feed, self._face)
-        self._measures = Measures(f"DataLoader({type(self._dataset).__name__})", settings, self._engines.ours)
-        self._begin_tuning()
-        self._skipped: list[tuple[Any, Exception]] = []
-        self._foresight: NoForesight = NO_FORESIGHT
-
-    @never_ends
-    def _start(self, kind: type[_I]) -> _I:
-        epochs, feed, options = self._epochs, self._feed, self._options
-        if self._asks_for_ranks:
-            self._asks_for_ranks = False
-            warn_of_ranks(self._dataset)
-        timeout = options.timeout if 0 < options.timeout < math.inf else None
-        measures = self._measures
-        own = self._release, self.__len__, self._deliver, measures, self._tick
-        setup = Setup(feed, timeout, options.max_errors, *own)
-        with self._engines.changing():
-            self._take_back()
-            measures.begin_epoch(epochs.next)
-            start, about = epochs.start(), self._about()
-            plan = feed.plan(self.seed, start.consumed)
-            if start.begun:  # dataset and sampler may have changed since the state was loaded
-                start.check({**about, "sampler": content(plan, about["length"])})
-            else:
-                start = start._replace(about=about)
-            engine = self._take_engine(plan, about["length"])
-            copied = feed.one_reader and engine.backend.copies_dataset
-            try:
-                run = engine.ahead
-                if run is None or run.epoch != epochs.next or run.plan != plan or epochs.loaded is not None:
-                    # The dataset of a worker that read the last epoch has the state already, and ignores the mark.
-                    restores = epochs.restores() or copied
-                    mark = known(start.mark) if restores else None
-                    at = Begin(start.steps, frozenset(start.beyond), mark, epochs.restores())
-                    if start.mark is None and not start.begun and (epochs.are_fresh or not copied):
-                        # Now: what reads ahead moves on before the first batch is asked for.
-                        start = start._replace(mark=feed.beginning(is_fresh=epochs.are_fresh))
-                    run = feed.run(self._runs, epochs.next, self.seed, plan, at)
-                progress = Progress(start, plan)
-                reader = kind(setup, engine, run, progress)
-                ahead = foresee(self._foresight, self._dataset, plan, progress, measures.meter.scouts)
-                self._foresight = reader.foresight = ahead
-                engine.open(run)
-                measures.started(engine)
-                ahead.start()
-            except BaseException:
-                engine.close()
-                raise
-            self._engines.begun(engine)
-            self._skipped = reader.skipped
-            epochs.begin(progress)
-            return reader
-
-    def _take_back(self) -> None:
-        """Ends the epochs of iterators that have handed out their last batch, and whose end was not asked for.
-
-        Half of all training loops take a fixed number of batches, and never ask.
-        """
-        free = self._engines.taken_back() if self._feed.knows_end else []
-        for engine in free:
-            self._release(engine)
-        if free:
-            self._measures.end_epoch()
-
-    def _take_engine(self, plan: Plan | None, length: int | None) -> Engine:
-        """The idle engine, if its workers have the present dataset and order; else a new one."""
-        engine, order = self._engines.take(), self._feed.replacements(plan)
-        if engine is not None:
-            # A state from before the first batch has no position to return to, and the reader may have read on.
-            loaded = self._epochs.loaded if self._feed.one_reader and has_state(self._dataset) else None
-            read_on = loaded is not None and loaded.mark is None
-            outdated = engine.backend.copies_dataset and (read_on or length != self._length)
-            if outdated or engine.job.order != order:
-                engine.close()
-                engine = None
-        self._length = length
-        return engine or self._new_engine(order)
-
-    def _new_engine(self, order: Any) -> Engine:
-        options, collate_fn = self._options, self._options.collate_fn
-        job = Job(
-            dataset=self._dataset,
-            fetch=self._feed.fetch,
-            collate_fn=None if collate_fn is default_collate and self._feed.batched else collate_fn,
-            worker_init_fn=options.worker_init_fn,
-            num_workers=engines.workers(options.num_workers, self._feed),
-            seed=self.seed,
-            drop_last=options.drop_last,
-            shard=options.shard,
-            batched=self._feed.batched,
-            batch_size=options.batch_size or 1,
-            on_error=options.on_error,
-            cast=options.cast,
-            order=order,
-            make_runner=self._make_runner,
-        )
-        engine = engines.new_engine(job, options, self._feed, self._measures.meter)
-        self._engines.live.add(engine)
-        return engine
-
-    def _release(self, engine: Engine) -> None:
-        """Called by an iterator that no longer needs its engine."""
-        stays = self._options.persistent_workers or self._options.num_workers == 0
-        self._engines.put(engine) if stays else engine.close()
+        return f"{type(self).__name__}({type(self.dataset).__name__}, {given})"
 
 
 # What a loader has as attributes, and what cannot be set: its arguments, and what is derived from them.

@@ -9,20 +9,23 @@ import weakref
 from collections.abc import Callable, Generator, Iterable
 from functools import partial
 from operator import attrgetter
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from penstock._deliver.delivery import pinning
 from penstock._fill.cast import Cast
 from penstock._measure.meter import Answer, Meter, Stopwatch
 from penstock._options import is_int
-from penstock._prefetch import Copies, Gate, Made, Producer, Sweep, start
-from penstock._session.measures import Measured, Measures
+from penstock._prefetch import Copies, Gate, Made, Producer, Sweep, pinning, start
+from penstock._session.measures import Measures
 from penstock._system.ending import END, Instead, never_ends, raises_instead
 from penstock._system.interrupts import LOOK_AGAIN, interrupts_deferred
 from penstock._system.threads import GRACE
 from penstock._system.warnings import warn_caller
+
+if TYPE_CHECKING:
+    from penstock._session.tracing import Tracing
+    from penstock.stats import Stats
 
 __all__ = ["Prefetcher", "prefetch"]
 
@@ -86,7 +89,7 @@ class _Crew:
         return (0, 0, 0) if copies is None else copies.memory()
 
 
-class Prefetcher(Measured):
+class Prefetcher:
     """The iterator that `prefetch` returns. `reset()`, or `iter()` after its end, starts the next epoch.
 
     Reading starts with the first `iter()`, `next()` or `reset()`. Several threads may call `next()`, but only one of
@@ -100,12 +103,12 @@ class Prefetcher(Measured):
         cast = Cast.of(dtype, casting)
         if not isinstance(pin_memory, (bool, np.bool_)):
             raise ValueError(f"pin_memory must be True or False, got {pin_memory!r}.")
-        deliver = pinning() if pin_memory else None
-        if pin_memory and deliver is None:
+        pin = pinning() if pin_memory else None
+        if pin_memory and pin is None:
             warn_caller("pin_memory=True has no effect here: no accelerator is available.", UserWarning)
         self._source = source
         self._gate = Gate(self)  # replaced when the thread starts, which has a gate of its own
-        copies = Copies(int(depth + hold), None if cast is None else cast.root(), deliver)
+        copies = Copies(int(depth + hold), None if cast is None else cast.root(), pin)
         self._producer = Producer(source, copies)
         crews: list[_Crew] = []
         shown = {"backend": "prefetch", "face": "prefetch", "depth": int(depth), "hold": int(hold)}
@@ -248,6 +251,23 @@ class Prefetcher(Measured):
                 if not isinstance(error, Exception):  # an interrupt: the state may be half loaded
                     self._end_by(error)
                 raise
+
+    # Where the time goes.
+
+    def stats(self) -> Stats:
+        """Where the time goes: how long you waited, what the reading thread did, and a verdict.
+
+        For the present epoch and for the life of this object. Measured all the time; any thread may ask.
+        """
+        return self._measures.stats()
+
+    def report(self, path: str | os.PathLike[str]) -> None:
+        """Write the figures as one HTML page. See `DataLoader.report`."""
+        self._measures.report(path)
+
+    def trace(self, path: str | os.PathLike[str]) -> Tracing:
+        """Write what the caller and the reading thread do to a file. See `DataLoader.trace`."""
+        return self._measures.trace(path)
 
     def close(self) -> None:
         """Ends the thread. Batches that you have stay valid."""

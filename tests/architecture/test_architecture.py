@@ -33,7 +33,7 @@ LAYERS = (
     ("backends",),
     ("_engine",),
     ("_options", "stats", "_session"),
-    ("_deliver", "_prefetch", "prefetch", "loader", "_progress"),
+    ("_prefetch", "prefetch", "loader", "_progress"),
     ("_files", "image", "records", "formats", "_open", "__init__"),
     ("torch", "testing", "_tools", "cli", "__main__"),
 )

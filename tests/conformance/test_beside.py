@@ -202,7 +202,7 @@ def test_an_interrupt_in_a_bundle_ends_the_iterator_and_skips_nothing(
 
     with DataLoader(range(4000), num_workers=1) as loader:
         batches = in_a_bundle(loader)
-        monkeypatch.setattr(batches._engine.backend if where == "open" else batches.told, where, interrupted)
+        monkeypatch.setattr(batches._engine.backend if where == "open" else batches.position, where, interrupted)
         with pytest.raises(KeyboardInterrupt):
             next(batches)
         with pytest.raises(RuntimeError, match=r"was (ended by KeyboardInterrupt|closed)"):

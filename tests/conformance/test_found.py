@@ -225,7 +225,7 @@ class Slow:
 loader = penstock.DataLoader(Slow(), num_workers=2)
 batches = iter(loader)
 pids = {next(batches).item()}
-backend = next(iter(loader._engines.live)).backend
+backend = next(iter(loader._session.engines.live)).backend
 workers = [os.pidfd_open(process.pid) for process in backend._workers.values()]
 assert len(workers) == 2
 interrupts = [1, 2]
@@ -392,9 +392,9 @@ def test_a_reader_that_is_freed_while_the_loader_closes_brings_nothing_back(make
             readers.clear()  # as the collection would
             return super().__iter__()
 
-    loader._engines.live = Live(loader._engines.live)
+    loader._session.engines.live = Live(loader._session.engines.live)
     loader.close()
-    assert loader._engines._idle is None
+    assert loader._session.engines._idle is None
 
 
 class Own:
@@ -564,7 +564,7 @@ def test_a_copy_of_a_loader_goes_on_by_itself() -> None:
     stream: DataLoader[Any] = DataLoader(sources.Countdown(3), num_workers=1, backend="thread")
     other = copy.copy(stream)
     other.num_workers = 2
-    assert (stream._feed.options.num_workers, other._feed.options.num_workers) == (1, 2)
+    assert (stream.num_workers, other.num_workers) == (1, 2)
 
 
 def test_a_number_of_workers_that_is_refused_changes_nothing() -> None:
@@ -657,7 +657,7 @@ def test_an_engine_whose_worker_could_not_be_started_needs_no_garbage_collector(
         batches = iter(loader)
         next(batches)
         loader.num_workers = 2
-        (engine,) = map(weakref.ref, loader._engines.all())
+        (engine,) = map(weakref.ref, loader._session.engines.all())
         del loader, batches
         assert engine() is None
     finally:
@@ -706,13 +706,13 @@ def test_an_epoch_of_a_known_order_leaves_nothing_to_the_garbage_collector() -> 
     loader: DataLoader[Any] = DataLoader(range(4))
     for _ in range(3):
         list(loader)
-        loader._measures.tick()  # twice a second; the first ones import what they need
+        loader._session.measures.tick()  # twice a second; the first ones import what they need
     gc.collect()
     gc.disable()
     try:
         for _ in range(3):
             list(loader)
-        loader._measures.tick()
+        loader._session.measures.tick()
         assert gc.collect() == 0
     finally:
         gc.enable()
@@ -723,7 +723,7 @@ def test_a_forked_child_drops_a_loader_that_another_thread_was_using() -> None:
     loader: DataLoader[Any] = DataLoader(range(8), num_workers=1, backend="thread")
     batches = iter(loader)
     next(batches)
-    (engine,) = loader._engines.all()
+    (engine,) = loader._session.engines.all()
     has_it, end = threading.Event(), threading.Event()
 
     def use() -> None:
@@ -760,7 +760,7 @@ def test_update_and_close_while_another_thread_begins_an_epoch() -> None:
 
     begun: list[bool] = []
     others: list[Any] = []
-    loader._engines.live = Live(loader._engines.live)
+    loader._session.engines.live = Live(loader._session.engines.live)
     loader.update(lambda dataset: None)
     assert len(others) == 2 and next(batches).item() == 0
     loader.close()
@@ -818,6 +818,6 @@ def test_an_iterator_that_the_garbage_collector_frees_leaves_its_loader_sound(se
             del batches, kept, got, batch
             gc.collect()
             assert np.array_equal(found, [np.full(7, key + number) for key in range(33)])
-            idle: Any = loader._engines._idle
-            assert idle is None or idle in loader._engines.live  # so that an update reaches it
+            idle: Any = loader._session.engines._idle
+            assert idle is None or idle in loader._session.engines.live  # so that an update reaches it
             del idle

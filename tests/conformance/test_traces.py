@@ -116,7 +116,7 @@ def test_a_lost_worker_and_its_replacement_are_in_the_trace(tmp_path: Path) -> N
     with loader("process", 1, timeout=60) as batches, batches.trace(tmp_path / "trace.json"):
         epoch = iter(batches)
         next(epoch)
-        (pid,) = [worker.pid for worker in batches._engines.all()[0].backend.workers]  # type: ignore[attr-defined]
+        (pid,) = [worker.pid for worker in batches._session.engines.all()[0].backend.workers]  # type: ignore[attr-defined]
         os.kill(pid, signal.SIGKILL)
         assert len(list(epoch)) == 9
     instants = dict(read(tmp_path / "trace.json").instants)

@@ -248,14 +248,14 @@ def test_an_epoch_that_another_thread_begins_meanwhile_has_the_change(
     loader = make(Sized(4), batch_size=2)
     found: list[Any] = []
     other = threading.Thread(target=lambda: found.extend(batch[1].tolist() for batch in loader))
-    changing, waits = loader._engines.changing, threading.Event()
+    changing, waits = loader._session.engines.changing, threading.Event()
 
     def noted() -> Any:
         if threading.current_thread() is other:
             waits.set()
         return changing()
 
-    monkeypatch.setattr(loader._engines, "changing", noted)
+    monkeypatch.setattr(loader._session.engines, "changing", noted)
 
     def begin() -> None:
         other.start()

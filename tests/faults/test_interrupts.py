@@ -133,7 +133,7 @@ def _with_state(subject: Subject) -> None:
 def _to_be_tuned(subject: Subject) -> None:
     _read(subject)
     force(subject.loader, [(2, 3)])
-    subject.loader._measures.meter.due = True
+    subject.loader._session.measures.meter.due = True
 
 
 def _killed(subject: Subject) -> None:

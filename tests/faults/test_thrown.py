@@ -446,8 +446,9 @@ def test_an_update_that_raises_in_the_workers_is_the_error_of_each_step(make: An
 class Delivering(DataLoader[Any]):
     names: ClassVar = NAMES
 
-    def _deliver(self, batch: Any) -> Any:  # type: ignore[override]
-        return raising(self.names, int(batch[0]))
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._session.deliver = lambda batch: raising(self.names, int(batch[0]))
 
 
 @pytest.mark.parametrize("how", ["iter", "batches", "share"])

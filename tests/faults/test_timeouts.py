@@ -198,7 +198,7 @@ def test_all_workers_are_asked_for_their_stacks_at_once(monkeypatch: pytest.Monk
         for worker in loader.workers:
             os.kill(worker.pid, signal.SIGSTOP)
         processes = [(worker.pid, worker.fileno()) for worker in loader.workers]
-        (engine,) = loader._engines.all()
+        (engine,) = loader._session.engines.all()
         assert stack.ask(processes, engine.backend._theirs["stacks"]) == [""] * 8  # type: ignore[attr-defined]
     assert 0 < sum(slept) < 2 * stack._PATIENCE
 

@@ -145,6 +145,9 @@ class Run:
         self.next += left
         return Task(seq, self.number, self.next - left, left)
 
+    def fail(self, error: BaseException) -> None:
+        self.error = error
+
     def follow(self) -> Run | None:
         which = self.which + 1
         if self.setting.ends == "stream" or which >= len(self.setting.runs):
@@ -884,7 +887,7 @@ class World:
             hopeless = deaths > self.setting.retries or self.nobody_is_left()
             self.law(hopeless, f"the stream breaks before {step} after {deaths} deaths")
         course.forget_from(seq)
-        course.run.error = Ended(step)
+        course.run.fail(Ended(step))
         self.dry = True
         self.unwant([later for later in self.tasks if later >= seq])
 

@@ -18,7 +18,7 @@ import torch.multiprocessing
 import penstock
 import penstock.torch
 from penstock.backends._process import methods
-from penstock.torch import _iterators as iterators
+from penstock.torch import _semantics as semantics
 
 
 class OwnProcess(contexts.Process):
@@ -181,9 +181,9 @@ def test_beside_jax_workers_are_not_forked_from_the_program_unless_nothing_else_
     monkeypatch.setattr(methods, "_without_fork", "spawn")  # and no template between
     monkeypatch.setattr(methods, "survives_fork", lambda: False)
     methods_used: list[str] = []
-    started = iterators.start
+    started = semantics.start
     monkeypatch.setattr(
-        iterators, "start", lambda job, method, **how: methods_used.append(method) or started(job, method, **how)
+        semantics, "start", lambda job, method, **how: methods_used.append(method) or started(job, method, **how)
     )
     assert parent() == os.getpid()
     monkeypatch.setitem(sys.modules, "jax", os)

@@ -174,7 +174,7 @@ def test_they_reach_a_worker_that_is_not_forked_any_more_because_threads_came() 
     try:
         with program.loader:
             assert program.run(update, start_thread, kill, nothing, kill) == expected
-            [backend] = [engine.backend for engine in program.loader._engines.all()]
+            [backend] = [engine.backend for engine in program.loader._session.engines.all()]
             assert [launcher.method for launcher in backend._launchers] == ["fork", "forkserver"]
     finally:
         done.set()

@@ -42,7 +42,7 @@ _MORE = [
     Bug(
         "a loaded state continues one step too late",
         "resume",
-        "loader.py",
+        "_session/seeded.py",
         "at = Begin(start.steps, ",
         "at = Begin(start.steps + bool(start.steps), ",
         _HISTORIES,

@@ -161,7 +161,7 @@ BUGS = [
     Bug(
         "the prefetched next epoch is used although the order has changed",
         "scheduling",
-        "loader.py",
+        "_session/seeded.py",
         "run.epoch != epochs.next or run.plan != plan or epochs.loaded",
         "run.epoch != epochs.next or epochs.loaded",
         ("conformance/test_ranks.py::test_weights_and_indices_changed_between_epochs_count",),
@@ -481,7 +481,7 @@ BUGS = [
     Bug(
         "the end of a stream leaves nothing to the next epoch",
         "resume",
-        "loader.py",
+        "_session/seeded.py",
         "restores = epochs.restores() or copied",
         "restores = epochs.restores()",
         ("faults/test_lost_workers.py::test_what_a_stream_keeps_from_epoch_to_epoch_is_kept",),
@@ -528,8 +528,8 @@ BUGS = [
     Bug(
         "workers keep the old seed when a state with another is loaded",
         "resume",
-        "loader.py",
-        "            self._engines.close()  # workers have the seed from the beginning\n",
+        "_session/seeded.py",
+        "            self.engines.close()  # workers have the seed from the beginning\n",
         "",
         ("conformance/test_planted.py::test_workers_have_the_seed_of_the_state_that_was_loaded",),
         "Idle workers were started with the loader's own seed; a loaded state brings another.",
@@ -548,8 +548,8 @@ BUGS = [
         "resume",
         "_session/share.py",
         "            call.item = _Item(self._steps, batch)\n",
-        "            for step, mark in self._steps:\n"
-        "                self._told.passed(step, mark)\n"
+        "            for step in self._steps:\n"
+        "                self._position.passed(*step)\n"
         "            call.item = _Item([], batch)\n",
         (
             "unit/test_share.py::test_the_state_counts_what_was_handed_out_to_all",
@@ -572,7 +572,7 @@ BUGS = [
     Bug(
         "a state that is refused leaves the dataset changed",
         "resume",
-        "loader.py",
+        "_session/seeded.py",
         '                self.update(operator.methodcaller("load_state_dict", before))\n',
         "",
         ("conformance/test_resume.py::test_a_dataset_may_be_as_long_as_its_own_state_says",),
@@ -758,9 +758,9 @@ BUGS = [
     Bug(
         "workers that are not persistent live on after their epoch",
         "endings",
-        "loader.py",
-        "self._engines.put(engine) if stays else engine.close()",
-        "self._engines.put(engine)",
+        "_session/seeded.py",
+        "self.engines.put(engine) if stays else engine.close()",
+        "self.engines.put(engine)",
         ("conformance/test_planted.py::test_workers_that_are_not_persistent_end_with_their_epoch",),
         "With persistent_workers=False the workers end with their epoch.",
     ),
@@ -846,7 +846,7 @@ BUGS = [
         "an error of the sampler comes with the first batch instead of iter()",
         "torch parity",
         "torch/_iterators.py",
-        "        error, run.error = run.error, None\n        if error is not None:\n            try:\n",
+        "        error = run.take_error()\n        if error is not None:\n            try:\n",
         "        error = None\n        if error is not None:\n            try:\n",
         ("parity/test_samplers.py::test_an_error_of_the_sampler_comes_from_the_call_that_asked_it",),
         "torch raises a sampler's error from the call in which the sampler was asked.",
@@ -926,9 +926,9 @@ BUGS = [
     Bug(
         "workers live on after an epoch of a torch loader",
         "torch parity",
-        "torch/_iterators.py",
-        "            if not self._persistent_workers:\n                self._shutdown_workers()\n",
-        "",
+        "torch/_semantics.py",
+        "self.ends_workers = not iterator._persistent_workers",
+        "self.ends_workers = False",
         ("parity/test_face.py::test_workers_start_with_the_first_iterator_and_can_be_watched",),
         "torch ends its workers when the last batch was handed out, though the iterator is still referred to.",
     ),

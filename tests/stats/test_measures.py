@@ -277,14 +277,14 @@ def test_another_thread_may_ask_while_the_caller_reads() -> None:
 
 def test_nothing_grows_with_the_length_of_an_epoch() -> None:
     with penstock.DataLoader(Rows(200_000), batch_size=64, seed=1, num_workers=1) as loader:
-        loader._measures.meter.next_tick = 0
+        loader._session.measures.meter.next_tick = 0
         for step, _ in enumerate(loader):
             if step % 100 == 0:
-                loader._measures.tick()
+                loader._session.measures.tick()
         for _ in range(2000):
-            loader._measures.tick()
+            loader._session.measures.tick()
         assert len(loader.stats().history) <= 512
-        assert len(loader._measures.meter._kept) <= 1025
+        assert len(loader._session.measures.meter._kept) <= 1025
         at = [moment.at for moment in loader.stats().history]
         assert at == sorted(at)
 
@@ -294,7 +294,7 @@ def test_stats_are_plain_json(settings: dict[str, Any]) -> None:
 
     with penstock.DataLoader(Rows(20), batch_size=2, seed=1, **settings) as loader:
         assert list(loader)
-        loader._measures.tick()
+        loader._session.measures.tick()
         plain = json.loads(json.dumps(loader.stats().to_dict()))
     assert plain["epoch"]["batches"] == 10
     assert plain["settings"]["batch_size"] == 2

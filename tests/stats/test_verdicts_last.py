@@ -112,7 +112,7 @@ def test_what_the_program_does_after_the_epoch_is_not_held_against_the_loader(
     monkeypatch.setattr(_machine, "_throttled", lambda group: held_back[0])
     monkeypatch.setattr(_machine, "_groups", lambda root, controller: ("/group",))
     with penstock.DataLoader(range(30), seed=0) as loader:
-        measures = loader._measures
+        measures = loader._session.measures
         for _ in range(2):
             for step, _ in enumerate(loader):
                 if step in (3, 4, 5):  # ticks, of which the second begins to count

@@ -307,7 +307,7 @@ def test_a_cache_that_is_smaller_than_the_window_is_noticed(tmp_path: Path, room
     store = Store(tmp_path, 20, room * 104)
     with penstock.DataLoader(store, batch_size=10, shuffle="blocks", window=4, seed=1) as loader:
         batches = iter(loader)
-        until(lambda: loader._measures.meter.scouts.needed)
+        until(lambda: loader._session.measures.meter.scouts.needed)
         assert sum(len(batch) for batch in batches) == 200
         cache = loader.stats().life.cache
     assert cache is not None and cache.limit == room * 104

@@ -223,11 +223,11 @@ def test_when_all_are_closed_the_workers_are_free_for_the_next_epoch() -> None:
     with DataLoader(np.arange(40), num_workers=2, backend="thread") as loader:
         parts = loader.share(2)
         next(parts[0])
-        (engine,) = loader._engines.live
+        (engine,) = loader._session.engines.live
         for part in parts:
             part.close()
         assert list(map(first, loader)) == list(range(40))
-        assert list(loader._engines.live) == [engine]
+        assert list(loader._session.engines.live) == [engine]
 
 
 def test_one_that_is_closed_while_another_reads_leaves_the_reader_alone() -> None:

@@ -192,9 +192,10 @@ def test_each_worker_has_a_dataset_of_its_own_or_all_have_the_callers(copies: bo
 def test_with_a_fixed_assignment_each_worker_does_its_own_steps() -> None:
     with simulate.workers(simulate.seeded(3)) as simulation:
         made: Any = DataLoader(sources.Numbers(20), 2, num_workers=2, backend=simulation.name)
-        engine = made._new_engine(None)
-        assigned = Engine(engine.backend, Assigned(window=4, workers=2), engine.job, retries=0, look_ahead=False)
-        assigned.open(made._feed.run(made._runs, 0, 1, made._feed.plan(1), Begin()))
+        session = made._session
+        engine = session.hire(session)
+        assigned = Engine(engine.backend, Assigned(window=4, workers=2), engine.job)
+        assigned.open(session.feed.run(session.runs, 0, 1, session.feed.plan(1), Begin()))
         found = []
         while (delivery := assigned.next(None)).task is not None:
             found.append((delivery.task.step, delivery.worker))

@@ -93,12 +93,13 @@ def test_a_number_set_by_hand_ends_auto(make: Any) -> None:
     batches = iter(loader)
     next(batches)
     loader.num_workers = 3
-    core = loader if make is DataLoader else loader._penstock
-    assert (loader.num_workers, core.auto, core.max_workers) == (3, ("prefetch_factor",), None)
+    session = loader._session if make is DataLoader else loader._penstock
+    options = session.options
+    assert (loader.num_workers, options.auto, options.max_workers) == (3, ("prefetch_factor",), None)
     for _ in range(3):
         next(batches)
-    assert len(core.workers) >= 3
-    assert core is (loader if make is DataLoader else loader._penstock), "its workers go on"
+    assert len(session.workers) >= 3
+    assert session is (loader._session if make is DataLoader else loader._penstock), "its workers go on"
     del batches
     closed(loader)
 
@@ -110,10 +111,10 @@ def test_what_is_known_outlives_an_epoch_and_its_workers() -> None:
         force(loader, [(5, 4)])
         assert len(list(loader)) == 50
         assert (loader.num_workers, loader.prefetch_factor) == (5, 4)
-        tuning = loader._tuning
+        tuning = loader._session.tuning
         batches = iter(loader)
         next(batches)
-        assert loader.num_workers == 5 and loader._tuning is tuning
+        assert loader.num_workers == 5 and loader._session.tuning is tuning
 
 
 def test_a_stream_with_one_reader_has_one_worker() -> None:
@@ -121,7 +122,7 @@ def test_a_stream_with_one_reader_has_one_worker() -> None:
         warnings.simplefilter("error")
         with DataLoader(Stream(), batch_size=4, num_workers="auto", backend="thread") as loader:
             assert loader.num_workers == 1
-            assert _bounds(loader._options, loader._feed).workers == Range(1, 1)
+            assert _bounds(loader._session.options, loader._session.feed).workers == Range(1, 1)
             assert [len(batch) for batch in loader] == [4] * 10
 
 
@@ -131,10 +132,10 @@ def test_bounds_come_from_the_settings_and_the_machine(monkeypatch: pytest.Monke
     found = _machine.Machine(cpus=40.0, memory_limit=8 << 30, memory_used=1 << 30)
     monkeypatch.setattr(_machine, "machine", lambda: found)
     loader = DataLoader(np.arange(9), num_workers="auto", prefetch_factor=3)
-    bounds = _bounds(loader._options, loader._feed)
+    bounds = _bounds(loader._session.options, loader._session.feed)
     assert bounds == type(bounds)(Range(1, 40), Range(3, 3), 40.0, 8 << 30)
     loader = DataLoader(np.arange(9), num_workers=1, prefetch_factor="auto")
-    bounds = _bounds(loader._options, loader._feed)
+    bounds = _bounds(loader._session.options, loader._session.feed)
     assert bounds == type(bounds)(Range(1, 1), Range(1, 16), 40.0, 8 << 30)
 
 
@@ -142,7 +143,7 @@ def test_a_copy_is_tuned_on_its_own() -> None:
     loader = DataLoader(np.arange(20), batch_size=2, num_workers="auto", max_workers=7, backend="thread")
     for twin in (copy.copy(loader), pickle.loads(pickle.dumps(loader))):
         assert twin.auto == ("num_workers",) and twin.max_workers == 7
-        assert twin._tuning is not None and twin._tuning is not loader._tuning
+        assert twin._session.tuning is not None and twin._session.tuning is not loader._session.tuning
         assert len(list(twin)) == 10
         twin.close()
     loader.close()
@@ -239,7 +240,7 @@ def test_a_torch_loader_shows_the_present_numbers() -> None:
     loader: Any = penstock.torch.DataLoader(
         list(range(60)), batch_size=2, num_workers="auto", prefetch_factor="auto", seed=0, persistent_workers=True
     )
-    force(loader._penstock, [(3, 4)])
+    force(loader, [(3, 4)])
     core = loader._penstock
     assert sum(len(batch) for batch in loader) == 60
     assert (loader.num_workers, loader.prefetch_factor) == (3, 4)

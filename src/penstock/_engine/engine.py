@@ -46,8 +46,8 @@ _LOOK_FOR_OUTAGES = 2.5  # seconds without an outcome
 class Engine(Held):
     """A crew and its memory. One run at a time is read from it; the next may be prefetched.
 
-    `look_ahead`: the steps of the next run may be drawn early. `bundles`: small steps may travel together. `watch`
-    says whether a worker is dead that cannot be replaced: the next call must raise, whatever is ready.
+    `look_ahead`: the steps of the next run may be drawn early. `bundles`: small steps may travel together. `hang`:
+    seconds after which a worker that is still at one step is killed.
     """
 
     _finalizer: Any = bool  # so it is if an interrupt comes in the constructor
@@ -58,18 +58,19 @@ class Engine(Held):
         scheduler: Scheduler,
         job: Job,
         *,
-        retries: int,
-        look_ahead: bool,
+        retries: int = 0,
+        look_ahead: bool = False,
         bundles: bool = False,
-        watch: Callable[[], object] = bool,
-        meter: Meter | None = None,
         hang: float | None = None,
+        meter: Meter | None = None,
     ) -> None:
         self.job = job  # for workers that are hired later
         super().__init__(backend)
         self._looks = backend.shares_gauges
         self._scheduler = scheduler
-        self._retries, self._watch, self._hang = retries, watch, hang
+        self._retries, self._hang = retries, hang
+        # A worker that has its own steps cannot be replaced: if one is dead, `next` raises, whatever is ready.
+        self._watch: Callable[[], object] = getattr(backend, "has_dead", bool) if job.assigned else bool
         self._look_again = -math.inf  # when to look for workers that hang
         self._looked = 0  # when `watch` was last asked
         self._course = Course(look_ahead and backend.copies_dataset)
@@ -158,7 +159,8 @@ class Engine(Held):
         if run is None or run.error is not None or course.ready or self._answer is not None or self._end_is_told:
             return
         if scheduler.run_is_over and not scheduler.ask_is_open and not self.closed:
-            run.is_left = self._end_is_told = True
+            self._end_is_told = True
+            run.leave()
             taken.append(True)
 
     def next(self, timeout: float | None, run: Run | None = None) -> Handout:
@@ -352,7 +354,7 @@ class Engine(Held):
             task = self._course.forget(outcome.seq)
             run = self._course.run
             if task is not None and outcome.mark is not None and run is not None and run.number == task.run:
-                run.end = run.ends[outcome.worker] = outcome.mark
+                run.ended(outcome.worker, outcome.mark)
             self._carry_out(events.StepEnded(outcome.seq, outcome.worker))
         elif isinstance(outcome, Left):
             self._carry_out(events.WorkerLeft(outcome.worker))
@@ -473,7 +475,7 @@ class Engine(Held):
         task = self._course.find(command.seq) or self._course.draw(command.seq)[0]
         assert run is not None and task is not None
         why = refusal(self._position_in(run)) if command.unknown else None
-        run.error = broken_error(task, self._losses[command.worker], self._retries, why)
+        run.fail(broken_error(task, self._losses[command.worker], self._retries, why))
         self._course.forget_from(command.seq)
 
     def _fail(self, command: commands.Fail) -> None:
@@ -482,9 +484,8 @@ class Engine(Held):
 
     def _finish(self, command: commands.Finish) -> None:
         assert self._course.run is not None
-        error, self._course.run.error = self._course.run.error, None
-        self._course.run.is_over = self._end_is_told = True
-        self._answer = Handout(None, error=error)
+        self._end_is_told = True
+        self._answer = Handout(None, error=self._course.run.finish())
 
     def _cool(self, command: commands.Cool) -> None:
         self.backend.cool(command.slab)

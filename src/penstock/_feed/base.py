@@ -55,7 +55,11 @@ class Run:
 
     `keys` begins with the step `at.steps`. Steps in `at.beyond` are left out or, if `repeats`, drawn again and
     skipped by the consumer (one worker reads a stream in order). `read_from` is the sampler or stream that the keys
-    come from, if it may have a state, called `what` in errors. `numbers` has the numbers of all runs.
+    come from, if it may have a state, called `what` in errors. `numbers` has the numbers of all runs. `seat` is the
+    worker that gets the first step (torch semantics only). `raises_at_once`: the error of a run that cannot go on is
+    raised by the call that drew it, and not after the last step.
+
+    Only the methods below change a run.
     """
 
     def __init__(
@@ -70,15 +74,17 @@ class Run:
         read_from: Reading | None = None,
         what: str = "the sampler",
         seat: int = 0,
+        raises_at_once: bool = False,
     ) -> None:
         self.number = next(numbers)
         self.epoch = epoch
         self.plan = plan
         self.seat = seat
+        self.raises_at_once = raises_at_once
         self.repeated = at.beyond if repeats else frozenset()
         self.error: BaseException | None = None
         self.is_over = False
-        self.is_left = False  # all of it was handed out, and then its engine was taken for another epoch
+        self.is_left = False
         self.end: bytes | None = None  # once it has ended: the mark that the next epoch begins with
         self.ends: dict[int, bytes] = {}  # the same by worker, if each reads a stream of its own
         self._numbers = numbers
@@ -133,6 +139,30 @@ class Run:
                 raise
             where = f"While {self._what} was asked for step {self._step} of epoch {self.epoch}."
             return Raised(caught(error, where)), 1
+
+    # What the engine finds out.
+
+    def fail(self, error: BaseException) -> None:
+        """The run ends early, with this error."""
+        self.error = error
+
+    def take_error(self) -> BaseException | None:
+        """The error, if there is one. It is raised once."""
+        error, self.error = self.error, None
+        return error
+
+    def ended(self, worker: int, mark: bytes) -> None:
+        """The stream that this worker reads has ended."""
+        self.end = self.ends[worker] = mark
+
+    def finish(self) -> BaseException | None:
+        """The caller is told that the run is over; returns the error to raise instead, if there is one."""
+        self.is_over = True
+        return self.take_error()
+
+    def leave(self) -> None:
+        """All of it was handed out, and its engine is taken for another epoch before the end was asked for."""
+        self.is_left = True
 
     def continued(self, task: Task, position: bytes | None) -> Task:
         """A task of a stream for a new reader, which opens the stream at this position first."""

@@ -190,8 +190,8 @@ class Progress:
         self._beyond: dict[int, bytes | None] = dict.fromkeys(begin.beyond)  # their marks; older steps do not count
         self._end: bytes | None = None
 
-    def passed(self, step: int, mark: bytes | None) -> None:
-        """The step was handed out, as a batch or as an error; `mark`: see `Task`."""
+    def passed(self, step: int, mark: bytes | None, worker: int = -1) -> None:
+        """The step was handed out, as a batch or as an error; `mark`: see `Task`. Any worker may have done it."""
         (first, last), beyond = self._at, self._beyond
         if step != first:
             beyond[step] = mark
@@ -215,7 +215,7 @@ class Progress:
         steps, last = at
         return steps, sorted(step for step in beyond if step > steps), last
 
-    def finish(self, end: bytes | None) -> None:
+    def finish(self, end: bytes | None, ends: Mapping[int, bytes] = {}) -> None:  # never changed
         """The epoch is over; `end`: see `Run`."""
         # An epoch without batches keeps no mark: the next one must not have to have some.
         self._end = end if self.steps else None

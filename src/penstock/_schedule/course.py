@@ -59,7 +59,7 @@ class Course:
         # A task that is posted again may be of the current run, though the next one is drawn from already.
         run = self.ahead if self.ahead is not None and self.ahead.number == task.run else self.run
         assert run is not None
-        run.error = error
+        run.fail(error)
         return run is self.run
 
     def find(self, seq: int | None) -> Task | None:

@@ -1,4 +1,4 @@
-"""The engines of a loader: made from its settings, kept between epochs, changed and closed together."""
+"""The engines of a loader: made by its semantics, kept between epochs, changed and closed together."""
 
 from __future__ import annotations
 
@@ -11,16 +11,11 @@ from typing import Any
 
 from penstock._engine.engine import Engine
 from penstock._engine.turn import INSIDE
-from penstock._feed import Feed
 from penstock._measure.meter import Meter
-from penstock._options import Options
-from penstock._schedule.onereader import OneReader
-from penstock._schedule.scheduler import Scheduler
+from penstock._session.semantics import Semantics
 from penstock._system.interrupts import Living, interrupts_deferred
-from penstock._wire.task import MOST_STEPS
 from penstock._wire.updates import Change
 from penstock._work.job import Job
-from penstock.backends import make
 
 # Bytes of updates: they are kept for workers that still have to read them, and how far each worker is, is not known.
 # An engine that has more is not used for another epoch: new workers have the dataset as it is.
@@ -127,43 +122,22 @@ class Engines:
         self._idle = None  # not before: a collection of garbage may free a reader, which puts its engine here
 
 
-def workers(num_workers: int, feed: Feed) -> int:
-    """How many workers are of use: a stream has one reader."""
-    return min(num_workers, 1) if feed.one_reader else num_workers
-
-
-def window(num_workers: int, options: Options, feed: Feed) -> int:
-    """How many tasks may be ahead of the caller."""
-    return max(1, workers(num_workers, feed) * (options.prefetch_factor or 1))
-
-
-def size(options: Options, feed: Feed) -> tuple[int, int]:
-    """How many workers an engine has, and how many tasks may be ahead of the caller."""
-    return workers(options.num_workers, feed), window(options.num_workers, options, feed)
-
-
-def new_engine(job: Job, options: Options, feed: Feed, meter: Meter) -> Engine:
-    ahead, retries, in_order = window(options.num_workers, options, feed), options.retries, options.in_order
-    scheduler: Scheduler
-    if feed.one_reader and options.num_workers:
-        scheduler = OneReader(window=ahead, retries=retries, in_order=in_order)
-    else:
-        size = max(1, job.num_workers)
-        scheduler = Scheduler(window=ahead, workers=size, retries=retries, in_order=in_order, room=MOST_STEPS)
-    # A step must not be late because others are done with it, nor wait for others once it is done.
-    bundles = options.timeout == 0 and in_order and not feed.one_reader
-    backend = make(options.backend, job, options.context)
+def new_engine(semantics: Semantics, meter: Meter) -> Engine:
+    """A crew with its job, by the rules of these semantics. No worker is started yet."""
+    settings = semantics.settings
+    job = Job(
+        dataset=semantics.dataset,
+        batched=semantics.batched,
+        collate_fn=None if settings.collate_fn is semantics.default_collate else settings.collate_fn,
+        worker_init_fn=settings.worker_init_fn,
+        num_workers=semantics.crew_size,
+        drop_last=settings.drop_last,
+        cast=semantics.cast,
+        **semantics.work(),
+    )
+    backend = semantics.backend(job)
     try:
-        return Engine(
-            backend,
-            scheduler,
-            job,
-            retries=retries,
-            bundles=bundles,
-            look_ahead=options.persistent_workers,
-            meter=meter,
-            hang=options.hang,
-        )
+        return Engine(backend, semantics.scheduler(), job, meter=meter, **semantics.manner())
     except BaseException:
         backend.close()
         raise

@@ -71,39 +71,6 @@ class Crew(Protocol):
     def memory(self) -> tuple[int, int, int]: ...
 
 
-class Measured:
-    """A loader with figures."""
-
-    _measures: Measures
-
-    def stats(self) -> Stats:
-        """Where the time goes: how long you waited, what each worker did, the slowest samples, and a verdict.
-
-        For the present epoch and for the loader's life. Measured all the time; any thread may ask.
-        """
-        return self._measures.stats()
-
-    def report(self, path: str | os.PathLike[str]) -> None:
-        """Write the figures as one HTML page: charts over time, workers, sample times, settings.
-
-        The page needs no other file and no network, and has 200 KB at most. An existing file is replaced as a whole.
-        """
-        self._measures.report(path)
-
-    def trace(self, path: str | os.PathLike[str]) -> Tracing:
-        """Write what caller and workers do to a file that Perfetto and chrome://tracing open.
-
-        From now on, until the end of a `with` block or until `close()`, of the trace or of the loader:
-
-            with loader.trace("trace.json"):
-                for batch in loader:
-                    ...
-
-        Every task costs a record of 64 bytes in shared memory, and some 30 µs in the thread that reads the loader.
-        """
-        return self._measures.trace(path)
-
-
 class Measures:
     """`crews` are those of the loader that live. `settings` are shown with the figures."""
 

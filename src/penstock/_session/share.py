@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
-from penstock._session.reading import Batches, Told
+from penstock._session.reading import Batches
+from penstock._session.semantics import Position
 from penstock._system.ending import END, Instead, raises_instead
 from penstock._system.interrupts import LOOK_AGAIN, Changes, finalizer, interrupts_deferred
 from penstock._wire.failure import caught
@@ -45,7 +46,7 @@ class Consumer(AbstractContextManager["Consumer"]):
 class _Item(NamedTuple):
     """A batch, or an Instead, and the steps that are done when it is handed out."""
 
-    steps: list[tuple[int, bytes | None]]
+    steps: list[tuple[int, bytes | None, int]]
     batch: Any
 
 
@@ -61,15 +62,14 @@ class _Call:
 class SharedEpoch:
     """Knows its consumers by number, and does not keep them alive: one that is dropped leaves the epoch.
 
-    The reader reports to it (see `Told`), and not to the loader's progress, since a batch that waits for its consumer
-    is not handed out yet.
+    The reader reports to it, and not to the position of the epoch, since a batch that waits for its consumer is not
+    handed out yet.
     """
 
-    def __init__(self, reader: Batches, told: Told, consumers: int, in_turn: bool, window: int) -> None:
-        self._reader, self._told = reader, told
-        self.epoch = told.epoch
-        self._steps: list[tuple[int, bytes | None]] = []  # of the batch that was read last
-        self._end: bytes | None = None
+    def __init__(self, reader: Batches, position: Position, consumers: int, in_turn: bool, window: int) -> None:
+        self._reader, self._position = reader, position
+        self._steps: list[tuple[int, bytes | None, int]] = []  # of the batch that was read last
+        self._end: tuple[bytes | None, Mapping[int, bytes]] = None, {}
         self._in_turn = in_turn
         self._window = window
         # Of all attributes below. The lock is not held while a batch is read, so a consumer whose batch is here gets
@@ -87,11 +87,11 @@ class SharedEpoch:
         for number, consumer in enumerate(consumers):
             self._consumers[number] = weakref.ref(consumer)
 
-    def passed(self, step: int, mark: bytes | None) -> None:
-        self._steps.append((step, mark))
+    def passed(self, step: int, mark: bytes | None, worker: int) -> None:
+        self._steps.append((step, mark, worker))
 
-    def finish(self, end: bytes | None) -> None:
-        self._end = end
+    def finish(self, end: bytes | None, ends: Mapping[int, bytes]) -> None:
+        self._end = end, ends
 
     def next(self, number: int) -> Any:
         call = _Call()
@@ -126,8 +126,8 @@ class SharedEpoch:
                 if queue:
                     call.item = queue[0]
                     queue.popleft()
-                    for step, mark in call.item.steps:
-                        self._told.passed(step, mark)
+                    for step in call.item.steps:
+                        self._position.passed(*step)
                     self._wake()
                     return True
                 if queue is None or (self._ended and not self._left):
@@ -198,21 +198,21 @@ class SharedEpoch:
     def _wake(self) -> None:
         """Something has changed: the epoch may be over, the last consumer may have left, or others need not wait."""
         if self._ended and not self._left and not any(self._queues.values()):
-            self._told.finish(self._end)
+            self._position.finish(*self._end)
         if not self._queues and self._reading is None:
             self._reader.close()
-            self._reader.told = self._told  # else the two refer to each other, and keep the loader alive
+            self._reader.position = self._position  # else the two refer to each other, and keep the loader alive
         self._changes.tell()
 
 
 def share(reader: Batches, consumers: int, in_turn: bool, window: int) -> list[Consumer]:
-    told = reader.told
+    position = reader.position
     try:
-        epoch = reader.told = SharedEpoch(reader, told, consumers, in_turn, window)
+        epoch = reader.position = SharedEpoch(reader, position, consumers, in_turn, window)
         made = [Consumer(epoch, number) for number in range(consumers)]
         epoch.know(made)
         return made
     except BaseException:
         reader.close()
-        reader.told = told
+        reader.position = position
         raise

@@ -1,20 +1,18 @@
-"""The number of workers of a loader: set by hand, or by the tuner from what caller and workers have counted."""
+"""The number of workers of a loader, set by the tuner from what caller and workers have counted."""
 
 from __future__ import annotations
 
 import math
 import os
-from dataclasses import replace
 from threading import get_ident
 from time import thread_time_ns
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock._engine.engine import Engine
 from penstock._feed import Feed
 from penstock._measure.gauges import delay_ns
 from penstock._measure.meter import TICK
-from penstock._options import Options, is_int
-from penstock._session import engines
+from penstock._options import Options
 from penstock._session.measures import Measures
 from penstock._system.interrupts import import_whole
 from penstock.backends import _base as backends
@@ -27,61 +25,6 @@ _MOST_WORKERS = 32
 _MOST_PREFETCH = 16
 # Workers whose waiting for a processor is looked up, 20 µs for each: they stand for the others.
 _SOME = 4
-
-
-class Tuned:
-    """A loader whose number of workers can change while it runs."""
-
-    _options: Options
-    _feed: Feed
-    _engines: engines.Engines
-    _measures: Measures
-    _tuning: Tuning | None
-
-    @property
-    def num_workers(self) -> int:
-        """The present number of workers. It may be set while the loader runs: the batches stay the same.
-
-        New workers start immediately; surplus workers exit after their current step. A stream without load() keeps
-        its one reader. A number that you set replaces "auto".
-        """
-        return self._options.num_workers
-
-    @num_workers.setter
-    def num_workers(self, number: int) -> None:
-        now = self._options.num_workers
-        if not is_int(number, 1) or not now:
-            raise ValueError(
-                f"num_workers is {now} and cannot be set to {number!r}: a loader that was made with workers "
-                "needs at least 1, and a loader without workers stays at 0. To change this, make a new loader."
-            )
-        auto = tuple(name for name in self._options.auto if name != "num_workers")
-        self._resize(num_workers=int(number), auto=auto, max_workers=None)
-        self._begin_tuning()
-
-    def _resize(self, **settings: Any) -> None:
-        def resize(held: list[Engine]) -> None:
-            options = self._options = self._feed.options = replace(self._options, **settings)
-            for engine in held:
-                engine.resize(*engines.size(options, self._feed))
-
-        self._engines.held(resize)
-
-    def _begin_tuning(self) -> None:
-        self._tuning = Tuning(self._options, self._feed, self._measures) if self._options.auto else None
-
-    def _tick(self, engine: Engine) -> None:
-        """Some times a second, in the thread that reads this engine, between two calls of its `next`."""
-        if self._tuning is None or not self._tuning.extra:
-            self._measures.tick()
-        self._measures.meter.due = False
-        # A sampler may read another iterator of the same loader: then an engine cannot be resized now.
-        if self._tuning is None or any(each.is_used_here() for each in self._engines.all()):
-            return
-        change = self._tuning.ask(engine)
-        if change is not None:
-            self._resize(num_workers=change.workers, prefetch_factor=change.prefetch_factor)
-            self._measures.decide(change.workers, change.prefetch_factor, change.reason)
 
 
 class _Counted(NamedTuple):

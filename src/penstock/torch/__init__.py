@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # for mypy the first import of a name counts
 from torch.utils.data import *  # type: ignore[assignment]  # noqa: F403
 
 from penstock.torch._loader import DataLoader, disable, enable, status
-from penstock.torch._measured import stats
+from penstock.torch._semantics import stats
 from penstock.torch._status import LoaderUse, Status, served
 
 __all__ = [  # noqa: PLE0604

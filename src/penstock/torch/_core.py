@@ -1,7 +1,8 @@
-"""The penstock loader behind a torch loader that was given a seed."""
+"""The session behind a torch loader that was given a seed: penstock's semantics, and tensors in the batches."""
 
 from __future__ import annotations
 
+import inspect
 import warnings
 import weakref
 from collections.abc import Callable
@@ -14,7 +15,9 @@ from torch.utils import data as theirs
 from torch.utils.data import RandomSampler, default_collate
 
 import penstock
-from penstock._options import OPTIONS, Face
+from penstock._feed import feed_of
+from penstock._options import OPTIONS, Face, Options
+from penstock._session.seeded import SeedSession
 from penstock._system.interrupts import Loan
 from penstock._wire.failure import dict_of
 from penstock._work.generators import Generators
@@ -22,7 +25,7 @@ from penstock._work.runner import Runner
 from penstock._work.seeding import Borrowed, Lending, Lent
 from penstock.backends import _base as backends
 from penstock.backends._process.methods import configured_method
-from penstock.loader import DataLoader
+from penstock.source._dataset import is_stream
 from penstock.torch import _private as private
 from penstock.torch._collate import collate, explain, explained
 
@@ -111,56 +114,59 @@ class _State:
 _lending = Lending(_State)
 
 
-class Core(DataLoader[Any]):
-    """A penstock loader whose batches hold tensors. It continues the epochs of `before`."""
-
-    _face = "penstock.torch"
-    _make_runner = SeededRunner
-
-    _borrow = _Borrowed
-
-    @staticmethod
-    def _has_load(dataset: Any) -> bool:
-        # A torch dataset may have a method of this name for another purpose.
-        return isinstance(dataset, penstock.IterableDataset) and hasattr(dataset, "load")
+class Core(SeedSession):
+    """The session of a torch loader with a seed: its batches hold tensors. It continues the epochs of `before`."""
 
     def __init__(self, settings: dict[str, Any], before: Core | None = None) -> None:
+        given = {**_DEFAULTS, **settings, "sampler": _seedable(settings.get("sampler"))}
+        dataset = given.pop("dataset")
         with warnings.catch_warnings():  # torch's constructor has warned already
             warnings.filterwarnings("ignore", "num_workers=.* is more than the")
-            super().__init__(**{**settings, "sampler": _seedable(settings.get("sampler"))})
-        self.settings = settings
+            options = Options.resolve(is_stream=is_stream(dataset), **given)
+            # A torch dataset may have a method of this name for another purpose.
+            has_load = isinstance(dataset, penstock.IterableDataset) and hasattr(dataset, "load")
+            feed = feed_of(dataset, options, has_load, _Borrowed)
+        super().__init__(feed, "penstock.torch", SeededRunner)
+        self.given = settings
         self.face: Callable[[], Any] = type(None)  # the torch loader, by a weak reference
         if before is not None:
-            self._epochs = before._epochs
+            self.epochs = before.epochs
 
-    def _resize(self, **settings: Any) -> None:
-        super()._resize(**settings)
-        _show_numbers(self)
+    def resize(self, **settings: Any) -> None:
+        super().resize(**settings)
+        self.show_numbers()
+
+    def show_numbers(self) -> None:
+        """The torch loader has the present numbers of what penstock tunes."""
+        loader = self.face()
+        for name in self.options.auto if loader is not None else ():
+            loader.__dict__[name] = getattr(self.options, name)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "face": type(None)}
 
 
+# What penstock's loader takes for arguments that a torch loader does not have.
+_DEFAULTS = {
+    name: each.default
+    for name, each in inspect.signature(penstock.DataLoader).parameters.items()
+    if each.default is not each.empty
+}
+
+
 def core_of(loader: Any) -> Core:
-    """The penstock loader behind a torch loader with a seed. The torch loader keeps it, and its epochs."""
+    """The session of a torch loader with a seed. The torch loader keeps it, and its epochs."""
     core: Core | None = loader.__dict__.get("_penstock")
     settings = _settings(loader)
-    if core is None or core.settings != settings:  # some settings may change between two epochs, as in torch
+    if core is None or core.given != settings:  # some settings may change between two epochs, as in torch
         core = Core(settings, core)
         object.__setattr__(loader, "_penstock", core)
-    core.face, core._deliver = weakref.ref(loader), None
-    _show_numbers(core)
+    core.face, core.deliver = weakref.ref(loader), None
+    core.show_numbers()
     if loader.pin_memory and torch.accelerator.is_available():
         device = torch.accelerator.current_accelerator()
-        core._deliver = partial(private.pin, device=None if device is None else device.type)
+        core.deliver = partial(private.pin, device=None if device is None else device.type)
     return core
-
-
-def _show_numbers(core: Core) -> None:
-    """The torch loader has the present numbers of what penstock tunes."""
-    loader = core.face()
-    for name in core.auto if loader is not None else ():
-        loader.__dict__[name] = getattr(core, name)
 
 
 def _settings(loader: Any) -> dict[str, Any]:

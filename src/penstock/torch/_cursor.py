@@ -7,7 +7,7 @@ evaluated or unpickled; a dataset or sampler of the user's may put other data in
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -16,7 +16,6 @@ import torch
 from penstock._resume.reading import Mark, asked, has_state, initial, known, opened, taken
 from penstock._resume.state import Progress, State, damaged, number
 from penstock._system.interrupts import with_loan
-from penstock._wire.task import Task
 from penstock.errors import StateError
 from penstock.source._nested import fingerprint_of
 from penstock.torch import _private as private
@@ -227,12 +226,18 @@ class Cursor:
         if self.is_tracked and reading.has_state:
             self._fetcher = fetcher
 
-    def passed(self, task: Task, worker: int) -> None:
+    def passed(self, step: int, mark: bytes | None, worker: int) -> None:
         """A worker's step was handed out, as a batch or as an error."""
-        self.progress.passed(task.step, None if self.sampling is None else self.sampling.handed_out(task.step))
+        self.progress.passed(step, None if self.sampling is None else self.sampling.handed_out(step))
         if self._copies:
-            self._copies[worker].moved(task.mark)
+            self._copies[worker].moved(mark)
             self._seat = (worker + 1) % self._workers
+
+    @property
+    def steps_before(self) -> int:
+        """See `SeedReader.steps_before`."""
+        begin = self.progress.begin
+        return begin.steps + len(begin.beyond)
 
     def passed_inline(self, *, failed: bool) -> None:
         """A step that was done in this process was handed out, as a batch or as an error."""
@@ -243,16 +248,16 @@ class Cursor:
         if self._fetcher is not None:
             self._reading.note_error() if failed else self._reading.note_batch()
 
-    def end(self, ends: Iterable[tuple[int, bytes]] = ()) -> None:
+    def finish(self, end: bytes | None, ends: Mapping[int, bytes]) -> None:
         """The caller was told that the epoch is over; `ends`: see `Run`."""
         self.progress.is_over = True
-        for worker, mark in ends:
+        for worker, mark in ends.items():
             self._copies[worker].moved(mark)
         if self._fetcher is not None and not self._began_at_end:
             self._reading.gave = self.progress.steps > 0
-            end = taken(self.dataset, self._reading.end)
-            if end is not None or self._reading.is_broken():
-                self._copies = [Copy(end)]
+            here = taken(self.dataset, self._reading.end)
+            if here is not None or self._reading.is_broken():
+                self._copies = [Copy(here)]
         self._fetcher = None
 
 

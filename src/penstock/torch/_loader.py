@@ -16,6 +16,7 @@ import torch.utils.data
 from penstock._engine.engine import Engine
 from penstock._fill.cast import DTYPES, Cast
 from penstock._options import OPTIONS, Casting, LastBatch, OnError
+from penstock._session.reading import IndexedBatches
 from penstock._session.tracing import Tracing
 from penstock._system.ending import never_ends
 from penstock.backends import _base as backends
@@ -26,8 +27,8 @@ from penstock.torch import _private as private
 from penstock.torch._core import Core, core_of
 from penstock.torch._cursor import Cursor, Saved, check_maker, loaded, state_of
 from penstock.torch._iterators import Inline, Seeded, Workers
-from penstock.torch._measured import close, measures_of, stats
 from penstock.torch._rebuilt import DEFAULTS, Given, adopt, given_in, is_default, refusal, with_given
+from penstock.torch._semantics import close, measures_of, stats
 from penstock.torch._status import Status, begun_on_torch, status_of, warn_once
 
 if TYPE_CHECKING:
@@ -220,9 +221,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def _resize(self, num_workers: int) -> None:
         """Changes the number of workers that run, if the batches do not depend on it."""
         core, engine = vars(self).get("_penstock"), None if self._engine is None else self._engine()
-        if core is not None and num_workers and core.num_workers:
-            core.num_workers = num_workers
-            core.settings = {**core.settings, "num_workers": num_workers, "max_workers": None}
+        if core is not None and num_workers and core.options.num_workers:
+            core.set_num_workers(num_workers)
+            core.given = {**core.given, "num_workers": num_workers, "max_workers": None}
         elif engine is not None and not engine.closed and engine.is_ours():
             raise ValueError(
                 f"num_workers cannot be set from {self.num_workers} to {num_workers!r} while workers run: without "
@@ -239,7 +240,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         JSON-serialisable, unless the `state_dict` of a dataset or sampler returns other data. This method may be
         called at any time, even inside a loop.
         """
-        return state_of(self) if self._ours["seed"] is None else core_of(self).state_dict()
+        return state_of(self) if self._ours["seed"] is None else core_of(self).state()
 
     @never_ends
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -249,7 +250,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """
         check_maker(state_dict, self._ours["seed"])
         if self._ours["seed"] is not None:
-            core_of(self).load_state_dict(state_dict)
+            core_of(self).load(state_dict)
             return
         # The state of a loader of DataPipes is empty, here and in torchdata.
         self._saved = loaded(self, state_dict) if state_dict != {} else None
@@ -266,14 +267,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     @_Shown
     def skipped(self) -> list[tuple[Any, Exception]]:
         """With `on_error=`: key and exception of each sample that has failed in this epoch."""
-        return [] if self._ours["seed"] is None else core_of(self).skipped
+        return [] if self._ours["seed"] is None else list(core_of(self).skipped)
 
     def batches(self) -> Iterator[Batch[T_co]]:
         """With `seed=`: the batches of the next `iter()`, each with its index, epoch, step and padding.
 
         `pad` counts the rows that only fill up a batch (`last_batch="pad"`, the default with `shard=`).
         """
-        return _seeded(self, "batches()").batches()
+        return _seeded(self, "batches()").begin(IndexedBatches)
 
     def set_epoch(self, epoch: int) -> None:
         """With `seed=`: the next `iter()` begins this epoch. Only needed to repeat or skip one."""
@@ -339,7 +340,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def __len__(self) -> int:
         if self._ours["shard"] is None and self._ours["last_batch"] is None:
             return super().__len__()
-        return len(core_of(self))
+        return core_of(self).length()
 
 
 def _check(ours: dict[str, Any], auto: Iterable[str], by_blocks: bool, generator: object) -> None:

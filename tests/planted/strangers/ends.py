@@ -57,8 +57,8 @@ BUGS = [
     Bug(
         "an iterator that was not asked for its end keeps its workers",
         "endings",
-        "loader.py",
-        "        free = self._engines.taken_back() if self._feed.knows_end else []\n",
+        "_session/session.py",
+        "        free = self.engines.taken_back()\n",
         "        free: list[Engine] = []\n",
         _LAST,
         "Loops of a fixed number of batches start a second crew, which stays.",

@@ -136,8 +136,8 @@ BUGS = [
     Bug(
         "a state does not know its files",
         "identity",
-        "loader.py",
-        '"files": fingerprint_of(self._dataset),',
+        "_session/seeded.py",
+        '"files": fingerprint_of(self.dataset),',
         '"files": None,',
         ("unit/test_fingerprints.py",),
         "A run continues with other samples, without a word.",

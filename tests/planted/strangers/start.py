@@ -89,7 +89,7 @@ BUGS = [
     Bug(
         "penstock.torch forks beside JAX",
         "starting",
-        "torch/_iterators.py",
+        "torch/_semantics.py",
         'if context == "fork" and breaks_in_child():',
         'if context == "fork" and breaks_in_child() and False:',
         (

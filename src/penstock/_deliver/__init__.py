@@ -1,1 +1,0 @@
-"""The last stage: from the batch in its slab to the object that the caller gets."""

@@ -1,0 +1,365 @@
+"""The session of a loader with penstock's semantics: a batch is a function of seed, epoch and step.
+
+`begin` follows the data path: the plan, an engine, a run of the plan's steps, and the reader that hands them out.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, SupportsIndex, TypeVar
+
+from penstock._engine.engine import Engine
+from penstock._feed import Feed
+from penstock._feed.base import Begin, Plan, Run, shown
+from penstock._fill.cast import Cast
+from penstock._options import Options, is_int, warn_of_ranks
+from penstock._resume.reading import asked, has_state, known
+from penstock._resume.state import ANEW, Epochs, Progress, State, content
+from penstock._schedule.onereader import OneReader
+from penstock._schedule.scheduler import Scheduler
+from penstock._session.foresight import NO_FORESIGHT, NoForesight, foresee
+from penstock._session.reading import SeedReader
+from penstock._session.session import Session
+from penstock._session.tuning import Tuning
+from penstock._system.ending import never_ends
+from penstock._wire.task import MOST_STEPS
+from penstock._wire.updates import Setting
+from penstock._work.job import Job
+from penstock.backends import Backend, make
+from penstock.collate import default_collate
+from penstock.errors import StateError
+from penstock.plan import Order
+from penstock.plan._seeds import draw_key
+from penstock.source._dataset import to_load_in_parallel
+from penstock.source._nested import fingerprint_of
+
+S = TypeVar("S", bound=SeedReader)
+
+
+class SeedSession(Session):
+    """Has the methods of `Semantics` too: seed, plan and epochs live as long as the loader.
+
+    `face` and `make_runner` are for a face whose batches hold other arrays: see `shown` and `Job`.
+    """
+
+    deliver: Callable[[Any], Any] | None = None
+
+    def __init__(self, feed: Feed, face: str = "penstock", make_runner: Callable[..., Any] | None = None) -> None:
+        self.feed = feed
+        self._face, self._make_runner = face, make_runner
+        self._seed = feed.options.seed
+        self._asks_for_ranks = feed.options.is_unsplit  # at the first epoch: see 0036
+        self._length: int | None = None
+        self._order: Order | None = None  # that samples are replaced from
+        self.epochs = Epochs()
+        self._give_engines()
+
+    def _give_engines(self) -> None:
+        super().__init__(f"DataLoader({type(self.dataset).__name__})", partial(shown, self.feed, self._face))
+        self.skipped: list[tuple[Any, Exception]] = []  # of the epoch that was begun last
+        self.foresight: NoForesight = NO_FORESIGHT
+        self._begin_tuning()
+
+    def __getstate__(self) -> dict[str, Any]:
+        left = ("engines", "runs", "skipped", "deliver", "measures", "tuning", "foresight")
+        return {name: value for name, value in self.__dict__.items() if name not in left}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        # A copy made by copy.copy goes on by itself.
+        self.epochs, self.feed = self.epochs.copy(), copy.copy(self.feed)
+        self._give_engines()
+
+    @property
+    def dataset(self) -> Any:
+        return self.feed.dataset
+
+    @property
+    def options(self) -> Options:
+        """The present settings."""
+        return self.feed.options
+
+    @property
+    def seed(self) -> int:
+        """The seed that was given, or else the seed that was drawn when one was first needed."""
+        if self._seed is None:
+            self._seed = draw_key(self.options.generator)
+        return self._seed
+
+    # An epoch.
+
+    @never_ends
+    def begin(self, kind: type[S]) -> S:
+        """The next epoch."""
+        if self._asks_for_ranks:
+            self._asks_for_ranks = False
+            warn_of_ranks(self.dataset)
+        with self.engines.changing():
+            self.take_back()
+            epochs = self.epochs
+            self.measures.begin_epoch(epochs.next)
+            start, about = epochs.start(), self._about()
+            plan = self.feed.plan(self.seed, start.consumed)
+            if start.begun:  # dataset and sampler may have changed since the state was loaded
+                start.check({**about, "sampler": content(plan, about["length"])})
+            else:
+                start = start._replace(about=about)
+            engine = self._take_engine(plan, about["length"])
+            try:
+                run, start = self._run(engine, plan, start)
+                progress, scouts = Progress(start, plan), self.measures.meter.scouts
+                # Before workers have anything to do. It may start threads, but not before the workers are forked.
+                self.foresight = foresee(self.foresight, self.dataset, plan, progress, scouts)
+                reader = kind(self, self, engine, run, progress)
+                reader.start()
+                self.foresight.start()
+            except BaseException:
+                engine.close()
+                raise
+            self.engines.begun(engine)
+            self.skipped = reader.skipped
+            epochs.begin(progress)
+            return reader
+
+    def _take_engine(self, plan: Plan | None, length: int | None) -> Engine:
+        """The idle engine, if its workers have the present dataset and order; else a new one."""
+        engine, order = self.engines.take(), self.feed.replacements(plan)
+        if engine is not None:
+            # A state from before the first batch has no position to return to, and the reader may have read on.
+            loaded = self.epochs.loaded if self.feed.one_reader and has_state(self.dataset) else None
+            read_on = loaded is not None and loaded.mark is None
+            outdated = engine.backend.copies_dataset and (read_on or length != self._length)
+            if outdated or engine.job.order != order:
+                engine.close()
+                engine = None
+        self._length, self._order = length, order
+        return engine or self.hire(self)
+
+    def _run(self, engine: Engine, plan: Plan | None, start: State) -> tuple[Run, State]:
+        """The run of the next epoch: the one that was prefetched, if it is still the right one. And its start."""
+        epochs, feed, run = self.epochs, self.feed, engine.ahead
+        if run is None or run.epoch != epochs.next or run.plan != plan or epochs.loaded is not None:
+            copied = feed.one_reader and engine.backend.copies_dataset
+            # The dataset of a worker that read the last epoch has the state already, and ignores the mark.
+            restores = epochs.restores() or copied
+            mark = known(start.mark) if restores else None
+            at = Begin(start.steps, frozenset(start.beyond), mark, epochs.restores())
+            if start.mark is None and not start.begun and (epochs.are_fresh or not copied):
+                # Now: what reads ahead moves on before the first batch is asked for.
+                start = start._replace(mark=feed.beginning(is_fresh=epochs.are_fresh))
+            run = feed.run(self.runs, epochs.next, self.seed, plan, at)
+        return run, start
+
+    def take_back(self) -> None:
+        if self.feed.knows_end:
+            super().take_back()
+
+    def release(self, engine: Engine) -> None:
+        stays = self.options.persistent_workers or self.options.num_workers == 0
+        self.engines.put(engine) if stays else engine.close()
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next epoch that begins is this one."""
+        if not isinstance(epoch, SupportsIndex) or not 0 <= operator.index(epoch) < 1 << 62:
+            raise ValueError(f"An epoch is an int from 0 to 2**62 - 1, got {epoch!r}.")
+        self.epochs.set(operator.index(epoch))
+
+    @never_ends
+    def length(self) -> int:
+        """The number of batches in the next epoch."""
+        return self.feed.steps(self.epochs.next, self.feed.plan(self.seed, self.epochs.start().consumed))
+
+    # The semantics: see `Semantics`.
+
+    @property
+    def settings(self) -> Options:
+        return self.options
+
+    @property
+    def default_collate(self) -> Any:
+        return default_collate if self.feed.batched else None
+
+    @property
+    def batched(self) -> bool:
+        return self.feed.batched
+
+    @property
+    def crew_size(self) -> int:
+        number = self.options.num_workers
+        return min(number, 1) if self.feed.one_reader else number
+
+    @property
+    def window(self) -> int:
+        """How many tasks may be ahead of the caller."""
+        return max(1, self.crew_size * (self.options.prefetch_factor or 1))
+
+    @property
+    def cast(self) -> Cast | None:
+        return self.options.cast
+
+    def work(self) -> dict[str, Any]:
+        options = self.options
+        return {
+            "fetch": self.feed.fetch,
+            "seed": self.seed,
+            "shard": options.shard,
+            "batch_size": options.batch_size or 1,
+            "on_error": options.on_error,
+            "order": self._order,
+            "make_runner": self._make_runner,
+        }
+
+    def scheduler(self) -> Scheduler:
+        retries, in_order = self.options.retries, self.options.in_order
+        if self.feed.one_reader and self.options.num_workers:
+            return OneReader(window=self.window, retries=retries, in_order=in_order)
+        size = max(1, self.crew_size)
+        return Scheduler(window=self.window, workers=size, retries=retries, in_order=in_order, room=MOST_STEPS)
+
+    def backend(self, job: Job) -> Backend:
+        return make(self.options.backend, job, self.options.context)
+
+    def manner(self) -> dict[str, Any]:
+        options = self.options
+        return {
+            "retries": options.retries,
+            "look_ahead": options.persistent_workers,
+            # A step must not be late because others are done with it, nor wait for others once it is done.
+            "bundles": options.timeout == 0 and options.in_order and not self.feed.one_reader,
+            "hang": options.hang,
+        }
+
+    @property
+    def timeout(self) -> float | None:
+        return self.options.timeout if 0 < self.options.timeout < math.inf else None
+
+    @property
+    def max_errors(self) -> int | None:
+        return self.options.max_errors
+
+    # Resuming.
+
+    @never_ends
+    def state(self) -> dict[str, Any]:
+        """The position after the batches that were handed out, as plain data."""
+        state = self.epochs.as_dict(self._about, self.feed.beginning)
+        state["seed"] = self.seed
+        if self.feed.keeps_state():
+            state["dataset"] = asked(self.dataset, self.dataset.state_dict)
+        return state
+
+    @never_ends
+    def load(self, state: Mapping[str, Any]) -> None:
+        """The next epoch continues from this state; if it does not fit, a StateError, and nothing is changed."""
+        parsed = State.parse(state)
+        if parsed.dataset is None:
+            resume = self._fitting(parsed)
+        else:
+            if not self.feed.keeps_state():
+                raise StateError(
+                    f"The resume state contains a state of the dataset, but {type(self.dataset).__name__} has no "
+                    "load_state_dict(). Give the loader the dataset that it had when the state was taken."
+                )
+            before = asked(self.dataset, self.dataset.state_dict)
+            try:
+                # First: the dataset may have another length then.
+                self.update(operator.methodcaller("load_state_dict", parsed.dataset))
+                resume = self._fitting(parsed)
+            except BaseException:
+                self.update(operator.methodcaller("load_state_dict", before))
+                raise
+        if resume.seed != self._seed:
+            self.engines.close()  # workers have the seed from the beginning
+            self._seed = resume.seed
+        self.epochs.load(resume)
+
+    def _fitting(self, state: State) -> State:
+        """The state as this loader continues it; StateError if it does not fit."""
+        plan, about = self.feed.plan(state.seed or 0), self._about()
+        if state.begun:
+            about["sampler"] = content(plan, about["length"])
+        state.check(about)
+        if state.seed is None:
+            raise StateError(f"The resume state is damaged: 'seed' is None, but every state has one. {ANEW}")
+        if self.options.seed is not None:
+            state._replace(about={"seed": state.seed}).check({"seed": self.options.seed})
+        return state.dealt_anew(plan, self.options.shard.world)._replace(about=about)
+
+    def _about(self) -> dict[str, Any]:
+        """A description of the loader, which must be the same when a state is loaded.
+
+        Not `on_error`: a run that was stopped by a bad sample is best resumed with another value.
+        """
+        options = self.options
+        return {
+            "kind": self.feed.name,
+            "length": self.feed.length(),
+            "files": fingerprint_of(self.dataset),
+            "order": self.feed.order_name,
+            "batch_size": options.batch_size,
+            "last_batch": options.last_batch,
+            "world": options.shard.world,
+            "dtype": None if options.cast is None else options.cast.describe(),
+        }
+
+    # What changes while it runs.
+
+    @never_ends
+    def update(self, change: Callable[[Any], object] | None = None, /, **attributes: Any) -> None:
+        """Changes the dataset here and in every worker, by a function that takes it or by setting attributes."""
+        if (change is None) == (not attributes) or not (change is None or callable(change)):
+            raise TypeError("update() takes either a function that takes the dataset, or attributes to set.")
+        if self.feed.one_reader and self.options.num_workers:
+            raise ValueError(
+                "A stream without load() is read by a worker, which cannot read prefetched batches again. "
+                f"{to_load_in_parallel(self.dataset)}; or use num_workers=0."
+            )
+        self.engines.update(Setting(attributes) if change is None else change, self.dataset)
+        self._length = self.feed.length()
+
+    def set_num_workers(self, number: int) -> None:
+        """The number of workers from now on. It replaces "auto"."""
+        now = self.options.num_workers
+        if not is_int(number, 1) or not now:
+            raise ValueError(
+                f"num_workers is {now} and cannot be set to {number!r}: a loader that was made with workers "
+                "needs at least 1, and a loader without workers stays at 0. To change this, make a new loader."
+            )
+        auto = tuple(name for name in self.options.auto if name != "num_workers")
+        self.resize(num_workers=int(number), auto=auto, max_workers=None)
+        self._begin_tuning()
+
+    def resize(self, **settings: Any) -> None:
+        """Changes the number of workers, or how far they work ahead."""
+
+        def resized(held: list[Engine]) -> None:
+            self.feed.options = replace(self.options, **settings)
+            for engine in held:
+                engine.resize(self.crew_size, self.window)
+
+        self.engines.held(resized)
+
+    def _begin_tuning(self) -> None:
+        self.tuning = Tuning(self.options, self.feed, self.measures) if self.options.auto else None
+
+    def tick(self, engine: Engine) -> None:
+        tuning = self.tuning
+        if tuning is None or not tuning.extra:
+            self.measures.tick()
+        self.measures.meter.due = False
+        # A sampler may read another iterator of the same loader: then an engine cannot be resized now.
+        if tuning is None or any(each.is_used_here() for each in self.engines.all()):
+            return
+        change = tuning.ask(engine)
+        if change is not None:
+            self.resize(num_workers=change.workers, prefetch_factor=change.prefetch_factor)
+            self.measures.decide(change.workers, change.prefetch_factor, change.reason)
+
+    def close(self) -> None:
+        super().close()
+        self.foresight.close()

@@ -1,0 +1,60 @@
+"""A session: what lives as long as a loader, whatever face it has."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from penstock._engine.engine import Engine
+from penstock._session.engines import Engines, new_engine
+from penstock._session.measures import Measures
+from penstock._session.semantics import Semantics
+
+
+class Session:
+    """The engines of a loader and their figures. `settings` are shown with the figures.
+
+    A session must not refer to its loader, which ends with its last reference, and its workers with it.
+    """
+
+    def __init__(self, name: str, settings: Callable[[], Mapping[str, Any]]) -> None:
+        self.runs = itertools.count()  # the numbers of all runs
+        # Not closed by a finalizer: that would keep the engines alive, and these may keep the loader.
+        self.engines = Engines()
+        self.measures = Measures(name, settings, self.engines.ours)
+
+    def hire(self, semantics: Semantics) -> Engine:
+        """A new engine. Its workers start when an epoch is opened."""
+        engine = new_engine(semantics, self.measures.meter)
+        self.engines.live.add(engine)
+        return engine
+
+    def tick(self, engine: Engine) -> None:
+        """Several times a second, in the thread that reads this engine, between two calls of its `next`."""
+        self.measures.tick()
+
+    def take_back(self) -> None:
+        """Ends the epochs of iterators that have handed out their last batch, and whose end was not asked for.
+
+        Half of all training loops take a fixed number of batches, and never ask.
+        """
+        free = self.engines.taken_back()
+        for engine in free:
+            self.release(engine)
+        if free:
+            self.measures.end_epoch()
+
+    def release(self, engine: Engine) -> None:
+        """The epoch on this engine is over."""
+        engine.close()
+
+    @property
+    def workers(self) -> list[Any]:
+        """The handles of the live workers."""
+        return [worker for engine in self.engines.all() for worker in engine.backend.workers]
+
+    def close(self) -> None:
+        """Ends the workers. A later epoch starts new ones."""
+        self.engines.close()
+        self.measures.close()

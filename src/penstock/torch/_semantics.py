@@ -1,0 +1,166 @@
+"""torch's semantics: the rules, and the sessions of loaders that follow them, of penstock's class or torch's own."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+from torch.utils.data import default_collate
+
+from penstock._engine.engine import Engine
+from penstock._feed.base import Begin, Run
+from penstock._options import OPTIONS, shown_names
+from penstock._resume.reading import known
+from penstock._schedule.assigned import Assigned
+from penstock._session.measures import Measures
+from penstock._session.reading import Reader
+from penstock._session.session import Session
+from penstock._work.job import Job
+from penstock.backends import Backend
+from penstock.backends._process.backend import start
+from penstock.backends._process.forking import breaks_in_child
+from penstock.backends._process.methods import choose_method, configured_method, is_chosen
+from penstock.stats import Stats
+from penstock.torch import _private as private
+from penstock.torch._core import core_of
+from penstock.torch._cursor import Cursor
+from penstock.torch._worker import Replica, sealed
+
+_SHOWN = [name for name in shown_names() if OPTIONS[name].face.is_theirs]
+
+
+class TorchSession(Session):
+    """The session of one loader. It does not refer to the loader, and so has a copy of the settings to be shown."""
+
+    def __init__(self, loader: Any) -> None:
+        self._shown: dict[str, Any] = {}
+        super().__init__(f"{type(loader).__name__}({type(loader.dataset).__name__})", self._shown.copy)
+        self.look(loader)
+
+    def look(self, loader: Any) -> None:
+        """Notes the present settings of the loader."""
+        self._shown.update({name: getattr(loader, name) for name in _SHOWN if hasattr(loader, name)})
+        backend = "process" if loader.num_workers else "inline"
+        self._shown.update(backend=backend, seed=None, one_reader=False, face="penstock.torch")
+
+
+# Not an attribute of the loader: that may be of torch's class, and libraries read its `vars`.
+_sessions: weakref.WeakKeyDictionary[Any, TorchSession] = weakref.WeakKeyDictionary()
+
+
+def session_of(loader: Any) -> TorchSession:
+    """The session of a loader with torch's semantics."""
+    found = _sessions.get(loader)
+    if found is None:
+        found = _sessions[loader] = TorchSession(loader)
+    return found
+
+
+def close(loader: Any) -> None:
+    """Stops the workers of a loader with torch's semantics, and what measures them."""
+    found = _sessions.get(loader)
+    if found is not None:
+        found.close()
+
+
+def measures_of(loader: Any) -> Measures:
+    """The figures of a loader that runs on penstock's engine."""
+    seeded = getattr(loader, "_ours", {}).get("seed") is not None
+    session: Session = core_of(loader) if seeded else session_of(loader)
+    return session.measures
+
+
+def stats(loader: Any) -> Stats:
+    """The figures of a loader that runs on penstock's engine, also of one of torch's class after `enable()`.
+
+    See `penstock.DataLoader.stats`.
+    """
+    return measures_of(loader).stats()
+
+
+class TorchSemantics:
+    """torch's rules: each worker has its own steps, its own random generators and its own copy of the dataset.
+
+    Made when an epoch begins, and not kept: it holds the loader. `iterator` is torch's, with a base seed.
+    """
+
+    default_collate = staticmethod(default_collate)
+    max_errors = None
+
+    def __init__(self, loader: Any, iterator: Any, cursor: Cursor) -> None:
+        self.settings = loader
+        self.dataset = loader.dataset
+        self.batched = private.is_batched(loader)
+        self.crew_size: int = loader.num_workers
+        self.cast = getattr(loader, "_cast", None)
+        self.timeout: float | None = iterator._timeout or None
+        self.deliver = delivery(iterator)
+        self.ends_workers = not iterator._persistent_workers
+        self._iterator, self._cursor = iterator, cursor
+
+    def work(self) -> dict[str, Any]:
+        loader, cursor = self.settings, self._cursor
+        resumed = [(known(copy.mark), copy.more) for copy in cursor.copies]
+        marks = (loader.snapshot_every_n_steps or 1) if cursor.is_tracked else 0
+        return {
+            "fetch": None,  # the replica fetches by itself
+            "seed": self._iterator._base_seed,
+            "make_runner": partial(Replica, stream=cursor.is_stream, marks=marks, resumed=resumed),
+            "assigned": True,
+        }
+
+    def scheduler(self) -> Assigned:
+        loader, workers = self.settings, self.crew_size
+        window, once = loader.prefetch_factor * workers, not loader.persistent_workers
+        return Assigned(window=window, workers=workers, in_order=loader.in_order, once=once)
+
+    def backend(self, job: Job) -> Backend:
+        """A backend with torch's default start method: a program that works with torch's loader works here unchanged.
+
+        Except if a forked worker could not use what the program uses: then a safe method, if the dataset can be sent.
+        """
+        context = self.settings.multiprocessing_context
+        if context is None or isinstance(context, ModuleType):  # fastai gives `multiprocessing` itself
+            context = configured_method()
+            if context == "fork" and breaks_in_child():
+                with suppress(Exception):  # pickling runs the user's code
+                    return start(job, choose_method(None), explicit=False)
+        return start(job, choose_method(context), explicit=is_chosen(context))
+
+    def manner(self) -> dict[str, Any]:
+        return {}  # nothing is bundled, retried or read ahead of the epoch
+
+    def run(self, session: Session) -> Run:
+        """The steps that were not handed out. torch's `iterator` has begun to iterate over the sampler."""
+        cursor = self._cursor
+        keys = cursor.keys(self._iterator)
+        if self.batched:  # a task of a stream has the number of samples to read
+            keys = map(len if cursor.is_stream else sealed, keys)
+        at = Begin(cursor.progress.steps, frozenset(cursor.progress.beyond))
+        # Like torch, an error of the sampler is raised by the call that asked it, although that was for a later step.
+        return Run(session.runs, 0, keys, None, at, seat=cursor.seat, raises_at_once=True)
+
+
+def delivery(iterator: Any) -> Callable[[Any], Any] | None:
+    """What torch does with each batch: it pins it, or nothing."""
+    return partial(private.pin, device=iterator._pin_memory_device) if iterator._pin_memory else None
+
+
+class TorchReader(Reader):
+    """One epoch of an iterator, which has the workers: they end with it, or with the epoch."""
+
+    def __init__(
+        self, session: Session, semantics: TorchSemantics, engine: Engine, run: Run, position: Cursor
+    ) -> None:
+        super().__init__(session, semantics, engine, run, position)
+        self._ends_workers = semantics.ends_workers
+
+    def _let_go(self, cancel: bool) -> None:
+        engine: Engine | None = getattr(self, "_engine", None)
+        self._engine = None
+        if engine is not None and not cancel and self._ends_workers:
+            self._session.release(engine)
