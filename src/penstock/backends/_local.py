@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._measure.gauges import Gauge, Gauges, NoGauge
+from penstock._measure.gauges import NO_GAUGE, Gauge, Gauges, NoGauge
 from penstock._memory.layout import Writer
 from penstock._memory.slabs import Slabs
 from penstock._system.interrupts import interrupts_deferred, with_loan
@@ -46,7 +46,12 @@ def runner_of(job: Job, who: str) -> Runner:
 
 
 def run_task(
-    runner: Runner, worker: int, task: Task, writer: Writer, gauge: Gauge | NoGauge, interruptible: bool = True
+    runner: Runner,
+    worker: int,
+    task: Task,
+    writer: Writer,
+    gauge: Gauge | NoGauge = NO_GAUGE,
+    interruptible: bool = True,
 ) -> Filled | Failed | Ended:
     """Runs a task of one step in this process. `interruptible`: by the caller, whose Ctrl-C comes out."""
     outcome = runner.run(task, writer, gauge, interruptible=interruptible)
