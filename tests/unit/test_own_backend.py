@@ -54,6 +54,12 @@ def test_the_page_names_every_public_name() -> None:
     assert of_backends - named == set()
 
 
+def test_a_backend_without_a_method_that_it_needs_cannot_be_made(example: dict[str, Any]) -> None:
+    kind = type("Forgetful", (example["NamedThreads"],), {"hire": backends.Backend.hire})
+    with pytest.raises(TypeError, match=r"abstract method '?hire"):
+        kind(backends.Job([1], len, None, None, 1, 0, False), {"name": "mine"})
+
+
 def test_every_method_of_the_protocol_has_a_default_or_is_in_the_example(example: dict[str, Any]) -> None:
     kind = example["NamedThreads"]
     with contextlib.closing(kind(backends.Job([1], len, None, None, 1, 0, False), {"name": "mine"})) as backend:
