@@ -328,7 +328,8 @@ class Options:
         found = {name: getattr(self, name) for name in shown_names() if OPTIONS[name].face is not Face.ACTED}
         if self.collate_fn is not None and not hasattr(self.collate_fn, "into"):  # a default one has `into`
             found["collate_fn"] = getattr(self.collate_fn, "__qualname__", type(self.collate_fn).__qualname__)
-        return {**found, "auto": self.auto, "shard": list(self.shard)}
+        threads = backends.registered(self.backend).threads
+        return {**found, "threads": threads, "auto": self.auto, "shard": list(self.shard)}
 
     def value(self, name: str) -> Any:
         """The resolved setting of this name; an argument for a backend as it was given."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from penstock.backends import Filled, Left, Lost, register, unregister
+from penstock.backends import Filled, Left, Lost, make, register, unregister
 from penstock.testing import conformance, simulate
 from penstock.testing._simulated import SimulatedBackend
 
@@ -92,6 +92,26 @@ BROKEN: dict[str, tuple[dict[str, Callable[..., Any]], str]] = {
     "requests to leave are not withdrawn": ({"retain": lambda self: 2}, "withdrawn_request"),
     "close does nothing": ({"close": leaves}, "close_at_any"),
 }
+
+
+def test_a_backend_that_lacks_a_part_of_the_protocol_is_found() -> None:
+    class Bare:
+        """Passes everything on, but for what it does not know of."""
+
+        def __init__(self, backend: Any) -> None:
+            self._backend = backend
+
+        def __getattr__(self, name: str) -> Any:
+            if name in ("handles", "has_dead"):
+                raise AttributeError(name)
+            return getattr(self._backend, name)
+
+    register("bare", lambda job, given: Bare(make("thread", job)))  # type: ignore[arg-type,return-value]
+    try:
+        with pytest.raises(conformance.BrokenLaw, match="it has no handles, has_dead: derive it from penstock"):
+            conformance.check(backend="bare", only="every_attribute")
+    finally:
+        unregister("bare")
 
 
 @pytest.mark.parametrize("bug", BROKEN)

@@ -26,6 +26,8 @@ from penstock import (
 from penstock._options import OPTIONS
 from penstock._system import limits
 from penstock.backends._base import arguments
+from penstock.stats._facts import Facts
+from penstock.stats._shown import settings_of
 
 
 class Stream(IterableDataset[Any]):
@@ -335,6 +337,14 @@ def test_a_registered_backend_may_take_a_context_as_ours_does() -> None:
         assert len(list(loader)) == 4 and made == ["any"]
         with pytest.raises(ValueError, match='backend_options has no meaning with backend="mine"'):
             DataLoader(range(4), num_workers=1, backend="mine", backend_options=3)
+
+
+def test_figures_of_a_registered_backend_of_threads_name_its_workers_as_threads() -> None:
+    with registered(threads=True), DataLoader(range(4), num_workers=1, backend="mine") as loader:
+        assert len(list(loader)) == 4
+        stats = loader.stats()
+        assert [worker.name for worker in stats.life.workers] == ["worker 0 (thread)"]
+        assert Facts(stats).in_the_caller and "threads" not in settings_of(stats.settings)
 
 
 def test_the_check_of_a_registered_backend_is_made_with_the_loader() -> None:

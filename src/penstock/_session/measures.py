@@ -53,7 +53,12 @@ _PUBLISHED = 4
 _PAUSE = 10_000_000  # ns
 
 _TIMES = ("fetch", "collate", "write", "waited_task", "waited_room", "cpu", "delayed")
-_IN_THE_CALLER = {"inline": "the calling process", "thread": "worker {} (thread)", "prefetch": "the reading thread"}
+_IN_THE_CALLER = {"inline": "the calling process", "prefetch": "the reading thread"}
+
+
+def _here(settings: Mapping[str, Any]) -> str:
+    """How workers of this process are called; "" for workers elsewhere."""
+    return "worker {} (thread)" if settings.get("threads") else _IN_THE_CALLER.get(str(settings.get("backend")), "")
 
 
 class Crew(Protocol):
@@ -149,7 +154,7 @@ class Measures:
 
         if self._tracing is not None and not self._tracing.closed:
             raise RuntimeError(f"This loader writes a trace already ({self._tracing.path}): close that one first.")
-        worker = _IN_THE_CALLER.get(str(self._settings().get("backend")), "worker {}")
+        worker = _here(self._settings()) or "worker {}"
         self._tracing = Tracing(path, self.name, worker, self._crews)
         self.meter.follow = self._tracing.follow
         return self._tracing
@@ -219,7 +224,7 @@ class Measures:
             seat: counts.minus(known[seat]) if seat in known else counts
             for seat, counts in sorted(now.workers.items())
         }
-        here = _IN_THE_CALLER.get(str(self._settings().get("backend")), "")
+        here = _here(self._settings())
         nodes = self.meter.nodes(self._live())
         figures = [_worker(seat, row, seat in seats, here, nodes.get(seat, "")) for seat, row in workers.items()]
         counted = now.histogram() - before.histogram()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -68,8 +69,8 @@ class Backend(Protocol):
     One thread at a time calls a backend, except `wake`, which any thread may call. Memory belongs to the backend: the
     engine names slabs by number, and the backend has memory for each.
 
-    Derive from this class to inherit the defaults: those of the attributes, and of `clock`, `flush`, `cool`,
-    `has_dead` and `end_hung`.
+    Derive from this class to inherit the defaults of all attributes but `gauges`, and of the methods that are not
+    abstract.
     """
 
     gauges: Gauges
@@ -90,21 +91,26 @@ class Backend(Protocol):
         return time.monotonic()
 
     @property
+    @abstractmethod
     def workers(self) -> list[Any]:
         """The live worker processes, by seat, each a handle like `multiprocessing.Process`. Threads have none."""
 
+    @abstractmethod
     def hire(self, worker: int, seat: int) -> None:
         """Starts the worker with this number. Numbers are never used again; a seat has one worker at a time."""
 
+    @abstractmethod
     def retire(self, seat: int = -1) -> None:
         """Asks the worker that is free first to exit after its current step. `poll` reports it as `Left`.
 
         Where tasks are assigned to workers, the worker in `seat` exits, after all its tasks.
         """
 
+    @abstractmethod
     def retain(self) -> int:
         """Withdraws the requests to exit that no worker has taken yet, and returns their number. Never waits."""
 
+    @abstractmethod
     def post(self, task: Task, slab: int, seat: int) -> None:
         """Offers the task to the first free worker, or to the worker in `seat` if that is not -1.
 
@@ -115,18 +121,22 @@ class Backend(Protocol):
     def cool(self, slab: int) -> None:
         """Returns the memory pages of a free slab to the system. The slab may be posted again."""
 
+    @abstractmethod
     def encode(self, change: Change) -> bytes:
         """The change as bytes, for `update`. Raises if the change cannot be sent."""
 
+    @abstractmethod
     def update(self, change: bytes) -> None:
         """Tasks that are posted from now on run on a dataset that has this change."""
 
     def flush(self) -> None:
         """Makes sure that workers know of all posted tasks."""
 
+    @abstractmethod
     def rescind(self, seq: int) -> bool:
         """Takes back a task that no worker has begun; False if one has."""
 
+    @abstractmethod
     def poll(self, timeout: float | None) -> list[Outcome]:
         """The outcomes since the last call. Waits for one, at most `timeout` seconds; may return none earlier."""
 
@@ -134,12 +144,15 @@ class Backend(Protocol):
         """Whether a worker is dead that `poll` has not reported yet. False if only `poll` can tell."""
         return False
 
+    @abstractmethod
     def open(self, outcome: Filled) -> object:
         """The batch of an outcome: arrays that are views of `outcome.root`."""
 
+    @abstractmethod
     def memory(self) -> tuple[int, int]:
         """Bytes that batches take: in slabs, and elsewhere."""
 
+    @abstractmethod
     def doing(self, seq: int | None) -> list[Doing]:
         """The workers running the task, with their stacks; if none is, all busy workers. For messages."""
 
@@ -150,9 +163,11 @@ class Backend(Protocol):
         """
         return []
 
+    @abstractmethod
     def wake(self) -> None:
         """Makes the `poll` that another thread waits in return, even with nothing; or else the next one."""
 
+    @abstractmethod
     def close(self) -> None:
         """Ends the workers without waiting for their tasks. May be called again, also after an interrupt."""
 

@@ -23,7 +23,8 @@ class Facts:
         self.settings = stats.settings
         self.face = str(stats.settings.get("face", "penstock"))
         self.backend = str(stats.settings.get("backend", "process"))
-        self.in_the_caller = self.backend in ("inline", "thread") or self.face == "prefetch"
+        self.threads = bool(stats.settings.get("threads", self.backend == "thread"))  # older figures lack it
+        self.in_the_caller = self.threads or self.backend == "inline" or self.face == "prefetch"
         self.cpus = stats.machine.cpus
         self.workers = int(stats.settings.get("num_workers") or 0)
         self.auto = "num_workers" in stats.settings.get("auto", ())

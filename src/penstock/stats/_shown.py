@@ -7,6 +7,8 @@ from typing import Any
 
 from penstock._options import OPTIONS, Show, shown_names
 
+_HIDDEN = ("face", "threads")  # for verdicts: `backend` says as much to a reader
+
 ALWAYS = shown_names(Show.ALWAYS)
 """The settings that are shown even if they have their defaults, unless they are None."""
 
@@ -22,7 +24,7 @@ _DEFAULTS: dict[str, tuple[Any, ...]] = {
 def settings_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings without those that are None or have their default, the important ones first."""
     names = [*ALWAYS, *(name for name in settings if name not in ALWAYS)]
-    found = {name: settings[name] for name in names if settings.get(name) is not None and name != "face"}
+    found = {name: settings[name] for name in names if settings.get(name) is not None and name not in _HIDDEN}
     return {name: value for name, value in found.items() if value not in _defaults(name, settings)}
 
 

@@ -148,7 +148,7 @@ def _holds_the_gil(facts: Facts) -> bool:
     in_the_middle = _all_busy(facts) and facts.busy >= 1.5 * facts.whole and facts.blocked_share >= 0.25
     before = facts.blocked_share < 0.25 and facts.idle_share("task") >= 0.3
     several = facts.workers > 1 and (in_the_middle or before)
-    return facts.backend == "thread" and several and one_computes
+    return facts.threads and several and one_computes
 
 
 def _most_is_write(facts: Facts) -> bool:

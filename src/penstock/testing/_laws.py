@@ -237,6 +237,12 @@ def opened(backend: Backend, outcome: Any) -> Any:
 
 
 class ProtocolLaws(Laws):
+    def test_it_has_every_attribute_and_method_of_the_protocol(self) -> None:
+        backend = self.crew(Numbers(), hired=0)
+        members = {name for name in {*vars(Backend), *Backend.__annotations__} if not name.startswith("_")}
+        missing = sorted(name for name in members if not hasattr(backend, name))
+        assert not missing, f"it has no {', '.join(missing)}: derive it from penstock.backends.Backend"
+
     def test_every_posted_task_is_reported_once(self) -> None:
         backend = self.crew(Numbers())
         found = done(backend, *range(9))

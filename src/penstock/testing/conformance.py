@@ -1,11 +1,12 @@
-"""The laws that every backend keeps, for whoever writes one.
+"""The laws that every backend keeps, for authors of backends.
 
 As one function, which needs nothing but penstock:
 
     >>> import penstock
     >>> from penstock.testing import conformance
-    >>> from penstock.backends._local import ThreadBackend  # imagine your own
-    >>> penstock.backends.register("mine", lambda job, context: ThreadBackend(job))
+    >>> def make(job, given):
+    ...     return penstock.backends.make("thread", job)  # imagine your own
+    >>> penstock.backends.register("mine", make, threads=True)
     >>> threads = dict(loses_workers=False, own_generators=False, seats=False)
     >>> broken = conformance.check(backend="mine", only="posted", **threads)
     >>> penstock.backends.unregister("mine")
@@ -19,7 +20,7 @@ or as a class for pytest, with a test for each law:
             assert not my_cluster.processes()
 
 Each law is a method, and its name is the sentence that it checks. A law that a backend cannot have is skipped, and
-says why (`unittest.SkipTest`, which pytest knows). See `Suite` for what can be told about a backend.
+says why (`unittest.SkipTest`, which pytest knows). `Suite` lists the attributes that describe a backend.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ __all__ = ["BrokenLaw", "Suite", "check"]
 
 
 class Suite(LoaderLaws, ProtocolLaws):
-    """All laws. Derive from it, and say what it is to check:
+    """All laws. Derive from this class, and describe the backend to check:
 
     - `backend`: the registered name. `settings`: more arguments for every loader.
     - `workers`: how many a loader has (default 2; 0 checks the plain loop).

@@ -8,6 +8,7 @@ _REBUILT = ("parity/test_rebuilt.py",)
 _STATES = ("parity/test_state_of_generators.py",)
 _ANSWERS = ("parity/test_answers.py", "unit/test_answers.py")
 _RANKS = ("unit/test_ranks.py",)
+_OPTIONS = ("unit/test_options.py",)
 
 BUGS = [
     Bug(
@@ -99,6 +100,33 @@ BUGS = [
         "        pass\n",
         _ANSWERS,
         "Nobody finds the sample among twenty fields.",
+    ),
+    Bug(
+        "an argument for one backend is ignored by another",
+        "faces",
+        "_options.py",
+        "if value is not None and argument != backend.argument:",
+        "if False:",
+        _OPTIONS,
+        "Actors do not have the memory that ray_options= asks for, because the workers are processes.",
+    ),
+    Bug(
+        "a registered backend does not get its options",
+        "faces",
+        "backends/_base.py",
+        "return None if self.argument is None else arguments.get(self.argument)",
+        "return None",
+        _OPTIONS,
+        "A backend of somebody else starts its workers without what the user gave.",
+    ),
+    Bug(
+        "the signature has another default than the declaration",
+        "faces",
+        "loader.py",
+        "        retries: int = 2,\n",
+        "        retries: int = 3,\n",
+        _OPTIONS,
+        "What is documented, shown and used are three numbers.",
     ),
     Bug(
         "ranks that read the same are not told",
