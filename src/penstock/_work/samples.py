@@ -41,10 +41,8 @@ class Samples:
 
     def fetch(self, get: Callable[[Any], Any], keys: Sequence[Any]) -> tuple[list[Any], Mended | None]:
         """`[get(key) for key in keys]`, without the samples that fail if `on_error` allows that."""
-        focus = self._focus
-        focus.doing("", None)
         found = self._mend(get, keys) if self.mends else (self._get(get, keys), None)
-        focus.loop = None
+        self._focus.loop = None
         return found
 
     def _get(self, get: Callable[[Any], Any], keys: Sequence[Any], first: int = 0) -> list[Any]:

@@ -14,7 +14,6 @@ from torch.utils import data as theirs
 from torch.utils.data import RandomSampler, default_collate
 
 import penstock
-from penstock._system.interrupts import Loan
 from penstock._wire.failure import dict_of
 from penstock._work.generators import Generators
 from penstock._work.runner import Runner
@@ -60,9 +59,9 @@ class _Generators(Generators):
         torch.default_generator.manual_seed(state)
         return state
 
-    def borrowed(self, epoch: int, number: int) -> Loan:
-        self.allow()
-        return _Borrowed(self._seed, epoch, number)
+    def allow(self) -> None:
+        super().allow()
+        self._borrow = _Borrowed
 
 
 class SeededRunner(Runner):
