@@ -80,7 +80,7 @@ class Focus(Source):
             if row < 0:
                 of = self._drawing, seeding.STEP
             else:
-                of = seeding.number_of(self.key(item, row)), seeding.SAMPLE
+                of = seeding.number_of(self.naming.key(self.job, self.task, item, row)), seeding.SAMPLE
             found = self.rngs[row] = seeding.generator(self.job.seed, self.task.epoch, *of)
         return found
 
@@ -93,10 +93,6 @@ class Focus(Source):
     def names(self) -> Sequence[Any]:
         """The key of each row, if rows have keys."""
         return self.naming.names(self.job, self.task)
-
-    def key(self, item: Any, row: int) -> Any:
-        """What names the sample of a row that was made from `item`."""
-        return self.naming.key(self.job, self.task, item, row)
 
     def sample(self) -> tuple[Any, int]:
         """What the sample at work is made from, and its row."""
