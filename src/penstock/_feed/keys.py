@@ -75,6 +75,7 @@ class KeyFetch(Fetch):
             self._focus.name_sample()
             return False
         self._one_by_one = task
+        self._focus.doing("", None)
         return True
 
     @staticmethod

@@ -142,16 +142,15 @@ class StreamFetch(Fetch):
             yield item
 
     def counts(self, task: Task) -> bool:
-        """If ranks end together, a step counts only if every rank has a batch of it."""
-        world = self._job.shard[1]
-        if self._job.drop_last and world > 1:
-            self._pass_over((task.step + 1) * world)
-            is_complete = self._stream.is_broken() and self._stream.read == (task.step + 1) * world
-            if self._stream.ended and not is_complete:
-                self._stream.raise_last_error(self._since)
-                self._end(task)
-                return False
-        return True
+        """A step counts only if every rank has a batch of it."""
+        after = (task.step + 1) * self._job.shard[1]
+        self._pass_over(after)
+        is_complete = self._stream.is_broken() and self._stream.read == after
+        if not self._stream.ended or is_complete:
+            return True
+        self._stream.raise_last_error(self._since)
+        self._end(task)
+        return False
 
     def _end(self, task: Task) -> None:
         self.mark = taken(self._stream.source, self._stream.end)

@@ -98,10 +98,10 @@ class Notice(NamedTuple):
 
     def task(self, root: NDArray[np.uint8]) -> Task:
         """In the worker: the task, with its keys read from the slab. Pickled keys may raise any exception."""
-        seq, run, epoch, step, size, steps, *_ = self
+        seq, run, epoch, step, size, steps = self[:6]
         if size >= 0:
-            keys: Any = root[:size].view(np.int64)
-            keys.flags.writeable = False
+            keys: Any = root[:size].view(_INT64)
+            keys.setflags(write=False)
         else:
             keys = loads(root[:-size].data)
         return Task(seq, run, epoch, step, keys, steps)

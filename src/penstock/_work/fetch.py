@@ -37,7 +37,10 @@ class Fetch:
         raise NotImplementedError
 
     def counts(self, task: Task) -> bool:
-        """True if the task, whose batch is made, is a step of the epoch; False if the stream has ended before it."""
+        """If ranks end together: True if the task, whose batch is made, is a step of the epoch of every rank.
+
+        If it is not, the stream has ended.
+        """
         return True
 
     # How samples are named needs the task, and nothing of this object.

@@ -41,6 +41,7 @@ class Focus(Source):
         self.rngs: dict[int, Generator] = {}  # by row, and -1 for the step
         self.loop: Loop | None = None
         self.naming = job.fetch
+        self._rank, self._world = job.shard
         self._who, self._generators = who, generators
 
     def begin(self, task: Task, gauge: Gauge | NoGauge) -> None:
@@ -48,12 +49,14 @@ class Focus(Source):
         self.task, self.gauge = task, gauge
         # What is being done, and to which keys: put into words only when it fails.
         self._at, self._keys = "", None
-        self.notes.clear()
+        if self.notes:
+            self.notes.clear()
         self.loop = self.part = None
         # A loop over `each` that was left before its end: by an error, which names its sample.
         self._left: Loop | None = None
-        number = self._drawing = self.job.number(task.step)
-        self.rngs.clear()
+        number = self._drawing = task.step * self._world + self._rank  # as `job.number`, without a call
+        if self.rngs:
+            self.rngs.clear()
         if self.alone:
             self._generators.seed(task.epoch, number)
 
@@ -77,7 +80,7 @@ class Focus(Source):
             if row < 0:
                 of = self._drawing, seeding.STEP
             else:
-                of = seeding.number_of(self.key(item, row)), seeding.SAMPLE
+                of = seeding.number_of(self.naming.key(self.job, self.task, item, row)), seeding.SAMPLE
             found = self.rngs[row] = seeding.generator(self.job.seed, self.task.epoch, *of)
         return found
 
@@ -90,10 +93,6 @@ class Focus(Source):
     def names(self) -> Sequence[Any]:
         """The key of each row, if rows have keys."""
         return self.naming.names(self.job, self.task)
-
-    def key(self, item: Any, row: int) -> Any:
-        """What names the sample of a row that was made from `item`."""
-        return self.naming.key(self.job, self.task, item, row)
 
     def sample(self) -> tuple[Any, int]:
         """What the sample at work is made from, and its row."""

@@ -17,6 +17,7 @@ class Generators:
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._seed_step: Callable[[int, int, int], int] | None = None
+        self._borrow: Callable[[int, int, int], Loan] | None = None
 
     @property
     def may_seed(self) -> bool:
@@ -25,9 +26,9 @@ class Generators:
     def allow(self) -> None:
         """From here on the worker may seed them."""
         import_whole("penstock._work.seeding")
-        from penstock._work.seeding import seed_step  # late: see InlineBackend
+        from penstock._work.seeding import Borrowed, seed_step  # late: see InlineBackend
 
-        self._seed_step = seed_step
+        self._seed_step, self._borrow = seed_step, Borrowed
 
     def seed(self, epoch: int, number: int) -> int:
         """Sets them for the step with this number among those of all ranks, and returns their seed."""
@@ -36,7 +37,7 @@ class Generators:
 
     def borrowed(self, epoch: int, number: int) -> Loan:
         """In the caller's own process: sets them for the step, and puts them back afterwards (see `with_loan`)."""
-        self.allow()
-        from penstock._work.seeding import Borrowed  # late, too
-
-        return Borrowed(self._seed, epoch, number)
+        if self._borrow is None:
+            self.allow()
+        assert self._borrow is not None
+        return self._borrow(self._seed, epoch, number)

@@ -39,6 +39,7 @@ class Runner:
         self._into: Callable[[Any, Any], Any] | None = getattr(job.collate_fn, "into", None)
         # What becomes of the batch's numbers. Our own collate converts them while it writes.
         self._field = None if job.cast is None else job.cast.root()
+        self._end_together = job.drop_last and job.shard[1] > 1  # all ranks have the same number of steps
         self._generators = self.make_generators(job.seed)
         self._focus = Focus(job, who, self._generators)
         self._fetch = job.fetch(self._focus)
@@ -123,7 +124,9 @@ class Runner:
             except CastError as error:
                 self._focus.name_rows(error, mended)
                 raise
-        return Done(batch, rows, mended, fetch.mark) if fetch.counts(task) else AtEnd(fetch.mark)
+        if self._end_together and not fetch.counts(task):
+            return AtEnd(fetch.mark)
+        return Done(batch, rows, mended, fetch.mark)
 
     def _collate(self, samples: Sequence[Any], empty: Empty, mended: Mended | None) -> object:
         custom = self._job.collate_fn

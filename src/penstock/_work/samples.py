@@ -41,10 +41,8 @@ class Samples:
 
     def fetch(self, get: Callable[[Any], Any], keys: Sequence[Any]) -> tuple[list[Any], Mended | None]:
         """`[get(key) for key in keys]`, without the samples that fail if `on_error` allows that."""
-        focus = self._focus
-        focus.doing("", None)
         found = self._mend(get, keys) if self.mends else (self._get(get, keys), None)
-        focus.loop = None
+        self._focus.loop = None
         return found
 
     def _get(self, get: Callable[[Any], Any], keys: Sequence[Any], first: int = 0) -> list[Any]:
@@ -74,8 +72,8 @@ class Samples:
         """The sample at work is one of the slowest."""
         focus, task = self._focus, self._focus.task
         item, row = focus.sample()
-        named, path = shown(focus.key(item, row), repr), path_of(self._job.dataset, item)
-        focus.gauge.note(Slow(ns, task.epoch, task.step, named, path))
+        key = focus.naming.key(self._job, task, item, row)
+        focus.gauge.note(Slow(ns, task.epoch, task.step, shown(key, repr), path_of(self._job.dataset, item)))
 
     def _mend(self, get: Callable[[Any], Any], keys: Sequence[Any]) -> tuple[list[Any], Mended | None]:
         """The samples without those that fail, or with others in their place."""

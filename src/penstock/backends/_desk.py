@@ -78,32 +78,28 @@ class Desk:
 
     def _do_step(self, task: Task, updates: int, writer: Writer, base: int = 0) -> bytes:
         """Does one step, with the changes up to `updates`. The writer's piece of the slab begins at `base`."""
-        head, gauge = (task.seq, base, perf_counter_ns()), self._gauge
+        head, used, runner, gauge = (task.seq, base, perf_counter_ns()), writer.used, self._runner, self._gauge
         if self._log.end < updates:
-            self._runner.change(self._changes(updates))
-        used = writer.used
-        outcome = self._runner.run(task, writer, gauge)
-        reply = self._reply(head, task, outcome, writer, used)
-        if gauge.detailed:
-            gauge.stepped(outcome.rows if isinstance(outcome, Done) else 0)
-        return reply
-
-    def _reply(self, head: Head, task: Task, outcome: Done | AtEnd | Errored, writer: Writer, used: int) -> bytes:
-        """The reply about a step, whose batch begins at `used` in the writer's piece of the slab."""
-        replier = self._replier
+            runner.change(self._changes(updates))
+        outcome, rows = runner.run(task, writer, gauge), 0
         if isinstance(outcome, Done):
             batch, rows, mended, mark = outcome
-            if self._gauge.detailed:
-                self._gauge.made = perf_counter_ns()
+            if gauge.detailed:
+                gauge.made = perf_counter_ns()
             try:
-                return replier.filled(head, batch, rows, writer, mended, mark)
+                reply = self._replier.filled(head, batch, rows, writer, mended, mark)
             except BaseException as error:  # raised while an object in the batch was pickled
-                return self._failed(head, self._runner.failed(error, task, mark), writer, used)
-        if isinstance(outcome, AtEnd):
-            return replier.ended(head, writer, outcome.mark)
-        return self._failed(head, outcome, writer, used)
+                reply = self._failed(head, runner.failed(error, task, mark), writer, used)
+        elif isinstance(outcome, AtEnd):
+            reply = self._replier.ended(head, writer, outcome.mark)
+        else:
+            reply = self._failed(head, outcome, writer, used)
+        if gauge.detailed:
+            gauge.stepped(rows)
+        return reply
 
     def _failed(self, head: Head, errored: Errored, writer: Writer, used: int) -> bytes:
+        """The reply about a failure. It overwrites the unfinished batch, which begins at `used`."""
         failure = self._runner.capture(errored)
-        writer.used, writer.overflow = used, False  # the failure overwrites the unfinished batch
+        writer.used, writer.overflow = used, False
         return self._replier.failed(head, failure, writer, errored.mark)

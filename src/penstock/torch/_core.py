@@ -18,7 +18,6 @@ import penstock
 from penstock._feed import feed_of
 from penstock._options import OPTIONS, Face, Options
 from penstock._session.seeded import SeedSession
-from penstock._system.interrupts import Loan
 from penstock._wire.failure import dict_of
 from penstock._work.generators import Generators
 from penstock._work.runner import Runner
@@ -64,9 +63,9 @@ class _Generators(Generators):
         torch.default_generator.manual_seed(state)
         return state
 
-    def borrowed(self, epoch: int, number: int) -> Loan:
-        self.allow()
-        return _Borrowed(self._seed, epoch, number)
+    def allow(self) -> None:
+        super().allow()
+        self._borrow = _Borrowed
 
 
 class SeededRunner(Runner):
