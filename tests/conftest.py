@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import pytest
@@ -219,6 +220,24 @@ def begin_torch(torch_forge: socket.socket, tmp_path: Path, request: pytest.Fixt
     """Like `begin`, and they have imported penstock.torch too."""
     with programs(torch_forge, tmp_path, getattr(request.module, "PREAMBLE", "")) as begins:
         yield begins
+
+
+@pytest.fixture(scope="session")
+def warmed_up() -> None:
+    """The forkserver of the stand-in for Ray, which stays until the tests end: no test has left it behind."""
+    import standin
+
+    standin.warm_up()
+
+
+@pytest.fixture
+def cluster(warmed_up: None) -> Iterator[Any]:
+    """A stand-in for a Ray cluster: see standin.py."""
+    import standin
+
+    cluster = standin.LocalCluster()
+    with standin.standing_in(cluster) as cluster.made:
+        yield cluster
 
 
 @pytest.fixture
