@@ -132,7 +132,7 @@ class ModuleOfTests(pytest.Module):
         except self.CollectError as error:
             cause: BaseException | None = error
             while cause is not None:
-                if isinstance(cause, ModuleNotFoundError) and cause.name == "torch":
+                if isinstance(cause, ModuleNotFoundError) and str(cause.name).split(".")[0] == "torch":
                     pytest.skip("torch is not installed", allow_module_level=True)
                 cause = cause.__cause__
             raise
