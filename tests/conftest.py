@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import pytest
@@ -131,7 +132,7 @@ class ModuleOfTests(pytest.Module):
         except self.CollectError as error:
             cause: BaseException | None = error
             while cause is not None:
-                if isinstance(cause, ModuleNotFoundError) and cause.name == "torch":
+                if isinstance(cause, ModuleNotFoundError) and str(cause.name).split(".")[0] == "torch":
                     pytest.skip("torch is not installed", allow_module_level=True)
                 cause = cause.__cause__
             raise
@@ -146,12 +147,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     others = {item: None for item in items if any(item.get_closest_marker(name) for name in left_out)}
     config.hook.pytest_deselected(items=list(others))
     items[:] = [item for item in items if item not in others]
-    # mypy last: `make lint`, which runs at the same time, has filled its cache by then.
-    items.sort(key=lambda item: (item.path.parent.name == "typing", bool(item.get_closest_marker("imports_torch"))))
+    # Last, what imports torch: a process that has not imported it forks in half the time. And mypy: `make lint` runs
+    # at the same time, and has filled its cache by then.
+    late = {item for item in items if item.get_closest_marker("imports_torch") or imports_torch(item)}
+    items.sort(key=lambda item: (item.path.parent.name == "typing", item in late))
     if find_spec("torch") is None:
         for item in items:
             if item.get_closest_marker("imports_torch"):
                 item.add_marker(pytest.mark.skip("torch is not installed"))
+
+
+def imports_torch(item: pytest.Item) -> bool:
+    """Whether the function of a test has `import torch` or `importorskip("torch")` in it."""
+    function = getattr(item, "function", None)
+    inner = getattr(getattr(function, "hypothesis", None), "inner_test", function)
+    code = getattr(inner, "__code__", None)
+    return code is not None and not {"torch", "penstock.torch"}.isdisjoint((*code.co_names, *code.co_consts))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -219,6 +230,24 @@ def begin_torch(torch_forge: socket.socket, tmp_path: Path, request: pytest.Fixt
     """Like `begin`, and they have imported penstock.torch too."""
     with programs(torch_forge, tmp_path, getattr(request.module, "PREAMBLE", "")) as begins:
         yield begins
+
+
+@pytest.fixture(scope="session")
+def warmed_up() -> None:
+    """The forkserver of the stand-in for Ray, which stays until the tests end: no test has left it behind."""
+    import standin
+
+    standin.warm_up()
+
+
+@pytest.fixture
+def cluster(warmed_up: None) -> Iterator[Any]:
+    """A stand-in for a Ray cluster: see standin.py."""
+    import standin
+
+    cluster = standin.LocalCluster()
+    with standin.standing_in(cluster) as cluster.made:
+        yield cluster
 
 
 @pytest.fixture

@@ -34,10 +34,11 @@ TORCH = "3.11"
 
 FORMATS = [path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("tests/unit/test_formats_*.py"))]
 ALL = ["tests/conformance", "tests/model", "tests/faults", *FORMATS]
-# What has found differences between versions: memory, endings, exit functions, shared state, tables.
+# What has found differences between versions: memory, endings, exit functions, shared state, errors, dtypes, tables.
 QUICK = [
-    *("tests/conformance/test_batches.py", "tests/conformance/test_memory.py", "tests/conformance/test_tables.py"),
-    *("tests/faults/test_multiprocessing.py", "tests/unit/test_slabs.py"),
+    *("tests/conformance/test_batches.py", "tests/conformance/test_memory.py", "tests/conformance/test_errors.py"),
+    *("tests/conformance/test_tables.py", "tests/conformance/test_dtype.py"),
+    *("tests/faults/test_multiprocessing.py", "tests/faults/test_lost_workers.py", "tests/unit/test_slabs.py"),
 ]
 
 

@@ -132,13 +132,15 @@ def programs(forge: socket.socket, folder: Path, preamble: str = "") -> Iterator
 def session(leader: int) -> list[int]:
     """The living processes of a session."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         try:
-            state, _, _, sid = path.read_text().rpartition(")")[2].split()[:4]
+            if os.getsid(pid) != leader:
+                continue
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if int(sid) == leader and state != "Z":
-            found.append(int(path.parent.name))
+        if state != "Z":
+            found.append(pid)
     return found
 
 

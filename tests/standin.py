@@ -14,7 +14,9 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from penstock import backends
+import numpy as np
+
+from penstock import DataLoader, backends
 from penstock._work.job import Job
 from penstock.backends._ray.backend import RayBackend, start
 from penstock.backends._ray.handshake import Tls
@@ -180,3 +182,29 @@ def warm_up() -> None:
     process.start()
     process.join()
     process.close()
+
+
+# Loaders on the stand-in.
+
+
+class Slow:
+    """A sample takes a millisecond."""
+
+    def __len__(self) -> int:
+        return 120
+
+    def __getitem__(self, key: int) -> Any:
+        time.sleep(0.001)
+        return np.full(250, key)
+
+
+def on(dataset: Any, *args: Any, **given: Any) -> DataLoader[Any]:
+    return DataLoader(dataset, *args, **{"num_workers": 2, "backend": "standin", "seed": 1} | given)
+
+
+def plain(dataset: Any, *args: Any, **given: Any) -> list[Any]:
+    return list(DataLoader(dataset, *args, seed=1, **given))
+
+
+def is_up(loader: Any) -> bool:
+    return bool(loader.workers) and all(worker.state.name == "UP" for worker in loader.workers)

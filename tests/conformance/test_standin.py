@@ -11,11 +11,7 @@ from penstock import DataLoader
 from penstock.testing import conformance
 from tests.conformance.test_memory import Growing, check_that_strays_are_counted
 
-
-@pytest.fixture(autouse=True, scope="session")
-def warmed_up() -> None:
-    """The forkserver stays until the tests end, and is nothing that a test has left behind."""
-    standin.warm_up()
+pytestmark = pytest.mark.usefixtures("warmed_up")
 
 
 class TestStandIn(conformance.Suite):

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ import numpy as np
 import pytest
 import standin
 from certificates import environment, new_certificate
+from standin import Slow, is_up, on, plain
 
 import penstock
 from penstock import DataLoader
@@ -29,38 +29,7 @@ from penstock.errors import LoaderTimeout, UnshippableDataset, WorkerLost
 from penstock.testing._laws import same, until
 from penstock.testing._sources import Numbers, Stateful
 
-
-@pytest.fixture(autouse=True, scope="session")
-def warmed_up() -> None:
-    standin.warm_up()
-
-
-@pytest.fixture
-def cluster() -> Iterator[standin.LocalCluster]:
-    cluster = standin.LocalCluster()
-    with standin.standing_in(cluster) as cluster.made:
-        yield cluster
-
-
-def on(dataset: Any, *args: Any, **given: Any) -> DataLoader[Any]:
-    return DataLoader(dataset, *args, **{"num_workers": 2, "backend": "standin", "seed": 1} | given)
-
-
-def plain(dataset: Any, *args: Any, **given: Any) -> list[Any]:
-    return list(DataLoader(dataset, *args, seed=1, **given))
-
-
-def is_up(loader: Any) -> bool:
-    return bool(loader.workers) and all(worker.state.name == "UP" for worker in loader.workers)
-
-
-class Slow:
-    def __len__(self) -> int:
-        return 120
-
-    def __getitem__(self, key: int) -> Any:
-        time.sleep(0.001)
-        return np.full(250, key)
+pytestmark = pytest.mark.usefixtures("warmed_up")
 
 
 # Workers that are lost.

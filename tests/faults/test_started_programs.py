@@ -36,9 +36,7 @@ print(json.dumps(found))
 COMMAND = [sys.executable, "-ISc", LIST]
 
 
-@pytest.fixture(autouse=True, scope="session")
-def warmed_up() -> None:
-    standin.warm_up()
+pytestmark = pytest.mark.usefixtures("warmed_up")
 
 
 def by_subprocess(folder: str) -> str:

@@ -22,9 +22,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import standin
+from standin import Slow, is_up, on, plain
 
-from penstock import DataLoader
 from penstock.backends._ray import door as doors
 from penstock.backends._ray import handshake
 from penstock.backends._ray.challenge import NONCE_SIZE, PREFACE, PROOF_SIZE, Driver
@@ -34,38 +33,7 @@ from penstock.backends._ray.link import Link
 from penstock.errors import WorkerLost
 from penstock.testing._laws import same, until
 
-
-@pytest.fixture(autouse=True, scope="session")
-def warmed_up() -> None:
-    standin.warm_up()
-
-
-@pytest.fixture
-def cluster() -> Iterator[standin.LocalCluster]:
-    cluster = standin.LocalCluster()
-    with standin.standing_in(cluster) as cluster.made:
-        yield cluster
-
-
-class Slow:
-    def __len__(self) -> int:
-        return 120
-
-    def __getitem__(self, key: int) -> Any:
-        time.sleep(0.001)
-        return np.full(250, key)
-
-
-def on(dataset: Any, *args: Any, **given: Any) -> DataLoader[Any]:
-    return DataLoader(dataset, *args, **{"num_workers": 2, "backend": "standin", "seed": 1} | given)
-
-
-def plain(dataset: Any, *args: Any, **given: Any) -> list[Any]:
-    return list(DataLoader(dataset, *args, seed=1, **given))
-
-
-def is_up(loader: Any) -> bool:
-    return bool(loader.workers) and all(worker.state.name == "UP" for worker in loader.workers)
+pytestmark = pytest.mark.usefixtures("warmed_up")
 
 
 # A program that opens connections: `count` that say nothing and stay; or one after the other, until it is ended.

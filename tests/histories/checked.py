@@ -129,9 +129,9 @@ def _about(pid: str) -> str:
 
 def _left() -> list[Any]:
     """What this process has that it had not before, if anything."""
-    descriptors, children, mappings = belongings()
+    descriptors, children, mappings, names = belongings()
     had, threads = _before[0], len(os.listdir("/proc/self/task")) - _before[1]
-    left: list[Any] = [descriptors - had[0], children - had[1]]
+    left: list[Any] = [descriptors - had[0], children - had[1], names - had[3]]
     return [*filter(None, left), *["mappings"] * (mappings - had[2]), *["threads"] * threads]
 
 

@@ -13,7 +13,7 @@ SECONDS = float(os.environ.get("PENSTOCK_SOAK", "0"))
 
 
 @pytest.mark.timeout(300 + 3 * SECONDS)
-@pytest.mark.parametrize("face", ["core", "torch"])
+@pytest.mark.parametrize("face", ["core", pytest.param("torch", marks=pytest.mark.imports_torch)])
 def test_random_histories_find_nothing(face: str) -> None:
     """In a process of its own, which forks their programs: it must have one thread and no other children."""
     command = [sys.executable, "-m", "tests.histories", "--face", face]

@@ -585,6 +585,15 @@ BUGS = [
         "A run ends when the signature of the first redirect has expired.",
     ),
     Bug(
+        "idle connections are left to the garbage collector",
+        "stores",
+        "_remote/origin.py",
+        "weakref.finalize(self, _close, self._idle)",
+        "pass",
+        ("remote/test_requests.py::test_idle_connections_are_closed_before_a_cycle_with_them_is_finalized",),
+        "A program that turns warnings into errors is told of sockets that it has never seen.",
+    ),
+    Bug(
         "only well-formed URLs are shown without their password",
         "stores",
         "_remote/urls.py",

@@ -28,10 +28,7 @@ BACKENDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(autouse=True, scope="session")
-def warmed_up() -> None:
-    """The forkserver stays until the tests end, and is nothing that a test has left behind."""
-    standin.warm_up()
+pytestmark = pytest.mark.usefixtures("warmed_up")
 
 
 def table(folder: Path, server: Server, cache: Path | bool) -> Parquet:

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("mypy")
+pytestmark = pytest.mark.imports_torch
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,11 @@ def examples() -> list[object]:
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     pages.remove(ROOT / "docs" / "ray.md")  # needs a cluster: tests/on_ray/test_example.py
     return [
-        pytest.param(code, id=f"{page.relative_to(ROOT)}:{number}")
+        pytest.param(
+            code,
+            id=f"{page.relative_to(ROOT)}:{number}",
+            marks=[pytest.mark.imports_torch] if "torch" in code else [],
+        )
         for page in pages
         for number, code in enumerate(BLOCK.findall(page.read_text()), 1)
     ]
@@ -49,8 +54,11 @@ if importlib.util.find_spec("tensorboard") is None:
 
 
 @pytest.fixture(scope="module")
-def docs_forge() -> Iterator[socket.socket]:
+def docs_forge(penstock_forge: socket.socket) -> Iterator[socket.socket]:
     """Has what takes long to import, but no further part of penstock: an example imports those that it needs."""
+    if find_spec("torch") is None:
+        yield penstock_forge
+        return
     with forge(f"import torch, penstock\n{STAND_IN}") as control:
         yield control
 

@@ -338,6 +338,7 @@ class TestDistributedSampler:
             DistributedSampler(range(6), 2, rank)
 
 
+@pytest.mark.imports_torch
 class TestBesideTorch:
     @pytest.fixture
     def theirs(self) -> Any:

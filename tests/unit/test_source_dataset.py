@@ -382,6 +382,7 @@ class TestRandomSplit:
             random_split(range(10), [10], np.random.RandomState(0))  # type: ignore[arg-type]
 
 
+@pytest.mark.imports_torch
 class TestBesideTorch:
     @pytest.fixture
     def theirs(self) -> Any:

@@ -12,9 +12,11 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
+from programs import Begin
 
 import penstock
 from penstock._system.warnings import warn_caller
@@ -28,21 +30,49 @@ _OBEYED = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def ran(*arguments: str | bytes, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[bytes]:
+class Done(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+def started(*arguments: str, cwd: Path | None = None, **variables: str) -> Done:
+    """Runs a command in an interpreter of its own."""
     environment = {**os.environ, "NO_COLOR": "1", **variables}
     command = [sys.executable, "-m", "penstock", *arguments]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, timeout=100)
+    ran = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, timeout=100)
+    return Done(ran.returncode, ran.stdout.decode(), ran.stderr.decode())
 
 
-def check(done: subprocess.CompletedProcess[bytes], has: str = "", code: int | None = None) -> None:
-    """The output is UTF-8 without a letter that a terminal obeys, and no traceback."""
-    for output in (done.stdout, done.stderr):
-        text = output.decode()
+Ran = Callable[..., Done]
+
+
+@pytest.fixture(name="ran")
+def _ran(begin: Begin) -> Ran:
+    """Runs a command in a process that has imported penstock: see programs.py."""
+
+    def ran(*arguments: str | bytes, **variables: str) -> Done:
+        program = begin(f"""
+            import os, sys
+            os.environ.update({ {"NO_COLOR": "1", **variables}!r})
+            sys.stdout = open(1, "w", closefd=False)  # not as the forge has it, but for a pipe
+            sys.argv[:] = ["penstock", *map(os.fsdecode, {arguments!r})]
+            from penstock.cli import main
+            sys.exit(main())
+            """)
+        return Done(*program.end())
+
+    return ran
+
+
+def check(done: Done, has: str = "", code: int | None = None) -> None:
+    """The output, which was UTF-8, has no letter that a terminal obeys, and no traceback."""
+    for text in (done.out, done.err):
         assert _OBEYED.search(text) is None, text
         assert "Traceback" not in text, text
-    assert has in (done.stdout + done.stderr).decode()
+    assert has in done.out + done.err
     if code is not None:
-        assert done.returncode == code, done.stderr
+        assert done.code == code, done.err
 
 
 def tar_of(path: str | bytes, *members: tuple[str, bytes]) -> None:
@@ -53,12 +83,12 @@ def tar_of(path: str | bytes, *members: tuple[str, bytes]) -> None:
             tar.addfile(info, io.BytesIO(data))
 
 
-def test_inspect_shows_members_and_keys_escaped(tmp_path: Path) -> None:
+def test_inspect_shows_members_and_keys_escaped(ran: Ran, tmp_path: Path) -> None:
     tar_of(str(tmp_path / "x.tar"), (f"{HOSTILE}.{ESCAPE}txt", HOSTILE.encode()), (f"{HOSTILE}.bin", b"\x1b"))
     check(ran("inspect", str(tmp_path / "x.tar")), r"\x1b[31m[bold red]x[link]", 0)
 
 
-def test_inspect_shows_columns_and_values_escaped(tmp_path: Path) -> None:
+def test_inspect_shows_columns_and_values_escaped(ran: Ran, tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     import pyarrow.parquet as pq
 
@@ -68,7 +98,7 @@ def test_inspect_shows_columns_and_values_escaped(tmp_path: Path) -> None:
     check(ran("inspect", str(tmp_path / "x.parquet")), r"\x1b[31m[bold red]x[link]", 0)
 
 
-def test_inspect_shows_lines_and_arrays_of_text_escaped(tmp_path: Path) -> None:
+def test_inspect_shows_lines_and_arrays_of_text_escaped(ran: Ran, tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text('{"a": "\\u001b[31m", "\\u001b[1m\\ud800": [1]}\n')
     check(ran("inspect", str(tmp_path / "x.jsonl")), r"\x1b[1m\ud800", 0)
     content = io.BytesIO()
@@ -78,7 +108,7 @@ def test_inspect_shows_lines_and_arrays_of_text_escaped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", [b".tar", b".parquet", b".xyz", b".rec"])
-def test_names_of_files_are_escaped_in_errors(end: bytes, tmp_path: Path) -> None:
+def test_names_of_files_are_escaped_in_errors(end: bytes, ran: Ran, tmp_path: Path) -> None:
     name = os.fsencode(tmp_path) + b"/" + RAW + end
     with open(name, "wb") as file:
         file.write(b"\x1b[31mno such format\n")
@@ -87,7 +117,7 @@ def test_names_of_files_are_escaped_in_errors(end: bytes, tmp_path: Path) -> Non
     check(ran("inspect", os.fsencode(tmp_path) + b"/*" + end))
 
 
-def test_index_shows_names_escaped(tmp_path: Path) -> None:
+def test_index_shows_names_escaped(ran: Ran, tmp_path: Path) -> None:
     folder = os.fsencode(tmp_path) + b"/" + RAW
     os.mkdir(folder)
     tar_of(folder + b"/" + RAW + b".tar", ("a.txt", b"1"), ("b.txt", b"2"), ("a.cls", b"1"))
@@ -95,11 +125,11 @@ def test_index_shows_names_escaped(tmp_path: Path) -> None:
         file.write(whole.read()[:1700])
     done = ran("index", folder + b"/" + RAW + b".tar", folder + b"/cut.tar")
     check(done, r"\x1b]0;owned", 0)
-    assert b"cut off or damaged here" in done.stdout and b"not beside each other" in done.stdout
+    assert "cut off or damaged here" in done.out and "not beside each other" in done.out
     check(ran("index", folder + b"/none.tar"), code=1)
 
 
-def test_pack_shows_names_escaped(tmp_path: Path) -> None:
+def test_pack_shows_names_escaped(ran: Ran, tmp_path: Path) -> None:
     pytest.importorskip("simplejpeg")
     folder = os.fsencode(tmp_path) + b"/" + RAW
     os.makedirs(folder + b"/cats")
@@ -125,7 +155,7 @@ for batch in loader:
 
 
 @pytest.mark.parametrize("forced", [False, True])
-def test_top_shows_programs_and_datasets_escaped(forced: bool, tmp_path: Path) -> None:
+def test_top_shows_programs_and_datasets_escaped(forced: bool, ran: Ran, tmp_path: Path) -> None:
     script = os.fsencode(tmp_path) + b"/" + RAW + b".py"
     with open(script, "w") as file:
         file.write(PROGRAM)
@@ -137,10 +167,10 @@ def test_top_shows_programs_and_datasets_escaped(forced: bool, tmp_path: Path) -
             for arguments in (["top", "--once"], ["top", "--once", str(program.pid)]):
                 while True:
                     done = ran(*arguments, **variables)
-                    found = "owned" in done.stdout.decode()
+                    found = "owned" in done.out
                     if found or time.monotonic() > until:
                         break
-                done.stdout = _COLOURS.sub("", done.stdout.decode()).encode()  # rich's own
+                done = done._replace(out=_COLOURS.sub("", done.out))  # rich's own
                 check(done, "[bold red]x[link]" if len(arguments) == 3 else "owned", 0)
         finally:
             program.kill()
@@ -155,12 +185,12 @@ def test_profile_shows_errors_and_names_escaped(tmp_path: Path) -> None:
     )
     (tmp_path / f"{ESCAPE}.py").write_text("x = 1\n")
     for target in (f"{ESCAPE}.py:y", f"{ESCAPE}:y", f"things:{ESCAPE}", f"things.py:{ESCAPE}"):
-        check(ran("profile", target, cwd=tmp_path), code=2)
+        check(started("profile", target, cwd=tmp_path), code=2)
 
 
 def test_a_terminal_without_the_letters_gets_escapes(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("\u00e9\u4e16\n")
-    done = ran("inspect", str(tmp_path / "x.txt"), LC_ALL="C", PYTHONIOENCODING="ascii")
+    done = started("inspect", str(tmp_path / "x.txt"), LC_ALL="C", PYTHONIOENCODING="ascii")
     check(done, r"\xe9\u4e16", 0)
 
 
