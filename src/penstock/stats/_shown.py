@@ -1,4 +1,4 @@
-"""What is worth showing of a loader's settings: those that differ from their defaults."""
+"""The settings of a loader that are worth showing: those that differ from their defaults."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 ALWAYS = ("batch_size", "num_workers", "backend", "prefetch_factor")
-"""Shown whatever they are, unless they are None."""
+"""Settings that are always shown, unless they are None."""
 
 _DEFAULTS: dict[str, tuple[Any, ...]] = {
     "shuffle": (False,),
