@@ -148,7 +148,7 @@ def test_a_wrapper_of_a_sorted_subset_passes_both_on(tmp_path: Path) -> None:
         batches = iter(loader)
         until(lambda: len(inner.fetched()) == 20)
         assert len(list(batches)) == 10
-    with pytest.raises(TypeError, match="keys are in no order of blocks"):
+    with pytest.raises(TypeError, match="keys are not sorted by block"):
         DataLoader(Upper(Subset(inner, [15, 3, 14])), shuffle="blocks")
 
 

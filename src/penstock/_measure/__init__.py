@@ -1,1 +1,1 @@
-"""What is always measured: counters of workers in shared memory, and of the caller; and the page that shows them."""
+"""Measurements that are always on: the counters of workers, in shared memory, and of the caller; and their page."""

@@ -1,4 +1,4 @@
-"""What is counted of remote files, their cache, and the blocks of tables; and the stores that do not answer."""
+"""Counters of remote files, their cache and the blocks of tables, and the stores that do not answer."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from penstock._at_work import Source, at_work
 from penstock._system.warnings import warn_caller
 
 NOTICE = 10.0
-"""Seconds without an answer after which the caller is told."""
+"""Seconds without an answer after which the caller is warned."""
 
-_SILENT = 600.0  # seconds in which the same store is not named again: after five minutes there is an error
+_SILENT = 600.0  # seconds until the same store may be named again; an error is raised after five minutes
 
 
 class Outage(NamedTuple):
-    """A store that does not answer, with what came instead. `since` is a moment of `time.perf_counter_ns`."""
+    """A store that does not answer, with the failure. `since` is a value of `time.perf_counter_ns`."""
 
     store: str
     since: int
@@ -33,7 +33,7 @@ _warned: dict[str, float] = {}  # by store: when
 
 
 def warn_of(outage: Outage) -> None:
-    """Tells the caller once that a store does not answer, and what happens next."""
+    """Warns the caller once that a store does not answer, and says what happens next."""
     name, now = outage.store.partition(" (")[0], time.monotonic()
     if now - _warned.get(name, -_SILENT) >= _SILENT:
         _warned[name] = now
@@ -48,12 +48,12 @@ def warn_of(outage: Outage) -> None:
 class CacheCounts:
     """The counters of one worker, or of the scouts of a loader.
 
-    `hits`: pieces that were there when they were asked for. `misses`: those that were not, for which the worker
-    waited, for `waited` nanoseconds in all. `fetched`: those that were fetched here, ahead of time or not. `evicted`:
-    those that were deleted to make room. `requests`: to stores, of which `retries` were repetitions; `nbytes`: bytes
-    that came. `decoded`: blocks that were decoded. `changed`: something was counted since this was set to False.
-    `needed`: bytes of the blocks that are in use at the same time, of scouts; `limit`: bytes that the cache may hold.
-    `warns`: the caller cannot see these counters while it waits, so the thread that counts tells it of an outage.
+    `hits`: pieces that were available when a worker asked for them. `misses`: pieces that the worker waited for, for
+    `waited` nanoseconds in total. `fetched`: pieces that were fetched here, ahead of time or not. `evicted`: pieces
+    that were deleted to make room. `requests`: requests to stores, `retries` of them retries; `nbytes`: downloaded
+    bytes. `decoded`: decoded blocks. `changed`: True if something was counted since this was set to False. `needed`:
+    for scouts, the bytes of the blocks that are in use at the same time; `limit`: bytes that the cache may hold.
+    `warns`: the caller cannot see these counters while it waits, so the counting thread warns of an outage.
     """
 
     NAMES = "hits", "misses", "waited", "fetched", "evicted", "requests", "retries", "nbytes", "decoded"
@@ -69,36 +69,36 @@ class CacheCounts:
             setattr(self, name, number)
 
     def unanswered(self, request: object, outage: Outage) -> None:
-        """A request has failed, and is repeated."""
+        """A request has failed and is retried."""
         self._outages[request] = outage
         self.show(self.outage)
 
     def answered(self, request: object) -> None:
-        """The request that was repeated was answered, or has failed for good."""
+        """The retried request was answered, or has failed for good."""
         if self._outages.pop(request, None) is not None:
             self.show(self.outage)
 
     @property
     def outage(self) -> Outage | None:
-        """The store that has not answered for longest."""
+        """The store that has not answered for the longest time."""
         found = tuple(self._outages.copy().values())  # other threads may change it meanwhile
         return min(found, key=lambda outage: outage.since) if found else None
 
     def show(self, outage: Outage | None) -> None:
-        """Where others see it, if they cannot see this object."""
+        """Shows the outage to others that cannot see this object."""
 
     def words(self) -> list[int]:
         return [getattr(self, name) for name in self.NAMES]
 
 
 class Request:
-    """A request that is repeated until the store answers. Others see it while it is."""
+    """A request that is retried until the store answers. Meanwhile others see the outage."""
 
     def __init__(self, counts: CacheCounts) -> None:
         self._counts = counts
 
     def failed(self, came: str, elapsed: float, until: float) -> None:
-        """It has failed after so many seconds in all, and is tried again after `until`. `came` names the store."""
+        """The request has failed, after `elapsed` seconds, and is retried after `until`. `came` names the store."""
         outage = Outage(came, time.perf_counter_ns() - int(elapsed * 1e9))
         self._counts.unanswered(self, outage)
         if self._counts.warns and until >= NOTICE:
@@ -112,7 +112,7 @@ class Request:
 
 
 outside = CacheCounts()
-"""What was counted in threads that belong to no worker and no scout."""
+"""Counters of threads that belong to no worker and no scout."""
 
 
 class Counting(Source):
@@ -129,8 +129,8 @@ class Counting(Source):
 def counting() -> CacheCounts:
     """The counters of the worker or scout that this thread belongs to.
 
-    Threads share them without a lock: under the GIL, `counts.hits += 1` is atomic if what is added calls nothing (see
-    `_interrupts` on where a thread may be interrupted). So add a constant or a local variable.
+    Threads share them without a lock: under the GIL, `counts.hits += 1` is atomic if the right-hand side calls
+    nothing (see `_system/interrupts.py` on where a thread may be interrupted). So add a constant or a local variable.
     """
     source = at_work.source
     counts = None if source is None else source.cache

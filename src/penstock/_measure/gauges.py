@@ -1,10 +1,10 @@
-"""What workers count: each worker writes to a row of memory of its own, and the caller reads it at any time.
+"""The counters of workers: each worker writes to its own row of memory, and the caller reads it at any time.
 
-Nothing is sent for it. A word of 8 bytes is written whole: a reader in another process sees its old or its new value.
-A row belongs to a seat: a worker that replaces another goes on where that one has stopped.
+Nothing is sent. A word of 8 bytes is written at once: a reader in another process sees its old or its new value. A
+row belongs to a seat: a worker that replaces another continues to count where that one stopped.
 
-    head   how long the caller has waited for batches so far, since when it waits now (0: it does not), and whether
-           workers shall keep a record of each task
+    head   how long the caller has waited for batches so far, since when it is waiting now (0: it is not), and whether
+           workers keep a record of each task
     row    counters, histogram of sample times, the slowest samples of the epoch and of all, records of the last tasks
 """
 
@@ -30,11 +30,11 @@ _HEAD = 4096  # bytes: a page, which the caller writes and workers read
 class Counts(NamedTuple):
     """The counters of a row. Moments and durations are in nanoseconds of `time.perf_counter_ns`.
 
-    `since`: when the present task was begun, 0 for an idle worker. `first`: when the first samples were fetched.
-    Every task counts for `busy`. Only some steps are timed in parts: `timed` is how long those took, `fetching` and
-    `writing` their parts. Where none was, in a period of some milliseconds, all is taken for fetching. `delayed`: how
-    long the worker's thread was ready to compute, and had no processor. `pil`: 1 if PIL has opened images in the
-    worker's process. `outage`: since when it repeats requests to a store that does not answer, 0 if it does not.
+    `since`: when the current task was begun, 0 for an idle worker. `first`: when the first samples were fetched.
+    Every task counts for `busy`. Only some steps are timed in parts: `timed` is how long these took, `fetching` and
+    `writing` are their parts. A period of a few milliseconds without such a step counts as fetching. `delayed`: how
+    long the worker's thread was ready to compute but had no processor. `pil`: 1 if PIL has opened images in the
+    worker's process. `outage`: since when it has been retrying requests to a store that does not answer, or 0.
     """
 
     pid: int = 0
@@ -77,12 +77,12 @@ class Counts(NamedTuple):
         return self.busy - self.fetch - self.write
 
     def plus(self, other: Counts) -> Counts:
-        """The counters of two workers in one seat, `other` the earlier: times and numbers are added."""
+        """The sum of the counters of two workers in one seat; `other` is the earlier worker."""
         sums = {name: getattr(self, name) + getattr(other, name) for name in _ADDED}
         return self._replace(pil=self.pil | other.pil, born=other.born, ready=other.ready, first=other.first, **sums)
 
     def minus(self, before: Counts) -> Counts:
-        """What was added since these."""
+        """The difference to these earlier counters."""
         return self._replace(**{name: getattr(self, name) - getattr(before, name) for name in _ADDED})
 
 
@@ -90,7 +90,7 @@ _ADDED = Counts._fields[7:]
 
 
 class Slow(NamedTuple):
-    """A sample that took long. `path`: of its file, or the end of that; "" if it is not known."""
+    """A slow sample. `path`: the path of its file, or the end of the path; "" if it is not known."""
 
     ns: int
     epoch: int
@@ -100,9 +100,9 @@ class Slow(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One task of a worker, for a trace: when it was begun, its samples were fetched, the batch was made, and sent.
+    """One task of a worker, for a trace: when it began, and when its batch was fetched, made and sent.
 
-    Of a bundle only the first step is timed: `fetched` and `made` are extrapolated.
+    Only the first step of a bundle is timed: `fetched` and `made` are extrapolated.
     """
 
     seat: int
@@ -132,7 +132,7 @@ MOST_SLOW = 10
 _NAME = 96  # bytes of a key and a path
 _SLOW = struct.Struct(f"3qq{_NAME}s")  # ns, epoch, step, and the length of the text, which is a key and a path
 _ENTRY = 16  # words
-_STORE_AT = _SLOWEST + 3 * MOST_SLOW * _ENTRY  # where the name of a store is that does not answer, in words
+_STORE_AT = _SLOWEST + 3 * MOST_SLOW * _ENTRY  # in words: where the name of a store that does not answer is
 _STORE_NAME = 200  # bytes
 _STORE = struct.Struct(f"q{_STORE_NAME}s")
 _RECORDED = 31
@@ -147,17 +147,17 @@ assert _COUNTS.size <= 8 * _RECORDED and _SLOW.size <= 8 * _ENTRY and 8 * _STORE
 # Samples that take less on average are not timed one by one: that takes 0.2 µs for each.
 TIMED = 20_000  # ns
 
-# To time a step in parts, and to write those, takes 3 µs; and asking for the processor time is a system call.
+# Timing a step in parts and writing them takes 3 µs, and reading the processor time is a system call.
 _EVERY = 10_000_000  # ns
 
-# To ask how long a thread had no processor is to read a file, which takes 12 µs.
+# Finding out how long a thread had no processor means reading a file, which takes 12 µs.
 _DELAY_EVERY = 100_000_000  # ns
 
 _clock = time.perf_counter_ns
 
 
 def delay_ns(thread: str = "thread-self") -> int:
-    """Nanoseconds that a thread was ready to run and had no processor; 0 if the kernel does not count them."""
+    """Nanoseconds that a thread was ready to run but had no processor; 0 if the kernel does not count them."""
     try:
         with open(f"/proc/{thread}/schedstat", "rb", buffering=0) as file:
             return int(file.read().split()[1])
@@ -173,11 +173,11 @@ class Gauges:
     def __init__(self, fd: int | None) -> None:
         self.memory = memoryview(mapped(fd, self.SIZE)).cast("B")
         self.words = self.memory.cast("q")
-        self.seats: frozenset[int] = frozenset()  # that have had a worker; replaced, because others may be reading it
+        self.seats: frozenset[int] = frozenset()  # that have had a worker; replaced, never changed
         self._read: dict[int, int] = {}  # by seat: how many records were read
         self.nodes: Mapping[int, str] = {}  # by seat: the machine of its worker, if it may be another one; replaced
 
-    # What the caller does.
+    # For the caller.
 
     def all(self) -> dict[int, Counts]:
         """The counters of all workers so far, by seat."""
@@ -199,7 +199,7 @@ class Gauges:
         return self.row(seat)[0][_TIMES : _TIMES + BUCKETS].tobytes()
 
     def slowest(self, seat: int, epoch: int | None = None) -> list[Slow]:
-        """The slowest samples of this worker: of an epoch, the last or the one before, or of all."""
+        """The slowest samples of this worker: of the last epoch or the one before, or of all epochs."""
         found = self.table(seat, 0 if epoch is None else 1 + epoch % 2)
         return [slow for slow in found if epoch in (None, slow.epoch)]
 
@@ -215,7 +215,7 @@ class Gauges:
         return found
 
     def outage(self, seats: Iterable[int]) -> Outage | None:
-        """Of the stores that these workers wait for, the one that has not answered for longest."""
+        """The store that has not answered for the longest time, of those that these workers wait for."""
         waiting = [(since, seat) for seat in seats if (since := self.row(seat)[0][_OUTAGE])]
         if not waiting:
             return None
@@ -224,7 +224,7 @@ class Gauges:
         return Outage(text[: max(0, length)].decode(errors="ignore"), since)
 
     def show_outage(self, seat: int, outage: Outage | None) -> None:
-        """The worker in this seat waits for a store, or no longer."""
+        """Records that the worker in this seat waits for a store, or no longer does."""
         words, start = self.row(seat)
         if outage is not None:
             text = outage.store.encode()[:_STORE_NAME]
@@ -232,11 +232,11 @@ class Gauges:
         words[_OUTAGE] = 0 if outage is None else outage.since
 
     def trace(self, on: bool) -> None:
-        """Whether workers keep records from now on."""
+        """Sets whether workers keep records from now on."""
         self.words[_TRACING] = on
 
     def records(self, seat: int) -> list[Record]:
-        """The records since the last call. If there were too many meanwhile, the oldest are missing."""
+        """The records since the last call. If there were too many, the oldest are missing."""
         words, start = self.row(seat)
         recorded = words[_RECORDED]
         numbers = range(max(self._read.get(seat, 0), recorded - _RECORDS), recorded)
@@ -260,7 +260,7 @@ class Gauges:
         return _TOLD.pack(len(told) // 8, len(places)) + told + records
 
     def hear(self, seat: int, told: bytes | bytearray, shift: int) -> None:
-        """Takes over what `tell` returned elsewhere."""
+        """Stores the row that `tell` returned in another process."""
         count, records = _TOLD.unpack_from(told)
         row = array("q", told[_TOLD.size : _TOLD.size + 8 * count])
         for at in _MOMENTS:
@@ -280,7 +280,7 @@ class Gauges:
         return self.words[_WAITED] + (_clock() - since if since else 0)
 
     def hear_caller(self, waited: int, tracing: int) -> None:
-        """Takes over what the caller, elsewhere, has noted in its head."""
+        """Stores the waiting time of a caller in another process."""
         self.words[_WAITED], self.words[_TRACING] = waited, tracing
 
     @property
@@ -292,7 +292,7 @@ class Gauges:
         return self.row(seat)[0][_RECORDED]
 
     def begun(self, seat: int, at: int) -> None:
-        """The worker in this seat began its present task at this moment; 0 if it has none."""
+        """When the worker in this seat began its current task; 0 if it has none."""
         self.row(seat)[0][_SINCE] = at
 
     def row(self, seat: int) -> tuple[memoryview[int], int]:
@@ -306,7 +306,7 @@ class Gauges:
 
 
 class _Shown(CacheCounts):
-    """The counters of a worker, whose caller sees in its row that a store does not answer."""
+    """The counters of a worker, whose row shows the caller that a store does not answer."""
 
     __slots__ = ("_gauges", "_seat")
 
@@ -319,7 +319,7 @@ class _Shown(CacheCounts):
 
 
 class Gauge:
-    """What one worker counts. `detailed`: the present step is timed in parts; `times`: its samples one by one."""
+    """The counters of one worker. `detailed`: the current step is timed in parts; `times`: its samples one by one."""
 
     def __init__(self, gauges: Gauges, seat: int, pid: int, cpu_ns: Callable[[], int]) -> None:
         self._memory, self._head = gauges.memory, gauges.words
@@ -338,7 +338,7 @@ class Gauge:
         for heap in self._slow:
             heapq.heapify(heap)
         self._epochs = [-1, *(one[0].epoch if one else -1 for one in found[1:])]
-        self._epoch = 1  # the table of the present epoch
+        self._epoch = 1  # the table of the current epoch
         self.detailed, self.times = False, True  # nothing is known of the first samples
         self.fetched = self.made = 0
         self._shares = 1.0, 0.0  # fetch and write, of the last step that was timed in parts
@@ -360,7 +360,7 @@ class Gauge:
             self.flush(now)
 
     def stepped(self, samples: int) -> None:
-        """The first step of a task is done: it stands for the others. Called only if it was `detailed`."""
+        """The first step of a task is done, and stands for the others. Called only if it was `detailed`."""
         now, began = _clock(), self._began
         self.detailed = False
         fetched = self.fetched or now  # 0 if there was an error
@@ -400,7 +400,7 @@ class Gauge:
         """
         last, now = not now, now or _clock()
         idle = (now - self._noted) - (self._busy - self._busy_then)
-        # It was idle for want of a task while the caller waited, and else for want of room.
+        # While the caller waited, the worker had no task; otherwise it had no room.
         waited = self._caller_waited(now)
         wanting = max(0, min(idle, waited - self._waited))
         self._idle = self._idle[0] + wanting, self._idle[1] + idle - wanting
@@ -432,7 +432,7 @@ class Gauge:
     # Samples one by one.
 
     def begin_epoch(self, epoch: int) -> None:
-        """The samples that follow are of this epoch."""
+        """The following samples belong to this epoch."""
         table = self._epoch = 1 + epoch % 2
         if epoch != self._epochs[table]:
             self._epochs[table] = epoch
@@ -441,7 +441,7 @@ class Gauge:
                 _SLOW.pack_into(self._memory, self._tables[table] + at * _ENTRY * 8, 0, 0, 0, 0, b"")
 
     def sample(self, ns: int) -> bool:
-        """A sample took so long. True if it is one of the slowest, and its key is wanted."""
+        """Counts the time of a sample. True if it is one of the slowest, so that its key is needed."""
         self._words[_TIMES + bucket(ns)] += 1
         if ns < TIMED:
             return False
@@ -464,7 +464,7 @@ class Gauge:
 
 
 def _named(slow: Slow) -> bytes:
-    """The key, and as much of the end of the path as there is room for."""
+    """The key, and as much of the end of the path as fits."""
     key, path = slow.key.encode().replace(b"\0", b" ")[:_NAME], os.fsencode(slow.path)
     room = _NAME - len(key) - 1
     if not path or room < 16:
@@ -473,7 +473,7 @@ def _named(slow: Slow) -> bytes:
 
 
 class NoGauge:
-    """In the place of a Gauge where nothing is measured."""
+    """Stands for a Gauge where nothing is measured."""
 
     detailed = times = False
     fetched = made = 0

@@ -8,8 +8,8 @@ from math import log2
 import numpy as np
 from numpy.typing import NDArray
 
-# Four buckets for each doubling, from a microsecond to more than an hour. What is shorter is in the first bucket, and
-# what is longer in the last. The middle of a bucket is within 10 % of everything in it.
+# Four buckets for each doubling, from a microsecond to more than an hour. Shorter durations are in the first
+# bucket, and longer ones in the last. The middle of a bucket is within 10 % of everything in it.
 _FINE = 4
 _FIRST = 10 * _FINE  # 2**10 ns
 BUCKETS = 128
@@ -21,7 +21,7 @@ def bucket(ns: int) -> int:
 
 
 def bounds(at: int) -> tuple[float, float]:
-    """From how many to how many seconds a bucket reaches."""
+    """The lower and upper limit of a bucket, in seconds."""
     low, high = (2.0 ** ((at + more + _FIRST) / _FINE) * 1e-9 for more in (0, 1))
     return low if at else 0.0, high
 
@@ -29,7 +29,7 @@ def bounds(at: int) -> tuple[float, float]:
 def quantile(counts: Sequence[int], share: float) -> float:
     """The duration in seconds that this share of all durations does not exceed; 0.0 if there is none.
 
-    The first bucket counts as 0.0: it has what did not take any time worth mentioning.
+    The first bucket counts as 0.0: its durations are negligible.
     """
     wanted, passed = share * sum(counts), 0
     for at, count in enumerate(counts):

@@ -1,4 +1,4 @@
-"""What the caller counts: how long it waits for batches, how long it works between them, and how many it gets."""
+"""The counters of the caller: how long it waits for batches, how long it works between them, and how many it gets."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _MOST = 1024
 
 
 class Answer(NamedTuple):
-    """What came of one request to the scheduler: the steps of a task, which are handed out one by one.
+    """The answer to one request to the scheduler: the steps of a task, which are handed out one by one.
 
-    `wait`: how long the caller waited for the first of them; it did not wait for the others. `work`: from then on
-    until it asked for the next task. Both in nanoseconds. `ready`: the batch was there when the caller asked.
+    `wait`: how long the caller waited for the first step; it did not wait for the others. `work`: the time from then
+    until it asked for the next task. Both are in nanoseconds. `ready`: the batch was ready when the caller asked.
     """
 
     wait: int
@@ -55,14 +55,14 @@ class Totals(NamedTuple):
     repeated: int = 0
     skipped: int = 0
     cpu: int = 0
-    fetched: int = 0  # by scouts, as are the following: see CacheCounts
+    fetched: int = 0  # this and the following fields are counted by scouts: see CacheCounts
     evicted: int = 0
     requests: int = 0
     retries: int = 0
     fetched_nbytes: int = 0
 
     def minus(self, before: Totals) -> Totals:
-        """What was added since these totals."""
+        """The difference to these earlier totals."""
         sums = Answer._make(now - then for now, then in zip(self.sums, before.sums, strict=True))
         rest = (getattr(self, name) - getattr(before, name) for name in Totals._fields[2:])
         return Totals(self.tasks - before.tasks, sums, *rest)
@@ -80,7 +80,7 @@ class Totals(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """Everything that was counted until some moment. It is taken in 15 µs, and added up if somebody asks."""
+    """All counters at one moment. Taking it takes 15 µs; it is summed up only on request."""
 
     totals: Totals
     answers: bytes  # since then, packed
@@ -92,7 +92,7 @@ class Mark(NamedTuple):
         return Totals(*self.totals.plus(self.answers)[:4], *self.more)
 
     def histogram(self) -> NDArray[np.int64]:
-        """Of all sample times."""
+        """The histogram of all sample times."""
         found: NDArray[np.int64] = np.array([np.frombuffer(one, np.int64) for one in self.times]).sum(axis=0)
         return found
 
@@ -105,9 +105,9 @@ def _nothing() -> None:
 
 
 class Meter:
-    """The counters of one loader, over its life. Several threads may read the loader, and any thread may ask.
+    """The counters of one loader over its life. Several threads may read the loader, and any thread may read these.
 
-    Nothing here waits for a lock: a finalizer may count too, in the middle of any of these functions.
+    Nothing here waits for a lock, because a finalizer may count in the middle of any of these functions.
 
     `due` becomes True twice a second, while batches are handed out.
     """
@@ -139,7 +139,7 @@ class Meter:
         self._slowest: list[tuple[int, Slow]] = []
 
     def answered(self, wait: int, work: int, steps: int, rows: int, nbytes: int, ready: int) -> int:
-        """Counts an answer, once the caller has asked for the next, or has ended. Returns how many are kept."""
+        """Keeps an answer after the caller has asked for the next one, or has ended. Returns how many are kept."""
         self._kept[next(self._numbers)] = _ANSWER.pack(wait, work, steps, rows, nbytes, ready)
         longest = self.longest
         if wait > longest[0] or work > longest[1] * steps:
@@ -151,7 +151,7 @@ class Meter:
     def add_up(self) -> None:
         """Counts the answers that are kept. Not called by finalizers: see `keep`."""
         with interrupts_deferred():
-            if self._adding.acquire(blocking=False):  # else another thread is at it
+            if self._adding.acquire(blocking=False):  # otherwise another thread is doing it
                 try:
                     (totals, _), counted = self._state, self._kept.copy()
                     totals = totals.plus(b"".join(counted.values()))
@@ -163,7 +163,7 @@ class Meter:
                     self._adding.release()
 
     def mark(self, live: list[Gauges], open_answers: Sequence[Answer] = ()) -> Mark:
-        """What was counted until now; `open_answers` were not counted yet."""
+        """The counters up to now, with `open_answers`, which were not counted yet."""
         state, kept = None, self._kept
         while state is not self._state:
             state = self._state
@@ -179,7 +179,7 @@ class Meter:
         return Mark(totals, answers, (*troubles, cpu, *ahead), self.workers(live), times)
 
     def keep(self, gauges: Gauges) -> None:
-        """Keeps what these workers have counted: they are about to end.
+        """Keeps the counters of these workers, which are about to end.
 
         Without numpy's arithmetic, because a finalizer may call it. The garbage collector may run while a context
         variable is set, such as that of `np.errstate`; numpy's functions would read it just then, and CPython would
@@ -193,7 +193,7 @@ class Meter:
         gauges.seats = frozenset()
 
     def workers(self, live: list[Gauges]) -> dict[int, Counts]:
-        """The counters of all workers, by seat: those that live, and those that have ended."""
+        """The counters of all workers, live and ended, by seat."""
         found = dict(self._counts)
         for gauges in live:
             for seat, counts in gauges.all().items():
@@ -216,7 +216,7 @@ class Meter:
 
 
 class Tracer(Protocol):
-    """Is told what an engine does, while a trace is written. Moments are in nanoseconds."""
+    """Gets the events of an engine while a trace is written. Times are in nanoseconds."""
 
     def asked(self, answered: int, now: int) -> None: ...
     def delivers(self, seq: int) -> None: ...
@@ -239,7 +239,7 @@ class Stopwatch:
         self._in_hand = False  # the answer is being handed out
 
     def ask(self) -> int:
-        """The caller asks, and everything that it was answered before is handed out. Returns the time."""
+        """The caller asks for a batch; all earlier answers are handed out. Returns the time."""
         now, meter = clock(), self.meter
         self._asked = meter.asked = now
         if self._in_hand:
@@ -256,7 +256,7 @@ class Stopwatch:
         return now
 
     def deliver(self, steps: int, rows: int, nbytes: int, seq: int = -1) -> None:
-        """The caller is about to get a task of so many steps."""
+        """The caller is about to get a task with this number of steps."""
         self._delivered = steps, rows, nbytes
         self._in_hand = True
         if self.tracer is not None:
@@ -273,14 +273,14 @@ class Stopwatch:
             self.meter.first = now
 
     def stop(self, left: int) -> None:
-        """Nothing more is handed out of the last answer; `left` of its steps were not."""
+        """No more steps of the last answer are handed out; `left` of them were not."""
         if self._in_hand:
             self._in_hand = False
             self.meter.answered(*self.in_hand(left, clock()))
         self._wait = 0
 
     def in_hand(self, left: int, now: int) -> Answer:
-        """The answer that is being handed out, as far as it was."""
+        """The part of the current answer that was already handed out."""
         steps, rows, nbytes = self._delivered
         done = max(0, steps - left)
         rows, nbytes = rows * done // max(1, steps), nbytes * done // max(1, steps)
@@ -292,12 +292,12 @@ class Stopwatch:
     # What happens to workers.
 
     def hired(self, seat: int, replaces: str) -> None:
-        """A worker is started, perhaps in the place of another, which is named."""
+        """A worker is started, perhaps in place of another one, which is named."""
         if self.tracer is not None:
             self.tracer.hired(seat, replaces)
 
     def lost(self, who: str, how: str, steps: int) -> None:
-        """A worker is dead; so many steps are done again."""
+        """A worker has died; this number of steps is repeated."""
         self.meter.replaced += 1
         self.meter.repeated += steps
         if self.tracer is not None:

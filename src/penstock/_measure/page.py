@@ -1,17 +1,18 @@
-"""Pages: what a loader says of itself, for other processes of the same user to read while it runs.
+"""Pages: the figures of a running loader, which other processes of the same user can read.
 
 A page is a piece of shared memory without a name, a memfd. Its publisher keeps it open, and so it is found among the
 descriptors of that process: the link /proc/PID/fd/N leads to "memfd:penstock-loader". The kernel lets only the same
-user (and root) follow the link, no port or file is opened, and the page is gone with its process, however that ends.
-A reader takes only a page that belongs to the user: a program of root's may carry a memfd that another user has made.
+user (and root) follow the link, no port or file is opened, and the page disappears with its process, however that
+ends. A reader accepts only a page that belongs to the user: a process of root may hold a memfd that another user has
+made.
 
-A page has room for two publications, of which the counter in its first eight bytes names the newer one. The publisher
-writes over the older one, and then counts up: a reader is never in the way, and finds a complete publication even if
-the publisher is stopped in the middle of the next. The checksum tells a reader that was overtaken, or that saw the
-counter before the text (some processors reorder stores).
+A page has room for two publications; the counter in its first eight bytes says which one is newer. The publisher
+overwrites the older one, and then increments the counter. So a reader never blocks it, and finds a complete
+publication even if the publisher is stopped in the middle of the next one. The checksum fails for a reader that was
+overtaken, or that saw the counter before the text (some processors reorder stores).
 
-Refused: one page for all loaders of a process, with a slot for each. A slot would have to be emptied when its loader
-is gone, by C code; a page of its own just closes.
+Rejected: one page for all loaders of a process, with a slot for each. C code would have to empty the slot of a loader
+that is gone; a separate page is just closed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from penstock._system.interrupts import CallAtEnd, call_at_end, interrupts_defer
 
 NAME = "penstock-loader"
 MOST_PAGES = 64
-"""Descriptors that this process spends on pages. Further loaders are not shown."""
+"""The largest number of pages of this process, each a descriptor. Further loaders are not shown."""
 
 ROOM = 64 << 10
 """Bytes of a publication and its head."""
@@ -57,7 +58,7 @@ Dropping an `mmap.mmap` unmaps its memory and closes its descriptor, all in C co
 def publish(by: object, text: bytes) -> None:
     """Puts the text on the page of `by`, in place of the text before.
 
-    The page is there until it is withdrawn, or `by` is deallocated.
+    The page exists until it is withdrawn, or `by` is deallocated.
     A text that is too long is not published.
     """
     page = _pages.get(id(by)) or _opened(by)
@@ -109,7 +110,7 @@ class Found(NamedTuple):
 
 
 def find(uid: int) -> Iterator[Found]:
-    """The pages of all processes of a user that may be read. A process that inherited a page has it too."""
+    """The readable pages of all processes of a user. A process that inherited a page has it too."""
     for pid in trust.processes(uid):
         with suppress(OSError):  # it has ended, or is not ours to read
             yield from _of_process(pid, uid)

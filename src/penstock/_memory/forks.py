@@ -1,12 +1,12 @@
 """Forks of the program while batches are lent.
 
-The child has the lent batches too, in the same shared memory, and may read them for as long as it lives. Whether it
-still lives is told by a witness: a page of shared memory that parent and child map, and the parent then unmaps. The
+The child has the lent batches too, in the same shared memory, and may read them as long as it lives. A witness tells
+whether it still lives: a page of shared memory that parent and child map, and that the parent then unmaps. The
 kernel refuses to seal a file against writing while any process maps it, so the seal succeeds when the child, and all
 processes that it has forked, have ended or called exec.
 
-Refused: a pipe, whose end a child that closes all descriptors gives up too early; and waiting for the pid, which the
-hooks of a fork are not told and which says nothing of grandchildren.
+Rejected: a pipe, because a child that closes all descriptors closes its end too early; and waiting for the pid, which
+the fork hooks are not told and which says nothing about grandchildren.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock._memory.mapping import map_memory, unmap
 from penstock._system.interrupts import Living, free_at_end
 
 MOST = 64
-"""Witnesses at a time, each of which is a descriptor. Slabs that further forks find lent are never used again."""
+"""The largest number of witnesses, each a descriptor. Slabs that are lent at further forks are never used again."""
 
 
 class Fork:
@@ -54,7 +54,7 @@ _living = Living[Fork]()
 
 
 def begun() -> Fork | None:
-    """The witness of a fork that is about to happen; None if there is none to be had."""
+    """The witness of a fork that is about to happen; None if none can be made."""
     if len(_living) >= MOST:
         return None
     try:

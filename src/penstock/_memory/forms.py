@@ -26,7 +26,7 @@ _V = TypeVar("_V")
 
 
 class Table(dict[_K, _V]):
-    """Makes the values that are missing, and forgets all when it is full: ever new keys must not fill the memory."""
+    """Makes missing values, and is cleared when it is full, so that new keys cannot fill the memory."""
 
     def __init__(self, make: Callable[[_K], _V], most: int = TABLE_LIMIT) -> None:
         self._make = make
@@ -43,7 +43,7 @@ class Table(dict[_K, _V]):
 def remake(kind: type, values: Mapping[Any, Any] | list[Any]) -> Any:
     """`kind(values)` if that is of class `kind` and holds exactly these values, else None."""
     constructor: Callable[[Any], Any] = kind
-    with suppress(Exception):  # a class of the user's: it may raise anything for values that it does not take
+    with suppress(Exception):  # a user's class may raise anything for values that it does not accept
         made = constructor(values)
         same = len(made) == len(values) and type(made) is kind
         if isinstance(values, Mapping):
@@ -71,7 +71,7 @@ def _state(node: object) -> dict[str, Any]:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """True if two attributes are certainly equal; False where that would take a `==` of the user's class."""
+    """True if two attributes are certainly equal; False if only the `==` of a user's class could tell."""
     if one is other:
         return True
     kind = type(one)
@@ -142,7 +142,7 @@ _BUILT_IN: dict[type, Form] = {
 
 PLAIN: frozenset[type] = frozenset({bool, int, float, complex, str, bytes, NoneType})
 LEAVES: set[type] = {*PLAIN, np.ndarray, np.memmap}
-"""Classes known not to be containers. More are added as they are met."""
+"""Classes that are known not to be containers. More are added when they are first seen."""
 
 
 def is_namedtuple(kind: type) -> bool:
@@ -162,7 +162,7 @@ def is_dataclass(kind: type) -> bool:
 
 
 def _form(kind: type) -> Form | None:
-    """The form of a class that is met for the first time; None for a leaf."""
+    """The form of a class that is seen for the first time; None for a leaf."""
     if kind in _BUILT_IN:
         return _BUILT_IN[kind]
     if is_namedtuple(kind):
@@ -248,7 +248,7 @@ def _inherits(kind: type, base: type, *names: str) -> bool:
 
 
 def _is_generated(kind: type) -> bool:
-    """True if a namedtuple is made of its values by the methods that `collections.namedtuple` has written."""
+    """True if a namedtuple is made from its values by the methods that `collections.namedtuple` wrote."""
     maker = next(base for base in kind.__mro__ if "_fields" in vars(base))
     written = maker.__base__ is tuple and "_field_defaults" in vars(maker)
     return written and _inherits(kind, maker, "__new__", "__getnewargs__", "__getstate__")

@@ -1,7 +1,7 @@
 """Guests: libraries whose arrays may be in a batch beside numpy's.
 
-The core imports no guest, and names none outside of `GUESTS`. A class belongs to a guest if its module, or the module
-of one of its base classes, is inside the guest's package. The first time such a class is met, the module that
+The core imports no guest, and names none outside `GUESTS`. A class belongs to a guest if its module, or the module
+of one of its base classes, is inside the guest's package. The first time such a class is seen, the module that
 `GUESTS` names for it is imported; its `GUEST` then says how leaves of the class are stored in a slab, pickled,
 converted, copied and pinned.
 """
@@ -82,7 +82,7 @@ class Guest(Protocol):
     """What the core asks about a library."""
 
     reducers: Mapping[type, Reduce]
-    """By exact class: how an object is pickled that is inside of other objects of a batch."""
+    """By exact class: how an object inside other objects of a batch is pickled."""
 
     def handler(self, kind: type) -> Handler | None:
         """How leaves of this class are handled; None if they have no special treatment."""
@@ -97,13 +97,13 @@ class Guest(Protocol):
         """True if an accelerator is available."""
 
     def limit_threads(self, most: int) -> None:
-        """Has the library compute with at most so many threads in this process."""
+        """Limits the library to this number of threads in this process."""
 
 
 _met: dict[str, Guest] = {}
 
 REDUCERS: dict[type, Reduce] = {}
-"""Reducers of all guests that were met, and of numpy's arrays."""
+"""Reducers of all guests that were seen, and of numpy's arrays."""
 
 
 def guest_in(module: object) -> Guest | None:
@@ -126,7 +126,7 @@ def guest_of(kind: type) -> str | None:
 
 
 def all_met() -> bool:
-    """True if no guest is left whose package is imported in this process and whose classes were never met."""
+    """False if the package of a guest is imported in this process, but none of its classes was seen yet."""
     for name in GUESTS:  # noqa: SIM110 - any() takes 0.3 us more for each pickle
         if name not in _met and name in sys.modules:
             return False
@@ -144,14 +144,14 @@ def can_pin() -> bool:
 
 
 def meet_imported() -> None:
-    """Meets the guests whose packages are imported in this process, before it is forked."""
+    """Imports the modules for the guests whose packages are imported in this process, before it is forked."""
     for name in GUESTS:
         if name in sys.modules:
             guest_in(name)
 
 
 def limit_threads(most: int) -> None:
-    """Has the guests that are imported compute with at most so many threads in this process."""
+    """Limits the guests that are imported to this number of threads in this process."""
     for name, guest in _met.items():
         if name in sys.modules:
             guest.limit_threads(most)
@@ -166,7 +166,7 @@ def _handler(kind: type) -> Handler | None:
 
 
 HANDLERS: Mapping[type, Handler | None] = Table(_handler)
-"""The handler of any class: None for a class that is no guest's."""
+"""The handler of any class: None for a class that belongs to no guest."""
 
 
 class Shipping(dict[type, "Reduce | None"]):

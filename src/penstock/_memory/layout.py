@@ -78,7 +78,7 @@ class Writer:
         return start
 
     def find(self, address: int, nbytes: int) -> int | None:
-        """The position in the slab of the bytes at this address; None for memory outside of the slab."""
+        """The position in the slab of the bytes at this address; None for memory outside the slab."""
         start = address - self._base()
         return start if 0 <= start <= self._size - nbytes else None
 
@@ -93,7 +93,7 @@ class Writer:
         return start
 
     def hold(self, buffers: Sequence[pickle.PickleBuffer]) -> tuple[tuple[int, int], ...]:
-        """Copies buffers into the slab and returns start and length of each. Buffers that overlap still do."""
+        """Copies buffers into the slab and returns the start and length of each. Overlaps are preserved."""
         arrays = [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers]
         spans = [(_address(array), array.nbytes, at) for at, array in enumerate(arrays)]
         held = [(0, 0)] * len(spans)
@@ -110,8 +110,8 @@ class Writer:
     def place(self, tree: object) -> tuple[Spec, tuple[Spot | None, ...], list[object]]:
         """Puts the arrays of the tree into the slab, and returns structure, spots and the other leaves.
 
-        The tree is opened if its leaves are arrays and atoms. Otherwise, or if an array is in it twice, or two arrays
-        share memory, the whole tree is one leaf: a pickle keeps what objects have in common, and a layout does not.
+        The tree is opened if its leaves are arrays and atoms. Otherwise, or if it contains an array twice, or two
+        arrays share memory, the whole tree is one leaf: a pickle preserves shared objects, and a layout does not.
         """
         pickled: tuple[Spec, tuple[Spot | None, ...], list[object]] = LEAF, (None,), [tree]
         found = flatten_exactly(tree)
@@ -159,7 +159,7 @@ def _address(array: NDArray[Any]) -> int:
 
 
 def _repeats(leaves: Sequence[object]) -> bool:
-    """True if a leaf that is not an atom is there twice."""
+    """True if a leaf that is not an atom occurs twice."""
     ids = [id(leaf) for leaf in leaves if type(leaf) not in _ATOMS]
     return len(set(ids)) < len(ids)
 
@@ -169,7 +169,7 @@ _ATOMS: frozenset[type] = PLAIN | {*np.sctypeDict.values()} - {np.void, np.objec
 
 
 _placeable: set[type] = {*_ATOMS, np.ndarray}
-"""Classes of leaves that can be placed. Those of guests are added as they are met."""
+"""Classes of leaves that can be placed. Those of guests are added when they are first seen."""
 
 
 def _can_be_placed(kind: type) -> bool:

@@ -38,14 +38,14 @@ def map_memory(address: int | None, length: int, access: int, flags: int, fd: in
 
 
 def copy_map(address: int, length: int, to: int) -> None:
-    """Maps what is mapped at an address, shared, at another one as well: mremap(2) of 0 bytes. Raises OSError."""
+    """Maps a shared mapping a second time, at another address: mremap(2) of 0 bytes. Raises OSError."""
     if _libc.mremap(address, 0, length, _COPY, to) == _FAILED:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 
 
 def grow(fd: int, size: int) -> None:
-    """Gives a file so many bytes of address space. Its memory is allocated as its pages are written."""
+    """Sets the size of a file. Its memory is allocated as its pages are written."""
     try:
         os.ftruncate(fd, size)
     except OSError as error:
@@ -64,7 +64,7 @@ def mapped(fd: int | None, length: int, offset: int = 0, *, writable: bool = Tru
     """A buffer over `length` bytes of a file from `offset` on, shared; or over private memory if `fd` is None.
 
     The memory is unmapped when no object refers to the buffer any more. No descriptor is kept: `mmap.mmap` keeps one
-    for each mapping (Python 3.13 has an option against that), and a caller with many large batches would run out.
+    for each mapping (Python 3.13 can avoid it), and a caller with many large batches would run out of them.
     """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS if fd is None else mmap.MAP_SHARED
     access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
@@ -79,5 +79,5 @@ def mapped(fd: int | None, length: int, offset: int = 0, *, writable: bool = Tru
         memory: Any = (ctypes.c_ubyte * length).from_address(address)
         array = np.frombuffer(memory, np.uint8)
         free_at_end(array, partial(unmap, address, length))
-        # Not the array: views of its views would keep it alive, and not the view that is lent.
+        # Not the array: views of views would refer to it, and not to the view that is lent.
         return array.data

@@ -1,6 +1,6 @@
-"""Slabs: memory by number, and the leases of those that are lent to the caller.
+"""Slabs: numbered pieces of memory, and the leases of those that are lent to the caller.
 
-The scheduler decides which slab is used when; its memory is found here.
+The scheduler decides which slab is used when; this module provides its memory.
 
 All slabs are part of an arena. The processes of one loader share one file without a name (memfd), which only grows,
 and is sparse: pages that were never written take no memory. It is mapped in extents, each of which holds many small
@@ -17,7 +17,7 @@ the numpy array. So a weak reference to the root is called exactly once: when no
 slab any more.
 
 A child process that the program forks has the lent batches too, in the same memory, and may read them for as long as
-it lives. Hence a slab that is lent when the program forks is used again only after that process has ended.
+it lives. So a slab that is lent when the program forks is used again only after that process has ended.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Slabs:
         self._unused: dict[int, Iterator[Region]] = {}  # by capacity
 
     def region(self, slab: int, at_least: int = 0, count: int = 1, most: int = 1) -> Region:
-        """Where a free slab has its memory; moved to a larger region if `count` batches would not fit.
+        """The region of a free slab; a larger one is allocated if `count` batches would not fit.
 
         Before the size of a batch is known, a slab is as large as an extent. Later it has room for `most` batches, up
         to the limit for bundles. A generous size costs nothing, because pages are allocated when they are written.
@@ -111,7 +111,7 @@ class Slabs:
         return self.arena.root(self.region(slab, at_least))
 
     def learn(self, nbytes: int) -> None:
-        """Notes the size of a batch: slabs have room for at least as many bytes from now on."""
+        """Records the size of a batch: from now on, slabs have room for at least as many bytes."""
         if nbytes > self.largest:
             self.largest = nbytes
 
@@ -125,7 +125,7 @@ class Slabs:
     def cool(self, slab: int) -> None:
         """Returns the slab's pages to the system. The next use of the slab allocates them again."""
         region = self._regions.get(slab)
-        if region is not None:  # a slab may have been named for a step that turned out not to exist
+        if region is not None:  # the slab may have been meant for a step that does not exist
             self.arena.discard(region)
 
     def _carve(self, capacity: int) -> Region:
@@ -144,7 +144,7 @@ class Slabs:
         return next(regions)
 
 
-# Leases of forked children that are looked at in one `collect`, a system call each.
+# Leases of forked children that one `collect` checks, at a system call each.
 _LOOKS = 4
 
 
@@ -214,7 +214,7 @@ class Leases:
                 self._inherited.append(lease)
 
     def inherit(self, fork: forks.Fork | None) -> None:
-        """A child of the program has the lent slabs too. Without a witness, they never come back."""
+        """The program forked a child, which has the lent slabs too. Without a witness, they never come back."""
         if fork is None:
             self._lent.clear()
             return
@@ -223,7 +223,7 @@ class Leases:
                 lease.forks = (*lease.forks, fork)
 
     def forget(self) -> None:
-        """In a forked child: the slabs are the parent's."""
+        """Called in a forked child: the slabs belong to the parent."""
         self._lent.clear()
         self._inherited.clear()
 

@@ -19,7 +19,7 @@ from typing import Any
 from penstock._memory.forms import EXACT_FORMS, FORMS, LEAVES, MARKED, Form, Table
 
 MAX_DEPTH = 64
-"""Levels of containers in containers. Deeper structures are assumed to contain themselves."""
+"""The largest depth of nested containers. Deeper structures are assumed to contain themselves."""
 
 
 class Spec:
@@ -100,8 +100,8 @@ def flatten(tree: object) -> tuple[list[object], Spec]:
 def flatten_exactly(tree: object) -> tuple[list[object], Spec] | None:
     """Like `flatten`, for a tree that is rebuilt in another process: the result is the same as with pickle.
 
-    Containers that pickle rebuilds in a way of their own are leaves. None if only pickle can keep the structure: a
-    container is in the tree twice, or contains itself, or is nested deeper than MAX_DEPTH.
+    Containers that pickle rebuilds in a special way are leaves. None if only pickle can preserve the structure: a
+    container occurs twice, contains itself, or is nested deeper than MAX_DEPTH.
     """
     if type(tree) in LEAVES:
         return [tree], LEAF
@@ -143,8 +143,8 @@ def _walk(
 ) -> Spec | None:
     """Appends the leaves of `node` to `leaves`; returns its Spec, or None if `node` is itself a leaf.
 
-    Appends the id of each container to `nodes`, except tuples of leaves: if one of these is there twice, no code can
-    tell it from two, and constants in a program are often such tuples.
+    Appends the id of each container to `nodes`, except tuples of leaves: if the same one occurs twice, no code
+    can tell it from two, and constants in a program are often such tuples.
     """
     kind = type(node)
     keys: Hashable

@@ -1,1 +1,1 @@
-"""Who does what next: events in, commands out, and nothing else (pure)."""
+"""Decides what is done next: events in, commands out, and nothing else (pure)."""

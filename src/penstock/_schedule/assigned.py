@@ -1,9 +1,9 @@
-"""The scheduler for workers that are not alike: each step belongs to one worker from the beginning.
+"""The scheduler for workers that are not interchangeable: each step belongs to one worker from the beginning.
 
-torch's loader has such workers: each has random generators of its own, and its own copy of a stream. So the worker
-that does a step decides what is in it. Steps go round the seats in turn; a seat whose stream has ended is skipped; a
-posted step is always done, because doing it advances the worker's generators; and a worker that dies cannot be
-replaced. If there is only one run, the worker of a stream that has ended leaves at once.
+torch's loader has such workers: each has its own random generators and its own copy of a stream. So the content of a
+step depends on its worker. Steps go to the seats in turn; a seat whose stream has ended is skipped; a posted step is
+always done, because it advances the worker's generators; and a worker that dies cannot be replaced. If there is only
+one run, the worker of a stream that has ended exits at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from penstock._schedule.states import POSTED, Step
 
 
 class Assigned(Scheduler):
-    """As `Scheduler`, with a seat in every Post. `once`: there is one run, and no other after it."""
+    """A `Scheduler` that names a seat in every Post. `once`: there is only one run."""
 
     _rescinds = False
 
@@ -31,7 +31,7 @@ class Assigned(Scheduler):
         return bool(self._abandoned)
 
     def _may_wait(self) -> bool:
-        return False  # the caller's sampler is asked for one step for each that is delivered, no later
+        return False  # the caller's sampler is asked for one step per delivered step, without delay
 
     def _opened(self, event: Opened, out: list[Command]) -> None:
         if self._abandoned:
@@ -55,7 +55,7 @@ class Assigned(Scheduler):
             out.append(Post(seq, slab, seat))
 
     def _next_seat(self) -> int | None:
-        """The seat whose turn it is; out of order, only if it has no more than its share of steps."""
+        """The seat whose turn it is; out of order, only if it has at most its share of steps."""
         workers = self._seats
         share = max(1, self._window // max(1, workers - len(self._ended)))
         for _ in range(workers):

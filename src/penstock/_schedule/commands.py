@@ -16,7 +16,7 @@ class Hire(NamedTuple):
 
 
 class Retire(NamedTuple):
-    """Ask one worker to leave after its present step: whichever is free first. `WorkerLeft` answers.
+    """Ask the first worker that becomes free to exit, after its current step. `WorkerLeft` answers.
 
     With a fixed assignment the worker in `seat` leaves, after all steps that were posted for it.
     """
@@ -25,7 +25,7 @@ class Retire(NamedTuple):
 
 
 class GiveUp(NamedTuple):
-    """Leave a seat empty until the next run: its workers crash at start-up. `worker` was the last; others live."""
+    """Leave a seat empty until the next run, because its workers crash at start-up. `worker` was the last one."""
 
     seat: int
     worker: int
@@ -38,7 +38,7 @@ class Post(NamedTuple):
     a later Post may name the same id.)
 
     `seat` is the worker that must do the step; -1 means any free worker. `resume`: a new reader does the step, so the
-    task goes with the position of the stream behind the last filled step.
+    task carries the position of the stream after the last filled step.
     """
 
     seq: int

@@ -5,8 +5,8 @@
            OUT, READY --redo--> AGAIN --draw--> OUT, under another seq
            OUT --forget--> forgotten        any --cancel--> forgotten
 
-The scheduler decides about seqs, this part about what they stand for. It has no clock, lock or buffer either: what a
-run draws, and what an outcome is, is not looked at.
+The scheduler decides about seqs; this part knows which steps they stand for. It has no clock, lock or buffer either,
+and does not look at the content of draws and outcomes.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class Course:
         return drawn, ends
 
     def refuse(self, seq: int, error: BaseException) -> bool:
-        """The run that this task was drawn from ends before it, with this error; whether that is the current run."""
+        """Ends the run of this task before the task, with this error. True if it is the current run."""
         task = self._out.pop(seq)
         self._again.clear()  # these come after it
-        # A task that is posted again may be of the current run, though the next one is drawn from already.
+        # A task that is posted again may belong to the current run, although steps of the next run are already drawn.
         run = self.ahead if self.ahead is not None and self.ahead.number == task.run else self.run
         assert run is not None
         run.fail(error)
@@ -66,7 +66,7 @@ class Course:
         return None if seq is None else self._out.get(seq)
 
     def split(self, seq: int) -> list[Task]:
-        """The steps of a task, each in a task of its own from here on. [] if the task is not known any more."""
+        """Splits a task into one task per step. [] if the task is no longer known."""
         task = self._out.get(seq)
         if task is None:
             return []
@@ -75,7 +75,7 @@ class Course:
         return steps
 
     def deliver(self, seq: int, outcomes: Sequence[Any]) -> None:
-        """The scheduler delivered a task: its steps, each with its outcome, wait to be handed out."""
+        """The scheduler delivered a task: its steps wait to be handed out, each with its outcome."""
         task = self._out.pop(seq)
         if len(outcomes) == 1:
             self.ready.append((task, outcomes[0]))
@@ -86,13 +86,13 @@ class Course:
         return self._out.pop(seq, None)
 
     def forget_from(self, seq: int) -> None:
-        """The run ends before this seq: nothing comes of it, nor of later ones."""
+        """The run ends before this seq: it gives no batch, and neither do later ones."""
         self._out = {earlier: task for earlier, task in self._out.items() if earlier < seq}
 
     def redo(self) -> int:
-        """Whatever was not handed out of the current run is drawn again; the next run is drawn when it is opened.
+        """Draws again all steps of the current run that were not handed out; the next run is drawn when it is opened.
 
-        Returns how many steps are done again.
+        Returns the number of repeated steps.
         """
         again = [task for task, _ in self.ready]
         again += [step for seq in sorted(self._out) for step in self._out[seq].single()]

@@ -1,15 +1,16 @@
-"""The crew: which workers live, in which seats, and how many there shall be.
+"""The crew: which workers are alive, in which seats, and how many there should be.
 
     seat   EMPTY --Hire--> TAKEN --WorkerLost--> EMPTY, or GIVEN UP until the next run --> EMPTY
            TAKEN --WorkerLeft--> EMPTY
 
-Workers that die with a step in hand use up the retries of that step, so their replacement ends by itself. Workers
-that crash at start-up do not: losses without a step are counted for each seat, and a seat with too many is given up.
+A worker that dies while it does a step uses up a retry of that step, so replacing workers comes to an end. Workers
+that crash at start-up use up no retries: losses without a step are counted per seat, and a seat with too many is
+given up.
 
-To shrink, the crew asks as many workers to leave as are too many. Whichever is free first leaves, so which seats
-become empty is not known beforehand. Until they have left, the crew keeps its old size: a worker that crashes
-meanwhile is replaced, because somebody must leave. Each resize begins with the withdrawal of the requests that no
-worker has taken, so a crew that grows again keeps these workers instead of hiring others.
+To shrink, the crew asks the surplus number of workers to leave. The first ones that become free leave, so it is not
+known beforehand which seats become empty. Until they have left, the crew keeps its old size: a worker that crashes
+meanwhile is replaced, because the requests to leave still stand. Each resize begins by withdrawing the requests that
+no worker has taken, so a crew that grows again keeps these workers instead of hiring others.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Crew:
         return worker in self.seats
 
     def hire(self, out: list[Command]) -> None:
-        """Hire as many as are missing, into the lowest empty seats that are not given up."""
+        """Hire the missing workers, into the lowest empty seats that are not given up."""
         taken = {*self.seats.values(), *self.given_up()}
         missing = self.size + self.leaving - len(taken)
         seat = 0
@@ -51,7 +52,7 @@ class Crew:
     def resize(self, size: int, retained: int, out: list[Command]) -> None:
         """Hire, or ask to leave, now that `retained` requests to leave were withdrawn.
 
-        Seats that were given up are tried again: there may be fewer of them now.
+        Seats that were given up are tried again, since there may be fewer seats now.
         """
         self.size = size
         self.leaving -= retained
@@ -79,7 +80,7 @@ class Crew:
         self.leaving -= 1
 
     def worked(self, worker: int) -> None:
-        """This worker has done a step: its seat is not one where workers crash at start-up."""
+        """This worker has done a step, so workers do not crash at start-up in its seat."""
         if self.losses:
             self.losses.pop(self.seats[worker], None)
 

@@ -1,11 +1,11 @@
-"""What has happened outside: the only input of the scheduler.
+"""What has happened outside the scheduler: its only input.
 
 A `seq` numbers a step over the life of an engine: it grows, spans runs, and is never used twice (some numbers are
 never used at all). A run is what one consumer reads from `Opened` to `Finish`.
 
-What is called a step here may be a bundle: several steps of the plan that are done and delivered as one. The
-scheduler does not notice, until a worker dies: then the bundle becomes single steps, so that a step that kills
-workers cannot take the others along.
+A step of the scheduler may be a bundle: several steps of the plan that are done and delivered as one. The scheduler
+learns this only if a worker dies: then the bundle becomes single steps, so that a step that kills workers does not
+affect the others.
 
 Events are named tuples because three of them are made for every batch, and a named tuple costs a third of a frozen
 dataclass. The price: they compare as plain tuples, so `Asked() == Cancelled()`. Compare their types too, or their
@@ -33,7 +33,7 @@ class Asked(NamedTuple):
 class Bounded(NamedTuple):
     """The current run ends before `seq`. Steps posted from there on belong to the next run.
 
-    `Opened` forgets the bound: if that of the new run is known, it is told right after.
+    `Opened` resets the bound: if the bound of the new run is known, `Bounded` follows at once.
     """
 
     seq: int
@@ -42,7 +42,7 @@ class Bounded(NamedTuple):
 class Exhausted(NamedTuple):
     """There is nothing to draw for Post(seq), nor for any later one until the next `Opened`.
 
-    The answer to each Post of one list of commands comes before any other kind of event (but `Bounded`, and
+    The answer to each Post of one list of commands comes before any other kind of event (except `Bounded`, and
     `WorkerLost` for a worker that the same list hires).
     """
 
@@ -50,7 +50,7 @@ class Exhausted(NamedTuple):
 
 
 CALLER = -1
-"""In the place of a worker: the step failed in the calling process, and was not posted."""
+"""Stands for a worker: the step failed in the calling process, and was not posted."""
 
 
 class StepFilled(NamedTuple):
@@ -73,9 +73,9 @@ class StepEnded(NamedTuple):
 class WorkerLost(NamedTuple):
     """A worker died, and everything it had sent was handled; or it could not be started.
 
-    `seq` is the task that it had claimed and not finished: a bundle of `steps` steps of the plan, of which it was
-    doing number `at` (None if that is unknown). From here on they are single steps: seq, seq + 1 and so on.
-    `resumable` matters for streams: a position behind an earlier step of the run is known.
+    `seq` is the task that it had claimed but not finished: a bundle of `steps` steps of the plan. It was doing step
+    number `at` of these (None if unknown). From now on they are single steps: seq, seq + 1 and so on. `resumable`
+    matters for streams: a position after an earlier step of the run is known.
     """
 
     worker: int
@@ -86,15 +86,15 @@ class WorkerLost(NamedTuple):
 
 
 class WorkerLeft(NamedTuple):
-    """A worker left as it was asked to, with no step in its hands, and everything it had sent was handled."""
+    """A worker left, as it was asked to: it has no step, and everything that it had sent was handled."""
 
     worker: int
 
 
 class Resized(NamedTuple):
-    """From now on there shall be so many workers, and so many steps may be undelivered.
+    """The new number of workers, and the new number of steps that may be undelivered.
 
-    `retained`: how many requests to leave were withdrawn just before, because no worker had taken them.
+    `retained`: the number of requests to leave that were withdrawn just before, because no worker had taken them.
     """
 
     workers: int

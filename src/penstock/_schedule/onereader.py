@@ -1,8 +1,8 @@
 """The scheduler for a stream that one worker reads from its beginning to its end.
 
-Its steps are claimed in their order. If the reader dies, a new one can only continue from a known position: at the
-first step of the run, or behind a step that told the state of the stream. Otherwise the run breaks there, with an
-error and never silently.
+Its steps are claimed in order. If the reader dies, a new one can only continue from a known position: the start of
+the run, or the position after a step that reported the state of the stream. Otherwise the run breaks there with an
+error, never silently.
 
     stream   read --WorkerLost, the position is known--> the first posted step is posted again, with the position
              read --WorkerLost, known, and nothing is posted--> the next step is posted with the position
@@ -18,12 +18,12 @@ from penstock._schedule.states import OPEN, POSTED, Step
 
 
 class OneReader(Scheduler):
-    """As `Scheduler`, with one worker, whatever the number asked for."""
+    """A `Scheduler` with one worker, whatever number was asked for."""
 
     def __init__(self, *, window: int, retries: int, in_order: bool = True) -> None:
         super().__init__(window=window, workers=1, retries=retries, in_order=in_order)
         self._first = 0  # the seq that the run began at
-        self._resume = False  # the next step that is posted goes with the position
+        self._resume = False  # the next posted step carries the position
 
     def _opened(self, event: Opened, out: list[Command]) -> None:
         self._first = self._next_seq

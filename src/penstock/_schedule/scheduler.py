@@ -1,4 +1,4 @@
-"""The one place that decides: which step is posted, into which slab, and what the consumer gets.
+"""Decides which step is posted, into which slab, and what the consumer gets. No other part decides this.
 
     NEW --Opened--> OPEN --Cancelled--> IDLE --Opened--> OPEN        any --Closed--> CLOSED
 
@@ -8,13 +8,13 @@
            POSTED --StepEnded, Exhausted--> forgotten
            FILLED, LOST --Cancelled, Changed--> forgotten
 
-Slabs and workers have tables of their own (`slabs.py`, `crew.py`), and so have the steps of the plan that a step here
+Slabs and workers have their own tables (`slabs.py`, `crew.py`), and so do the steps of the plan that a step here
 stands for (`course.py`). Some rules differ if a stream has one reader (`onereader.py`), or if each worker has its own
 steps (`assigned.py`).
 
-Workers pull: a posted step goes to whichever worker is free first, so nothing here chooses a worker, and a posted
-step may or may not be claimed already. Hence the rule behind most of the code below: the slab of a posted step is not
-free before the outside has said that no worker can write to it any more.
+Workers pull: the first free worker takes a posted step, so nothing here chooses a worker, and a posted step may or
+may not be claimed already. Hence the rule behind most of the code below: the slab of a posted step is not free until
+an event has said that no worker can write to it any more.
 
 After each event the rules of `_settle` run until none applies. There is no clock, queue, lock or buffer inside.
 """
@@ -49,8 +49,8 @@ from penstock.errors import InternalError
 # that way.
 _HANDLER_OF = {kind: method_for(kind) for kind in get_args(Event)}
 
-# While the consumer does not ask, no rule comes to apply through these: a step never waits for a slab, a filled step
-# makes no room, and an end is told when it is asked for. The first two come with every batch. (`_opened` settles.)
+# While the consumer does not ask, these events make no rule apply: a step never waits for a slab, a filled step makes
+# no room, and an end is reported only when asked for. The first two come with every batch. (`_opened` settles.)
 _QUIET = frozenset(
     {events.SlabReturned, events.StepFilled, events.Opened, events.Bounded, events.Exhausted, events.Rescinded}
 )
@@ -59,12 +59,12 @@ _QUIET = frozenset(
 class Scheduler:
     """Turns what happened into what to do next.
 
-    `window`: how many steps may be undelivered at once. `workers`: how many workers there shall be. `retries`: how
-    many workers a step may cost beyond the first before it fails for good. `spare`: how many free slabs keep their
-    pages (default: window + 2). `room`: the distance between two seqs, if a step may be a bundle.
+    `window`: how many steps may be undelivered at once. `workers`: the number of workers. `retries`: how many workers
+    a step may kill, beyond the first, before it fails for good. `spare`: how many free slabs keep their pages
+    (default: window + 2). `room`: the distance between two seqs, if a step may be a bundle.
     """
 
-    _rescinds = True  # what is abandoned is withdrawn, unless a worker has claimed it
+    _rescinds = True  # an abandoned step is withdrawn, unless a worker has claimed it
 
     def __init__(
         self,
@@ -104,14 +104,14 @@ class Scheduler:
 
     @property
     def run_is_over(self) -> bool:
-        """All of the current run has been delivered: `Asked` would be answered by Finish."""
+        """True if the whole run was delivered: `Asked` would be answered by Finish."""
         if self._bound is None or not (self._drained or self._next_seq >= self._bound):
             return False
         return next(iter(self._steps), self._bound) >= self._bound
 
     @property
     def must_settle(self) -> bool:
-        """Whether abandoned steps must be finished before another run may be opened."""
+        """True if abandoned steps must be finished before another run may be opened."""
         return False
 
     @property
@@ -172,7 +172,7 @@ class Scheduler:
             if self._bound is not None and seq >= self._bound:
                 if self._in_order:
                     return None
-                continue  # of the next run, and early
+                continue  # a step of the next run that is early
             return None if self._steps[seq].state is POSTED else seq
         return None
 
@@ -196,10 +196,10 @@ class Scheduler:
             out.append(Post(seq, slab))
 
     def _may_wait(self) -> bool:
-        """Whether posting can be put off at no cost: a batch is ready, and more than half the window is posted.
+        """True if posting can be delayed at no cost: a batch is ready, and more than half the window is posted.
 
-        Then steps are posted half a window at a time. If workers are faster than the consumer they sleep, and waking
-        one costs the consumer more than everything else it does for a batch: so it wakes one for several.
+        Then steps are posted half a window at a time. Workers that are faster than the consumer sleep, and waking one
+        costs the consumer more than everything else it does for a batch, so it wakes one for several steps.
         """
         return len(self._steps) > self._window // 2 and self._deliverable() is not None
 
@@ -215,7 +215,7 @@ class Scheduler:
         crew: list[Command] = []
         self._crew.hire(crew)
         self._settle(out)
-        out += crew  # last, so that the first worker to start finds a task at once
+        out += crew  # last, so that the first worker finds a task as soon as it has started
 
     def _asked(self, event: events.Asked, out: list[Command]) -> None:
         if self.ask_is_open:
@@ -357,7 +357,7 @@ class Scheduler:
         if event.worker not in self._crew or not self._crew.leaving:
             self._impossible(event, "this worker was not asked to leave, or is not alive")
         self._crew.left(event.worker)
-        if not self._crew:  # the others were given up: somebody must try again
+        if not self._crew:  # the other seats were given up, so one must be tried again
             self._crew.forgive()
         self._crew.hire(out)
 
@@ -370,7 +370,7 @@ class Scheduler:
         if self._crew:
             if seat in self._crew.given_up():
                 out.append(GiveUp(seat, event.worker))
-        else:  # nobody is left to claim what is posted
+        else:  # no worker is left to claim the posted steps
             for seq, step in self._steps.items():
                 if step.state is POSTED:
                     self._steps[seq] = step._replace(worker=event.worker)
@@ -386,7 +386,7 @@ class Scheduler:
             return
         step = self._posted_step(seq, event)
         if event.steps > 1:
-            # At most one of them is guilty. The others are posted as if it were for the first time.
+            # At most one of them killed the worker. The others are posted as if for the first time.
             guilty = None if event.at is None else seq + event.at
             for other in range(seq, seq + event.steps):
                 if other != guilty:
@@ -416,7 +416,7 @@ class Scheduler:
     # Bugs
 
     def story(self, seq: int) -> list[str]:
-        """Everything that happened to a step, as far back as the log goes, and its present state."""
+        """The history of a step, as far back as the log goes, and its current state."""
         step = self._steps.get(seq) or self._abandoned.get(seq)
         now = "it is not known now" if step is None else f"it is {step.state.value} in slab {step.slab}"
         return [*self._log.about(seq), now]

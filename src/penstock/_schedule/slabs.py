@@ -2,8 +2,8 @@
 
     slab   FREE --take--> HELD --lend--> LENT --free--> FREE        HELD --free--> FREE
 
-The free slab that was used last is taken first, because its memory is still in the processor's cache. Of the free
-slabs only so many keep their pages; the ones used longest ago are cooled.
+The free slab that was used last is taken first, because its memory is still in the processor's cache. Only a limited
+number of free slabs keep their pages; those that were used least recently are cooled.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The states of the scheduler, each an enum; what it remembers of a step; and its log, for reports of bugs."""
+"""The states of the scheduler as enums, its record of a step, and its log for bug reports."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def method_for(kind: type) -> str:
 
 
 class Log(deque[Event | Command]):
-    """The last thousand: those of all steps on their way, and more."""
+    """The last thousand events and commands: those of all pending steps, and more."""
 
     def __init__(self, entries: object = ()) -> None:
         super().__init__(entries, 1000)  # type: ignore[call-overload]

@@ -1,4 +1,4 @@
-"""How many workers there are, and how far they work ahead: decided from what is measured while a loader runs.
+"""Decides how many workers there are, and how far they work ahead, from measurements while a loader runs.
 
     state    SETTLING --all workers have done a step since they started--> MEASURING
              MEASURING --a rule applies: Resize--> SETTLING        --no rule applies--> RESTING
@@ -6,7 +6,7 @@
              RESTING --the load has been another one for some time--> as if MEASURING
              any --memory is nearly used up: Resize--> SETTLING
 
-The rules, of which the first that applies decides at the end of a measurement:
+The rules. At the end of a measurement, the first one that applies decides:
 
     what was measured                                                   Resize to
     1  the last Resize was an attempt, and did not help                 the numbers before it
@@ -17,11 +17,11 @@ The rules, of which the first that applies decides at the end of a measurement:
 
 A load is three numbers: the seconds that a worker spends on a step, those that the caller spends on a batch when
 it does not wait, and the share of the time that it waits. The first two say how many workers the caller needs. While
-the load stays the same, the tuner remembers with how many workers the caller had to wait (rule 5 does not go there
-again) and which attempts failed (rules 3 and 4 do not repeat them): so it comes to rest. Another load wakes it, and
-what was known of the last one is forgotten.
+the load stays the same, the tuner remembers with how many workers the caller had to wait (rule 5 does not return to
+that number) and which attempts failed (rules 3 and 4 do not repeat them), so it comes to rest. A different load wakes
+it, and makes it forget what it knew of the previous load.
 
-There is no clock, and no state of the machine inside: `decide` is a function of the intervals it was given.
+There is no clock inside, and no state of the machine: `decide` is a function of the intervals that it was given.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from typing import NamedTuple
 
 # The caller waits if it does so for more than this share of the time. Less is not worth another worker.
 WAITS = 0.03
-# Seconds that a measurement takes at least, and at which it ends even if few steps were done.
+# The least seconds of a measurement, and the seconds after which it ends even if few steps were done.
 _SHORTEST, _LONGEST = 0.5, 10.0
 _FEWEST_STEPS = 4
 # Workers for each one that the caller needs on average: steps do not all take the same time.
 _HEADROOM = 1.3
 # The share of the ideal gain that an attempt must give: with twice the workers, 10 % more steps.
 _GAIN = 0.1
-# With more workers the caller must get no fewer batches than this share of what it got before.
+# With more workers, the caller must get at least this share of the batches that it got before.
 _NOT_LESS = 0.9
 # An attempt to work farther ahead must leave less than this share of the waiting.
 _LESS_WAITING = 0.75
-# A load is another one if seconds differ by this factor, or the share of waiting by this much.
+# A load is different if seconds differ by this factor, or the share of waiting by this much.
 _OTHER, _OTHER_WAITING = 1.6, 0.08
-# The share of waiting is noisy: so many measurements say what is usual in a rest, and what has been so lately.
+# The share of waiting is noisy: this many measurements say what is usual during a rest, and what was recent.
 _FIRST, _LATELY = 16, 8
-# With idle workers, more of them are tried only if the caller waits for more than this share.
+# If workers are idle, more of them are tried only if the caller waits for more than this share.
 _UNSTEADY = 0.1
-# Workers that compute for less than this share of their busy time wait: there may be more of them than processors.
+# Workers that compute for less than this share of their busy time wait: they may outnumber the processors.
 _MOSTLY_CPU = 0.7
 # Shares of the memory's limit: nothing grows beyond the first, and something shrinks beyond the second.
 _ROOM, _FULL = 0.85, 0.92
@@ -65,7 +65,7 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What the tuner may use: so many workers, batches ahead for each worker, processors, and bytes of memory."""
+    """Limits for the tuner: workers, batches ahead of the caller per worker, processors, and bytes of memory."""
 
     workers: Range
     prefetch: Range
@@ -78,7 +78,7 @@ class Bounds:
         return max(1, math.ceil(self.cpus - 0.1))
 
     def start(self) -> tuple[int, int]:
-        """Small: the first batch takes as long with two workers as with twenty."""
+        """A small number: the first batch takes as long with two workers as with twenty."""
         first = max(self.workers.least, min(2, self.processors, self.workers.most))
         return first, max(self.prefetch.least, min(2, self.prefetch.most))
 
@@ -87,10 +87,10 @@ class Bounds:
 class Interval:
     """What was measured in a fraction of a second.
 
-    `waited`, `worked`: seconds of the caller inside and outside of `next()`. `batches` were handed out, `done` by
-    workers, which were `busy` for so many seconds, summed over all of them, used `cpu` seconds of processor time, and
-    were `delayed` because others had the processors. `caller_cpu`: both sums of the caller. `workers` live and
-    have done a step. `memory`: bytes in use, as the limit counts them.
+    `waited`, `worked`: seconds of the caller inside and outside `next()`. `batches`: steps that were handed out.
+    `done`: steps that workers finished. `busy`, `cpu`, `delayed`: summed over all workers, the seconds that they were
+    busy, computed, and waited for a processor. `caller_cpu`: the last two for the caller. `workers`: live workers
+    that have done a step. `memory`: bytes in use, as the limit counts them.
     """
 
     waited: float
@@ -126,7 +126,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """From now on there shall be so many workers, each so many batches ahead of the caller."""
+    """The new number of workers, and the new number of batches that each works ahead of the caller."""
 
     workers: int
     prefetch_factor: int
@@ -144,16 +144,16 @@ SETTLING, MEASURING, RESTING = State
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A measurement, as the numbers that decide. `step`: seconds of a worker. `turn`: seconds of the caller when it
-    does not wait. `waiting`: share of the time. `compute`: share of the workers' busy time in which they did not wait
-    for anything but a processor; `cpu`: in which they had one.
+    """A measurement, as the numbers that decide. `step`: seconds of a worker per step. `turn`: seconds of the caller
+    per batch, without waiting. `waiting`: share of the time that the caller waits. `compute`: share of the workers'
+    busy time in which they used or waited for a processor; `cpu`: in which they used one.
     """
 
     workers: int
     step: float
     turn: float
     seconds: float
-    quick: float  # a caller that takes no longer is too quick for all possible workers: how quick does not matter
+    quick: float  # a caller that takes no longer than this is too quick for all possible workers
     waiting: float
     compute: float
     cpu: float
@@ -165,7 +165,7 @@ class Load:
     @classmethod
     def of(cls, sum_: Interval, workers: int, most: int) -> Load:
         step = sum_.busy / sum_.done
-        # The processor time inside of `next()` is not waiting: with tiny steps it is most of the time.
+        # Processor time inside `next()` is not waiting: with tiny steps it is most of the time.
         caller = min(sum_.seconds, max(sum_.worked, sum_.caller_cpu))
         return cls(
             workers,
@@ -197,7 +197,7 @@ class Load:
         return max(1, math.ceil(_HEADROOM * self.step / self.turn))
 
     def is_other(self, before: Load) -> bool:
-        """True if workers or caller take much longer than before, or much less. More workers may slow each other."""
+        """True if workers or caller take much longer or less than before. More workers may slow each other down."""
         share = self.workers / before.workers
         slower = self.step / max(before.step, 1e-9)
         turns = [max(load.turn, self.quick, before.quick) for load in (self, before)]
@@ -216,7 +216,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What was found out under the present load: `least` workers are needed, more than `most` do not help."""
+    """What is known about the current load: `least` workers are needed, more than `most` do not help."""
 
     least: int = 1
     most: int = 1 << 30
@@ -225,7 +225,7 @@ class Known:
 
 @dataclass(slots=True)
 class Rest:
-    """What was measured during a rest. `sum`: the first measurements. `waiting`: how much the caller waits lately."""
+    """The measurements of a rest. `sum`: the first ones. `waiting`: how much the caller waited recently."""
 
     usual: Load
     sum: Interval | None = None
@@ -246,7 +246,7 @@ class Rest:
 
 @dataclass(slots=True)
 class Tuner:
-    """Takes intervals, returns what to change. `workers` and `prefetch_factor` are the present numbers."""
+    """Takes intervals and returns changes. `workers` and `prefetch_factor` are the current numbers."""
 
     bounds: Bounds
     workers: int = 0
@@ -254,7 +254,7 @@ class Tuner:
     state: State = SETTLING
     _sum: Interval | None = None
     _attempt: Attempt | None = None
-    _last: Load | None = None  # that led to a Resize or to a rest
+    _last: Load | None = None  # the load that led to a Resize or to a rest
     _rest: Rest | None = None
     _patience: int = _PATIENCE
     _known: Known = field(default_factory=Known)
@@ -266,11 +266,11 @@ class Tuner:
         self.workers, self.prefetch_factor = self.workers or workers, self.prefetch_factor or prefetch
 
     def restart(self) -> None:
-        """Other workers are started, for another epoch: what was measured half is dropped, what is known stays."""
+        """New workers start for another epoch: the unfinished measurement is dropped, and what is known is kept."""
         self.state, self._sum = SETTLING, None
 
     def decide(self, interval: Interval) -> Resize | None:
-        """What follows from all intervals up to this one."""
+        """The change that follows from all intervals up to this one, or None."""
         if interval.seconds <= 0:
             return None
         self._sum = interval if self._sum is None else self._sum.and_then(interval)
@@ -434,7 +434,7 @@ class Tuner:
         if self.bounds.memory is None:
             return self.bounds.workers.most
         room = _ROOM * self.bounds.memory - used
-        # Before another worker was measured, it is taken to need as much as all the memory in use for each of these.
+        # Until an attempt has shown what a worker takes, all memory in use is attributed to the current workers.
         each = used / self.workers if self._each is None else self._each
         return 0 if room <= 0 else min(self.bounds.workers.most, int(room / max(each, 1.0)))
 

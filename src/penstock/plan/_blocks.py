@@ -1,7 +1,7 @@
-"""An order that respects blocks: few blocks are needed at a time, and each during one part of the epoch only.
+"""An order that needs few blocks at a time, and each block only during one part of the epoch.
 
-For data that is read in blocks, such as the row groups of a Parquet file: a fully random order would decode a block
-for every sample.
+It is for data that is read in blocks, such as the row groups of a Parquet file, where a fully random order would
+decode a block for every sample.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from penstock.plan._order import Permutation, _check_sizes, _checked, _permutati
 from penstock.plan._seeds import hashes, mix
 
 WINDOW = 16
-"""Blocks in a window, unless the caller says otherwise."""
+"""The default number of blocks in a window."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockOrder:
     """Each of 0..n-1 once, in a random order that is a function of (seed, epoch) and needs few blocks at a time.
 
-    `edges` has the first key of each block, and the end. `window` is the number of blocks that a reader holds.
+    `edges` has the first key of each block, and the end of the last. `window` is the number of blocks that a reader
+    holds.
 
     The window slides over the blocks, which are in random order, by a group of blocks at a time: an eighth of the
-    window. Each group stays in it for K moves, and gives a random K-th of its samples between two moves. A stretch
-    is what all groups in the window give between two moves, shuffled. So the samples of a stretch come from all of
-    the window but one group, and the room of that group is for the next one, which can be fetched meanwhile. If there
-    are at most `window` blocks, they are one group, and all samples are shuffled together.
+    window. Each group stays in it for K moves, and gives a random K-th of its samples between two moves. The samples
+    that all groups give between two moves, shuffled, are a stretch. So a stretch has samples from the whole window
+    except for one group; that space is for the next group, which can be fetched meanwhile. If there are at most
+    `window` blocks, they form one group, and all samples are shuffled together.
 
     >>> order = BlockOrder(np.arange(0, 101, 10), window=3, seed=1)
     >>> keys = order.at(0, np.arange(100))
@@ -40,8 +41,8 @@ class BlockOrder:
     2
     """
 
-    # Refused: a full shuffle within each group before it is divided, instead of a stride: a permutation for each
-    # group of a stretch, for parts that have hardly more equal shares of each block.
+    # Rejected: a full shuffle within each group before it is divided, instead of a stride. It needs a permutation for
+    # each group of a stretch, and the shares of each block in the parts would be hardly more equal.
 
     edges: NDArray[np.int64]
     window: int
@@ -59,7 +60,7 @@ class BlockOrder:
         return same and (self.edges is other.edges or np.array_equal(self.edges, other.edges))
 
     def __hash__(self) -> int:
-        return hash((self.window, self.seed, self.edges.size, self.edges.item(-1)))  # quick: each `at` needs it
+        return hash((self.window, self.seed, self.edges.size, self.edges.item(-1)))  # fast: each `at` needs it
 
     def size(self, epoch: int) -> int:
         return self.edges.item(-1)
@@ -71,9 +72,9 @@ class BlockOrder:
         return _arrangement(self, epoch).keys(places)
 
     def spans(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """For each block, the first position of the epoch that may need it, and the position after the last.
+        """The first position of the epoch that may need each block, and the position after the last one that may.
 
-        At any position at most `window` blocks are between the two.
+        At any position, at most `window` blocks are between their two positions.
         """
         arranged = _arrangement(self, epoch)
         numbers, stretches = arranged.numbers, arranged.stretches
@@ -131,7 +132,7 @@ class _Arrangement(NamedTuple):
         return places
 
 
-# Each use of randomness in an epoch has a key of its own.
+# Each use of randomness in an epoch has its own key.
 _BLOCKS, _STRETCH, _STRIDE, _OFFSET = range(4)
 
 
@@ -146,8 +147,8 @@ def _arrangement(order: BlockOrder, epoch: int) -> _Arrangement:
     ends, parts = division(blocks, order.window)
     groups, sizes = starts[ends[:-1]], np.diff(starts[ends])
     each = np.arange(len(groups))
-    # Part i of group g is in stretch g + i. All stretches until the window is full are one, as are all from where no
-    # group is left to follow: so each stretch mixes as many groups as a group has parts.
+    # Part i of group g is in stretch g + i. The stretches in which the window fills are merged into one, and so are
+    # those in which it empties: so each stretch mixes as many groups as a group has parts.
     of, part = np.divmod(np.arange(len(groups) * parts), parts)
     stretch = (of + part - parts + 1).clip(0, len(groups) - parts)
     by_stretch = stretch.argsort(kind="stable")

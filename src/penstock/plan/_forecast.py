@@ -1,4 +1,4 @@
-"""What a loader will ask for, and when: for datasets that fetch ahead of time."""
+"""The keys that a loader will ask for, and when, for datasets that fetch ahead of time."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from penstock.plan._plan import OrderPlan
 
 
 class Forecast:
-    """The order of a loader, this epoch and all that follow, and how far the loader is.
+    """The order of a loader in this epoch and all later ones, and the loader's position.
 
-    A loader whose order is known gives one to its dataset, if that has a method `__foresee__(forecast)`.
+    A loader whose order is known gives a forecast to its dataset, if that has a method `__foresee__(forecast)`.
 
-    Epochs are counted through: position p of an epoch with base b is position b + p of the forecast. Positions
-    are those of all ranks together. Other threads may read it while the loader runs.
+    Positions continue from epoch to epoch: position p of an epoch with base b is position b + p of the forecast. They
+    are counted over all ranks. Other threads may read it while the loader runs.
 
     >>> from penstock.plan._order import Sequential
     >>> forecast = Forecast(OrderPlan(Sequential(3), batch_size=2), epoch=0, steps=lambda: 1)
@@ -42,14 +42,14 @@ class Forecast:
         return True
 
     def snapshot(self) -> Forecast:
-        """The forecast as it is now, which stays in the present epoch."""
+        """A copy of the forecast that stays in the current epoch."""
         copy = Forecast.__new__(Forecast)
         copy._now = self._now
         return copy
 
     @property
     def root(self) -> Forecast:
-        """The forecast that the loader has made: this one, unless it is of a dataset inside another."""
+        """The forecast that the loader has made: this one, unless it is for a nested dataset."""
         return self
 
     @property
@@ -63,7 +63,7 @@ class Forecast:
         return base + plan.reached(epoch, steps())
 
     def epochs(self) -> Iterator[tuple[int, int, int]]:
-        """Each epoch from the present one on, without end: its number, base, and size."""
+        """The number, base and size of each epoch from the current one on, without end."""
         plan, epoch, base, _ = self._now
         while True:
             size = plan.order.size(epoch)
@@ -71,7 +71,7 @@ class Forecast:
             epoch, base = epoch + 1, base + size
 
     def keys(self, start: int, stop: int) -> NDArray[np.int64]:
-        """The keys at these positions, none of which is before the present epoch."""
+        """The keys at these positions, none of which may be before the current epoch."""
         found = [np.empty(0, np.int64)]
         for epoch, base, size in self.epochs():
             if base >= stop or not size:
@@ -90,7 +90,7 @@ class Forecast:
         return blocks.is_of(self.order) or (type(self.order) is Sequential and blocks.keys is None)
 
     def spans(self, blocks: Grouping, epoch: int) -> tuple[Keys, Keys, Keys]:
-        """Numbers of blocks, the first position of the epoch that may need each, and the position after the last."""
+        """Block numbers, the first position of the epoch that may need each, and the position after the last."""
         order: Any = self.order
         if type(order) is Sequential:
             first, stop = blocks.edges[:-1], blocks.edges[1:]
@@ -101,10 +101,10 @@ class Forecast:
 
 
 class InnerForecast(Forecast):
-    """The forecast for a dataset that is inside another: the same positions, and its own keys there.
+    """The forecast for a nested dataset: the same positions, with the keys of that dataset.
 
-    -1 is the key at a position where another part of the outer dataset is read. `keys` computes the keys from those
-    of the outer dataset, and `blocks`, called if needed, tells where its blocks are, if that is known.
+    The key is -1 where another part of the outer dataset is read. `keys` computes the keys from those of the outer
+    dataset. `blocks`, called if needed, returns the position of its blocks, if that is known.
     """
 
     def __init__(self, outer: Forecast, keys: Callable[[Keys], Keys], blocks: Callable[[], Inside | None]) -> None:

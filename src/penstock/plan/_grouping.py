@@ -1,4 +1,4 @@
-"""The blocks of a dataset that has others inside: which of its keys lie in which block."""
+"""The blocks of a dataset that contains others: which of its keys are in which block."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Grouping:
         return order if self.keys is None else Selected(order, self.keys)
 
     def is_of(self, order: Order) -> bool:
-        """Whether `order.spans` speaks of these blocks. (A Selected one has the spans of the order in it.)"""
+        """True if `order.spans` refers to these blocks. (A Selected order has the spans of the order inside.)"""
         base: Any
         base, keys = (order.order, order.keys) if isinstance(order, Selected) else (order, None)
         return hasattr(base, "spans") and _equal(base.edges, self.edges) and _equal(keys, self.keys)
@@ -55,8 +55,8 @@ def _equal(one: Keys | range | None, other: Keys | range | None) -> bool:
 
 
 class Inside(NamedTuple):
-    """Where the blocks of a dataset are that is inside another: in the block `numbers[b]` of its own for block b of
-    the other, or nowhere if that is -1."""
+    """Maps the blocks of an outer dataset to those of a nested one: block b is the nested block `numbers[b]`, or in
+    another dataset if that is -1."""
 
     outer: Grouping
     inner: Grouping
@@ -64,7 +64,7 @@ class Inside(NamedTuple):
 
 
 def chosen(inner: Grouping, indices: Keys) -> Inside:
-    """The blocks of the samples at these indices: those of the same block of the inner dataset are one block."""
+    """The blocks of the samples at these indices: samples from the same block of the inner dataset form one block."""
     last = max(0, len(inner) - 1)
     of = inner.of(indices).clip(0, last)  # an index that does not exist fails when it is read
     counts = np.bincount(of, minlength=len(inner))
@@ -77,7 +77,7 @@ def chosen(inner: Grouping, indices: Keys) -> Inside:
 
 
 def joined(parts: Sequence[Grouping]) -> Grouping:
-    """The blocks of datasets that follow each other."""
+    """The blocks of concatenated datasets."""
     firsts = np.cumsum([0, *(part.edges.item(-1) for part in parts)])
     blocks = np.cumsum([0, *map(len, parts)])
 

@@ -194,7 +194,7 @@ class Permutation:
     # invertible, so all rounds together are a bijection of the rectangle. A cell past n goes through the rounds
     # again until it falls below n (cycle walking), which makes the result a bijection of 0..n-1.
     #
-    # Refused: halves of the bits. Their domain is a power of two, up to twice n, so half of the positions would
+    # Rejected: halves of the bits. Their domain is a power of two, up to twice n, so half of the positions would
     # walk, and a small call would pay a whole pass for each of the last few. The rectangle has fewer than sqrt(n)
     # cells too many, and most often none or one.
 

@@ -31,7 +31,7 @@ class Plan(Protocol):
         """The number of steps in the epoch, or None if it is not known before the end."""
 
     def pad(self, epoch: int, step: int) -> int:
-        """The number of keys at the end of the step that only fill it up."""
+        """The number of padding keys at the end of the step."""
 
     def draw(self, epoch: int, start: int = 0) -> Iterator[Any]:
         """The keys of each step from `start` on: an array or a list, or a single key without batching."""
@@ -49,8 +49,8 @@ class OrderPlan:
 
     A step of all `world` ranks together is the next world * batch_size positions of the order, and rank r gets
     the r-th block of them. So after any step a prefix of the order is consumed, and the rest, from position
-    `start` on, can be dealt to another number of ranks or in batches of another size. (Steps are numbered as if
-    all earlier ones had the new shape, so the numbers continue if the shape is the same.)
+    `start` on, can be divided among another number of ranks or into batches of another size. (Steps are numbered
+    as if all earlier ones had the new shape, so the numbers continue if the shape is the same.)
 
     If the order does not divide evenly, the last step of a rank is incomplete or missing. `drop_last` drops it on
     all ranks; `padded` completes it on all ranks with keys from the beginning of the order; `rollover` moves its
@@ -119,14 +119,14 @@ class OrderPlan:
         return min(max(0, beyond), self._size) if self.padded else 0
 
     def consumed(self, epoch: int, step: int) -> int | None:
-        """How many positions are consumed once all ranks have done the steps before this one: the next `start`.
+        """The number of positions that the steps before this one consume on all ranks together: the next `start`.
 
         None with `rollover`, where an epoch can be resumed only in the same shape.
         """
         return None if self.rollover else self.reached(epoch, step)
 
     def reached(self, epoch: int, step: int) -> int:
-        """The first position of the epoch that no rank has been given before this step."""
+        """The first position of the epoch that no rank has before this step."""
         begin = self.start - self._carried(epoch)
         return min(max(0, begin + (step - self.first_step) * self._stride), self.order.size(epoch))
 
@@ -191,7 +191,7 @@ class Draw:
         return keys if self.batched else int(keys[0])
 
     def take(self, most: int) -> tuple[NDArray[np.int64], int]:
-        """The keys of at most `most` next steps, and how many steps they are; all have equally many keys."""
+        """The keys of up to `most` further steps, and the number of these steps; all have the same number of keys."""
         at, size = self._at, self._size
         left = len(self._block) - at
         if not left:
@@ -200,7 +200,7 @@ class Draw:
             last = min(self._step + self._at_once, self._steps)
             self._block = self._plan.block(self._epoch, self._step, last)
             at, left = 0, len(self._block)
-        count = min(most, left // size) or 1  # an incomplete last step comes alone
+        count = min(most, left // size) or 1  # an incomplete last step is taken alone
         self._step += count
         self._at = min(at + count * size, at + left)
         return self._block[at : self._at], count
@@ -208,11 +208,11 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class SamplerPlan:
-    """Steps from a user's sampler, which is read no further than steps are drawn.
+    """Steps from a user's sampler, which is read only as far as steps are drawn.
 
     With `batched` the sampler yields whole batches, which become lists. Otherwise its keys are grouped by
-    `batch_size`, or passed on one by one if that is None. Each `draw` calls `iter()` once, or continues a reading
-    that is open; to start at a later step it reads and discards those before. Each rank reads the whole sampler,
+    `batch_size`, or passed on one by one if that is None. Each `draw` calls `iter()` once, or continues an open
+    reading; to start at a later step, it reads and discards the earlier ones. Each rank reads the whole sampler,
     which must be the same on all ranks, and takes every world-th step. An exception takes the place of a step.
 
     >>> list(SamplerPlan("abcde", batch_size=2).draw(epoch=0, start=1))
@@ -251,7 +251,7 @@ class SamplerPlan:
         read: int = 0,
         broken: Callable[[], bool] = lambda: True,
     ) -> Iterator[Any]:
-        """`take(size)` continues a reading that is open, of which `read` batches were taken; `broken`: see `Rest`."""
+        """`take(size)` continues an open reading, from which `read` batches were taken; `broken`: see `Rest`."""
         _check_start(start)
         of_all_ranks = Calls(partial(self._read, take or _taking(iter(self.sampler))))
         return Rest(of_all_ranks, start, read, self.rank, self.world, self.drop_last, broken).simplified()
@@ -271,7 +271,7 @@ END = object()
 class Calls(Iterator[Any]):
     """The results of `make(number)`, with the numbers from `first` on, until it returns END.
 
-    Unlike a generator it goes on after an exception. A StopIteration of the user's is not taken for the end.
+    Unlike a generator, it continues after an exception. A StopIteration of the user's is not taken for the end.
     """
 
     def __init__(self, make: Callable[[int], Any], first: int = 0) -> None:
@@ -294,9 +294,9 @@ def _taking(keys: Iterator[Any]) -> _Take:
 class Rest(Iterator[Any]):
     """The steps of a rank after its first `steps`; `read` batches of all ranks together are already read.
 
-    Passes over the steps that were handed out before, and those of other ranks, with the errors in their place. An
-    error that ends the batches is raised on every rank: otherwise the others would end without a word. `broken()`
-    says whether the error that came last has ended them.
+    Skips the steps that were handed out before, and those of other ranks, together with their errors. An error that
+    ends the batches is raised on every rank: otherwise the others would end silently. `broken()` says whether the
+    last error has ended them.
     """
 
     def __init__(
@@ -315,11 +315,11 @@ class Rest(Iterator[Any]):
         self._last = world - 1 if drop_last else rank
         self._raised_before = self._done - world + rank  # the number of this rank's last step before
         self._drop_last = drop_last
-        self._error: tuple[int, Exception] | None = None  # in the place of the last batch that was read
+        self._error: tuple[int, Exception] | None = None  # took the place of the last batch that was read
         self._passes_all = world == 1 and steps <= read
 
     def simplified(self) -> Iterator[Any]:
-        """The batches themselves, if none is passed over."""
+        """The batches themselves, if none is skipped."""
         return self._batches if self._passes_all else self
 
     def __next__(self) -> Any:

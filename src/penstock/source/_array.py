@@ -147,11 +147,11 @@ def _gathered(column: Array, keys: NDArray[np.int64], empty: Empty) -> Any:
         return column[keys].tolist()
     dtype = column.dtype
     if column.ndim == 1 and dtype.kind != "V":
-        # As collate does it: the elements are scalars, which always have the machine's byte order.
+        # The same as collate: the elements are scalars, which always have the machine's byte order.
         dtype = dtype.newbyteorder("=")
     out = empty((len(keys), *column.shape[1:]), dtype)
     if column.flags.c_contiguous and column.flags.aligned and dtype == column.dtype:
-        # The keys are checked, so clipping changes none. Refused: mode="raise", which copies by way of a buffer.
+        # The keys are checked, so clipping changes none. Rejected: mode="raise", which copies through a buffer.
         column.take(keys, 0, out, "clip")
     else:
         # take would make a contiguous copy of the whole column first.

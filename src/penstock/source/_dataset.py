@@ -42,11 +42,11 @@ def is_stream(dataset: object) -> bool:
 
 
 def to_load_in_parallel(stream: object) -> str:
-    """What to do so that all workers load the samples of this stream, which is read by one reader."""
+    """Advice on how all workers can load the samples of this stream, which has one reader."""
     kind = type(stream)
     if isinstance(stream, IterableDataset):
         return "Let the stream yield light items and define load(item): all workers call it in parallel"
-    if kind.__name__ == "IterableDataset":  # of a library, as Hugging Face's
+    if kind.__name__ == "IterableDataset":  # a class of another library, such as Hugging Face's
         return (
             f"{kind.__module__.partition('.')[0]} makes its samples while it is read. Load the data by key, without "
             "streaming (penstock.formats.HuggingFace reads such a dataset), or open its files with penstock.open"
@@ -54,7 +54,7 @@ def to_load_in_parallel(stream: object) -> str:
     return "Derive the stream from penstock.IterableDataset, let it yield light items and define load(item)"
 
 
-# The methods that give the samples of a batch, the most direct first. Each must agree with those after it.
+# The methods that return the samples of a batch, the most direct first. Each must agree with those after it.
 _METHODS = ("__gather__", "__getitems__", "__getitem__")
 
 
@@ -151,12 +151,12 @@ class ConcatDataset(Dataset[T_co]):
 
     @property
     def blocks(self) -> NDArray[np.int64]:
-        """The first key of each block of the datasets, and the end."""
+        """The first key of each block of the datasets, followed by the end of the last block."""
         return _in_sequence(joined(blocks_of_parts(self)), "parts")
 
     @property
     def __foresee__(self) -> Callable[[Any], Any]:
-        """Tells the parts what a loader will ask for; missing if none of them wants to know."""
+        """Passes a forecast to the parts; missing if none of them has `__foresee__`."""
         return _not_missing(foresee_of_parts(self))
 
     def __getitem__(self, index: int) -> T_co:
@@ -179,7 +179,7 @@ class ConcatDataset(Dataset[T_co]):
         return samples
 
     def _locate(self, index: int) -> tuple[int, int]:
-        """The number of the dataset, and the key in it."""
+        """The index of the dataset, and the key in that dataset."""
         n = self.cumulative_sizes[-1]
         if not -n <= index < n:
             # As in torch: ValueError below the range; above it IndexError, which ends a plain iteration.
@@ -239,8 +239,8 @@ class Subset(Dataset[T_co]):
 
     Indices in a numpy array are shared between workers; a list of Python ints is copied into each.
 
-    If the dataset has blocks, for `shuffle="blocks"`, so has the subset: samples of the same block of the dataset are
-    one block, in whatever order the indices are.
+    If the dataset has blocks, for `shuffle="blocks"`, so has the subset: samples from the same block of the dataset
+    form one block, whatever the order of the indices.
 
     >>> list(Subset("abcdef", [4, 0, 4]))
     ['e', 'a', 'e']
@@ -271,12 +271,12 @@ class Subset(Dataset[T_co]):
 
     @property
     def blocks(self) -> NDArray[np.int64]:
-        """The first key of each block, and the end; missing unless the indices are sorted by block."""
+        """The first key of each block, and the end of the last; missing unless the indices are sorted by block."""
         return _in_sequence(blocks_of_subset(self).outer, "indices")
 
     @property
     def __foresee__(self) -> Callable[[Any], Any]:
-        """Tells the dataset what a loader will ask for; missing if the dataset does not want to know."""
+        """Passes a forecast to the dataset; missing if the dataset has no `__foresee__`."""
         return _not_missing(foresee_of_subset(self))
 
     def _underlying(self, keys: Sequence[int] | NDArray[Any]) -> list[Any]:
@@ -383,10 +383,10 @@ def fetch(dataset: Any, keys: Sequence[Any]) -> list[Any]:
 
 
 def _in_sequence(blocks: Grouping, what: str) -> NDArray[np.int64]:
-    """The edges of blocks whose keys follow each other."""
+    """The edges of blocks of consecutive keys."""
     if blocks.keys is not None:
         # A loader of the subset itself does not need them sorted.
-        raise AttributeError(f"its keys are in no order of blocks. Sort the indices of the {what} to wrap it")
+        raise AttributeError(f"its keys are not sorted by block. Sort the indices of the {what} to wrap it")
     return blocks.edges
 
 

@@ -1,6 +1,6 @@
-"""Files below a folder, by way of links, too; and which of them are pictures.
+"""Finds the files below a folder, also through links, and knows the suffixes of pictures.
 
-Needs no package, so that all who look for files know the same suffixes: `ImageFolder`, `Tar`, `penstock.open`.
+It needs no package, so that `ImageFolder`, `Tar` and `penstock.open` all use the same suffixes.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Iterator
 PICTURES = frozenset(
     [".jpg", ".jpeg", ".jpe", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".avif"]
 )
-"""Ends of the names of pictures that `penstock.image` decodes."""
+"""Suffixes of the pictures that `penstock.image` decodes."""
 
 Above = tuple[tuple[int, int], ...]
-"""A folder and those above it up to where the search began, by device and number."""
+"""A folder and those above it up to the start of the search, by device and inode number."""
 
 
 def files_below(root: str, folder: str = "", above: Above = ()) -> Iterator[str]:
-    """The paths, relative to `root`, of all files below a folder in it, in the order of names, folders included.
+    """The paths, relative to `root`, of all files below a folder in it, sorted by name, together with the folders.
 
     A link to a folder is followed, unless it leads back to a folder above. Raises OSError for a folder that cannot be
     read.
@@ -34,13 +34,13 @@ def files_below(root: str, folder: str = "", above: Above = ()) -> Iterator[str]
 
 
 def folders_below(folder: str, *, hidden: bool = False, above: Above = ()) -> Iterator[tuple[str, list[str]]]:
-    """The folder and those below it, each before those inside it, with the names of its files.
+    """The folder and all folders below it, each before its subfolders, with the names of its files.
 
-    Links are followed as by `files_below`. Folders that cannot be read are left out: lost+found is one.
+    Links are followed as by `files_below`. Folders that cannot be read, such as lost+found, are left out.
     """
     try:
         found, above = _inside(folder, above, hidden)
-    except (PermissionError, FileNotFoundError, NotADirectoryError):  # not those of a lack, such as EMFILE
+    except (PermissionError, FileNotFoundError, NotADirectoryError):  # but no shortage, such as EMFILE
         return
     yield folder, [name for name, is_folder in found if not is_folder]
     for path in (os.path.join(folder, name) for name, is_folder in found if is_folder):
@@ -63,10 +63,10 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _leads_back(folder: str, above: Above) -> bool:
-    """True for a link to one of the folders above: what is below it was found already."""
+    """True for a link to one of the folders above, whose content was already found."""
     try:
         return _number(folder) in above
-    except OSError:  # opening it says more
+    except OSError:  # opening it will raise a better error
         return False
 
 

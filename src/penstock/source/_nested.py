@@ -1,4 +1,4 @@
-"""Datasets inside others: blocks, forecasts and fingerprints go through `Subset` and `ConcatDataset`, ours or not."""
+"""Passes blocks, forecasts and fingerprints through `Subset` and `ConcatDataset`, penstock's and torch's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def method_of(dataset: object, name: str) -> Any:
     return getattr(dataset, name, None) if hasattr(type(dataset), name) else None
 
 
-# By the names of class and attributes, so that those of other libraries need not be imported.
+# Recognised by the names of the class and its attributes, so that other libraries need not be imported.
 _ATTRIBUTES = {"Subset": ("dataset", "indices"), "ConcatDataset": ("datasets", "cumulative_sizes")}
 
 
@@ -71,12 +71,12 @@ def _grouping(dataset: Any) -> Grouping:
     return Grouping(blocks)
 
 
-# To sort 10^7 indices takes a second, and a loader asks for the order in each epoch and for its length.
+# Sorting 10^7 indices takes a second, and a loader asks for the order in each epoch, and for its length.
 _known: weakref.WeakKeyDictionary[Any, tuple[Any, Inside]] = weakref.WeakKeyDictionary()
 
 
 def blocks_of_subset(subset: Any) -> Inside:
-    """The blocks of a Subset: samples of the same block of the dataset inside are one block."""
+    """The blocks of a Subset: samples from the same block of the inner dataset form one block."""
     try:
         inner = _grouping(subset.dataset)
     except AttributeError as error:
@@ -87,7 +87,7 @@ def blocks_of_subset(subset: Any) -> Inside:
         return known[1]
     keys = _keys(indices, inner.edges.item(-1))
     if keys is None or len(keys) != len(subset):
-        raise AttributeError("the indices of the Subset are not integers, or not as many as it has samples")
+        raise AttributeError("the indices of the Subset are not integers, or their number is not its length")
     found = chosen(inner, keys)
     if is_hashable:
         _known[subset] = indices, found
@@ -119,9 +119,9 @@ def _keys(indices: Any, length: int) -> Keys | None:
 
 
 def fingerprint_of(dataset: Any) -> str | None:
-    """What tells the dataset from one with other samples: `__fingerprint__()` of it, or of those inside it; or None.
+    """A text that identifies the samples: `__fingerprint__()` of the dataset, or of those inside it; or None.
 
-    It is short, in words that an error may show, and the same wherever the same files are.
+    It is short, may be shown in errors, and does not depend on where the files are.
     """
     if _is("Subset", dataset, "__fingerprint__"):
         return fingerprint_of(dataset.dataset)
@@ -138,7 +138,7 @@ def fingerprint_of(dataset: Any) -> str | None:
 
 
 def foresee_of(dataset: Any) -> Foresee | None:
-    """A function that tells the dataset, or those inside it, what a loader will ask for; None if none has to know."""
+    """A function that passes a forecast to the dataset, or to those inside it; None if none has `__foresee__`."""
     if _is("Subset", dataset, "__foresee__"):
         return foresee_of_subset(dataset)
     if _is("ConcatDataset", dataset, "__foresee__"):
@@ -166,7 +166,7 @@ def foresee_of_parts(joint: Any) -> Foresee | None:
 
     def foresee(forecast: Forecast) -> Any:
         import_whole("penstock._cache.watches")
-        from penstock._cache.watches import Watches  # late: it imports much that few loaders need
+        from penstock._cache.watches import Watches  # late, because few loaders need it and its imports
 
         watches = Watches()
         try:
@@ -198,7 +198,7 @@ def _of_part(forecast: Forecast, joint: Any, number: int) -> InnerForecast:
 
 
 def _or_none(blocks: Callable[..., Inside], *args: Any) -> Inside | None:
-    """Where the blocks are; None if a dataset has none."""
+    """The position of the blocks; None if a dataset has no blocks."""
     try:
         return blocks(*args)
     except AttributeError:

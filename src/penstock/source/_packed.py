@@ -47,7 +47,7 @@ class PackedList(Sequence[T], Generic[T]):
     def _set(self, data: NDArray[np.uint8], offsets: NDArray[np.int64], kind: ItemKind) -> None:
         data.flags.writeable = offsets.flags.writeable = False
         self.data, self.offsets, self.kind = data, offsets, kind
-        # A memoryview gives Python ints and slices in half of numpy's time.
+        # A memoryview returns Python ints and slices in half the time that numpy takes.
         self._bytes, self._edges = data.data, offsets.data
         self._decode: Callable[[Any], Any] = _DECODE[kind]
 
@@ -109,7 +109,7 @@ def _restore(data: NDArray[np.uint8], offsets: NDArray[np.int64], kind: ItemKind
 
 
 def _text(data: memoryview) -> str:
-    # surrogatepass keeps every str, also file names that are not UTF-8 (os.fsdecode).
+    # surrogatepass keeps every str, even file names that are not valid UTF-8 (os.fsdecode).
     return str(data, "utf-8", "surrogatepass")
 
 

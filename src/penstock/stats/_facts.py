@@ -1,4 +1,4 @@
-"""Numbers that rules judge by: where the time of a loop and of its workers went, without that of starting up."""
+"""The numbers that rules use: where the time of a loop and of its workers went, without the start-up."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cached_property
 from penstock.stats._figures import Bucket, FirstBatch, Period, SlowSample, Stats
 from penstock.stats._units import count
 
-# Batches that a judgement needs. The first batches were made before anybody waited for them, so a full window of
+# Batches that a verdict needs. The first batches were made before the caller waited for them, so a full window of
 # workers needs more.
 LEAST_BATCHES = 20
 LEAST_WINDOWS = 3
@@ -16,7 +16,7 @@ LEAST_SECONDS = 0.2
 
 
 class Facts:
-    """The figures of the present epoch, if it is long enough to judge by, else those of the loader's life."""
+    """The figures of the current epoch if it is long enough for a verdict, otherwise those of the loader's life."""
 
     def __init__(self, stats: Stats) -> None:
         self.stats = stats
@@ -33,7 +33,7 @@ class Facts:
 
     @property
     def least(self) -> int:
-        """Batches that a judgement needs."""
+        """Batches that a verdict needs."""
         ahead = self.workers * int(self.settings.get("prefetch_factor") or 1)
         return max(LEAST_BATCHES, LEAST_WINDOWS * ahead)
 
@@ -154,7 +154,7 @@ class Facts:
 
     @property
     def cpu_share(self) -> float:
-        """The share of the workers' working time in which they computed. The rest they waited."""
+        """The share of the workers' working time in which they computed. In the rest they waited."""
         if not self.period.workers:  # inline, and not measured apart from the loop
             return min(1.0, self.cpu_used)
         return min(1.0, self._sum("cpu") / self.busy)
@@ -171,12 +171,12 @@ class Facts:
 
     @property
     def blocked_share(self) -> float:
-        """The share of the workers' working time in which they did not want to compute: they waited for something."""
+        """The share of the workers' working time in which they waited for something other than a processor."""
         return 1.0 - self.cpu_share - self.delay_share
 
     @property
     def wanted(self) -> float:
-        """CPUs that the workers would have used, on average, had there been enough."""
+        """CPUs that the workers would have used on average if there had been enough."""
         return (self.cpu_share + self.delay_share) * self.busy / self.whole
 
     @property
@@ -186,14 +186,14 @@ class Facts:
 
     @property
     def cpus_full(self) -> bool:
-        """Whether workers had as much of the processors as they could get."""
+        """True if the workers used as much of the processors as they could get."""
         if self.elsewhere:
             return False
         return self.cpu_used >= 0.85 * self.cpus or (self.delay_share >= 0.25 and self.blocked_share < 0.5)
 
     @property
     def only_wants_cpu(self) -> bool:
-        """Whether workers did little else but compute, or wait for a processor, which may make them look idle."""
+        """True if workers mostly computed or waited for a processor, which may make them look idle."""
         computed = self.delayed + self._sum("cpu")
         return not self.elsewhere and self.delayed >= 0.25 * self.present and computed >= 0.75 * self.present
 

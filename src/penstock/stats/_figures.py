@@ -45,7 +45,7 @@ class SlowSample:
 
     @property
     def name(self) -> str:
-        """What people find it by: the path, if there is one, and the key."""
+        """The text by which people find the sample: the path, if there is one, and the key."""
         return f"{self.path} (key {self.key})" if self.path else str(self.key)
 
 
@@ -54,10 +54,10 @@ class WorkerFigures:
     """Where the time of one worker went, in seconds. `seat` is its number; replacements continue its figures.
 
     `fetch`: the dataset's own work. `collate`: making a batch of the samples, which writes arrays into shared memory
-    directly. `write`: what else is sent. `waited_task`: idle although the caller waited for a batch. `waited_room`:
-    idle because enough batches were ready. `cpu`: processor time. `delayed`: ready to compute, but without a
-    processor, because others computed. `node`: the machine, if it may be another one. `pil`: PIL has opened images in
-    its process.
+    directly. `write`: sending everything else. `waited_task`: idle although the caller waited for a batch.
+    `waited_room`: idle because enough batches were ready. `cpu`: processor time. `delayed`: ready to compute, but
+    without a processor, because other programs used it. `node`: the machine, if it may be another one. `pil`: PIL has
+    opened images in its process.
     """
 
     seat: int
@@ -88,15 +88,16 @@ class WorkerFigures:
 
 @dataclass(frozen=True, slots=True)
 class CacheFigures:
-    """What was read of remote files by the loader's workers, and ahead of time; and the blocks of tables.
+    """What the loader's workers read from remote files, also ahead of time; and the blocks of tables.
 
     `hits`: pieces that were on this machine when a worker asked for them. `misses`: pieces that workers waited for.
-    `waited`: for how many seconds, summed over workers. `fetched`: pieces that were downloaded, for workers or ahead
-    of time. `evicted`: pieces that were deleted from the cache folder to make room for others. `requests`: to the
-    stores, of which `retries` repeated one that had failed. `nbytes`: bytes that were downloaded. `decoded`: blocks
-    of tables, remote or local, that were decoded. `needed`: bytes of the blocks that are in use at the same time,
-    such as those of the window of `shuffle="blocks"`. `limit`: bytes that the cache may hold. Requests that a dataset
-    makes when it is created, to find its files and index them, are not those of a loader, and not counted.
+    `waited`: the seconds of this waiting, summed over workers. `fetched`: pieces that were downloaded, for workers or
+    ahead of time. `evicted`: pieces that were deleted from the cache folder to make room for others. `requests`:
+    requests to the stores; `retries`: how many of them repeated one that had failed. `nbytes`: bytes that were
+    downloaded. `decoded`: blocks of tables, remote or local, that were decoded. `needed`: bytes of the blocks that
+    are in use at the same time, such as those of the window of `shuffle="blocks"`. `limit`: bytes that the cache may
+    hold. Requests that a dataset makes when it is created, to find its files and index them, are not those of a
+    loader, and not counted.
     """
 
     hits: int = 0
@@ -179,7 +180,7 @@ class FirstBatch:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of batches: `lent` to the caller, `pooled` for the next batches, and in `strays` outside of the pool."""
+    """Bytes of batches: `lent` to the caller, `pooled` for the next batches, and in `strays` outside the pool."""
 
     lent: int = 0
     pooled: int = 0
@@ -216,7 +217,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """A store of remote files that has not answered for so many seconds; `store` also says what came instead."""
+    """A store of remote files that has not answered for `seconds`; `store` also names the failure."""
 
     store: str
     seconds: float

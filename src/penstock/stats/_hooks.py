@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 from penstock._printable import printable
 from penstock._system.interrupts import interrupts_deferred
 
-if TYPE_CHECKING:  # `import penstock` imports this module, and shall be quick
+if TYPE_CHECKING:  # `import penstock` imports this module, and must be fast
     import logging
 
     from penstock.stats._figures import Stats
 
-# All that are not closed. Changed and copied by single operations, which other threads cannot see half done.
+# All hooks that are not closed. Changed and copied by single operations, so other threads see no partial change.
 _hooks: dict[StatsHook, None] = {}
 
 
@@ -56,7 +56,7 @@ class StatsHook:
             self._threads.discard(me)
 
     def close(self) -> None:
-        """The function gets no more figures."""
+        """Removes the function: it gets no more figures."""
         _hooks.pop(self, None)
 
     def __enter__(self) -> StatsHook:
@@ -93,20 +93,20 @@ def on_stats(function: Callable[[Stats], object], every: float = 10.0) -> StatsH
 
 
 class Turns:
-    """When which function gets the figures of one loader. Moments are those of `time.perf_counter`."""
+    """Decides when each function gets the figures of one loader. Times are those of `time.perf_counter`."""
 
     def __init__(self) -> None:
         self._next: dict[StatsHook, float] = {}
         self._ended: tuple[int, int] | None = None  # epochs and batches at the last end of an epoch
 
     def due(self, now: float) -> list[StatsHook]:
-        """The functions whose turn it is. Takes less than a microsecond if no function was given to `on_stats`."""
+        """The functions that are due. Takes less than a microsecond if no function was given to `on_stats`."""
         if not _hooks:
             return []
         return [hook for hook in tuple(_hooks) if now >= self._next.setdefault(hook, now + hook.every)]
 
     def tick(self, now: float, stats: Callable[[], Stats]) -> None:
-        """Calls the functions whose turn it is."""
+        """Calls the functions that are due."""
         if hooks := self.due(now):
             self._call(hooks, now, stats())
 

@@ -2,7 +2,7 @@
 
 A process belongs to one cgroup of each hierarchy. The limits of all its ancestors hold too, so the lowest one counts.
 Version 2 has one hierarchy for everything, version 1 one for each controller, and both may be mounted side by side.
-Every file may be missing, unreadable or strange: then the figure is that of a machine without limits.
+Any file may be missing, unreadable or malformed: then the figure is that of a machine without limits.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _limit(group: str) -> int | None:
 
 
 def _used(group: str) -> int:
-    """Bytes, without the cache of files that the kernel gives up first."""
+    """Bytes in use, without the file cache, which the kernel reclaims first."""
     used = _number(f"{group}/memory.current") or _number(f"{group}/memory.usage_in_bytes") or 0
     stat = _table(f"{group}/memory.stat")
     return used - stat.get("total_inactive_file", stat.get("inactive_file", 0))

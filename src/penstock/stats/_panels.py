@@ -31,7 +31,7 @@ from penstock.stats._shown import settings_of
 from penstock.stats._units import count, seconds, share, size
 from penstock.stats._verdict import judgement
 
-# So that the page stays below 200 KB: of a longer history every second, third, ... moment is shown.
+# Keeps the page below 200 KB: of a longer history, only every second, third, ... moment is shown.
 MOST_MOMENTS = 300
 MOST_WORKERS = 96
 MOST_DECISIONS = 100
@@ -48,7 +48,7 @@ PARTS = (
 
 
 def thinned(history: Sequence[Moment]) -> list[Moment]:
-    """At most MOST_MOMENTS of the moments, the last among them, after one at zero where all began."""
+    """At most MOST_MOMENTS moments, including the last one, after a moment at zero."""
     step = math.ceil(len(history) / MOST_MOMENTS) or 1
     return [BEGINNING, *history[::-1][::step][::-1]] if history else []
 
@@ -70,7 +70,7 @@ def tiles(found: Facts) -> str:
     stats, period = found.stats, found.period
     first = seconds(stats.first_batch.total) if stats.first_batch else "none yet"
     length = period.seconds or math.inf
-    # As in the verdict: without the time in which workers started, unless that is all there is.
+    # As in the verdict: without the time in which workers started, unless there is no other time.
     after = " after the first" if found.enough and found.starting >= 0.01 * found.whole else ""
     tiles = (
         (f"waited for batches{after}", _large(share(found.waiting if found.enough else period.waiting))),

@@ -1,7 +1,7 @@
 """Figures as text, for the page that `penstock top` reads: written by the loader's process, read by another.
 
-Writing runs every two seconds inside the caller's `next()`, so it takes only what is shown, and no `asdict`, which
-takes ten times as long.
+Writing runs every two seconds inside the caller's `next()`, so it includes only what is shown, and avoids `asdict`,
+which takes ten times as long.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _table(figures: Sequence[Any]) -> list[Any]:
 
 
 def from_text(text: bytes) -> Published:
-    """The figures in a text of `to_text`, which may be of another version of penstock. ValueError if it is none."""
+    """The figures in a text of `to_text`, perhaps of another version of penstock. Raises ValueError otherwise."""
     try:
         plain = json.loads(text)
         return Published(int(plain["pid"]), float(plain["at"]), _built(Stats, plain["stats"]))
@@ -118,7 +118,7 @@ def from_text(text: bytes) -> Published:
 
 
 def _built(kind: type, plain: Mapping[str, Any]) -> Any:
-    """An object of this kind from what `_plain` gave; fields that this version does not have are left out."""
+    """An object of this kind from the result of `_plain`; fields that this version does not have are left out."""
     given = {name: plain[name] for name in _names[kind] if name in plain}
     for name, inner in _NESTED.get(kind, {}).items():
         if given.get(name) is not None:

@@ -1,4 +1,4 @@
-"""The figures of the last seconds, for what is shown live: the means of an epoch hide what happens now."""
+"""The figures of the last seconds, for live displays: the averages of an epoch hide what happens now."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from penstock.stats._figures import Moment, Stats
 
 WINDOW = 5.0
-"""Seconds, at least. Rows of the history may be further apart when a loader has run for long."""
+"""The least number of seconds. Rows of the history may be further apart if a loader has run for a long time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Recent:
 
 
 def recent(stats: Stats) -> Recent:
-    """What was added since the last row of the history that is older than the window; else since the first `iter()`.
+    """The change since the last row of the history that is older than the window, or else since the first `iter()`.
 
     Pauses between two epochs do not count.
     """

@@ -53,7 +53,7 @@ def _head(stats: Stats) -> Iterator[str]:
     yield from _wrapped("", ", ".join(f"{name}={_cut(repr(value), 60)}" for name, value in settings.items()))
 
 
-# The epoch beside the life, which the first epoch has no need of.
+# The epoch beside the whole life; in the first epoch they are the same.
 
 
 def _periods(stats: Stats) -> Iterator[str]:
@@ -210,6 +210,6 @@ def _wrapped(name: str, text: str) -> list[str]:
 
 
 def _cut(text: str, most: int = WIDTH) -> str:
-    """One line, not too long, whatever the user's text has."""
+    """The user's text as one line of limited length."""
     text = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
     return text if len(text) <= most else text[: most - 1] + "\N{HORIZONTAL ELLIPSIS}"

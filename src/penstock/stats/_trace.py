@@ -143,7 +143,7 @@ def _arguments(details: dict[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Half surrogates, which a key of the user's may have, are no text in JSON: they become escapes."""
+    """Escapes lone surrogates, which a user's key may contain, but JSON text may not."""
     return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
 
 

@@ -1,8 +1,8 @@
 """The verdict on a loader: where the time goes and what to do, as one or two sentences from a table of rules.
 
-The first rule that holds speaks. The rules are ordered by what matters most: first what slows down everything, then
-whether anything can be gained at all, then causes, from the particular to the general. A wrong remedy is worse than
-none: where no cause is clear, the last rule only gives the numbers.
+The first rule that holds gives the verdict. The rules are ordered by importance: first whatever slows down
+everything, then whether anything can be gained at all, then causes, from the specific to the general. A wrong remedy
+is worse than none: if no cause is clear, the last rule only gives the numbers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.stats._words import say
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What is said if a condition holds. The names in braces are those of `_words.PIECES`."""
+    """The text for a condition. The names in braces are those of `_words.PIECES`."""
 
     name: str
     holds: Callable[[Facts], bool]
@@ -25,13 +25,13 @@ class Rule:
 
 
 def verdict(stats: Stats) -> str:
-    """One or two sentences with the numbers and the remedy, or that there is too little to judge by."""
+    """One or two sentences with the numbers and the remedy, or a sentence that there is too little data."""
     rule, facts = rule_of(stats), Facts(stats)
     return say(rule.text if rule else TOO_EARLY if facts.period.batches else NOTHING_YET, facts)
 
 
 def rule_of(stats: Stats) -> Rule | None:
-    """The rule that speaks in the verdict; None if there is too little to judge by."""
+    """The rule that gives the verdict; None if there is too little data."""
     facts = Facts(stats)
     if facts.enough or _store_is_silent(facts):
         return next(rule for rule in RULES if rule.holds(facts))
