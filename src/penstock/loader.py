@@ -304,6 +304,8 @@ class DataLoader(Measured, Tuned, Generic[_T_co]):
 
     def close(self) -> None:
         """Stops the workers. Batches that were handed out stay valid; a later `iter()` starts new workers."""
+        if self._feed.knows_end:
+            self._engines.taken_back()  # an iterator that has handed out its last batch is at its end, not closed
         self._engines.close()
         self._measures.close()
         self._foresight.close()

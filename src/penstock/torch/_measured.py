@@ -11,6 +11,7 @@ from typing import Any
 from penstock._engine.engine import Engine
 from penstock._session.measures import Measures
 from penstock.stats import Stats
+from penstock.torch import _private as private
 from penstock.torch._core import core_of
 
 _SHOWN = ("batch_size", "num_workers", "prefetch_factor", "persistent_workers", "in_order", "timeout", "pin_memory")
@@ -62,6 +63,8 @@ def close(loader: Any) -> None:
     found = _all.get(loader)
     if found is not None:
         for engine in _living(found.engines):
+            if not private.is_stream(loader):
+                engine.take_back()  # its iterator is at its end, if it has handed out its last batch
             engine.close()
         found.measures.close()
 
