@@ -67,6 +67,22 @@ def test_closing_an_iterator_that_has_lost_its_crew_does_not_disturb_the_next() 
         assert sorted(begun + take(second, 7)) == list(range(40))
 
 
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("between", [False, True], ids=["", "after another iter()"])
+def test_an_iterator_of_a_closed_loader_is_at_its_end_after_the_last_batch(
+    settings: dict[str, Any], between: bool
+) -> None:
+    with DataLoader(range(40), 4, seed=1, shuffle=None, **settings) as loader:
+        ended, begun = iter(loader), iter(loader)
+        take(ended, 10)
+        take(begun, 1)
+        if between:
+            iter(loader)
+    assert next(ended, None) is None
+    with pytest.raises(RuntimeError, match="was closed"):
+        next(begun)
+
+
 def test_an_epoch_with_batches_left_keeps_its_crew() -> None:
     with DataLoader(range(40), 4, num_workers=1) as loader:
         first = iter(loader)

@@ -24,3 +24,12 @@ def test_epochs_of_a_fixed_number_of_batches_use_one_crew_at_a_time(settings: di
         with pytest.raises(StopIteration):
             next(batches)
     assert (loader.stats().life.epochs, loader.stats().life.batches) == (3, 6)
+
+
+@pytest.mark.parametrize("settings", [{}, {"persistent_workers": True}, {"seed": 1}], ids=str)
+def test_an_iterator_of_a_closed_loader_is_at_its_end_after_the_last_batch(settings: dict[str, Any]) -> None:
+    loader: Any = DataLoader(range(8), 4, num_workers=1, **settings)
+    batches = iter(loader)
+    assert [next(batches).tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    loader.close()
+    assert next(batches, None) is None

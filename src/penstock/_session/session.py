@@ -34,12 +34,15 @@ class Session:
         """Several times a second, in the thread that reads this engine, between two calls of its `next`."""
         self.measures.tick()
 
+    knows_end = True
+    """Whether the last batch of an epoch is known to be the last: of a stream it is not."""
+
     def take_back(self) -> None:
         """Ends the epochs of iterators that have handed out their last batch, and whose end was not asked for.
 
         Half of all training loops take a fixed number of batches, and never ask.
         """
-        free = self.engines.taken_back()
+        free = self.engines.taken_back() if self.knows_end else []
         for engine in free:
             self.release(engine)
         if free:
@@ -56,5 +59,6 @@ class Session:
 
     def close(self) -> None:
         """Ends the workers. A later epoch starts new ones."""
+        self.take_back()  # an iterator that has handed out its last batch is at its end, and was not cut off
         self.engines.close()
         self.measures.close()

@@ -140,8 +140,7 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
         semantics = TorchSemantics(loader, self, cursor)
         session.look(loader)
         if engine is None:
-            if not cursor.is_stream:
-                session.take_back()
+            session.take_back()
             engine = self._engine = session.hire(semantics)
         cursor.begin(partial(private.BaseIterator._reset, self, loader, first_iter))
         steps, beyond = cursor.progress.steps, cursor.progress.beyond

@@ -43,6 +43,7 @@ class TorchSession(Session):
 
     def look(self, loader: Any) -> None:
         """Notes the present settings of the loader."""
+        self.knows_end = not private.is_stream(loader)
         self._shown.update({name: getattr(loader, name) for name in _SHOWN if hasattr(loader, name)})
         backend = "process" if loader.num_workers else "inline"
         self._shown.update(backend=backend, seed=None, one_reader=False, face="penstock.torch")
