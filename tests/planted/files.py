@@ -650,7 +650,7 @@ BUGS = [
     Bug(
         "an image may have any number of pixels",
         "formats",
-        "image/_decode.py",
+        "_pixels.py",
         "if limit is not None and height * width * channels > limit:",
         "if False:",
         _LARGE,
@@ -659,7 +659,7 @@ BUGS = [
     Bug(
         "pixels that are not in a JPEG are made up",
         "formats",
-        "image/_decode.py",
+        "_pixels.py",
         "if pixels > _DENSEST * len(data):",
         "if False:",
         _LARGE,
@@ -714,7 +714,7 @@ BUGS = [
     Bug(
         "our formats come before those that are registered",
         "formats",
-        "formats/_recognise.py",
+        "_open/recognise.py",
         "    yield from registered()\n    yield from _OURS\n",
         "    yield from _OURS\n    yield from registered()\n",
         _OWN,
@@ -723,7 +723,7 @@ BUGS = [
     Bug(
         "packages are asked for files of ours",
         "formats",
-        "formats/_recognise.py",
+        "_open/recognise.py",
         "if found is None and named is None and load_entry_points():",
         "if load_entry_points():",
         _OWN,
@@ -840,9 +840,9 @@ BUGS = [
     Bug(
         "a pipe in the place of a record file is waited for",
         "formats",
-        "records/_raw.py",
-        "os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK",
-        "os.O_RDONLY | os.O_CLOEXEC",
+        "_files/local.py",
+        "if not stat.S_ISREG(found.st_mode):",
+        "if False:",
         ("unit/test_pipes.py",),
         "A pipe in an archive of a stranger stops the program for ever.",
     ),

@@ -28,6 +28,7 @@ from penstock.cli import main
 from penstock.errors import FormatError, RemoteError
 from penstock.formats import Arrow, JsonLines, Megatron, Parquet, Tar, TextLines, Tokens
 from penstock.formats._chunks import places
+from penstock.records import CaffeLMDB, RecordFile, RecordStream, RecordWriter, write_caffe_lmdb
 from remote.serving import Server, serving
 from tests.written import plain, write_part
 
@@ -312,10 +313,54 @@ def test_open_finds_the_format_of_a_url(served: Server) -> None:
     assert len(penstock.open(f"{served.url}/0.bin", dtype="uint16", length=5)) == N // 2
 
 
-def test_a_format_without_remote_files_says_so(memory: Any) -> None:
-    memory.pipe("/bucket/x.rec", b"\x0a\x23\xd7\xce" + bytes(100))
-    with pytest.raises(ValueError, match=r"RecordFile reads local files, and 'memory://bucket/x\.rec' is a URL"):
-        penstock.open("memory://bucket/x.rec")
+def test_a_folder_of_records_is_opened_by_its_url(memory: Any, tmp_path: Path) -> None:
+    for part in range(2):
+        with RecordWriter(tmp_path / f"{part}.rec") as writer:
+            writer.write(b"%d" % part, id=5 + part)
+        for end in ("rec", "idx"):
+            memory.pipe(f"/bucket/x/{part}.{end}", (tmp_path / f"{part}.{end}").read_bytes())
+    found = penstock.open("memory://bucket/x")
+    assert type(found) is RecordFile
+    assert [record.data for record in found] == [b"0", b"1"]
+    assert found.by_id(6).data == b"1"
+    with pytest.raises(ValueError, match=r"x/0\.rec is remote\. Pass the path of a local file for its index"):
+        found.save_idx()
+    RecordFile("memory://bucket/x/0.rec", idx=False).save_idx(tmp_path / "saved")
+    assert (tmp_path / "saved").read_text() == (tmp_path / "0.idx").read_text()
+    named = RecordFile("memory://bucket/x/1.rec", idx="memory://bucket/x/1.idx")
+    assert named.ids.tolist() == [6]
+    stream = RecordStream("memory://bucket/x/1.rec")
+    assert [stream.load(extent).data for extent in stream] == [b"1"]
+
+
+def test_the_folder_of_an_lmdb_is_opened_by_its_url(memory: Any, tmp_path: Path) -> None:
+    pytest.importorskip("lmdb")
+    images = [(np.full((1, 2, 2), number, np.uint8), number) for number in range(3)]
+    write_caffe_lmdb(tmp_path / "lmdb", images)
+    memory.pipe("/bucket/lmdb/data.mdb", (tmp_path / "lmdb" / "data.mdb").read_bytes())
+    memory.pipe("/bucket/lmdb/lock.mdb", bytes(8192))
+    for found in (penstock.open("memory://bucket/lmdb"), CaffeLMDB("memory://bucket/lmdb/data.mdb")):
+        assert type(found) is CaffeLMDB
+        assert [label for _, label in found] == [0, 1, 2]
+
+
+def test_an_index_of_a_remote_record_file_is_not_compared_with_all_records(tmp_path: Path, cache: Path) -> None:
+    """An index that lacks a record is noticed when the records are read, and not by a download of the whole file."""
+    with RecordWriter(tmp_path / "x.rec") as writer:
+        for number in range(4):
+            writer.write(bytes(10_000), id=number)
+    lines = (tmp_path / "x.idx").read_text().splitlines()
+    (tmp_path / "x.idx").write_text("\n".join([lines[0], *lines[2:]]))
+    with pytest.raises(FormatError, match="it lacks the record at byte"):
+        RecordFile(tmp_path / "x.rec")
+    with serving(tmp_path) as server:
+        found = RecordFile(f"{server.url}/x.rec", cache=False)
+        assert len(found) == 3
+        with pytest.raises(
+            FormatError, match=r"byte 0: .* Or .*x\.idx is not the index of this file: pass idx=False"
+        ):
+            found[0]
+        assert len(found[1].data) == 10_000
 
 
 SECRET = "hunter2-hunter2"

@@ -133,10 +133,10 @@ def test_a_folder_of_several_formats_is_refused(folder: Path) -> None:
         penstock.open(folder)
 
 
-def test_several_record_files_are_refused(folder: Path) -> None:
+def test_several_record_files_are_one_dataset(folder: Path) -> None:
     (folder / "b.rec").write_bytes((folder / "a.rec").read_bytes())
-    with pytest.raises(ValueError, match="RecordFile reads one file, but there are 2"):
-        penstock.open(folder / "*.rec")
+    found = penstock.open(folder / "*.rec")
+    assert [record.data for record in found] == [b"one", b"two"] * 2
 
 
 @pytest.mark.parametrize(

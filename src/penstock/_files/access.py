@@ -45,6 +45,13 @@ class Access(NamedTuple):
     cache_shared: bool = False
     max_sample_bytes: int | None = LIMIT
 
+    @classmethod
+    def of(cls, reader: str, files: FileOptions) -> Access:
+        """The keywords as one value. Raises TypeError for others; `reader` is the class that got them."""
+        if unknown := sorted(files.keys() - set(cls._fields)):
+            raise TypeError(f"{reader}.__init__() got an unexpected keyword argument {unknown[0]!r}")
+        return cls(**files)
+
     def check(self) -> None:
         """Raises for wrong values, also if all files are local: the paths of the next run may be URLs."""
         checked_limit(self.max_sample_bytes)

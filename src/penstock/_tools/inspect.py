@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from penstock._open.recognise import open_files
 from penstock._printable import printable
 from penstock.formats._format import Format
 from penstock.formats._inspection import Inspection, fields_of
-from penstock.formats._recognise import open_files
 from penstock.stats._units import size
 
 _WIDTH = 100  # characters of a value

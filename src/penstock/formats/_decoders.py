@@ -128,7 +128,7 @@ def _json(data: bytes, name: object, limit: int | None) -> Any:
 def _image(data: bytes, name: object, limit: int | None) -> NDArray[np.uint8]:
     """The pixels, RGB, of shape (height, width, 3)."""
     try:
-        from penstock.image._decode import decode  # late: other members do not need its libraries
+        from penstock._pixels import decode  # late: other members do not need its libraries
     except ImportError as error:
         raise ImportError(f"{error}. Or keep the bytes of images: decode={{'jpg': None}}.") from error
     try:

@@ -30,7 +30,8 @@ _COMPRESSED = (
 )
 
 
-_BLOCK = 8 << 20  # bytes of a block of samples
+BLOCK = 8 << 20
+"""Bytes of a block of samples."""
 
 
 class Extents(Format):
@@ -98,7 +99,7 @@ class Extents(Format):
         """The first row of each block in a file but the first."""
         starts = self.indexes[number]["starts"]
         # Of the same dtype: else all of the index would be read and converted.
-        begins = np.arange(_BLOCK, self.files[number].size, _BLOCK).astype(starts.dtype)
+        begins = np.arange(BLOCK, self.files[number].size, BLOCK).astype(starts.dtype)
         return starts[:-1].searchsorted(begins)
 
     def _count(self, index: Index) -> int:

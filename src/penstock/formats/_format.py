@@ -146,9 +146,7 @@ class Format(Dataset[Any]):
     @classmethod
     def access(cls, files: FileOptions) -> Access:
         """The keywords about remote files as one value. Raises TypeError for others."""
-        if unknown := sorted(files.keys() - set(Access._fields)):
-            raise TypeError(f"{cls.__name__}.__init__() got an unexpected keyword argument {unknown[0]!r}")
-        return Access(**files)
+        return Access.of(cls.__name__, files)
 
     def index(self, kind: str, find: Make) -> list[Index]:
         """For each file the arrays that `find(file)` returns, by name. They are made once and kept (docs/formats.md).

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Iterable
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
@@ -23,7 +23,8 @@ from penstock.source._dataset import Dataset
 from penstock.source._folders import PICTURES, files_below
 from penstock.source._packed import PackedList
 
-Source = Callable[[Any], tuple[bytes | NDArray[Any], Any, str]]
+StoredImage = tuple[bytes | NDArray[Any], Any, str]
+"""An encoded image or its pixels, its label, and its name in errors."""
 
 
 class Images(Dataset[Any]):
@@ -43,7 +44,7 @@ class Images(Dataset[Any]):
         self.transform = Transform() if transform is None else transform
         self.labels = labels
 
-    def read(self, key: Any) -> tuple[bytes | NDArray[Any], Any, str]:
+    def read(self, key: Any) -> StoredImage:
         """The encoded image or its pixels, its label, and a name for errors. Defined by subclasses."""
         raise NotImplementedError(
             f"{type(self).__name__} must define read(key), which returns the image, its label and its name."
@@ -58,16 +59,15 @@ class Images(Dataset[Any]):
 
     def __gather__(self, keys: Any, empty: Empty) -> Any:
         """The batch of these keys, equal to the collated samples; `empty(shape, dtype)` allocates its memory."""
-        return self._gathered(self.read, keys, empty)
+        return self._gathered((self.read(key) for key in each(keys)), len(keys), empty)
 
-    def _gathered(self, source: Source, keys: Any, empty: Empty) -> Any:
+    def _gathered(self, stored: Iterable[StoredImage], count: int, empty: Empty) -> Any:
         if type(empty) is Into:  # dtype= is applied later, to the fields of the whole batch
             empty = empty.empty
         transform = self.transform
-        fixed = None if transform.shape is None else empty((len(keys), *transform.shape), transform.dtype)
+        fixed = None if transform.shape is None else empty((count, *transform.shape), transform.dtype)
         images, names, labels = [], [], []
-        for row, key in enumerate(each(keys)):
-            data, label, name = source(key)
+        for row, (data, label, name) in enumerate(stored):
             images.append(transform(data, None if fixed is None else fixed[row], name=name))
             names.append(name)
             labels.append(label)

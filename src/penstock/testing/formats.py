@@ -44,7 +44,7 @@ import numpy as np
 import penstock
 from penstock._files.pieces import Fetch, Piece, PiecesInMemory
 from penstock._files.remote import RemoteFile
-from penstock.errors import CollateError, FormatError
+from penstock.errors import CollateError, FormatError, ImageError
 from penstock.source._nested import method_of
 from penstock.testing._laws import BrokenLaw, check_each, law
 from penstock.testing._same import assert_resumes_everywhere, assert_same_everywhere, difference
@@ -241,10 +241,14 @@ class Suite(_Laws):
                 for key in range(len(data)):
                     try:
                         data[key]
-                    except FormatError:
+                    except (FormatError, ImageError):
                         pass
                 data.__getitems__(range(len(data)))
-            except (FormatError, FileNotFoundError):  # the latter for the name of another file in this one
+            except (
+                FormatError,
+                ImageError,
+                FileNotFoundError,
+            ):  # the latter for the name of another file in this one
                 pass
             except Exception as error:
                 raise AssertionError(f"{done} (seed {seed}) raised {type(error).__name__}: {error}") from error
