@@ -11,7 +11,7 @@ from typing import Any, TypeVar, Unpack
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from penstock._files.access import FileOptions
+from penstock._files.access import RemoteOptions
 from penstock._files.index import for_each
 from penstock._files.local import AnyFile, File
 from penstock._files.mapping import mapped
@@ -77,9 +77,9 @@ class Tokens(Format):
         dtype: DTypeLike,
         length: int,
         stride: int | None = None,
-        **files: Unpack[FileOptions],
+        **files: Unpack[RemoteOptions],
     ) -> None:
-        super().__init__(paths, **files)
+        super().__init__(paths, max_sample_bytes=None, **files)
         self.dtype = _checked_dtype(dtype)
         self.length, self.stride = length, length if stride is None else stride
         for name, value in (("length", self.length), ("stride", self.stride)):

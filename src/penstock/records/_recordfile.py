@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, SupportsIn
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._files.access import Access, FileOptions
+from penstock._files.access import Access, FileOptions, RemoteOptions
 from penstock._files.index import Arrays, Index, cached_each, for_each
 from penstock._files.local import AnyFile, File
 from penstock._files.paths import FilePath, Paths, find_files
 from penstock._files.remote import FromTheStart, RemoteFile
-from penstock._files.too_large import refuse_large
+from penstock._files.too_large import LIMIT, checked_limit, refuse_large
 from penstock._system import trust
 from penstock._system.interrupts import interrupts_deferred
 from penstock.errors import FormatError, RemoteError
@@ -212,18 +212,19 @@ class RecordStream(IterableDataset[Any]):
         path: FilePath,
         transform: Transform | None = None,
         labels: bool = True,
-        **files: Unpack[FileOptions],
+        *,
+        max_sample_bytes: int | None = LIMIT,
+        **files: Unpack[RemoteOptions],
     ) -> None:
         _check_labels(transform, labels)
         if transform is not None:
             as_images(transform, labels)
-        access = Access.of("RecordStream", files)
-        found = find_files(path, RecordFile.suffixes, "RecordStream", access)
+        self.max_sample_bytes = checked_limit(max_sample_bytes)
+        found = find_files(path, RecordFile.suffixes, "RecordStream", Access.of("RecordStream", files))
         if len(found) > 1:
             raise ValueError(f"RecordStream reads one file, but there are {len(found):,}. RecordFile reads several.")
         (self._file,) = found
         self.path, self.transform, self.labels = self._file.path, transform, labels
-        self.max_sample_bytes = access.max_sample_bytes
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         return framing.records(FromTheStart(self._file) if isinstance(self._file, RemoteFile) else self._file)
