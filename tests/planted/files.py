@@ -847,15 +847,6 @@ BUGS = [
         "A pipe in an archive of a stranger stops the program for ever.",
     ),
     Bug(
-        "a pipe in the place of an image is waited for",
-        "formats",
-        "image/_dataset.py",
-        "flags | os.O_NONBLOCK",
-        "flags",
-        ("unit/test_pipes.py",),
-        "A pipe in an archive of a stranger stops a worker for ever.",
-    ),
-    Bug(
         "compressed record batches of Arrow have no limit",
         "formats",
         "formats/_messages.py",

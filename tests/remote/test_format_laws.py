@@ -39,7 +39,7 @@ from penstock.formats import (
     register,
     unregister,
 )
-from penstock.image import Transform
+from penstock.image import ImageFolder, Transform
 from penstock.records import CaffeLMDB, RecordFile, RecordWriter, write_caffe_lmdb
 from penstock.testing import formats
 
@@ -194,6 +194,25 @@ class TestCaffeImages(TestCaffeLMDB):
     transform = Transform(resize=(4, 4), dtype="uint8")
     make = staticmethod(partial(CaffeLMDB, transform=transform))
     found = {"transform": transform}  # noqa: RUF012
+
+
+class TestImageFolder(Laws):
+    """By a list, since a web server has none of its files."""
+
+    __test__ = True
+    make = staticmethod(
+        lambda paths, **files: ImageFolder(paths[0], Transform(resize=(4, 4), dtype="uint8"), **files)
+    )
+    found = None
+
+    def write(self, folder: Path) -> list[Path]:
+        lines = []
+        for n in range(9):
+            (folder / f"{n % 2}").mkdir(exist_ok=True)
+            (folder / f"{n % 2}" / f"{n} é.png").write_bytes(encoded(picture(9, 7, seed=n), "PNG"))
+            lines.append(f"{n % 2}/{n} é.png {n}\n")
+        (folder / "list.txt").write_text("".join(lines))
+        return [folder / "list.txt"]
 
 
 class Copied(Laws):

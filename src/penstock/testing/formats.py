@@ -210,12 +210,13 @@ class Suite(_Laws):
                 fetched.clear()
                 data.__getitems__(range(first, stop))
                 outside.setdefault(rows.file, []).append(set(fetched) - wanted)
+            names = [repr(file) for file in data.files]
         for number, found in outside.items():
             # What is read for several blocks is no sample, but a head, or an index inside the file.
             times = Counter(piece for others in found for piece in others)
             for part, others in enumerate(found):
                 more = sorted(piece for piece in others if times[piece] == 1)
-                where = f"block {part} of {data.files[number]}"
+                where = f"block {part} of {names[number]}"
                 assert not more, f"{where} was also read from {more[0]}, which is not in its ranges"
 
     def test_a_loader_that_fetches_ahead_gives_the_same_samples(self) -> None:
