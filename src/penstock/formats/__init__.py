@@ -20,6 +20,7 @@ from penstock._files.local import AnyFile
 from penstock.errors import FormatError
 from penstock.formats._arrow import Arrow
 from penstock.formats._blocks import Blocks
+from penstock.formats._decoders import ShapedDecoder
 from penstock.formats._extents import Extents
 from penstock.formats._format import FileRows, Format
 from penstock.formats._huggingface import HuggingFace
@@ -54,6 +55,7 @@ __all__ = [
     "LitData",
     "Megatron",
     "Parquet",
+    "ShapedDecoder",
     "TFRecord",
     "Tar",
     "TextLines",
