@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
@@ -12,6 +13,8 @@ from numpy.typing import NDArray
 from penstock.formats._blocks import KEEP
 from penstock.formats._inspection import FieldInfo, fields_of
 from penstock.formats._table import Table, need_pyarrow
+
+_LOOKED_AT = 15  # rows of a fingerprint, without the first
 
 
 class HuggingFace(Table):
@@ -84,6 +87,18 @@ class HuggingFace(Table):
 
     def _place(self, block: int) -> str:
         return f"record batch {block:,} of {self!r}"
+
+    @cached_property
+    def _fingerprint(self) -> str | None:
+        """Of the names of the columns and a few rows: the files of a copy may have other names and sizes."""
+        n, table = len(self), self.dataset._data.table
+        if not n:
+            return None
+        rows = sorted({(n - 1) * part // _LOOKED_AT for part in range(_LOOKED_AT + 1)})
+        stored = rows if self._chosen is None else self._chosen[rows].tolist()
+        values = [[column.slice(row, 1).to_pylist() for column in table.columns] for row in stored]
+        digest = hashlib.sha256(repr((table.column_names, values)).encode()).hexdigest()[:16]
+        return f"{n:,} rows, {digest}"
 
     def fields(self) -> tuple[FieldInfo, ...]:
         return super().fields() if self.is_direct else tuple(fields_of(self[0])) if len(self) else ()

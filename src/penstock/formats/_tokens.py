@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from itertools import pairwise
@@ -42,6 +43,7 @@ _NO_IDS = (
     (b"\x89HDF\r\n\x1a\n", "an HDF5 file", "Write the ids alone: file['x'][:].astype({dtype!r}).tofile('ids.bin')."),
 )
 _LEAST = 512  # bytes for which `take` is faster than a copy of windows
+_LOOK = 256  # bytes of the first ids, by which one file is told from another of the same name and size
 _SCRATCH = 512 << 10  # bytes that are copied twice at once: they stay in the processor's cache
 
 
@@ -86,7 +88,11 @@ class Tokens(Format):
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
                 raise ValueError(f"{name} must be 1 or more ids, but it is {value!r}.")
             setattr(self, name, int(value))  # numpy's numbers may overflow
-        self._headers = np.array(list(for_each(self._header, self.files)), np.int64)
+        found = list(for_each(self._header, self.files))
+        self._headers, self._begins = (
+            np.array([header for header, _ in found], np.int64),
+            [begin for _, begin in found],
+        )
         sizes = np.array([file.size for file in self.files], np.int64)
         ids = (sizes - self._headers) // self.dtype.itemsize
         self.set_rows(np.maximum(0, (ids - self.length) // self.stride + 1).tolist())
@@ -141,8 +147,13 @@ class Tokens(Format):
                 self._windows = _Ranges(self) if span is None else _RemoteWindows(self, span)
         return self._windows
 
-    def _header(self, file: AnyFile) -> int:
-        return _header(file, self.dtype)
+    def _header(self, file: AnyFile) -> tuple[int, int]:
+        """The number of bytes before the first id of a file, and a check of its first ids."""
+        begin = file.peek(0, min(file.size, _LLMC_HEADER + _LOOK))
+        return _header(file, begin, self.dtype), zlib.crc32(begin)
+
+    def checks(self) -> Sequence[object]:
+        return self._begins
 
     def fields(self) -> tuple[FieldInfo, ...]:
         return (FieldInfo("", str(self.dtype), (self.length,)),)
@@ -289,9 +300,8 @@ def _checked_dtype(dtype: DTypeLike) -> np.dtype[Any]:
     return found
 
 
-def _header(file: AnyFile, dtype: np.dtype[Any]) -> int:
+def _header(file: AnyFile, begin: bytes, dtype: np.dtype[Any]) -> int:
     """The number of bytes before the first id. Raises FormatError if the file cannot hold ids of this dtype."""
-    begin = file.peek(0, min(file.size, 12))
     for magic, what, remedy in _NO_IDS:
         if begin.startswith(magic):
             raise FormatError(
@@ -304,7 +314,7 @@ def _header(file: AnyFile, dtype: np.dtype[Any]) -> int:
             f"{dtype}. Pass dtype={str(named)!r}, or read both files by penstock.formats.Megatron."
         )
     if file.size >= _LLMC_HEADER:
-        magic, _, ids = np.frombuffer(begin, "<i4").tolist()
+        magic, _, ids = np.frombuffer(begin, "<i4", 3).tolist()
         own = _LLMC.get(magic)
         if own is not None and ids * own.itemsize == file.size - _LLMC_HEADER:
             if own != dtype:
