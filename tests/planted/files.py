@@ -847,6 +847,15 @@ BUGS = [
         "A pipe in an archive of a stranger stops the program for ever.",
     ),
     Bug(
+        "strings of Parquet's dictionaries have no limit",
+        "formats",
+        "formats/_parquet.py",
+        "if text.may_exceed:",
+        "if False:",
+        _LARGE,
+        "A file of some kB takes all memory.",
+    ),
+    Bug(
         "compressed record batches of Arrow have no limit",
         "formats",
         "formats/_messages.py",
