@@ -15,7 +15,7 @@ from pictures import encoded, picture
 
 import penstock
 from penstock import ConcatDataset, DataLoader, StateError, Subset
-from penstock.formats import Arrow, HuggingFace, JsonLines, Parquet, TextLines, Tokens
+from penstock.formats import Arrow, JsonLines, Parquet, TextLines, Tokens
 from penstock.image import ImageFolder
 from penstock.source._nested import fingerprint_of
 
@@ -105,20 +105,6 @@ def test_files_that_are_swapped_are_other_files(tmp_path: Path) -> None:
     (tmp_path / "0.parquet").rename(tmp_path / "2.parquet")
     with pytest.raises(StateError, match="taken with other files"):
         loaded(Parquet(tmp_path), state)
-
-
-def test_a_dataset_of_hugging_face_is_known_by_its_rows(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
-    data = datasets.Dataset.from_dict({"x": range(50), "y": [[number] for number in range(50)]})
-    state = begun(HuggingFace(data), collate_fn=list)
-    data.save_to_disk(tmp_path / "copy", num_shards=3)
-    loaded(HuggingFace(datasets.load_from_disk(tmp_path / "copy")), state)
-    others = [data.shuffle(seed=1), data.select(range(49, -1, -1)), data.rename_column("x", "z")]
-    others.append(datasets.Dataset.from_dict({"x": range(1, 51), "y": [[number] for number in range(50)]}))
-    for other in others:
-        with pytest.raises(StateError, match="taken with other files"):
-            loaded(HuggingFace(other), state)
-    assert HuggingFace(data.select([])).__fingerprint__() is None
 
 
 def test_the_same_samples_in_memory_continue(tmp_path: Path) -> None:
