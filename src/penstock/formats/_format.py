@@ -28,6 +28,9 @@ from penstock.random import each
 from penstock.source._array import checked_keys
 from penstock.source._dataset import Dataset, Subset
 
+BLOCK = 8 << 20
+"""About how many bytes a block has in formats whose files are not divided into blocks: as many as a piece."""
+
 
 class FileRows(NamedTuple):
     """A block as rows of its file: from `first` to before `stop` of the file number `file`.
@@ -80,9 +83,6 @@ class Format(Dataset[Any]):
     files: list[AnyFile]
     """The files, sorted by path."""
 
-    edges: NDArray[np.int64]
-    """The first row of each file, and the number of all rows."""
-
     max_sample_bytes: int | None = None
     """The most bytes that a sample may have in memory; None for any number."""
 
@@ -96,14 +96,6 @@ class Format(Dataset[Any]):
         super().__init_subclass__(**keywords)
         if "__init__" in vars(cls):
             cls.__signature__ = _spelt_out(cls)  # type: ignore[attr-defined]
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "edges":
-            raise AttributeError(
-                f"{type(self).__name__} has no rows yet: call self.set_rows(...) in its __init__, with the number of "
-                "samples in each file."
-            )
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     # What a format defines.
 
@@ -204,6 +196,14 @@ class Format(Dataset[Any]):
     def paths(self) -> list[str]:
         """The files, as absolute paths, or as URLs without credentials."""
         return [file.path for file in self.files]
+
+    @cached_property
+    def edges(self) -> NDArray[np.int64]:
+        """The first row of each file, and the number of all rows."""
+        raise AttributeError(
+            f"{type(self).__name__} has no rows yet: call self.set_rows(...) in its __init__, with the number of "
+            "samples in each file."
+        )
 
     @cached_property
     def blocks(self) -> NDArray[np.int64]:

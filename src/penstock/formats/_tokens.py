@@ -21,14 +21,13 @@ from penstock._files.remote import RemoteFile
 from penstock._files.span import Span, span_of
 from penstock._fill.cast import Empty, Into
 from penstock.errors import FormatError
-from penstock.formats._format import FileRows, Format
+from penstock.formats._format import BLOCK, FileRows, Format
 from penstock.formats._inspection import FieldInfo
 from penstock.formats._megatron import dtype_beside
 from penstock.source._array import checked_keys
 
 T = TypeVar("T")
 
-_BLOCK = 8 << 20  # bytes of a block of samples
 # The dtype of ids by the first number of llm.c's header.
 _LLMC: dict[int, np.dtype[Any]] = {20240520: np.dtype(np.uint16), 20240801: np.dtype(np.uint32)}
 _LLMC_HEADER = 1024  # bytes: 256 int32, of which the third is the number of ids
@@ -105,7 +104,7 @@ class Tokens(Format):
     @cached_property
     def blocks(self) -> NDArray[np.int64]:
         """The first row of each block, and the end. A block is some MB of one file."""
-        rows = max(1, _BLOCK // (self.stride * self.dtype.itemsize))
+        rows = max(1, BLOCK // (self.stride * self.dtype.itemsize))
         edges = self.edges.tolist()
         inside = [np.arange(first, last, rows) for first, last in pairwise(edges)]
         return np.concatenate([*inside, self.edges[-1:]])

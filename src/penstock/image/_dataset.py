@@ -157,7 +157,7 @@ class ImageFolder(Format, Images):
         return Files(self._folder, self.paths)
 
     @property
-    def edges(self) -> NDArray[np.int64]:  # type: ignore[override]
+    def edges(self) -> NDArray[np.int64]:
         return np.arange(len(self) + 1)
 
     @property

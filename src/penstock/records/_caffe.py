@@ -22,8 +22,7 @@ from penstock._files.index import Arrays, Index
 from penstock._files.local import AnyFile
 from penstock._files.paths import FilePath, Paths
 from penstock.errors import FormatError
-from penstock.formats._extents import BLOCK
-from penstock.formats._format import FileRows
+from penstock.formats._format import BLOCK, FileRows
 from penstock.formats._protobuf import BYTES, FOUR, VARINT, MessageError, fields, floats_of, numbers
 from penstock.records._datum import Datum, dump, parse
 from penstock.records._lmdbfile import find_values, is_lmdb, value_of
