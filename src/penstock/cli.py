@@ -146,8 +146,7 @@ def _add_inspect(commands: Any) -> None:
     inspect.add_argument("--samples", type=_number(0), default=3, metavar="N", help=first)
     inspect.add_argument("--dtype", metavar="NAME", help="dtype of a file of token ids, such as uint16")
     inspect.add_argument("--length", type=_number(1), metavar="N", help="ids in a sample of a file of token ids")
-    storage = "an option of the store of a URL, such as endpoint=http://127.0.0.1:9000 or anon=true; may be repeated"
-    inspect.add_argument("--storage", type=_option, action="append", metavar="KEY=VALUE", help=storage)
+    _add_storage(inspect)
 
 
 def _add_index(commands: Any) -> None:
@@ -162,8 +161,12 @@ def _add_index(commands: Any) -> None:
     index.add_argument("shards", nargs="+", metavar="SHARDS", help=what)
     out = "write the index to this local file instead; pass it as Tar(..., index=FILE), or copy it beside the shards"
     index.add_argument("--out", metavar="FILE", help=out)
-    storage = "an option of the store of a URL, such as endpoint=http://127.0.0.1:9000 or anon=true; may be repeated"
-    index.add_argument("--storage", type=_option, action="append", metavar="KEY=VALUE", help=storage)
+    _add_storage(index)
+
+
+def _add_storage(command: argparse.ArgumentParser) -> None:
+    text = "an option of the store of a URL, such as endpoint=http://127.0.0.1:9000 or anon=true; may be repeated"
+    command.add_argument("--storage", type=_option, action="append", metavar="KEY=VALUE", default=[], help=text)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -183,14 +186,13 @@ def _run(options: argparse.Namespace) -> int:
     if options.command == "inspect":
         from penstock._tools import inspect as _show
 
-        storage = dict(options.storage) if options.storage else None
-        given = {"dtype": options.dtype, "length": options.length, "storage": storage}
+        given = {"dtype": options.dtype, "length": options.length, "storage": dict(options.storage) or None}
         settings = {name: value for name, value in given.items() if value is not None}
         return _show.run(options.path, options.samples, settings)
     if options.command == "index":
         from penstock._tools import index as _indexing
 
-        return _indexing.run(options.shards, options.out, dict(options.storage) if options.storage else None)
+        return _indexing.run(options.shards, options.out, dict(options.storage))
     try:
         from penstock.records import _pack
     except ImportError as error:

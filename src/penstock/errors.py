@@ -78,8 +78,8 @@ class FormatError(_Printable, ValueError):
     """A file of samples is damaged or has another format. The message names the file and the place in it."""
 
 
-class RecordError(FormatError):
-    """A file of MXNet or Caffe is damaged or has another format. The message says where in the file."""
+RecordError = FormatError
+"""The name that `FormatError` has for files of MXNet and Caffe."""
 
 
 class SampleTooLarge(FormatError, ImageError):

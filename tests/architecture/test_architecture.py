@@ -34,7 +34,7 @@ LAYERS = (
     ("_engine",),
     ("_options", "stats", "_session"),
     ("_prefetch", "prefetch", "loader", "_progress"),
-    ("_files", "image", "records", "formats", "_open", "__init__"),
+    ("_files", "_pixels", "formats", "image", "records", "_open", "__init__"),
     ("torch", "testing", "_tools", "cli", "__main__"),
 )
 

@@ -73,7 +73,7 @@ def test_a_transform_that_is_taken_away_from_the_dataset_itself_is_gone(files: P
 def test_damage_is_named_or_skipped(make: Any, files: Path, tmp_path: Path) -> None:
     path = tmp_path / "out.rec"
     content = bytearray((files / "out.rec").read_bytes())
-    starts = RecordFile(files / "out.rec")._edges.tolist()
+    starts = RecordFile(files / "out.rec").indexes[0]["starts"].tolist()
     content[starts[4]] ^= 1  # the mark of one
     content[starts[7] + 8 + 24] ^= 1  # the first byte of the image of another
     path.write_bytes(content)

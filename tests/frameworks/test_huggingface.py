@@ -15,9 +15,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from pictures import encoded, picture
 from same import same
 
-from penstock import DataLoader
+from penstock import DataLoader, StateError
+from penstock.errors import SampleTooLarge
 from penstock.formats import HuggingFace
 
 # Of datasets itself, with this version of pyarrow.
@@ -193,3 +195,42 @@ def test_other_kinds_of_datasets_are_refused_with_the_remedy(stored: Any) -> Non
         HuggingFace(datasets.DatasetDict({"train": stored}))
     with pytest.raises(TypeError, match="but got a list"):
         HuggingFace([1, 2])
+
+
+def state_of(data: Any) -> dict[str, Any]:
+    loader = DataLoader(HuggingFace(data), batch_size=4, shuffle=True, seed=0, collate_fn=list)
+    next(iter(loader))
+    return loader.state_dict()
+
+
+def test_a_state_knows_the_rows_of_its_dataset(stored: Any) -> None:
+    state = state_of(in_memory())
+
+    def load(data: Any) -> None:
+        loader = DataLoader(HuggingFace(data), batch_size=4, shuffle=True, seed=0, collate_fn=list)
+        loader.load_state_dict(state)
+
+    load(stored)  # the same rows, in files
+    for other in (stored.shuffle(seed=1), stored.select(range(N - 1, -1, -1)), stored.rename_column("text", "words")):
+        with pytest.raises(StateError, match="taken with other files"):
+            load(other)
+    assert HuggingFace(stored.select([])).__fingerprint__() is None
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_an_image_that_is_too_large_is_not_decoded(many: bool) -> None:
+    images = [encoded(picture(size, size), "PNG") for size in (10, 300)]
+    column: list[Any] = [{"bytes": each, "path": None} for each in images]
+    feature = datasets.Sequence(datasets.Image()) if many else datasets.Image()
+    features = datasets.Features({"image": feature, "n": datasets.Value("int64")})
+    rows = {"image": [[each] for each in column] if many else column, "n": [0, 1]}
+    data = HuggingFace(datasets.Dataset.from_dict(rows, features=features), max_sample_bytes=200_000)
+    assert not data.is_direct
+    assert data[0]["n"] == 0
+    for copied in (data, pickle.loads(pickle.dumps(data))):
+        with pytest.raises(SampleTooLarge, match="row 1, 'image': the sample would have 270,000 bytes"):
+            copied[1]
+        with pytest.raises(SampleTooLarge):
+            copied.__getitems__([0, 1])
+    assert HuggingFace(data.dataset)[1]["n"] == 1
+    assert HuggingFace(data.dataset.select_columns(["n"]), max_sample_bytes=1)[1]["n"] == 1

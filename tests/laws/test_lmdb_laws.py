@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import RecordError
-from penstock.records._lmdbfile import LMDBFile
+from tests.unit.test_lmdbfile import Values
 
 law = settings(deadline=None, max_examples=60)
 
@@ -25,8 +25,8 @@ DELETES = st.tuples(KEYS, st.none())
 TRANSACTIONS = st.lists(st.lists(st.one_of(PUTS, PUTS, DELETES), max_size=60), max_size=5)
 
 
-def entries(file: LMDBFile) -> list[tuple[bytes, bytes]]:
-    return [(key, bytes(file.value(at))) for at, key in enumerate(file.keys)]
+def entries(file: Values) -> list[tuple[bytes, bytes]]:
+    return list(zip(file.keys, file, strict=True))
 
 
 def write(folder: str, transactions: list[Any]) -> list[tuple[bytes, bytes]]:
@@ -50,7 +50,7 @@ def write(folder: str, transactions: list[Any]) -> list[tuple[bytes, bytes]]:
 def test_it_reads_what_the_library_wrote(transactions: list[Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         expected = write(folder, transactions)
-        assert entries(LMDBFile(f"{folder}/data.mdb")) == expected
+        assert entries(Values(f"{folder}/data.mdb")) == expected
 
 
 @functools.cache
@@ -61,8 +61,8 @@ def sound() -> tuple[bytes, list[tuple[bytes, bytes]], list[tuple[int, int]]]:
     with tempfile.TemporaryDirectory() as folder:
         expected = write(folder, [puts[:10], puts[10:25], puts[25:]])
         path = Path(folder, "data.mdb")
-        file = LMDBFile(str(path))
-        places = [(file.offset(at), file.offset(at) + len(value)) for at, (_, value) in enumerate(expected)]
+        ends = [sum(Values(path).extent(0, at)) for at in range(len(expected))]
+        places = [(end - len(value), end) for end, (_, value) in zip(ends, expected, strict=True)]
         return path.read_bytes(), expected, places
 
 
@@ -76,10 +76,10 @@ def _after(change: Callable[[bytearray], None]) -> list[tuple[bytes, bytes] | No
         found: list[tuple[bytes, bytes] | None] | None = []
         errors: list[str] = []
         try:
-            file = LMDBFile(str(path))
+            file = Values(path)
             for at, key in enumerate(file.keys):
                 try:
-                    found.append((key, bytes(file.value(at))))
+                    found.append((key, file[at]))
                 except RecordError as error:
                     errors.append(str(error))
                     found.append(None)

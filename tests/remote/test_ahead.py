@@ -24,7 +24,7 @@ SMALL = 2000  # bytes of pieces and blocks
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in ((remotefile, "PIECE"), (extents, "_BLOCK"), (tokens, "_BLOCK")):
+    for module, name in ((remotefile, "PIECE"), (extents, "BLOCK"), (tokens, "BLOCK")):
         monkeypatch.setattr(module, name, SMALL)
 
 

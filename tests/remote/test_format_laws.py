@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 from others import samples
+from pictures import encoded, picture
 
 from penstock.errors import FormatError
 from penstock.formats import (
@@ -38,6 +39,8 @@ from penstock.formats import (
     register,
     unregister,
 )
+from penstock.image import ImageFolder, Transform
+from penstock.records import CaffeLMDB, RecordFile, RecordWriter, write_caffe_lmdb
 from penstock.testing import formats
 
 pa = pytest.importorskip("pyarrow")
@@ -143,6 +146,73 @@ class TestArrow(Laws):
         options = pa.ipc.IpcWriteOptions(compression="lz4") if part else None
         with pa.ipc.new_file(folder / f"{part}.arrow", table(part).schema, options=options) as file:
             file.write_table(table(part), max_chunksize=3)
+
+
+class TestRecordFile(Laws):
+    """Two files with an `.idx`, and one without."""
+
+    __test__ = True
+    make = RecordFile
+
+    def write(self, folder: Path) -> list[Path]:
+        super().write(folder)
+        (folder / "1.idx").unlink()
+        return sorted(folder.glob("*.rec"))
+
+    def part(self, folder: Path, part: int) -> None:
+        with RecordWriter(folder / f"{part}.rec") as writer:
+            for n in range(part + 4):
+                writer.write(b"\x0a\x23\xd7\xce" * (n % 3) + b"%d" % n * 20, [1.0, n] if n % 2 else n)
+
+
+class TestRecordImages(TestRecordFile):
+    transform = Transform(resize=(4, 4), dtype="uint8")
+    make = staticmethod(partial(RecordFile, transform=transform))
+    found = {"transform": transform}  # noqa: RUF012
+
+    def part(self, folder: Path, part: int) -> None:
+        with RecordWriter(folder / f"{part}.rec") as writer:
+            for n in range(part + 4):
+                writer.write(encoded(picture(9, 7, seed=n), "PNG"), n)
+
+
+class TestCaffeLMDB(Laws):
+    __test__ = True
+    make = CaffeLMDB
+
+    def write(self, folder: Path) -> list[Path]:
+        super().write(folder)
+        return sorted(folder.glob("*/data.mdb"))
+
+    def part(self, folder: Path, part: int) -> None:
+        shapes = [(3, 5, 4), (1, 40, 60), (3, 2, 2)]  # one of them is too large for a page
+        images = [np.full(shapes[n % 3], n, np.uint8) for n in range(part + 5)]
+        write_caffe_lmdb(folder / f"{part}_lmdb", [(image, n) for n, image in enumerate(images)])
+
+
+class TestCaffeImages(TestCaffeLMDB):
+    transform = Transform(resize=(4, 4), dtype="uint8")
+    make = staticmethod(partial(CaffeLMDB, transform=transform))
+    found = {"transform": transform}  # noqa: RUF012
+
+
+class TestImageFolder(Laws):
+    """By a list, since a web server has none of its files."""
+
+    __test__ = True
+    make = staticmethod(
+        lambda paths, **files: ImageFolder(paths[0], Transform(resize=(4, 4), dtype="uint8"), **files)
+    )
+    found = None
+
+    def write(self, folder: Path) -> list[Path]:
+        lines = []
+        for n in range(9):
+            (folder / f"{n % 2}").mkdir(exist_ok=True)
+            (folder / f"{n % 2}" / f"{n} é.png").write_bytes(encoded(picture(9, 7, seed=n), "PNG"))
+            lines.append(f"{n % 2}/{n} é.png {n}\n")
+        (folder / "list.txt").write_text("".join(lines))
+        return [folder / "list.txt"]
 
 
 class Copied(Laws):

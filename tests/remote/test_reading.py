@@ -96,6 +96,14 @@ def test_reading_from_the_start_equals_the_local_bytes(proxy: Proxy, steps: list
         assert file.read(at, length) == CONTENT[at : at + length]
 
 
+def test_bytes_far_behind_are_read_without_those_before_them(proxy: Proxy) -> None:
+    inner = opened(proxy)
+    file = FromTheStart(inner)
+    assert file.read(SIZE - 100, 10) == CONTENT[SIZE - 100 : SIZE - 90]
+    assert [number for number in range(10) if inner.pieces.found(inner.piece(number))] == [9]
+    assert file.read(0, 600) == CONTENT[:600]
+
+
 @settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(extent=extents, edges=st.none() | st.lists(st.integers(1, SIZE - 1), max_size=8))
 def test_pieces_cover_what_is_read_and_do_not_overlap(extent: tuple[int, int], edges: list[int] | None) -> None:

@@ -20,18 +20,23 @@ import pyarrow.parquet
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pictures import encoded, picture
 
 import penstock
+from penstock import DataLoader
 from penstock._files import remote as module
 from penstock._files.pieces import PiecesInMemory
 from penstock.cli import main
 from penstock.errors import FormatError, RemoteError
 from penstock.formats import Arrow, JsonLines, Megatron, Parquet, Tar, TextLines, Tokens
 from penstock.formats._chunks import places
+from penstock.image import ImageFolder, Transform
+from penstock.records import CaffeLMDB, RecordFile, RecordStream, RecordWriter, write_caffe_lmdb
 from remote.serving import Server, serving
 from tests.written import plain, write_part
 
 N = 40
+SMALL = Transform(resize=(4, 4), dtype="uint8")
 CASES: dict[str, Any] = {
     "Tokens": (lambda paths, **more: Tokens(paths, "uint16", 6, 5, **more), ["0.bin", "1.bin"]),
     "Megatron": (Megatron, ["0-documents", "1-documents.idx"]),
@@ -312,10 +317,125 @@ def test_open_finds_the_format_of_a_url(served: Server) -> None:
     assert len(penstock.open(f"{served.url}/0.bin", dtype="uint16", length=5)) == N // 2
 
 
-def test_a_format_without_remote_files_says_so(memory: Any) -> None:
-    memory.pipe("/bucket/x.rec", b"\x0a\x23\xd7\xce" + bytes(100))
-    with pytest.raises(ValueError, match=r"RecordFile reads local files, and 'memory://bucket/x\.rec' is a URL"):
-        penstock.open("memory://bucket/x.rec")
+def test_a_folder_of_records_is_opened_by_its_url(memory: Any, tmp_path: Path) -> None:
+    for part in range(2):
+        with RecordWriter(tmp_path / f"{part}.rec") as writer:
+            writer.write(b"%d" % part, id=5 + part)
+        for end in ("rec", "idx"):
+            memory.pipe(f"/bucket/x/{part}.{end}", (tmp_path / f"{part}.{end}").read_bytes())
+    found = penstock.open("memory://bucket/x")
+    assert type(found) is RecordFile
+    assert [record.data for record in found] == [b"0", b"1"]
+    assert found.by_id(6).data == b"1"
+    with pytest.raises(ValueError, match=r"x/0\.rec is remote\. Pass the path of a local file for its index"):
+        found.save_idx()
+    RecordFile("memory://bucket/x/0.rec", idx=False).save_idx(tmp_path / "saved")
+    assert (tmp_path / "saved").read_text() == (tmp_path / "0.idx").read_text()
+    named = RecordFile("memory://bucket/x/1.rec", idx="memory://bucket/x/1.idx")
+    assert named.ids.tolist() == [6]
+    stream = RecordStream("memory://bucket/x/1.rec")
+    assert [stream.load(extent).data for extent in stream] == [b"1"]
+
+
+def test_the_folder_of_an_lmdb_is_opened_by_its_url(memory: Any, tmp_path: Path) -> None:
+    pytest.importorskip("lmdb")
+    images = [(np.full((1, 2, 2), number, np.uint8), number) for number in range(3)]
+    write_caffe_lmdb(tmp_path / "lmdb", images)
+    memory.pipe("/bucket/lmdb/data.mdb", (tmp_path / "lmdb" / "data.mdb").read_bytes())
+    memory.pipe("/bucket/lmdb/lock.mdb", bytes(8192))
+    for found in (penstock.open("memory://bucket/lmdb"), CaffeLMDB("memory://bucket/lmdb/data.mdb")):
+        assert type(found) is CaffeLMDB
+        assert [label for _, label in found] == [0, 1, 2]
+
+
+@pytest.fixture
+def photos(tmp_path: Path, memory: Any) -> Path:
+    """Class folders, local, and the same in the store as memory://bucket/photos."""
+    folder = tmp_path / "photos"
+    for n, name in enumerate(["dogs/b.png", "dogs/a.png", "dogs/a/z.png", "cats/x.png", "cats/.hidden.png", "n.txt"]):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(encoded(picture(9, 7, seed=n), "PNG"))
+        memory.pipe(f"/bucket/photos/{name}", (folder / name).read_bytes())
+    return folder
+
+
+@pytest.mark.parametrize("files", [{}, {"cache": False}])
+def test_folders_of_images_are_read_by_their_url(photos: Path, cache: Path, files: Any) -> None:
+    url = "memory://bucket/photos"
+    for labels in (True, False):
+        local, remote = (ImageFolder(root, SMALL, labels, **files) for root in (photos, url))
+        assert remote.paths == local.paths == ["cats/x.png", "dogs/a/z.png", "dogs/a.png", "dogs/b.png"]
+        assert remote.classes == local.classes == (("cats", "dogs") if labels else ())
+        assert remote.__fingerprint__() == local.__fingerprint__()
+        assert (remote.inspect().bytes, remote.inspect().fields) == (local.inspect().bytes, local.inspect().fields)
+        expected = [plain(batch) for batch in DataLoader(local, 3, shuffle=True, seed=1)]
+        assert [plain(batch) for batch in DataLoader(remote, 3, shuffle=True, seed=1)] == expected
+        copied = pickle.loads(pickle.dumps(remote))
+        with DataLoader(copied, 3, shuffle=True, seed=1, num_workers=2, backend="thread") as loader:
+            assert [plain(batch) for batch in loader] == expected
+    assert repr(remote) == f"ImageFolder('{url}', 4 images)"
+
+
+def test_images_of_a_remote_folder_are_asked_for_once(photos: Path, cache: Path) -> None:
+    """The listing has their sizes, and the cache their bytes."""
+    images = ImageFolder("memory://bucket/photos", SMALL)
+    loader = DataLoader(images, 2)
+    for _ in range(2):
+        list(loader)
+        cached = loader.stats().life.cache
+        assert cached is not None
+        assert cached.requests == 4
+
+
+def test_a_list_of_remote_images_may_be_anywhere(photos: Path, memory: Any, tmp_path: Path) -> None:
+    text = "dogs/b.png 3\ncats/x.png 4\ncats/none.png 5\n"
+    (photos / "list.txt").write_text(text)
+    memory.pipe("/bucket/photos/list.txt", text.encode())
+    url = "memory://bucket/photos"
+    for where in ({"root": f"{url}/list.txt"}, {"root": url, "listing": photos / "list.txt"}):
+        images = ImageFolder(**where, transform=SMALL)
+        assert images.targets.tolist() == [3, 4, 5]
+        assert plain(images[0]) == plain(ImageFolder(photos / "list.txt", SMALL)[0])
+        with pytest.raises(FileNotFoundError, match=r"memory://bucket/photos/cats/none\.png"):
+            images[2]
+    assert len(ImageFolder(photos, SMALL, listing=f"{url}/list.txt")) == 3
+    with pytest.raises(FileNotFoundError, match=r"begins with 'dogs/b\.png', but there is no file 'memory://bucket/"):
+        ImageFolder("memory://bucket/other", SMALL, listing=photos / "list.txt")
+
+
+def test_a_folder_of_images_by_http_needs_a_list(photos: Path) -> None:
+    with (
+        serving(photos) as server,
+        pytest.raises(ValueError, match=r"by http there is no list of files\. Pass listing="),
+    ):
+        ImageFolder(f"{server.url}/", SMALL)
+
+
+def test_paths_that_the_user_has_changed_are_read(photos: Path) -> None:
+    images = ImageFolder("memory://bucket/photos", SMALL)
+    images.paths, images.targets = ["dogs/b.png"], np.array([7])
+    assert len(images) == 1
+    assert images[0][1] == 7
+    assert plain(images[0][0]) == plain(ImageFolder(photos, SMALL)[3][0])
+
+
+def test_an_index_of_a_remote_record_file_is_not_compared_with_all_records(tmp_path: Path, cache: Path) -> None:
+    """An index that lacks a record is noticed when the records are read, and not by a download of the whole file."""
+    with RecordWriter(tmp_path / "x.rec") as writer:
+        for number in range(4):
+            writer.write(bytes(10_000), id=number)
+    lines = (tmp_path / "x.idx").read_text().splitlines()
+    (tmp_path / "x.idx").write_text("\n".join([lines[0], *lines[2:]]))
+    with pytest.raises(FormatError, match="it lacks the record at byte"):
+        RecordFile(tmp_path / "x.rec")
+    with serving(tmp_path) as server:
+        found = RecordFile(f"{server.url}/x.rec", cache=False)
+        assert len(found) == 3
+        with pytest.raises(
+            FormatError, match=r"byte 0: .* Or .*x\.idx is not the index of this file: pass idx=False"
+        ):
+            found[0]
+        assert len(found[1].data) == 10_000
 
 
 SECRET = "hunter2-hunter2"

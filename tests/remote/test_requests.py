@@ -9,11 +9,12 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import obstore.store
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -190,6 +191,43 @@ def test_what_the_service_of_credentials_answers_is_not_about_the_object(status:
     failed = _failed(Exception(f"{asked} - Server returned non-2xx status code: {status} X: "))
     assert failed.fault is fault
     assert (failed.came == "no credentials were found") == (fault is Fault.FINAL)
+
+
+FAULTS = {401: Fault.FINAL, 403: Fault.FINAL, 404: Fault.MISSING, 412: Fault.CHANGED, 416: Fault.CHANGED}
+FAULTS |= {400: Fault.FINAL, 429: Fault.PASSING, 500: Fault.PASSING, 503: Fault.PASSING}
+
+
+@pytest.mark.parametrize("status", [*FAULTS, 0])
+def test_what_a_failure_is_does_not_depend_on_the_text_for_debugging(status: int, tmp_path: Path) -> None:
+    """obstore's class, or the status in its message, decides; 0 is a server that is gone."""
+    (tmp_path / "x").write_bytes(b"12345")
+    with serving(tmp_path, status=lambda path: status) as server:
+        made = {name: make(server.url) for name, make in MAKES.items()}
+        raised = {name: caught(each) for name, each in made.items() if status}
+    raised = raised or {name: caught(each) for name, each in made.items()}
+    for name, error in raised.items():
+        head = str(error).partition("\n\nDebug source")[0]
+        expected = FAULTS.get(status, Fault.PASSING)
+        assert _failed(error).fault is expected, (name, error)
+        for text in (head, f"{head}\n\nDebug source:\nAnother {{ status: 200, kind: Unheard }}"):
+            assert _failed(type(error)(text)).fault is expected, (name, text)
+        if type(error).__name__ != "GenericError":
+            assert _failed(type(error)("quite another message")).fault is expected
+
+
+def caught(store: Any) -> Exception:
+    try:
+        store.get("x", options={"range": (0, 1)})
+    except Exception as error:
+        return error
+    raise AssertionError("nothing failed")
+
+
+OPTIONS = {"client_options": {"allow_http": True, "timeout": "20s"}, "retry_config": {"max_retries": 0}}
+MAKES: dict[str, Callable[[str], Any]] = {
+    "http": lambda url: obstore.store.HTTPStore(url, **OPTIONS),
+    "s3": lambda url: obstore.store.S3Store("b", endpoint=url, skip_signature=True, **OPTIONS),
+}
 
 
 def test_a_list_that_is_cut_off_is_asked_for_again() -> None:

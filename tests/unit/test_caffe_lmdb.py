@@ -16,9 +16,10 @@ import pytest
 from PIL import Image
 
 from penstock import DataLoader
+from penstock.formats._protobuf import MessageError
 from penstock.image import ImageError, Transform
 from penstock.records import CaffeLMDB, RecordError, read_caffe_mean, write_caffe_lmdb
-from penstock.records._datum import DatumError, dump, parse
+from penstock.records._datum import dump, parse
 
 RAW = np.arange(36, dtype=np.uint8).reshape(3, 3, 4)
 FLOATS = np.linspace(-1, 1, 10, dtype=np.float32).reshape(5, 1, 2)
@@ -93,7 +94,7 @@ def test_packed_floats_are_read_too() -> None:
     ],
 )
 def test_what_is_no_datum_is_refused(message: bytes, said: str) -> None:
-    with pytest.raises(DatumError, match=said):
+    with pytest.raises(MessageError, match=said):
         parse(memoryview(message))
 
 
@@ -109,7 +110,7 @@ def test_samples_are_arrays_with_channels_first_and_labels(path: Path) -> None:
         array += 1  # it is the caller's
     assert [label for _, label in db] == [3, -1, 7, 8]
     assert np.array_equal(db[-4][0], RAW)
-    with pytest.raises(IndexError, match=r"sample 4 is not in .*which has 4"):
+    with pytest.raises(IndexError, match="key 4 is not in a CaffeLMDB of 4 samples"):
         db[4]
 
 
@@ -169,7 +170,7 @@ def test_fields_that_others_have_added_are_passed_over(added: bytes) -> None:
     whole = dump(b"a picture", 7)
     for message in (added + whole, whole + added, added + whole + added):
         assert parse(memoryview(message)) == parse(memoryview(whole))
-    with pytest.raises(DatumError, match="end"):
+    with pytest.raises(MessageError, match="end"):
         parse(memoryview(whole + added[:-1]))
 
 

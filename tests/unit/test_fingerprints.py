@@ -53,8 +53,13 @@ def images(folder: Path, first: int = 0) -> Any:
     return ImageFolder(folder)
 
 
+def other_tokens(folder: Path, first: int = 0) -> Any:
+    np.arange(first, first + 200, dtype=np.uint16).tofile(folder / "some.bin")  # of the same size
+    return Tokens(folder / "some.bin", "uint16", 10)
+
+
 Make = Callable[..., Any]
-KINDS = [parquet, lines, tokens, images]
+KINDS = [parquet, lines, tokens, other_tokens, images]
 
 
 def begun(data: Any, **settings: Any) -> dict[str, Any]:
@@ -74,7 +79,7 @@ def test_a_state_fits_a_copy_of_the_files_anywhere(tmp_path: Path, kind: Make) -
     state = begun(kind(tmp_path / "one"))
     shutil.copytree(tmp_path / "one", tmp_path / "elsewhere" / "two")  # with other times
     shutil.rmtree(tmp_path / "one")
-    data = penstock.open(tmp_path / "elsewhere" / "two") if kind is not tokens else None
+    data = penstock.open(tmp_path / "elsewhere" / "two") if kind not in (tokens, other_tokens) else None
     loaded(data or Tokens(tmp_path / "elsewhere" / "two" / "some.bin", "uint16", 10), state)
 
 

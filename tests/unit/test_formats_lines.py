@@ -32,7 +32,7 @@ def no_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_lines, "_PIECE", 5)
-    monkeypatch.setattr(_extents, "_BLOCK", 16)
+    monkeypatch.setattr(_extents, "BLOCK", 16)
 
 
 def new(folder: Path, content: bytes, suffix: str = ".txt") -> Path:

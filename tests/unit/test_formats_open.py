@@ -133,10 +133,10 @@ def test_a_folder_of_several_formats_is_refused(folder: Path) -> None:
         penstock.open(folder)
 
 
-def test_several_record_files_are_refused(folder: Path) -> None:
+def test_several_record_files_are_one_dataset(folder: Path) -> None:
     (folder / "b.rec").write_bytes((folder / "a.rec").read_bytes())
-    with pytest.raises(ValueError, match="RecordFile reads one file, but there are 2"):
-        penstock.open(folder / "*.rec")
+    found = penstock.open(folder / "*.rec")
+    assert [record.data for record in found] == [b"one", b"two"] * 2
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_inspect_shows_how_a_file_is_blocked_and_plain_values(
     assert printed[0].startswith("Parquet: 3 samples, 1 file, 2 blocks of 1 to 2 samples, ")
     assert printed[-3:] == ["  id: 1", "  when: 1970-01-01T00:00:00.000", "  who: {'a': 1, 'ids': [2, 3]}"]
     parquet.write_table(table, folder / "some.parquet", row_group_size=1)
-    assert ", 3 blocks of 1 samples, " in inspect(capsys, folder / "some.parquet")
+    assert ", 3 blocks of 1 sample, " in inspect(capsys, folder / "some.parquet")
 
 
 def test_an_argument_that_the_class_does_not_have_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -290,7 +290,7 @@ def test_an_argument_that_the_class_does_not_have_is_named(folder: Path, capsys:
     [
         ("a.rec", "RecordFile: 2 samples, 1 file, 1 block, ", "  data: b'one'"),
         ("lmdb", "CaffeLMDB: 2 samples, 1 file, 1 block, ", "  0: [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]"),
-        ("photos", "ImageFolder: 2 samples, 2 files, 1 block, ", "  1: 0"),
+        ("photos", "ImageFolder: 2 samples, 2 files, 2 blocks of 1 sample, ", "  1: 0"),
         ("a.tar", "Tar: 2 samples, 1 file, 1 block, ", "  txt: 'abc'"),
         ("docs", "Megatron: 2 samples, 1 file, 1 block, 10 B", "  [0, 1]"),
     ],

@@ -16,9 +16,9 @@ import pytest
 
 import penstock
 from penstock import cli, formats
-from penstock._files.access import Access
+from penstock._files.access import Access, RemoteOptions
 from penstock.errors import FormatError
-from penstock.formats import Blocks, FileOptions, Format, _registry, register, unregister
+from penstock.formats import Blocks, FileOptions, Format, Tokens, _registry, register, unregister
 
 
 class Pairs(Format):
@@ -173,7 +173,7 @@ def test_a_package_that_cannot_be_loaded_is_told_of_once(pairs: Path, monkeypatc
 
 
 def test_keywords_about_remote_files_are_spelt_out_in_every_signature() -> None:
-    assert FileOptions.__annotations__.keys() == set(Access._fields)
+    assert RemoteOptions.__annotations__.keys() == set(Access._fields)
     for name in formats.__all__:
         made = getattr(formats, name)
         if not inspect.isclass(made) or not issubclass(made, Format) or name == "HuggingFace":
@@ -182,6 +182,14 @@ def test_keywords_about_remote_files_are_spelt_out_in_every_signature() -> None:
         for keyword, default in Access._field_defaults.items():
             assert found[keyword].default is default and found[keyword].kind is inspect.Parameter.KEYWORD_ONLY, name
         assert not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in found.values()), name
+        assert ("max_sample_bytes" in found) == (made is not Tokens)
+
+
+def test_samples_of_a_length_that_is_given_have_no_limit(tmp_path: Path) -> None:
+    np.arange(8, dtype=np.uint16).tofile(tmp_path / "x.bin")
+    with pytest.raises(TypeError, match="max_sample_bytes"):
+        Tokens(tmp_path / "x.bin", "uint16", 4, max_sample_bytes=3)  # type: ignore[call-arg]
+    assert Tokens(tmp_path / "x.bin", "uint16", 4).max_sample_bytes is None
 
 
 def test_a_keyword_that_there_is_not_is_named(pairs: Path) -> None:

@@ -23,7 +23,7 @@ import penstock
 from penstock import DataLoader
 from penstock._files.local import File
 from penstock.errors import CollateError, FormatError, ImageError
-from penstock.formats import FieldInfo, Tar
+from penstock.formats import FieldInfo, ShapedDecoder, Tar
 from penstock.image import ImageFolder, Transform
 from penstock.source._folders import PICTURES
 
@@ -286,6 +286,45 @@ def test_a_batch_into_which_a_transform_writes_has_the_collated_samples(
             assert list(batch) == ["__key__", "jpg", "cls"]
             assert np.array_equal(batch["jpg"], wanted["jpg"]) and batch["jpg"].dtype == np.float32
             assert batch["cls"].tolist() == [int(key) for key in batch["__key__"]] == wanted["cls"].tolist()
+
+
+class Counts:
+    """A decoder of an author: how often each byte is there."""
+
+    shape, dtype = (256,), "int32"
+
+    def __init__(self, returned: bool = True) -> None:
+        self.given: list[bool] = []
+        self._returned = returned
+
+    def __call__(self, data: bytes, out: Any = None) -> Any:
+        self.given.append(out is not None)
+        out = np.empty(256, np.int32) if out is None else out
+        out[:] = np.bincount(np.frombuffer(data, np.uint8), minlength=256)
+        return out if self._returned else None
+
+
+class Total(Counts):
+    """A subclass whose results have another shape, and which does not write them into a batch."""
+
+    def __call__(self, data: bytes) -> Any:  # type: ignore[override]
+        return int(super().__call__(data).sum())
+
+
+def test_a_decoder_with_a_shape_writes_into_the_batch(tmp_path: Path) -> None:
+    path, counts = write(tmp_path, [(f"{n}.bin", bytes([n] * 3)) for n in range(4)]), Counts()
+    assert isinstance(counts, ShapedDecoder) and isinstance(Transform(crop=4), ShapedDecoder)
+    (batch,) = DataLoader(Tar(path, {"bin": counts}), batch_size=4)
+    assert counts.given == [True] * 4
+    assert batch["bin"].dtype == np.int32 and batch["bin"][:, :4].tolist() == (3 * np.eye(4, dtype=int)).tolist()
+    (batch,) = DataLoader(Tar(path, {"bin": Total()}), batch_size=4)
+    assert batch["bin"].tolist() == [3] * 4
+
+
+def test_a_decoder_that_does_not_return_what_it_was_given_is_an_error(tmp_path: Path) -> None:
+    path = write(tmp_path, [("a.bin", b"123")])
+    with pytest.raises(TypeError, match="takes out=, so it must write its result into it, and return it"):
+        next(iter(DataLoader(Tar(path, {"bin": Counts(returned=False)}), batch_size=1)))
 
 
 def test_a_sample_without_the_image_of_the_others_is_named(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pictures import decoded, encoded, oriented, picture
 from PIL import Image, ImageOps
 
+from penstock._pixels import decode, open_image, survey
 from penstock.image import ImageError
-from penstock.image._decode import decode, open_image, survey
 
 
 def pixels(data: Any, color: Any = "rgb", shrink: int = 1, rows: int = 10_000) -> Any:
@@ -76,7 +76,7 @@ def test_the_orientation_is_found_behind_other_segments(order: Any) -> None:
 
 @pytest.mark.parametrize("shrink", [1, 2, 4, 8])
 def test_an_ordinary_jpeg_does_not_need_pillow(monkeypatch: Any, shrink: int) -> None:
-    monkeypatch.setattr("penstock.image._decode._by_pillow", None)
+    monkeypatch.setattr("penstock._pixels._by_pillow", None)
     plain = encoded(picture(61, 83), subsampling=2)
     for data in (plain, plain + bytes(3), encoded(picture()[:, :, 0]), oriented(picture(), 6)):
         for rows in (20, 1000):

@@ -16,8 +16,8 @@ from PIL import Image
 
 from penstock._at_work import working_at
 from penstock._feed.base import StepSource
+from penstock._pixels import decode
 from penstock.image import ImageError, Transform
-from penstock.image._decode import decode
 
 
 def drawn(transform: Transform, image: Any, number: int = 0) -> Any:

@@ -1,4 +1,4 @@
-"""LMDBFile: damage that does not show by itself, each kind of it noticed. (Random damage: tests/laws.)"""
+"""The tree of an LMDB file: each kind of damage that does not show by itself. (Random damage: tests/laws.)"""
 
 from __future__ import annotations
 
@@ -9,11 +9,18 @@ import lmdb
 import pytest
 
 from penstock.errors import RecordError
-from penstock.records._lmdbfile import LMDBFile
+from penstock.records import CaffeLMDB
 
 PAGE = 4096
 KEYS = [b"%08d" % number for number in range(12)]
 BRANCH, LEAF, OVERFLOW = 1, 2, 4
+
+
+class Values(CaffeLMDB):
+    """The values themselves, which are no Datums here."""
+
+    def stored(self, raw: bytes, number: int, row: int) -> bytes:
+        return bytes(self._value(raw, number, row))
 
 
 class Pages:
@@ -27,9 +34,9 @@ class Pages:
         self.path = folder / "data.mdb"
         self.content = bytearray(self.path.read_bytes())
 
-    def open(self) -> LMDBFile:
+    def open(self) -> Values:
         self.path.write_bytes(self.content)
-        return LMDBFile(str(self.path))
+        return Values(self.path)
 
     def of_kind(self, kind: int) -> list[int]:
         """Where the pages of a kind begin. Pages that belong to a large value have none."""
@@ -62,7 +69,7 @@ def pages(tmp_path: Path) -> Pages:
 def test_the_sound_file_is_read(pages: Pages) -> None:
     file = pages.open()
     assert list(file.keys) == KEYS
-    assert [bytes(file.value(at)) for at in (0, 5, 9)] == [KEYS[0] * 100, KEYS[5] * 600, KEYS[9] * 600]
+    assert [file[at] for at in (0, 5, 9)] == [KEYS[0] * 100, KEYS[5] * 600, KEYS[9] * 600]
     assert len(pages.of_kind(BRANCH)) == 1
     assert len(pages.of_kind(LEAF)) >= 3
     assert len(pages.of_kind(OVERFLOW)) == 2
@@ -110,9 +117,9 @@ def test_the_head_of_a_large_value_is_looked_at(pages: Pages, at: int, value: in
     page = pages.of_kind(OVERFLOW)[0]
     pages.content[page + at] = value
     file = pages.open()
-    with pytest.raises(RecordError, match=rf"byte {page + 16:,}: the value of key b'00000005' should begin here"):
-        file.value(5)
-    assert bytes(file.value(9)) == KEYS[9] * 600
+    with pytest.raises(RecordError, match=rf"byte {page:,}: the value of key b'00000005' should begin here"):
+        file[5]
+    assert file[9] == KEYS[9] * 600
 
 
 def test_nodes_that_overlap_are_noticed(pages: Pages) -> None:

@@ -21,15 +21,15 @@ from penstock.records import Record, RecordFile
 WAITING = """
 import signal, sys
 from penstock.cli import main
-from penstock.image import _dataset
+from penstock._files.local import File
 
-opened = _dataset._opened
-def waits(path, flags):
-    if path.endswith("z.jpg"):
+read = File.read
+def waits(file, start, length):
+    if file.path.endswith("z.jpg"):
         print("waits", flush=True)
         signal.pause()
-    return opened(path, flags)
-_dataset._opened = waits
+    return read(file, start, length)
+File.read = waits
 sys.exit(main())
 """
 
@@ -260,37 +260,35 @@ def test_numbers_that_mean_nothing_are_refused(option: list[str], capsys: pytest
     assert option[0] in capsys.readouterr().err
 
 
-def test_a_kill_leaves_no_half_file_under_the_final_name(folder: Path) -> None:
-    """The last image is a pipe that nobody writes to: the command waits there, with the rest written."""
-    os.mkfifo(folder / "dog" / "z.jpg")
-    out = folder.parent / "out.rec"
-    process = subprocess.Popen([*COMMAND, "pack", str(folder), str(out), "--workers", "0"])
+def begun(folder: Path, out: Path) -> subprocess.Popen[str]:
+    """The command, which waits at its last image."""
+    (folder / "dog" / "z.jpg").write_bytes(b"")
+    command = [sys.executable, "-c", WAITING, "pack", str(folder), str(out), "--workers", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
     try:
-        with open(folder / "dog" / "z.jpg", "wb"):  # waits until it is read
-            process.send_signal(signal.SIGKILL)
-            process.wait(20)
-    finally:
+        assert "waits\n" in iter(process.stdout.readline, "")
+    except BaseException:
         process.kill()
+        process.communicate()
+        raise
+    return process
+
+
+def test_a_kill_leaves_no_half_file_under_the_final_name(folder: Path) -> None:
+    """The command waits at the last image, with the rest written."""
+    out = folder.parent / "out.rec"
+    process = begun(folder, out)
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=20)
     assert not out.exists()
     assert not out.with_suffix(".idx").exists()
 
 
 def test_ctrl_c_says_that_nothing_was_written_and_leaves_nothing(folder: Path) -> None:
-    (folder / "dog" / "z.jpg").write_bytes(b"")
-    out = folder.parent / "out.rec"
-    process = subprocess.Popen(
-        [sys.executable, "-c", WAITING, "pack", str(folder), str(out), "--workers", "0"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        assert "waits\n" in iter(process.stdout.readline, "")
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=20)
-    finally:
-        process.kill()
+    process = begun(folder, folder.parent / "out.rec")
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
     assert (process.returncode, errors) == (
         128 + signal.SIGINT,
         "penstock pack: stopped. Nothing was written.\n",

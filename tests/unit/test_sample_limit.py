@@ -182,6 +182,38 @@ def test_a_member_that_is_too_large_is_not_read(tmp_path: Path) -> None:
     assert data[1]["bin"] == b"1"
 
 
+@pytest.mark.parametrize("shape", ["text", "list", "struct", "nulls", "binary"])
+def test_a_string_that_a_dictionary_has_once_counts_as_often_as_it_is_used(tmp_path: Path, shape: str) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    text: Any = "x" * 10_000
+    values = {
+        "text": [text] * 20_000,
+        "list": [[text, "short"]] * 20_000,
+        "struct": [{"a": text}] * 20_000,
+        "nulls": [None] * 5 + [text] * 20_000,
+        "binary": [text.encode()] * 20_000,
+    }
+    table = pa.table({"s": values[shape], "n": range(len(values[shape]))})
+    pq.write_table(table, tmp_path / "x.parquet")
+    assert (tmp_path / "x.parquet").stat().st_size < 300_000
+    # 200 MB in one row group: each sample is small, but only a few of the largest size may be decoded together.
+    refused(lambda: Parquet(tmp_path / "x.parquet", max_sample_bytes=MB)[0], "row group 0 of", "rows")
+    assert Parquet(tmp_path / "x.parquet", columns=["n"], max_sample_bytes=MB)[1]["n"] == 1
+    assert Parquet(tmp_path / "x.parquet", max_sample_bytes=20 * MB)[0]["n"] == 0
+
+
+def test_long_strings_that_are_rarely_used_are_within_the_limit(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    texts = ["a", "b" * 100_000, *["c"] * 20_000]
+    pq.write_table(pa.table({"s": texts}), tmp_path / "x.parquet")
+    data = Parquet(tmp_path / "x.parquet", max_sample_bytes=MB)
+    assert [data[row]["s"] for row in (0, 1, 20_001)] == [texts[0], texts[1], "c"]
+
+
 def test_a_list_of_runs_is_refused_by_the_footer(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     import pyarrow.parquet as pq

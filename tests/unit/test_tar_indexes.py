@@ -244,7 +244,7 @@ def test_blocks_by_wids_do_not_depend_on_what_a_machine_has_kept(
     folder: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All ranks must have the same order. Without positions, a block is a whole tar."""
-    monkeypatch.setattr("penstock.formats._extents._BLOCK", 4096)
+    monkeypatch.setattr("penstock.formats._extents.BLOCK", 4096)
     shards(folder, 1)
     kept = Tar(folder).blocks.tolist()
     write_wids(folder, {"s-0.tar": 5})

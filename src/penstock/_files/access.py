@@ -1,4 +1,4 @@
-"""How files of URLs are read: the options of their store, and the cache on a disk of this machine."""
+"""How remote files are read: the options of their store, and the cache on a disk of this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import NamedTuple, TypedDict
 
 from penstock._cache.cache import Cache
 from penstock._files.pieces import Fetch, Piece, Pieces, PiecesInMemory
-from penstock._files.too_large import LIMIT, checked_limit
 from penstock._remote.store import Storage
 from penstock._remote.urls import is_url, redacted
 from penstock._system.trust import Untrusted
@@ -23,31 +22,41 @@ CachePath = str | os.PathLike[str] | bool | None
 _LEAST, _MOST = 1 << 30, 100 << 30  # bytes of a cache whose size was not given
 
 
-class FileOptions(TypedDict, total=False):
-    """The keywords that all formats have in common: see `penstock.formats`.
-
-    A format takes them as `**files: Unpack[FileOptions]` and passes them on to `Format`.
-    """
+class RemoteOptions(TypedDict, total=False):
+    """The keywords about remote files, which all formats have: see `penstock.formats`."""
 
     storage: Storage | None
     cache: CachePath
     cache_bytes: int | None
     cache_shared: bool
+
+
+class FileOptions(RemoteOptions, total=False):
+    """The keywords that formats have in common: see `penstock.formats`.
+
+    A format takes them as `**files: Unpack[FileOptions]` and passes them on to `Format`.
+    """
+
     max_sample_bytes: int | None
 
 
 class Access(NamedTuple):
-    """The same as one value, with the defaults."""
+    """The keywords about remote files as one value, with the defaults."""
 
     storage: Storage | None = None
     cache: CachePath = None
     cache_bytes: int | None = None
     cache_shared: bool = False
-    max_sample_bytes: int | None = LIMIT
+
+    @classmethod
+    def of(cls, reader: str, files: RemoteOptions) -> Access:
+        """The keywords as one value. Raises TypeError for others; `reader` is the class that got them."""
+        if unknown := sorted(files.keys() - set(cls._fields)):
+            raise TypeError(f"{reader}.__init__() got an unexpected keyword argument {unknown[0]!r}")
+        return cls(**files)
 
     def check(self) -> None:
         """Raises for wrong values, also if all files are local: the paths of the next run may be URLs."""
-        checked_limit(self.max_sample_bytes)
         if self.storage is not None and not isinstance(self.storage, Mapping):
             raise TypeError(f"storage must be a dict of options, but it is a {type(self.storage).__name__}.")
         if self.cache_bytes is not None:
@@ -80,7 +89,7 @@ class Access(NamedTuple):
             folder = cache_folder() / "pieces" if given is None else Path(given)
         except RuntimeError:
             warn_caller(
-                "This user has no home folder, in which files of URLs would be kept: they are kept in memory, and "
+                "This user has no home folder, in which remote files would be kept: they are kept in memory, and "
                 "every process downloads them for itself. Set PENSTOCK_CACHE, or pass cache= a folder."
             )
             return PiecesInMemory()
@@ -90,7 +99,7 @@ class Access(NamedTuple):
         except Untrusted as error:
             if given is not None:
                 raise
-            warn_caller(f"{error} Until then, files of URLs are kept in memory: every process downloads its own.")
+            warn_caller(f"{error} Until then, remote files are kept in memory: every process downloads its own.")
             return PiecesInMemory()
 
 

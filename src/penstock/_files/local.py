@@ -242,7 +242,8 @@ class Descriptor:
     __slots__ = ("number",)
 
     def __init__(self, path: str) -> None:
-        self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        # A pipe that was put in the place of the file has another size and time, and is not waited for.
+        self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:  # globals may be gone at the exit
         number: int | None = getattr(self, "number", None)

@@ -1,4 +1,4 @@
-"""A file of a URL, read by pieces."""
+"""A remote file, read by pieces."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ THREADS = 16
 """Pieces that one call gets at a time."""
 
 _AHEAD = 4  # pieces that are fetched before they are needed, if a file is read from beginning to end
+_FAR = 8  # pieces that are fetched to get to one behind them
 
 
 class RemoteFile(AnyFile):
-    """A file of a URL that is read by position and must not change.
+    """A remote file that is read by position and must not change.
 
     It is read by pieces of 8 MB; a format may set other `edges`. A piece that is not kept by `pieces` is fetched as a
     whole, by one request, and several at a time. Pieces of a file without ETag and time stay in this process. A
@@ -191,7 +192,7 @@ class RemoteFile(AnyFile):
 class FromTheStart(AnyFile):
     """A remote file that is read from beginning to end: the next pieces are fetched before they are needed.
 
-    Bytes before the last two pieces are read from the file itself.
+    Bytes before the last two pieces, and far beyond them, are read from the file itself.
     """
 
     __slots__ = ("_coming", "_file", "_have")
@@ -208,6 +209,9 @@ class FromTheStart(AnyFile):
         if start < 0 or length < 0 or start + length > self.size:
             self.beyond(start, length)
         stop = start + length
+        reached = self._have[-1][0].stop if self._have else 0
+        if start - reached > _FAR * PIECE:  # the root of an LMDB is near its end
+            return self._file.read(start, length)
         while not self._have or self._have[-1][0].stop < stop:
             found = next(self._coming, None)
             if found is None:

@@ -12,7 +12,8 @@ from penstock.errors import SampleTooLarge
 LIMIT = 2 << 30
 """Bytes: a scan of 512 x 512 x 1000 float32 has 1.05 GB, a satellite image of 20,000 x 20,000 pixels 1.2 GB."""
 
-_AT_ONCE = 16  # samples of the largest size that a block may hold
+AT_ONCE = 16
+"""Samples of the largest size that a block may hold."""
 
 
 def checked_limit(value: object) -> int | None:
@@ -38,5 +39,5 @@ def check_block(name: object, rows: int, nbytes: int, limit: int) -> None:
 
     A block may have the size of up to 16 samples at the limit.
     """
-    if nbytes > limit * min(max(rows, 1), _AT_ONCE):
+    if nbytes > limit * min(max(rows, 1), AT_ONCE):
         refuse_large(f"{name} of {rows:,} rows", nbytes // max(rows, 1), limit)

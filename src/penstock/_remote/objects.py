@@ -6,21 +6,30 @@ tries and ours do not multiply, and all are counted.
 
 from __future__ import annotations
 
-import base64
 import os
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from penstock._remote import options
+from penstock._remote.client import CERTIFICATES, Client
 from penstock._remote.retry import Failed, Fault, answered, is_passing
 from penstock._remote.store import Page, Stored
 from penstock._remote.urls import is_web, redacted
 from penstock._system.panics import NO_PANICS
 from penstock.errors import RemoteError
 
-CLIENT = {"connect_timeout": "10s", "read_timeout": "30s", "timeout": "120s", "pool_max_idle_per_host": "32"}
 _PAGE = 1000  # objects: what S3 returns at once
+# What a failure is, its class says, and else the status in its message. The text after that, which is meant for
+# debugging, only adds words: with another text a failure is repeated in vain at worst.
+_STATUSES = {
+    "FileNotFoundError": 404,
+    "NotFoundError": 404,
+    "NotModifiedError": 412,
+    "PermissionDeniedError": 403,
+    "PreconditionError": 412,
+    "UnauthenticatedError": 401,
+}
 _STATUS = re.compile(r"status code: (\d{3})([A-Za-z ]*)")
 _CODE = re.compile(r"<Code>([A-Za-z.]{1,60})</Code>")
 _REGION = re.compile(r"<Region>([a-z0-9-]{1,40})</Region>")
@@ -39,13 +48,6 @@ _NO_CREDENTIALS = (
     "Set them as for the tools of the cloud (environment variables, a role), pass them in storage=, or, for public "
     'data, storage={"skip_signature": True}.'
 )
-CERTIFICATES = {  # by the beginning of the name that rustls has for what is wrong
-    "UnknownIssuer": "If its authority is a private one, name the file with the certificate of the authority in "
-    'SSL_CERT_FILE, or pass the text of that file: storage={"client_options": {"root_certificate": text}}.',
-    "NotValidForName": "It belongs to another host: use the name in the certificate.",
-    "Expired": "It has expired, or the clock of this machine is wrong: renew it on the server.",
-    "NotValidYet": "It is not valid yet: check the clock of this machine.",
-}
 _SAID = {
     "Connect": "no connection to {}",
     "Timeout": "no answer from {} in time",
@@ -62,10 +64,7 @@ class Objects:
         """`storage` has the names of `options.named`."""
         obstore = _imported()
         settings = {"retry_config": {"max_retries": 0}, **storage}
-        client = {**CLIENT, **options.client_options(root, storage)}
         settings.pop("client_options", None)
-        if user:
-            client["default_headers"] = {**client.get("default_headers", {}), "authorization": basic(user)}
         self._is_web, self._is_s3 = is_web(root), root.startswith("s3")
         make, place = obstore.store.HTTPStore if self._is_web else obstore.store.from_url, root
         if self._is_s3 and _S3_SERVER in os.environ and "endpoint" in settings:
@@ -75,7 +74,7 @@ class Objects:
             settings["config"] = {_S3_SERVER.lower(): settings.pop("endpoint")}
         try:
             with NO_PANICS:
-                self._store = make(place, client_options=client, **settings)
+                self._store = make(place, client_options=Client(root, user, storage).options, **settings)
         except Exception as error:
             refused = options.unknown(root, error)
             failed = _failed(error)
@@ -182,10 +181,6 @@ def _stored(meta: Any) -> Stored:
     return Stored(meta["path"], meta["size"], token)
 
 
-def basic(user: str) -> str:
-    return "Basic " + base64.b64encode(user.encode()).decode()
-
-
 def _failed(error: Exception) -> Failed:
     """What an error of obstore means. Its text has URLs and answers of servers: only a few words of it are kept."""
     if isinstance(error, MemoryError):
@@ -194,17 +189,15 @@ def _failed(error: Exception) -> Failed:
         return error
     text, kind = str(error), type(error).__name__
     head = text.partition("\n\nDebug source")[0]
-    status = _STATUS.search(head)
-    code = _CODE.search(text)
-    if _METADATA.search(head) and not (status and is_passing(int(status[1]))):
+    status = _status_of(error)
+    if _METADATA.search(head) and not is_passing(status):
         return Failed(Fault.FINAL, "no credentials were found", _NO_CREDENTIALS)
     if status:
-        number = int(status[1])
-        came = f"the server answered {number}{status[2].rstrip()}" + (f" ({code[1]})" if code else "")
-        return answered(number, came)
-    if isinstance(error, FileNotFoundError):
-        return answered(404, "there is no such object")
-    if kind == "NotSupportedError" and "ange request" in text:
+        said, code = _STATUS.search(head), _CODE.search(text)
+        words = f"{said[1]}{said[2].rstrip()}" if said else f"{status}"
+        came = f"the server answered {words}" + (f" ({code[1]})" if code else "")
+        return answered(status, came)
+    if kind == "NotSupportedError" or "non-partial response" in head:
         return Failed(
             Fault.FINAL,
             "the server answered with the whole file instead of a part",
@@ -227,19 +220,20 @@ def _broken(kind: str, head: str, text: str) -> Failed:
         remedy = next((said for start, said in CERTIFICATES.items() if why.startswith(start)), "")
         return Failed(Fault.FINAL, f"the certificate of the server is not valid ({why or 'refused'})", remedy)
     broken = _KIND.search(text)
-    if broken is None or kind != "GenericError":
+    if kind != "GenericError" or (broken is None and not _ASKED.search(head)):
         return Failed(Fault.FINAL, f"{kind}: {head[:300]}")
     host = _host(head)
     if "BadScheme" in text:
         return Failed(Fault.FINAL, f"{host} is to be read by http://, but allow_http is false", "Pass https://.")
     if "InvalidContentType" in text:
         return Failed(Fault.FINAL, f"{host} does not speak https", "Pass the server with http:// if it has no TLS.")
-    said = _SAID.get(broken[1], "the connection to {} failed").format(host)
+    how = broken[1] if broken else ""
+    said = _SAID.get(how, "the connection to {} failed").format(host)
     why = why or next((words for word, words in _CAUSES if word in text), "")
     at = _AT.search(text)
     if why and at and at[1] != host:
         why = f"{why} by {at[1]}"
-    remedy = "Check the name of the host and the network." if broken[1] == "Connect" else ""
+    remedy = "Check the name of the host and the network." if how == "Connect" else ""
     return Failed(Fault.PASSING, f"{said} ({why})" if why else said, remedy)
 
 
@@ -286,6 +280,9 @@ def _region_at(url: str) -> str:
 
 
 def _status_of(error: Exception) -> int:
-    """The status of the answer; 0 if there was none."""
-    found = _STATUS.search(str(error))
+    """The status of the answer; 0 if there was none. Other classes of errors stand for several."""
+    known = _STATUSES.get(type(error).__name__)
+    if known is not None:
+        return known
+    found = _STATUS.search(str(error).partition("\n\nDebug source")[0])
     return int(found[1]) if found else 0

@@ -7,7 +7,6 @@ be told not to. So requests with such secrets are made here, with `http.client`.
 
 from __future__ import annotations
 
-import os
 import re
 import ssl
 import time
@@ -17,11 +16,10 @@ from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, InvalidURL
 from typing import Any, NamedTuple
-from urllib.parse import quote, unquote, urljoin, urlsplit
-from urllib.request import getproxies, proxy_bypass
+from urllib.parse import quote, urljoin, urlsplit
 
-from penstock._remote import options
-from penstock._remote.objects import CERTIFICATES, CLIENT, Objects, basic, is_strong
+from penstock._remote.client import CERTIFICATES, Client
+from penstock._remote.objects import Objects, is_strong
 from penstock._remote.retry import Failed, Fault, answered
 from penstock._remote.store import Page, Stored
 from penstock._remote.urls import split
@@ -32,8 +30,6 @@ _MOVED = (301, 302, 303, 307, 308)
 # Headers that obstore does not send to another host, and those that are no secret.
 _KEPT_BACK = {"authorization", "cookie", "proxy-authorization", "accept", "accept-language", "user-agent"}
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
-_DURATION = re.compile(r"([\d.]+) ?(ms|s|sec|seconds|m|min|minutes)?")
-_UNITS = {"ms": 0.001, "m": 60.0, "min": 60.0, "minutes": 60.0}
 _REASONS = (  # OpenSSL's words, and rustls' names, which obstore shows
     ("Hostname mismatch", "NotValidForName"),
     ("IP address mismatch", "NotValidForName"),
@@ -48,20 +44,14 @@ class _Answer(NamedTuple):
     body: bytes
 
 
-class _Proxy(NamedTuple):
-    host: str
-    port: int
-    headers: dict[str, str]
-
-
 def has_secrets(root: str, user: str, storage: Mapping[str, Any]) -> bool:
     """True for a web server that is sent something which obstore would pass on to other servers."""
-    client = options.client_options(root, storage)
-    headers = {str(name).lower() for name in client.get("default_headers", {})}
+    client = Client(root, user, storage)
+    headers = client.headers.keys()
     if not headers <= _KEPT_BACK or "/?" in root:
         return True
     # By http, on the same port, obstore takes it for the same server.
-    return bool(root.startswith("https") and _is_true(client.get("allow_http")) and (user or headers))
+    return bool(root.startswith("https") and client.allows_http and client.options.get("default_headers"))
 
 
 class Origin:
@@ -69,18 +59,15 @@ class Origin:
 
     def __init__(self, root: str, user: str, storage: Mapping[str, Any]) -> None:
         self._storage = storage
-        self._client = {**CLIENT, **options.client_options(root, storage)}
+        self._client = Client(root, user, storage)
         self._place, _, self._query = root.partition("/?")
-        self._headers = {str(name).lower(): value for name, value in self._client.get("default_headers", {}).items()}
-        if user:
-            self._headers["authorization"] = basic(user)
         self._idle: list[HTTPConnection] = []  # a connection is of one thread at a time
         # Not __del__: in a cycle, such as that of an error, sockets may be finalized before it, and would warn.
         weakref.finalize(self, _close, self._idle)
         self._elsewhere: dict[str, tuple[Objects, str]] = {}  # by key
         try:
             self._origin = _origin_of(self._place)
-            self._via = self._proxy()
+            self._via = self._client.proxy(*self._origin[:2])
         except ValueError:
             failed = Failed(Fault.FINAL, "the URL, or that of its proxy, has no valid host and port", "Check them.")
         else:
@@ -152,14 +139,14 @@ class Origin:
 
     def _stranger(self, url: str, there: tuple[str, str, int]) -> tuple[Objects, str]:
         """The store of another server, which gets no headers, and the key in it."""
-        if self._origin[0] == "https" and there[0] == "http" and not _is_true(self._client.get("allow_http")):
+        if self._origin[0] == "https" and there[0] == "http" and not self._client.allows_http:
             raise Failed(
                 Fault.FINAL,
                 f"{self._origin[1]} redirects from https to {there[1]} by http, which is not encrypted",
                 'Pass the URL of the file itself, or storage={"allow_http": True}.',
             )
         root, key, user = split(url)
-        client = {name: value for name, value in self._client.items() if name != "default_headers"}
+        client = {name: value for name, value in self._client.options.items() if name != "default_headers"}
         return Objects(root, user, {**self._storage, "client_options": client}), key
 
     def _exchanged(self, method: str, target: str, how: dict[str, str]) -> _Answer:
@@ -179,12 +166,12 @@ class Origin:
         raise failed
 
     def _sent(self, connection: HTTPConnection, method: str, target: str, how: dict[str, str]) -> _Answer:
-        headers = {"accept": "*/*", "user-agent": self._client.get("user_agent", "penstock"), **self._headers, **how}
+        headers = {**self._client.headers, **how}
         if self._via and self._origin[0] == "http":
             headers, target = {**headers, **self._via.headers}, self._place + target
         connection.request(method, target, headers=headers)
         assert connection.sock is not None
-        connection.sock.settimeout(_seconds(self._client["read_timeout"]))
+        connection.sock.settimeout(self._client.seconds("read_timeout"))
         response = connection.getresponse()
         answer = _Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, self._body(response))
         if response.will_close:
@@ -196,7 +183,7 @@ class Origin:
     def _body(self, response: HTTPResponse) -> bytes:
         """The whole answer, within the time for a request. Only the beginning of one that is no part of a file."""
         wanted = response.status == 206
-        until = time.monotonic() + _seconds(self._client["timeout"])
+        until = time.monotonic() + self._client.seconds("timeout")
         parts = []
         while part := response.read(_PIECE):
             parts.append(part)
@@ -209,32 +196,14 @@ class Origin:
 
     def _connection(self) -> HTTPConnection:
         scheme, host, port = self._origin
-        timeout = _seconds(self._client["connect_timeout"])
+        timeout = self._client.seconds("connect_timeout")
         at = (self._via.host, self._via.port) if self._via else (host, port)
         if scheme == "http":
             return HTTPConnection(*at, timeout=timeout)
-        connection = HTTPSConnection(*at, timeout=timeout, context=self._trust())
+        connection = HTTPSConnection(*at, timeout=timeout, context=self._client.trust())
         if self._via:
             connection.set_tunnel(host, port, self._via.headers)
         return connection
-
-    def _proxy(self) -> _Proxy | None:
-        """The proxy of the options or of the environment."""
-        scheme, host, _ = self._origin
-        url = self._client.get("proxy_url") or ("" if proxy_bypass(host) else getproxies().get(scheme, ""))
-        if not url:
-            return None
-        parts = urlsplit(url if "//" in url else f"//{url}")
-        user = unquote(parts.netloc.rpartition("@")[0])
-        return _Proxy(parts.hostname or "", parts.port or 80, {"proxy-authorization": basic(user)} if user else {})
-
-    def _trust(self) -> ssl.SSLContext:
-        context = ssl.create_default_context(cafile=os.environ.get("SSL_CERT_FILE"))
-        if text := self._client.get("root_certificate"):
-            context.load_verify_locations(cadata=text if isinstance(text, str) else text.decode())
-        if _is_true(self._client.get("allow_invalid_certificates")):
-            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        return context
 
     def _failed(self, error: Exception) -> Failed:
         host = self._place.partition("://")[2]
@@ -283,12 +252,3 @@ def _origin_of(url: str) -> tuple[str, str, int]:
     if not parts.hostname or not port:
         raise ValueError("not a URL of a web server")
     return parts.scheme, parts.hostname, port
-
-
-def _seconds(text: Any) -> float:
-    found = _DURATION.fullmatch(str(text))
-    return float(found[1]) * _UNITS.get(found[2] or "s", 1.0) if found else 30.0
-
-
-def _is_true(value: Any) -> bool:
-    return str(value).lower() in ("true", "1", "yes", "on", "y")

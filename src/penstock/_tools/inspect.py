@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any
 
 import numpy as np
 
+from penstock._open.recognise import open_files
 from penstock._printable import printable
-from penstock.formats._format import Format
-from penstock.formats._inspection import Inspection, fields_of
-from penstock.formats._recognise import open_files
+from penstock.formats._inspection import Inspection
 from penstock.stats._units import size
 
 _WIDTH = 100  # characters of a value
@@ -20,7 +18,7 @@ _WIDTH = 100  # characters of a value
 def run(path: str, samples: int, settings: dict[str, Any]) -> int:
     """Prints what the files hold, and returns the exit code."""
     try:
-        found = inspected(open_files(path, settings), samples)
+        found = open_files(path, settings).inspect(samples)
     except (OSError, ValueError, ImportError, TypeError) as error:
         print(printable(f"penstock inspect: {error}", lines=True), file=sys.stderr)
         return 1
@@ -28,30 +26,13 @@ def run(path: str, samples: int, settings: dict[str, Any]) -> int:
     return 0
 
 
-def inspected(dataset: Any, samples: int) -> Inspection:
-    """What a dataset of files holds. Datasets of `penstock.records` and `penstock.image` are accepted too."""
-    if isinstance(dataset, Format):
-        return dataset.inspect(samples)
-    first = tuple(dataset[key] for key in range(min(max(samples, 1), len(dataset))))
-    paths = _paths(dataset)
-    nbytes = sum(map(os.path.getsize, paths))
-    fields = tuple(fields_of(first[0])) if first else ()
-    return Inspection(type(dataset).__name__, len(paths), len(dataset), nbytes, fields, 1, first[:samples])
-
-
-def _paths(dataset: Any) -> list[str]:
-    if hasattr(dataset, "root"):  # an ImageFolder
-        return [os.path.join(dataset.root, path) for path in dataset.paths]
-    path: str = dataset.path
-    return [os.path.join(path, "data.mdb") if os.path.isdir(path) else path]
-
-
 def lines(found: Inspection) -> list[str]:
     amounts = [(found.samples, "sample"), (found.files, "file"), (found.blocks, "block")]
     counts = ", ".join(f"{n:,} {word}{'' if n == 1 else 's'}" for n, word in amounts)
     if found.blocks > 1 and found.block_samples is not None:
         fewest, most = found.block_samples
-        counts += f" of {most:,} samples" if fewest == most else f" of {fewest:,} to {most:,} samples"
+        plural = "" if most == 1 else "s"
+        counts += f" of {most:,} sample{plural}" if fewest == most else f" of {fewest:,} to {most:,} samples"
     shown = [f"{found.format}: {counts}, {size(found.bytes)}"]
     rows = [(field.name or "(the sample)", field.dtype, _shape(field.shape)) for field in found.fields]
     if rows:

@@ -1,7 +1,6 @@
 """The files people have, read by key: tables, token files, lines, tar shards, and formats of your own.
 
-All formats take local paths and URLs, and these keywords. All but the last are about remote files, and have no effect
-on local ones:
+All formats take local paths and URLs, and these keywords about remote files, which have no effect on local ones:
 
 - `storage`: options of the library that reads URLs, such as `{"region": "eu-central-1"}` (docs/remote.md).
 - `cache`: the folder in which pieces of the files are kept for all processes of this machine; by default the cache
@@ -9,8 +8,11 @@ on local ones:
 - `cache_bytes`: the most that the folder takes; by default half of the free space of its disk, at most 100 GB.
 - `cache_shared`: whether members of the folder's group may use the folder too. They could change your samples
   (docs/cache.md#a-folder-for-a-team). By default it is yours alone.
-- `max_sample_bytes`: a sample that would have more bytes in memory is an error, by default 2 GiB; None for no limit.
-  `Tokens` and `Arrow` do not check it (docs/formats.md#samples-that-are-too-large).
+
+All but `Tokens`, whose samples have the length that you give, also take:
+
+- `max_sample_bytes`: a sample that would have more bytes in memory is an error, by default 2 GiB; None for no limit
+  (docs/formats.md#samples-that-are-too-large).
 """
 
 from penstock._files.access import FileOptions
@@ -18,6 +20,7 @@ from penstock._files.local import AnyFile
 from penstock.errors import FormatError
 from penstock.formats._arrow import Arrow
 from penstock.formats._blocks import Blocks
+from penstock.formats._decoders import ShapedDecoder
 from penstock.formats._extents import Extents
 from penstock.formats._format import FileRows, Format
 from penstock.formats._huggingface import HuggingFace
@@ -52,6 +55,7 @@ __all__ = [
     "LitData",
     "Megatron",
     "Parquet",
+    "ShapedDecoder",
     "TFRecord",
     "Tar",
     "TextLines",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 import zipfile
 from collections.abc import Callable, Mapping
-from typing import Any
+from inspect import signature
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.lib import format as npy
@@ -19,6 +19,34 @@ from penstock.errors import FormatError, SampleTooLarge
 from penstock.source._folders import PICTURES
 
 Decoder = Callable[[bytes], Any]
+
+
+@runtime_checkable
+class ShapedDecoder(Protocol):
+    """A function of bytes whose results all have one shape, such as `penstock.image.Transform` with a crop.
+
+    It writes its result into `out`, if that is given, and returns it. So a batch is written without a copy. Results
+    have any shape if `shape` is None.
+    """
+
+    @property
+    def shape(self) -> tuple[int, ...] | None: ...
+
+    @property
+    def dtype(self) -> Any: ...
+
+    def __call__(self, data: Any, /, out: NDArray[Any] | None = None) -> NDArray[Any]: ...
+
+
+class Decoding(NamedTuple):
+    """A function that decodes. Ours are given the name of the member and the limit, too."""
+
+    function: Any
+    is_ours: bool = False
+    shape: tuple[int, ...] | None = None
+    """The shape of all results, if the function writes them into `out`."""
+
+
 Room = Callable[[str, tuple[int, ...], "np.dtype[Any]"], NDArray[Any]]
 """Memory in the batch for one sample of a field."""
 
@@ -30,7 +58,7 @@ _OBJECT = 64  # bytes of a small Python object, with its place in a list or dict
 _CODE = ("pkl", "pickle", "pyd", "pth", "pt")
 
 
-def decoders(decode: bool | Mapping[str, Decoder | None], chosen: bool = True) -> dict[str, Decoder | None]:
+def decoders(decode: bool | Mapping[str, Decoder | None], chosen: bool = True) -> dict[str, Decoding | None]:
     """The function for each end of a name; None leaves the bytes as they are.
 
     Unless the fields were chosen, JSON is decoded only if `decode` names it: values with other keys in each sample,
@@ -48,7 +76,10 @@ def decoders(decode: bool | Mapping[str, Decoder | None], chosen: bool = True) -
     for end, function in decode.items():
         if function is not None and not callable(function):
             raise TypeError(f"decode[{end!r}] must be a function of bytes, or None, but it is {function!r}.")
-    given = {end.lower().lstrip("."): function for end, function in decode.items()}
+    given = {
+        end.lower().lstrip("."): None if function is None else Decoding(function, shape=_fixed_shape(function))
+        for end, function in decode.items()
+    }
     for end in list(given):
         for other in same_ends(end)[1:]:
             given.setdefault(other, given[end])
@@ -60,14 +91,21 @@ def same_ends(end: str) -> tuple[str, ...]:
     return next(((end, *(each for each in group if each != end)) for group in _SAME if end in group), (end,))
 
 
-def fixed_shape(function: Any) -> tuple[int, ...] | None:
-    """The shape of all its images, if the function is a `Transform` with one."""
-    image = sys.modules.get("penstock.image._transform")  # not imported: only who has a Transform needs its libraries
-    return function.shape if image is not None and type(function) is image.Transform else None
+def _fixed_shape(function: Any) -> tuple[int, ...] | None:
+    """The shape of all results, if the function is a `ShapedDecoder` with one.
+
+    A subclass of one that does not take `out` is none: so the signature counts, too.
+    """
+    if not isinstance(function, ShapedDecoder) or function.shape is None:
+        return None
+    try:
+        return tuple(function.shape) if "out" in signature(function).parameters else None
+    except (TypeError, ValueError):  # a function written in C may have no signature
+        return None
 
 
 def decoded(
-    functions: Mapping[str, Decoder | None],
+    functions: Mapping[str, Decoding | None],
     end: str,
     data: bytes,
     name: object,
@@ -76,21 +114,25 @@ def decoded(
 ) -> Any:
     """The member's content. `end` is all that follows the first dot of its name; its last part counts, too.
 
-    `name` has the file, the member and the byte, for errors. Images of one shape are written into memory that
+    `name` has the file, the member and the byte, for errors. Results of one shape are written into memory that
     `room(end, shape, dtype)` returns. `limit` is for the bytes of the result of our own functions.
     """
     found = end if end in functions else end.rpartition(".")[2]
-    function: Any = functions.get(found)
-    if function is None:
+    decoding = functions.get(found)
+    if decoding is None:
         return data
+    function = decoding.function
     try:
-        if id(function) in _LIMITED:
+        if decoding.is_ours:
             return function(data, name, limit)
-        if room is None or (shape := fixed_shape(function)) is None:
+        if room is None or decoding.shape is None:
             return function(data)
-        return function(data, room(end, shape, function.dtype))
+        out = room(end, decoding.shape, np.dtype(function.dtype))
+        if function(data, out=out) is not out:
+            raise TypeError(f"{function!r} takes out=, so it must write its result into it, and return it.")
+        return out
     except Exception as error:
-        if _DECODERS.get(found) is not function:  # of the user's: the error keeps its type
+        if not decoding.is_ours:  # the error of a user's function keeps its type
             error.add_note(f"While decoding {name}.")
             raise
         if isinstance(error, SampleTooLarge):
@@ -128,7 +170,7 @@ def _json(data: bytes, name: object, limit: int | None) -> Any:
 def _image(data: bytes, name: object, limit: int | None) -> NDArray[np.uint8]:
     """The pixels, RGB, of shape (height, width, 3)."""
     try:
-        from penstock.image._decode import decode  # late: other members do not need its libraries
+        from penstock._pixels import decode  # late: other members do not need its libraries
     except ImportError as error:
         raise ImportError(f"{error}. Or keep the bytes of images: decode={{'jpg': None}}.") from error
     try:
@@ -137,11 +179,15 @@ def _image(data: bytes, name: object, limit: int | None) -> NDArray[np.uint8]:
         refuse_large(name, *error.sizes)
 
 
-def _text(data: bytes) -> str:
+def _text(data: bytes, name: object, limit: int | None) -> str:
     return data.decode()
 
 
-def _npy(data: bytes) -> NDArray[Any]:
+def _number(data: bytes, name: object, limit: int | None) -> int:
+    return int(data)
+
+
+def _npy(data: bytes, name: object, limit: int | None) -> NDArray[Any]:
     """The array of a `.npy` file. Its size is checked before memory is allocated."""
     stream = io.BytesIO(data)
     version = npy.read_magic(stream)
@@ -165,21 +211,23 @@ def _npz(data: bytes, name: object, limit: int | None) -> dict[str, NDArray[Any]
         # zipfile gives no more bytes of a member than its header says.
         if limit is not None and (nbytes := sum(each.file_size for each in members)) > limit:
             refuse_large(name, nbytes, limit)
-        return {name.removesuffix(".npy"): _npy(archive.read(name)) for name in archive.namelist()}
+        return {each.removesuffix(".npy"): _npy(archive.read(each), name, limit) for each in archive.namelist()}
 
 
-def _refused(data: bytes) -> Any:
+def _refused(data: bytes, name: object, limit: int | None) -> Any:
     raise ValueError("it is a pickle, which can run any program when it is loaded")
 
 
-_LIMITED = frozenset(map(id, (_json, _npz, _image)))  # these are given the name and the limit, too
-_DECODERS: dict[str, Any] = {
-    "json": _json,
-    "jsn": _json,
-    "npy": _npy,
-    "npz": _npz,
-    **dict.fromkeys((end.removeprefix(".") for end in PICTURES), _image),
-    **dict.fromkeys(_TEXTS, _text),
-    **dict.fromkeys(_NUMBERS, int),
-    **dict.fromkeys(_CODE, _refused),
+_DECODERS: dict[str, Decoding | None] = {
+    end: Decoding(function, is_ours=True)
+    for function, ends in (
+        (_json, ("json", "jsn")),
+        (_npy, ("npy",)),
+        (_npz, ("npz",)),
+        (_image, [end.removeprefix(".") for end in PICTURES]),
+        (_text, _TEXTS),
+        (_number, _NUMBERS),
+        (_refused, _CODE),
+    )
+    for end in ends
 }

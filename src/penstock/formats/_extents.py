@@ -16,7 +16,7 @@ from penstock._files.paths import Paths
 from penstock._files.too_large import refuse_large
 from penstock._remote.urls import is_url
 from penstock.errors import FormatError
-from penstock.formats._format import FileRows, Format
+from penstock.formats._format import BLOCK, FileRows, Format
 from penstock.random import each
 
 # The first bytes of compressed files, what compressed them, and the command that undoes it.
@@ -28,9 +28,6 @@ _COMPRESSED = (
     (b"\x04\x22\x4d\x18", "lz4", "lz4 -d"),
     (b"PK\x03\x04", "zip", "unzip"),
 )
-
-
-_BLOCK = 8 << 20  # bytes of a block of samples
 
 
 class Extents(Format):
@@ -98,7 +95,7 @@ class Extents(Format):
         """The first row of each block in a file but the first."""
         starts = self.indexes[number]["starts"]
         # Of the same dtype: else all of the index would be read and converted.
-        begins = np.arange(_BLOCK, self.files[number].size, _BLOCK).astype(starts.dtype)
+        begins = np.arange(BLOCK, self.files[number].size, BLOCK).astype(starts.dtype)
         return starts[:-1].searchsorted(begins)
 
     def _count(self, index: Index) -> int:

@@ -7,25 +7,29 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from inspect import Parameter, signature
 from operator import index as as_int
-from typing import Any, ClassVar, NamedTuple, NoReturn, SupportsIndex, Unpack
+from typing import Any, ClassVar, NamedTuple, NoReturn, SupportsIndex, Unpack, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from penstock._cache.lookout import Wanted
 from penstock._cache.scout import Scout
-from penstock._files.access import Access, FileOptions, PiecesOnDisk
+from penstock._files.access import Access, FileOptions, PiecesOnDisk, RemoteOptions
 from penstock._files.identity import fingerprint
 from penstock._files.index import Index, Make, cached_each
 from penstock._files.local import AnyFile
 from penstock._files.paths import Paths, find_files
 from penstock._files.remote import RemoteFile
+from penstock._files.too_large import LIMIT, checked_limit
 from penstock._wire.failure import shown
 from penstock.formats._inspection import FieldInfo, Inspection, fields_of
 from penstock.plan._forecast import Forecast
 from penstock.random import each
 from penstock.source._array import checked_keys
 from penstock.source._dataset import Dataset, Subset
+
+BLOCK = 8 << 20
+"""About how many bytes a block has in formats whose files are not divided into blocks: as many as a piece."""
 
 
 class FileRows(NamedTuple):
@@ -79,30 +83,19 @@ class Format(Dataset[Any]):
     files: list[AnyFile]
     """The files, sorted by path."""
 
-    edges: NDArray[np.int64]
-    """The first row of each file, and the number of all rows."""
-
     max_sample_bytes: int | None = None
     """The most bytes that a sample may have in memory; None for any number."""
 
-    def __init__(self, paths: Paths, **files: Unpack[FileOptions]) -> None:
-        access = self.access(files)
-        self.files = find_files(paths, self.suffixes, type(self).__name__, access)
-        self.max_sample_bytes = access.max_sample_bytes
+    def __init__(self, paths: Paths, *, max_sample_bytes: int | None = LIMIT, **files: Unpack[RemoteOptions]) -> None:
+        self.max_sample_bytes = checked_limit(max_sample_bytes)
+        name = type(self).__name__
+        self.files = find_files(paths, self.suffixes, name, Access.of(name, files))
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Spells out `**files` in the signature, for `help`, for completion, and for `penstock.open`."""
         super().__init_subclass__(**keywords)
         if "__init__" in vars(cls):
             cls.__signature__ = _spelt_out(cls)  # type: ignore[attr-defined]
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "edges":
-            raise AttributeError(
-                f"{type(self).__name__} has no rows yet: call self.set_rows(...) in its __init__, with the number of "
-                "samples in each file."
-            )
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     # What a format defines.
 
@@ -145,10 +138,9 @@ class Format(Dataset[Any]):
 
     @classmethod
     def access(cls, files: FileOptions) -> Access:
-        """The keywords about remote files as one value. Raises TypeError for others."""
-        if unknown := sorted(files.keys() - set(Access._fields)):
-            raise TypeError(f"{cls.__name__}.__init__() got an unexpected keyword argument {unknown[0]!r}")
-        return Access(**files)
+        """The keywords about remote files as one value. Raises TypeError for keywords that no format has."""
+        remote = {name: value for name, value in files.items() if name != "max_sample_bytes"}
+        return Access.of(cls.__name__, cast(RemoteOptions, remote))
 
     def index(self, kind: str, find: Make) -> list[Index]:
         """For each file the arrays that `find(file)` returns, by name. They are made once and kept (docs/formats.md).
@@ -204,6 +196,14 @@ class Format(Dataset[Any]):
     def paths(self) -> list[str]:
         """The files, as absolute paths, or as URLs without credentials."""
         return [file.path for file in self.files]
+
+    @cached_property
+    def edges(self) -> NDArray[np.int64]:
+        """The first row of each file, and the number of all rows."""
+        raise AttributeError(
+            f"{type(self).__name__} has no rows yet: call self.set_rows(...) in its __init__, with the number of "
+            "samples in each file."
+        )
 
     @cached_property
     def blocks(self) -> NDArray[np.int64]:
@@ -290,15 +290,17 @@ class FilesInPieces:
 
 
 def _spelt_out(made: type[Format]) -> Any:
-    """The signature of a class, with each keyword about remote files in the place of `**files`."""
+    """The signature of a class, with each keyword of all formats in the place of `**files`."""
     found = signature(made.__init__)
-    given = list(found.parameters.values())[1:]
-    if given and given[-1].kind is Parameter.VAR_KEYWORD:
-        del given[-1]
-        types, only = Access.__annotations__, Parameter.KEYWORD_ONLY
-        defaults = Access._field_defaults.items()
-        given += [Parameter(name, only, default=default, annotation=types[name]) for name, default in defaults]
-    return found.replace(parameters=given, return_annotation=None)
+    *given, files = list(found.parameters.values())[1:]
+    if files.kind is not Parameter.VAR_KEYWORD:
+        return found.replace(parameters=[*given, files], return_annotation=None)
+    # Annotations are text. Any other than that of the keywords about remote files stands for all keywords.
+    options = RemoteOptions if "RemoteOptions" in str(files.annotation) else FileOptions
+    defaults = {**Access._field_defaults, "max_sample_bytes": LIMIT}
+    types = {name: kind for each in (RemoteOptions, options) for name, kind in each.__annotations__.items()}
+    more = [Parameter(name, Parameter.KEYWORD_ONLY, default=defaults[name], annotation=types[name]) for name in types]
+    return found.replace(parameters=[*given, *more], return_annotation=None)
 
 
 Format.__signature__ = _spelt_out(Format)  # type: ignore[attr-defined]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
@@ -9,9 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._files.too_large import LIMIT, checked_limit, refuse_large
 from penstock.formats._blocks import KEEP
 from penstock.formats._inspection import FieldInfo, fields_of
 from penstock.formats._table import Table, need_pyarrow
+
+_LOOKED_AT = 15  # rows of a fingerprint, without the first
 
 
 class HuggingFace(Table):
@@ -22,13 +27,16 @@ class HuggingFace(Table):
     lists; dates are datetime64. A dataset with a format (`with_format`, `with_transform`), or with features that are
     decoded (images, audio), is asked for its samples itself: then `is_direct` is False. Workers share a table that is
     memory-mapped; a dataset in memory is sent to them. Needs `pip install ".[huggingface]"`.
+
+    An image with more bytes of pixels than `max_sample_bytes`, by what its header says, is an error of its sample.
     """
 
     _part = "record batch"
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, *, max_sample_bytes: int | None = LIMIT) -> None:
         need_pyarrow("HuggingFace", "huggingface")
         _check(dataset)
+        self.max_sample_bytes = checked_limit(max_sample_bytes)
         super().__init__(KEEP)
         self.dataset = dataset
         self._look()
@@ -39,6 +47,7 @@ class HuggingFace(Table):
         dataset, self.files = self.dataset, []
         names = _direct_columns(dataset)
         self.is_direct = names is not None
+        self._pictures = [] if self.is_direct else _picture_columns(dataset)
         table = dataset._data.table
         self._set_schema(pa.schema([field for field in table.schema if names is None or field.name in names]))
         self._batches = self._set_batches(table)
@@ -61,14 +70,30 @@ class HuggingFace(Table):
 
     def sample(self, row: int) -> Any:
         if not self.is_direct:
+            self._check_images([row])
             return self.dataset[row]
         return super().sample(row if self._chosen is None else self._chosen.item(row))
 
     def samples(self, keys: Sequence[int], rows: NDArray[np.int64]) -> list[Any]:
         if not self.is_direct:
+            self._check_images(rows.tolist())
             samples: list[Any] = self.dataset.__getitems__(rows.tolist())
             return samples
         return super().samples(keys, rows)
+
+    def _check_images(self, rows: Sequence[int]) -> None:
+        """Raises if the dataset would decode an image that is too large."""
+        limit, table = self.max_sample_bytes, self.dataset._data.table
+        if limit is None:
+            return
+        for name in self._pictures:
+            for row in rows:
+                stored = row if self._chosen is None else self._chosen.item(row)
+                (value,) = table.column(name).slice(stored, 1).to_pylist()
+                for image in value if isinstance(value, list) else [value]:
+                    nbytes = _pixel_bytes(image)
+                    if nbytes > limit:
+                        refuse_large(f"{self!r}, row {row:,}, {name!r}", nbytes, limit)
 
     def _groups(self, rows: NDArray[np.int64]) -> Iterator[tuple[int, Sequence[int], list[int]]]:
         return super()._groups(rows if self._chosen is None else self._chosen[rows].astype(np.int64))
@@ -85,11 +110,23 @@ class HuggingFace(Table):
     def _place(self, block: int) -> str:
         return f"record batch {block:,} of {self!r}"
 
+    @cached_property
+    def _fingerprint(self) -> str | None:
+        """Of the names of the columns and a few rows: the files of a copy may have other names and sizes."""
+        n, table = len(self), self.dataset._data.table
+        if not n:
+            return None
+        rows = sorted({(n - 1) * part // _LOOKED_AT for part in range(_LOOKED_AT + 1)})
+        stored = rows if self._chosen is None else self._chosen[rows].tolist()
+        values = [[column.slice(row, 1).to_pylist() for column in table.columns] for row in stored]
+        digest = hashlib.sha256(repr((table.column_names, values)).encode()).hexdigest()[:16]
+        return f"{n:,} rows, {digest}"
+
     def fields(self) -> tuple[FieldInfo, ...]:
         return super().fields() if self.is_direct else tuple(fields_of(self[0])) if len(self) else ()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"dataset": self.dataset, "keep": self.keep}
+        return {"dataset": self.dataset, "keep": self.keep, "max_sample_bytes": self.max_sample_bytes}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -126,3 +163,24 @@ def _direct_columns(dataset: Any) -> list[str] | None:
     if not names or decodes is None or any(decodes.get(name, True) for name in names):
         return None
     return names
+
+
+def _picture_columns(dataset: Any) -> list[str]:
+    """The columns that the dataset decodes as images, or lists of images."""
+    inner = {name: getattr(feature, "feature", feature) for name, feature in dataset.features.items()}
+    inner = {name: feature[0] if isinstance(feature, list) else feature for name, feature in inner.items()}
+    pictures = [name for name, feature in inner.items() if type(feature).__name__ == "Image" and feature.decode]
+    return [name for name in pictures if name in dataset.format["columns"]]
+
+
+def _pixel_bytes(image: Any) -> int:
+    """The bytes of all pixels of an image as it is stored; 0 if there is none, or its header cannot be read."""
+    from PIL import Image  # late: other datasets do not need it
+
+    if not image or not (image["bytes"] or image["path"]):
+        return 0
+    try:
+        with Image.open(io.BytesIO(image["bytes"]) if image["bytes"] else image["path"]) as opened:
+            return opened.width * opened.height * len(opened.getbands()) * (4 if opened.mode in ("I", "F") else 1)
+    except Exception:  # the dataset says what is wrong with it
+        return 0

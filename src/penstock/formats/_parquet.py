@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NoReturn, Unpack
 
 import numpy as np
@@ -16,7 +17,7 @@ from penstock._files.index import cached, for_each
 from penstock._files.local import AnyFile, File
 from penstock._files.paths import Paths
 from penstock._files.remote import RemoteFile
-from penstock._files.too_large import check_block
+from penstock._files.too_large import AT_ONCE, check_block
 from penstock.errors import FormatError
 from penstock.formats._blocks import KEEP
 from penstock.formats._chunks import Extent, Fetched, edges, places
@@ -31,6 +32,7 @@ _SENT = 256 << 20  # bytes of footers that are sent to workers
 _TAIL = 64 << 10  # bytes at the end of a file that are read at first: most footers are smaller
 _LENGTH, _MAGIC = struct.Struct("<I"), b"PAR1"  # the last eight bytes: the length of the footer, and the magic
 _DIVIDED = 1 << 30  # bytes of a row group that may be too large to be read at once
+_COUNTED = 1 << 16  # rows whose strings are counted at once
 _NOTHING = np.empty(0, np.uint8)
 
 
@@ -102,8 +104,13 @@ class Parquet(Table):
         if isinstance(file, RemoteFile):  # all columns at once: pyarrow asks for one after the other
             file = Fetched(file, self.ranges(self.file_rows(block)))
         # Without threads of pyarrow's: a process that has some cannot be forked safely.
-        opened = ParquetFile(_Reader.of(file), metadata=metadata, pre_buffer=False, page_checksum_verification=True)
-        return _batches(opened, part, self.columns)
+        opened = partial(ParquetFile, metadata=metadata, pre_buffer=False, page_checksum_verification=True)
+        if self.max_sample_bytes is not None:
+            text = _Text(metadata.row_group(part), part, self.columns, self.max_sample_bytes)
+            if text.may_exceed:
+                nbytes = text.nbytes(opened(_Reader.of(file), read_dictionary=text.paths))
+                check_block(self._place(block), text.rows, nbytes, self.max_sample_bytes)
+        return _batches(opened(_Reader.of(file)), part, self.columns)
 
     def ranges(self, rows: FileRows) -> list[Extent]:
         if not isinstance(self.files[rows.file], RemoteFile):
@@ -136,13 +143,76 @@ def _check_size(group: Any, columns: Sequence[str], name: str, limit: int) -> No
 
     A run of equal values takes a few bytes in the file, whatever its length.
     """
-    wanted, nbytes = set(columns), 0
+    nbytes = 0
+    for column in _wanted(group, columns):
+        width = _WIDTHS.get(column.physical_type, 4)  # of text and binary: where it begins
+        nbytes += max(column.total_uncompressed_size, column.num_values * width)
+    check_block(name, group.num_rows, nbytes, limit)
+
+
+def _wanted(group: Any, columns: Sequence[str]) -> Iterator[Any]:
+    """What the footer says of the columns that are read, each leaf of nested ones by itself."""
+    wanted = set(columns)
     for number in range(group.num_columns):
         column = group.column(number)
         if column.path_in_schema.partition(".")[0] in wanted or column.path_in_schema in wanted:
-            width = _WIDTHS.get(column.physical_type, 4)  # of text and binary: where it begins
-            nbytes += max(column.total_uncompressed_size, column.num_values * width)
-    check_block(name, group.num_rows, nbytes, limit)
+            yield column
+
+
+class _Text:
+    """The strings of a row group that are stored in dictionaries, as numbers of their entries: how long they become.
+
+    A row group of 46 KB may have a string of 1 KB 200,000 times. The footer does not say so; the dictionaries do.
+    """
+
+    def __init__(self, group: Any, part: int, columns: Sequence[str], limit: int) -> None:
+        self.rows, self._part = group.num_rows, part
+        self._allowed = limit * min(max(self.rows, 1), AT_ONCE)
+        found = [column for column in _wanted(group, columns) if column.physical_type == "BYTE_ARRAY"]
+        found = [column for column in found if column.has_dictionary_page]
+        self.paths, self._values = [each.path_in_schema for each in found], sum(each.num_values for each in found)
+        self.may_exceed = sum(each.num_values * each.total_uncompressed_size for each in found) > self._allowed
+        """False if the strings are few enough even if each were as long as its whole column."""
+
+    def nbytes(self, opened: Any) -> int:
+        """The bytes of the strings, or a larger number that is allowed. `opened` reads the columns as dictionaries.
+
+        Mostly the longest entry of a dictionary is short enough, and the rows need not be looked at.
+        """
+        first = next(opened.iter_batches(1, [self._part], self.paths, use_threads=False), None)
+        longest = [_longest(column) for column in first.columns] if first is not None else []
+        most: int = max(longest, default=0) * self._values
+        if longest and all(longest) and most <= self._allowed:
+            return most
+        batches = opened.iter_batches(_COUNTED, [self._part], self.paths, use_threads=False)
+        return sum(_text_bytes(column) for batch in batches for column in batch.columns)
+
+
+def _dictionaries(column: Any) -> Iterator[Any]:
+    """The dictionary arrays in a column, which may be nested."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(column.type):
+        yield column
+    elif pa.types.is_nested(column.type):
+        inner = column.flatten()
+        for each in inner if isinstance(inner, list) else [inner]:
+            yield from _dictionaries(each)
+
+
+def _longest(column: Any) -> int:
+    """The most bytes of an entry of the dictionaries of a column; 0 if one has none."""
+    import pyarrow.compute as pc
+
+    found = [pc.max(pc.binary_length(each.dictionary)).as_py() or 0 for each in _dictionaries(column)]
+    return max(found) if found and all(found) else 0
+
+
+def _text_bytes(column: Any) -> int:
+    import pyarrow.compute as pc
+
+    lengths = ((pc.binary_length(each.dictionary), each.indices) for each in _dictionaries(column))
+    return sum(pc.sum(pc.take(length, indices)).as_py() or 0 for length, indices in lengths)
 
 
 def _batches(opened: Any, part: int, columns: Sequence[str]) -> list[Any]:

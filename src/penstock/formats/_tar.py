@@ -26,7 +26,6 @@ from penstock.formats._decoders import (
     Room,
     decoded,
     decoders,
-    fixed_shape,
     nbytes_of,
     same_ends,
 )
@@ -146,10 +145,10 @@ class Tar(Extents):
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
         """The batch of these keys, equal to the collated samples; `empty(shape, dtype)` allocates its memory.
 
-        A `Transform` with a fixed shape writes its images straight into the batch. NotImplemented if there is none,
-        or if the samples have different fields: then the samples are collated, and an error names the rows.
+        A `ShapedDecoder` writes its results straight into the batch. NotImplemented if there is none with a shape, or
+        if the samples have different fields: then the samples are collated, and an error names the rows.
         """
-        if type(empty) is Into or not any(map(fixed_shape, self._decoders.values())):
+        if type(empty) is Into or all(each is None or each.shape is None for each in self._decoders.values()):
             return NotImplemented
         rows = self.checked(keys)
         outs: dict[str, NDArray[Any]] = {}

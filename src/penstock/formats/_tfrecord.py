@@ -22,7 +22,7 @@ from penstock._files.paths import Paths
 from penstock.errors import FormatError
 from penstock.formats._crc32c import crc32c, masked
 from penstock.formats._extents import Extents, compact, refuse_compressed
-from penstock.records._datum import BYTES, FOUR, VARINT, DatumError, floats_of, integer, value
+from penstock.formats._protobuf import BYTES, FOUR, VARINT, MessageError, fields, floats_of, numbers
 
 _HEAD = struct.Struct("<QI")
 _TAIL = struct.Struct("<I")
@@ -102,7 +102,7 @@ class TFRecord(Extents):
                 raise
         try:
             return example(content, self.arrays)
-        except (DatumError, UnicodeDecodeError) as error:
+        except (MessageError, UnicodeDecodeError) as error:
             raise FormatError(
                 f"{file.path}, record {row:,}, byte {start:,}: it is not a tf.train.Example: {error}. Pass "
                 "decode=False to get its bytes, or a function that decodes them."
@@ -114,7 +114,7 @@ def example(message: bytes, arrays: Iterable[str] = ()) -> dict[str, Any]:
     features: dict[str, Any] = {}
     for number, some in _fields(memoryview(message)):
         if number != 1:
-            raise DatumError("it has more than features, as a tf.train.SequenceExample has")
+            raise MessageError("it has more than features, as a tf.train.SequenceExample has")
         for _, entry in _fields(some):
             named = dict(_fields(entry))
             name = str(bytes(named.get(1, b"")), "utf-8")
@@ -125,14 +125,11 @@ def example(message: bytes, arrays: Iterable[str] = ()) -> dict[str, Any]:
 def _fields(message: Any) -> Iterator[tuple[int, Any]]:
     """The number and content of each field of a message whose fields are all messages, text or bytes."""
     if not isinstance(message, memoryview):
-        raise DatumError("a number is where a message should be")
-    at = 0
-    while at < len(message):
-        tag, at = integer(message, at)
-        found, at = value(message, at, tag & 7)
-        if tag & 7 != BYTES:
-            raise DatumError(f"field {tag >> 3} is of wire type {tag & 7}")
-        yield tag >> 3, found
+        raise MessageError("a number is where a message should be")
+    for number, wire_type, found in fields(message):
+        if wire_type != BYTES:
+            raise MessageError(f"field {number} is of wire type {wire_type}")
+        yield number, found
 
 
 def _values(feature: memoryview, is_list: bool) -> Any:
@@ -142,27 +139,10 @@ def _values(feature: memoryview, is_list: bool) -> Any:
         if kind == 1:
             found = [bytes(each) for _, each in _fields(message)]
         elif kind == 2:
-            floats = [floats_of(each) for each in _numbers(message, FOUR)]
+            floats = [floats_of(each) for each in numbers(message, FOUR)]
             found = np.concatenate([np.empty(0, np.float32), *floats])
         elif kind == 3:
-            found = np.array([each - (each >> 63 << 64) for each in _numbers(message, VARINT)], np.int64)
+            found = np.array([each - (each >> 63 << 64) for each in numbers(message, VARINT)], np.int64)
         else:
-            raise DatumError(f"a feature has no list of kind {kind}")
+            raise MessageError(f"a feature has no list of kind {kind}")
     return found if is_list or len(found) != 1 else found[0]
-
-
-def _numbers(message: memoryview, wire_type: int) -> Iterator[Any]:
-    """The numbers of a list, which are field 1: one by one, or many in one field."""
-    at = 0
-    while at < len(message):
-        tag, at = integer(message, at)
-        found, at = value(message, at, tag & 7)
-        if tag >> 3 != 1 or tag & 7 not in (wire_type, BYTES):
-            raise DatumError(f"a list of numbers has a field {tag >> 3} of wire type {tag & 7}")
-        if isinstance(found, int) or wire_type == FOUR:
-            yield found
-            continue
-        inside = 0
-        while inside < len(found):
-            number, inside = integer(found, inside)
-            yield number

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from itertools import pairwise
@@ -11,7 +12,7 @@ from typing import Any, TypeVar, Unpack
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from penstock._files.access import FileOptions
+from penstock._files.access import RemoteOptions
 from penstock._files.index import for_each
 from penstock._files.local import AnyFile, File
 from penstock._files.mapping import mapped
@@ -20,14 +21,13 @@ from penstock._files.remote import RemoteFile
 from penstock._files.span import Span, span_of
 from penstock._fill.cast import Empty, Into
 from penstock.errors import FormatError
-from penstock.formats._format import FileRows, Format
+from penstock.formats._format import BLOCK, FileRows, Format
 from penstock.formats._inspection import FieldInfo
 from penstock.formats._megatron import dtype_beside
 from penstock.source._array import checked_keys
 
 T = TypeVar("T")
 
-_BLOCK = 8 << 20  # bytes of a block of samples
 # The dtype of ids by the first number of llm.c's header.
 _LLMC: dict[int, np.dtype[Any]] = {20240520: np.dtype(np.uint16), 20240801: np.dtype(np.uint32)}
 _LLMC_HEADER = 1024  # bytes: 256 int32, of which the third is the number of ids
@@ -42,6 +42,7 @@ _NO_IDS = (
     (b"\x89HDF\r\n\x1a\n", "an HDF5 file", "Write the ids alone: file['x'][:].astype({dtype!r}).tofile('ids.bin')."),
 )
 _LEAST = 512  # bytes for which `take` is faster than a copy of windows
+_LOOK = 256  # bytes of the first ids, by which one file is told from another of the same name and size
 _SCRATCH = 512 << 10  # bytes that are copied twice at once: they stay in the processor's cache
 
 
@@ -77,16 +78,20 @@ class Tokens(Format):
         dtype: DTypeLike,
         length: int,
         stride: int | None = None,
-        **files: Unpack[FileOptions],
+        **files: Unpack[RemoteOptions],
     ) -> None:
-        super().__init__(paths, **files)
+        super().__init__(paths, max_sample_bytes=None, **files)
         self.dtype = _checked_dtype(dtype)
         self.length, self.stride = length, length if stride is None else stride
         for name, value in (("length", self.length), ("stride", self.stride)):
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
                 raise ValueError(f"{name} must be 1 or more ids, but it is {value!r}.")
             setattr(self, name, int(value))  # numpy's numbers may overflow
-        self._headers = np.array(list(for_each(self._header, self.files)), np.int64)
+        found = list(for_each(self._header, self.files))
+        self._headers, self._begins = (
+            np.array([header for header, _ in found], np.int64),
+            [begin for _, begin in found],
+        )
         sizes = np.array([file.size for file in self.files], np.int64)
         ids = (sizes - self._headers) // self.dtype.itemsize
         self.set_rows(np.maximum(0, (ids - self.length) // self.stride + 1).tolist())
@@ -99,7 +104,7 @@ class Tokens(Format):
     @cached_property
     def blocks(self) -> NDArray[np.int64]:
         """The first row of each block, and the end. A block is some MB of one file."""
-        rows = max(1, _BLOCK // (self.stride * self.dtype.itemsize))
+        rows = max(1, BLOCK // (self.stride * self.dtype.itemsize))
         edges = self.edges.tolist()
         inside = [np.arange(first, last, rows) for first, last in pairwise(edges)]
         return np.concatenate([*inside, self.edges[-1:]])
@@ -141,8 +146,13 @@ class Tokens(Format):
                 self._windows = _Ranges(self) if span is None else _RemoteWindows(self, span)
         return self._windows
 
-    def _header(self, file: AnyFile) -> int:
-        return _header(file, self.dtype)
+    def _header(self, file: AnyFile) -> tuple[int, int]:
+        """The number of bytes before the first id of a file, and a check of its first ids."""
+        begin = file.peek(0, min(file.size, _LLMC_HEADER + _LOOK))
+        return _header(file, begin, self.dtype), zlib.crc32(begin)
+
+    def checks(self) -> Sequence[object]:
+        return self._begins
 
     def fields(self) -> tuple[FieldInfo, ...]:
         return (FieldInfo("", str(self.dtype), (self.length,)),)
@@ -289,9 +299,8 @@ def _checked_dtype(dtype: DTypeLike) -> np.dtype[Any]:
     return found
 
 
-def _header(file: AnyFile, dtype: np.dtype[Any]) -> int:
+def _header(file: AnyFile, begin: bytes, dtype: np.dtype[Any]) -> int:
     """The number of bytes before the first id. Raises FormatError if the file cannot hold ids of this dtype."""
-    begin = file.peek(0, min(file.size, 12))
     for magic, what, remedy in _NO_IDS:
         if begin.startswith(magic):
             raise FormatError(
@@ -304,7 +313,7 @@ def _header(file: AnyFile, dtype: np.dtype[Any]) -> int:
             f"{dtype}. Pass dtype={str(named)!r}, or read both files by penstock.formats.Megatron."
         )
     if file.size >= _LLMC_HEADER:
-        magic, _, ids = np.frombuffer(begin, "<i4").tolist()
+        magic, _, ids = np.frombuffer(begin, "<i4", 3).tolist()
         own = _LLMC.get(magic)
         if own is not None and ids * own.itemsize == file.size - _LLMC_HEADER:
             if own != dtype:

@@ -3,13 +3,9 @@
 Needs `pip install ".[image]"`: simplejpeg (libjpeg-turbo), OpenCV for resizing, Pillow for other formats.
 """
 
-try:
-    import cv2  # noqa: F401
-    import PIL  # noqa: F401
-    import simplejpeg  # noqa: F401
-except ImportError as error:
-    raise ImportError(f'penstock.image needs {error.name}: pip install ".[image]" in a clone of penstock') from error
+import penstock._pixels  # noqa: F401 - first: its error names the library that is missing
 
+# isort: split
 from penstock.errors import ImageError
 from penstock.image._dataset import ImageFolder, Images
 from penstock.image._transform import Transform

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from hashlib import blake2b
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._files.access import Access, RemoteOptions
+from penstock._files.local import AnyFile
+from penstock._files.remote import THREADS
 from penstock._files.too_large import refuse_large
 from penstock._fill.cast import Empty, Into
 from penstock._fill.collate import collate
-from penstock._remote.urls import local
-from penstock.errors import CollateError
+from penstock._remote.parallel import in_parallel
+from penstock.errors import CollateError, FormatError
+from penstock.formats._format import FileRows, Format
+from penstock.image._folders import Files, LocalFolder, RemoteFolder, find_folder
 from penstock.image._transform import Transform
+from penstock.plan._forecast import Forecast
 from penstock.random import each
 from penstock.source._dataset import Dataset
-from penstock.source._folders import PICTURES, files_below
+from penstock.source._folders import PICTURES
 from penstock.source._packed import PackedList
 
-Source = Callable[[Any], tuple[bytes | NDArray[Any], Any, str]]
+StoredImage = tuple[bytes | NDArray[Any], Any, str]
+"""An encoded image or its pixels, its label, and its name in errors."""
 
 
 class Images(Dataset[Any]):
@@ -43,7 +49,7 @@ class Images(Dataset[Any]):
         self.transform = Transform() if transform is None else transform
         self.labels = labels
 
-    def read(self, key: Any) -> tuple[bytes | NDArray[Any], Any, str]:
+    def read(self, key: Any) -> StoredImage:
         """The encoded image or its pixels, its label, and a name for errors. Defined by subclasses."""
         raise NotImplementedError(
             f"{type(self).__name__} must define read(key), which returns the image, its label and its name."
@@ -58,16 +64,15 @@ class Images(Dataset[Any]):
 
     def __gather__(self, keys: Any, empty: Empty) -> Any:
         """The batch of these keys, equal to the collated samples; `empty(shape, dtype)` allocates its memory."""
-        return self._gathered(self.read, keys, empty)
+        return self._gathered((self.read(key) for key in each(keys)), len(keys), empty)
 
-    def _gathered(self, source: Source, keys: Any, empty: Empty) -> Any:
+    def _gathered(self, stored: Iterable[StoredImage], count: int, empty: Empty) -> Any:
         if type(empty) is Into:  # dtype= is applied later, to the fields of the whole batch
             empty = empty.empty
         transform = self.transform
-        fixed = None if transform.shape is None else empty((len(keys), *transform.shape), transform.dtype)
+        fixed = None if transform.shape is None else empty((count, *transform.shape), transform.dtype)
         images, names, labels = [], [], []
-        for row, key in enumerate(each(keys)):
-            data, label, name = source(key)
+        for row, (data, label, name) in enumerate(stored):
             images.append(transform(data, None if fixed is None else fixed[row], name=name))
             names.append(name)
             labels.append(label)
@@ -99,7 +104,7 @@ def _labels(labels: list[Any], empty: Empty) -> Any:
 CHECKED = 8  # first files of a list, of which one must exist
 
 
-class ImageFolder(Images):
+class ImageFolder(Format, Images):
     """The images under a folder; each folder in it is a class, with all images below it.
 
     Classes are numbered in the order of their names. `classes` has the names, `targets` the label of each image, and
@@ -109,7 +114,12 @@ class ImageFolder(Images):
     in MXNet's, a number that is not used, one or more labels and a path, separated by tabs. Paths are relative to the
     folder or, if `root` itself is such a file, to the folder of that file. Labels are ints, floats if one of them is,
     or arrays. Images are opened when they are fetched: a missing file is an error of its sample.
+
+    `root` and `listing` may be URLs. By http there is no list of files, so a `listing` is needed. `storage`, `cache`,
+    `cache_bytes` and `cache_shared` are for remote files: see `penstock.formats`.
     """
+
+    paths: PackedList[str] = PackedList(())  # type: ignore[assignment]
 
     def __init__(
         self,
@@ -118,39 +128,78 @@ class ImageFolder(Images):
         labels: bool = True,
         *,
         listing: str | os.PathLike[str] | None = None,
+        **files: Unpack[RemoteOptions],
     ) -> None:
-        super().__init__(transform, labels)
-        self.root = local(os.fspath(root), "ImageFolder")
+        Images.__init__(self, transform, labels)
+        access = Access.of("ImageFolder", files)
+        access.check()
         self.classes: tuple[str, ...] = ()
-        if listing is None and os.path.isfile(self.root):
-            listing, self.root = self.root, os.path.dirname(self.root)
-        elif not os.path.isdir(self.root):
-            raise FileNotFoundError(f"ImageFolder: there is no folder or list {self.root!r}.")
-        if listing is not None:
-            paths, targets = _read_list(local(os.fspath(listing), "ImageFolder"), self.root, labels)
+        self._folder, file = find_folder(root, listing, access)
+        self.root = self._folder.root
+        targets: list[Any] = []
+        if file is not None:
+            paths, targets = _read_list(file, self._folder, labels)
         elif labels:
             paths, targets = self._read_classes()
         else:
-            paths, targets = _images(self.root, ""), []
-        self.paths: PackedList[str] = PackedList(paths)
+            paths = _images(self._folder, "")
+        self.paths = self._folder.packed(paths)
         self.targets: NDArray[Any] = np.array(targets)
-        if listing is not None:
-            self._check_root(os.fspath(listing))
+        if file is not None:
+            self._check_root(file.path)
 
     def __len__(self) -> int:
         return len(self.paths)
 
+    @property
+    def files(self) -> Sequence[AnyFile]:  # type: ignore[override]
+        """The files, each made when it is asked for: there may be millions."""
+        return Files(self._folder, self.paths)
+
+    @property
+    def edges(self) -> NDArray[np.int64]:
+        return np.arange(len(self) + 1)
+
+    @property
+    def blocks(self) -> NDArray[np.int64]:
+        """Each image is a block."""
+        return np.arange(len(self) + 1)
+
+    def locate(self, row: int) -> tuple[int, int]:
+        return row, 0
+
+    def file_rows(self, block: int) -> FileRows:
+        return FileRows(block, 0, 0, 1)
+
     def read(self, key: int) -> tuple[bytes, Any, str]:
-        path = os.path.join(self.root, self.paths[key])
-        with open(path, "rb", buffering=0, opener=_opened) as file:
-            limit = self.transform.max_sample_bytes
-            if limit is not None and (nbytes := os.fstat(file.fileno()).st_size) > limit:
-                refuse_large(path, nbytes, limit)
-            data: bytes = file.read() or b""  # None: of a pipe that another program has open
+        file = self._folder.file(self.paths, key)
+        limit = self.transform.max_sample_bytes
+        if limit is not None and file.size > limit:
+            refuse_large(file.path, file.size, limit)
+        data = file.read(0, file.size)
         if not self.labels:
-            return data, None, path
+            return data, None, file.path
         label = self.targets[key]
-        return data, label if label.ndim else label.item(), path
+        return data, label if label.ndim else label.item(), file.path
+
+    def sample(self, row: int) -> Any:
+        return self._made(*self.read(row))
+
+    def samples(self, keys: Sequence[int], rows: NDArray[np.int64]) -> list[Any]:
+        return [self._made(*stored) for stored in self._stored(keys, rows)]
+
+    def __gather__(self, keys: Any, empty: Empty) -> Any:
+        return self._gathered(self._stored(keys, self.checked(keys)), len(keys), empty)
+
+    def _stored(self, keys: Any, rows: NDArray[np.int64]) -> Iterator[StoredImage]:
+        """The images of these keys; remote ones are fetched several at a time."""
+        is_ours = type(self).read is ImageFolder.read  # one of the user's may draw random numbers
+        threads = THREADS if self._folder.is_remote and is_ours else 1
+        found = in_parallel(lambda row, _: self.read(row), rows.tolist(), threads)
+        return (next(found) for _ in each(keys))
+
+    def __foresee__(self, forecast: Forecast) -> Any:
+        return super().__foresee__(forecast) if self._folder.is_remote else None  # without a look at all files
 
     def __fingerprint__(self) -> str:
         return self._fingerprint
@@ -165,8 +214,7 @@ class ImageFolder(Images):
         return f"{len(self):,} images, {digest.hexdigest()}"
 
     def _read_classes(self) -> tuple[list[str], list[int]]:
-        with os.scandir(self.root) as entries:
-            self.classes = tuple(sorted(e.name for e in entries if e.is_dir() and not e.name.startswith(".")))
+        self.classes = self._folder.folders()
         if not self.classes:
             raise FileNotFoundError(
                 f"ImageFolder: {self.root!r} has no folders, one for each class. For images without labels "
@@ -175,18 +223,19 @@ class ImageFolder(Images):
         paths: list[str] = []
         targets: list[int] = []
         for label, name in enumerate(self.classes):
-            found = _images(self.root, name)
+            found = _images(self._folder, name)
             paths += found
             targets += [label] * len(found)
         return paths, targets
 
     def _check_root(self, listing: str) -> None:
         """Raises if `root` is the wrong folder: none of the first files is there."""
-        first = [os.path.join(self.root, path) for path in self.paths[:CHECKED]]
-        if not any(map(os.path.isfile, first)):
+        first = list(self.paths[:CHECKED])
+        if not any(map(self._folder.has, first)):
+            lost = os.path.join(self.root, first[0])
             raise FileNotFoundError(
-                f"ImageFolder: {listing!r} begins with {self.paths[0]!r}, but there is no file {first[0]!r}, nor any "
-                f"of the first {len(first)}. Paths are relative to root, or to the list's folder if root is the list."
+                f"ImageFolder: {listing!r} begins with {first[0]!r}, but there is no file {lost!r}, nor any of the "
+                f"first {len(first)}. Paths are relative to root, or to the list's folder if root is the list."
             )
 
     def __repr__(self) -> str:
@@ -194,40 +243,35 @@ class ImageFolder(Images):
         return f"{type(self).__name__}({self.root!r}, {len(self)} images{classes})"
 
 
-def _images(root: str, folder: str) -> list[str]:
-    paths = [path for path in files_below(root, folder) if os.path.splitext(path)[1].lower() in PICTURES]
+def _images(folder: LocalFolder | RemoteFolder, name: str) -> list[str]:
+    paths = [path for path in folder.below(name) if os.path.splitext(path)[1].lower() in PICTURES]
     if not paths:
-        what, remedy = (f"the class {folder!r} in ", "Remove the folder, or name") if folder else ("", "Name")
+        what, remedy = (f"the class {name!r} in ", "Remove the folder, or name") if name else ("", "Name")
         raise FileNotFoundError(
-            f"ImageFolder: {what}{root!r} has no images (files that end in {', '.join(sorted(PICTURES))}). {remedy} "
-            "the images in a list and pass listing=."
+            f"ImageFolder: {what}{folder.root!r} has no images (files that end in {', '.join(sorted(PICTURES))}). "
+            f"{remedy} the images in a list and pass listing=."
         )
     return paths
 
 
-def _opened(path: str, flags: int) -> int:
-    """A pipe in the place of a file has no bytes, and is not waited for."""
-    return os.open(path, flags | os.O_NONBLOCK)
-
-
-def _read_list(listing: str, root: str, labels: bool) -> tuple[list[str], list[Any]]:
-    text = Path(listing).read_text(encoding="utf-8-sig", errors="surrogateescape")
+def _read_list(file: AnyFile, folder: LocalFolder | RemoteFolder, labels: bool) -> tuple[list[str], list[Any]]:
+    listing, text = file.path, file.read(0, file.size).decode("utf-8-sig", "surrogateescape")
     lines = [(number, line.strip()) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not lines:
-        raise ValueError(f"ImageFolder: the list {listing!r} is empty.")
+        raise FormatError(f"ImageFolder: the list {listing!r} is empty.")
     if not labels:
-        return _without_labels([line for _, line in lines], root), []
+        return _without_labels([line for _, line in lines], folder.has), []
     paths: list[str] = []
     targets: list[Any] = []
     for number, line in lines:
         path, label = _read_line(line)
         if label is None or not path:
-            raise ValueError(
+            raise FormatError(
                 f"ImageFolder: line {number} of {listing!r} must be a path and its label, a number, with a space "
                 f"between, but it is {line!r}. Without labels pass labels=False."
             )
         if targets and np.shape(label) != np.shape(targets[0]):
-            raise ValueError(
+            raise FormatError(
                 f"ImageFolder: line {number} of {listing!r} has {np.size(label)} labels, but the first has "
                 f"{np.size(targets[0])}. All lines must have the same number."
             )
@@ -236,16 +280,12 @@ def _read_list(listing: str, root: str, labels: bool) -> tuple[list[str], list[A
     return paths, targets
 
 
-def _without_labels(lines: list[str], root: str) -> list[str]:
+def _without_labels(lines: list[str], is_file: Callable[[str], bool]) -> list[str]:
     """The paths of a list whose labels are not used. A number at the end may be a label, or part of the name.
 
     It is a part of the name ("scan 1") if there is such a file. Where all lines end in a number, only the first few
     files are looked for: a list may have millions.
     """
-
-    def is_file(path: str) -> bool:
-        return os.path.isfile(os.path.join(root, path))
-
     found = [path if label is not None else "" for path, label in map(_read_line, lines)]
     if all(found) and not any(map(is_file, lines[:CHECKED])):
         return found

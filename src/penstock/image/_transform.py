@@ -16,9 +16,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from penstock._at_work import at_work, is_worker_process
 from penstock._files.too_large import LIMIT, checked_limit
+from penstock._pixels import Color, Pixels, open_image
 from penstock.errors import ImageError
 from penstock.image._cut import TRIES, Box, Cut, Size, centre_box, covering, crop_box, fitting, random_box
-from penstock.image._decode import Color, Pixels, open_image
 from penstock.random import rng
 
 Array = NDArray[Any]

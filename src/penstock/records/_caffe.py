@@ -7,35 +7,31 @@ import math
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from itertools import chain
 from operator import index as as_int
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._files.too_large import LIMIT, checked_limit
-from penstock._remote.urls import local
-from penstock.errors import RecordError
-from penstock.records._datum import (
-    BYTES,
-    FOUR,
-    VARINT,
-    Datum,
-    DatumError,
-    dump,
-    floats_of,
-    integer,
-    parse,
-    value,
-)
-from penstock.records._lmdbfile import LMDBFile, is_lmdb
-from penstock.records._samples import FilePath, Samples, StoredImage, position
+from penstock._files.access import Access, FileOptions
+from penstock._files.index import Arrays, Index
+from penstock._files.local import AnyFile
+from penstock._files.paths import FilePath, Paths
+from penstock.errors import FormatError
+from penstock.formats._format import BLOCK, FileRows
+from penstock.formats._protobuf import BYTES, FOUR, VARINT, MessageError, fields, floats_of, numbers
+from penstock.records._datum import Datum, dump, parse
+from penstock.records._lmdbfile import find_values, is_lmdb, value_of
+from penstock.records._samples import Samples
 from penstock.source._packed import PackedList
 
 if TYPE_CHECKING:
     from penstock.image import Transform
+    from penstock.image._dataset import StoredImage
 
 Channels = Literal["bgr", "rgb"]
 _MAP = 1 << 40  # bytes of address space, not of memory; as in Caffe
@@ -52,47 +48,76 @@ class CaffeLMDB(Samples):
     `Transform(color="bgr")` for a network that was trained with Caffe. `labels=False` leaves the labels out.
 
     No LMDB library is needed. Any number of threads and processes may read at once, as long as no program writes.
-    `path` is the folder, or the file in it; `keys` has the keys. LMDB has no checksums, so a wrong byte inside a
-    value may not be noticed; all other damage raises `RecordError`. An encoded image of more than `max_sample_bytes`
-    pixels and channels is an error, too; a `transform` has its own limit.
+    `path` is the folder, or the file in it, or a list of these; each may be a URL. `keys` has the keys, which are
+    read once, and kept with the positions of their values (docs/formats.md). LMDB has no checksums, so a wrong byte
+    inside a value may not be noticed; all other damage raises `RecordError`. A value of more than `max_sample_bytes`,
+    or an encoded image with more bytes of pixels, is an error, too; a `transform` has its own limit.
+
+    `storage`, `cache`, `cache_bytes` and `cache_shared` are for remote files: see `penstock.formats`.
     """
 
     suffixes = (".mdb",)
+    kind = "lmdb-1"
 
     def __init__(
         self,
-        path: FilePath,
+        path: Paths,
         transform: Transform | None = None,
         labels: bool = True,
         color: Channels = "bgr",
-        *,
-        max_sample_bytes: int | None = LIMIT,
+        **files: Unpack[FileOptions],
     ) -> None:
-        self.max_sample_bytes = checked_limit(max_sample_bytes)
         if color not in ("bgr", "rgb"):
             raise ValueError(f"color must be 'bgr' or 'rgb', but it is {color!r}.")
         if transform is not None and color != "bgr":
             raise ValueError(
                 f"color={color!r} applies only without a transform, which has its own: {transform.color!r}."
             )
-        super().__init__(local(os.fspath(path), "CaffeLMDB"), transform, labels)
-        self._file = LMDBFile(os.path.join(self.path, "data.mdb") if os.path.isdir(self.path) else self.path)
         self._color = color
-        self.keys: PackedList[bytes] = self._file.keys
+        super().__init__(path, transform, labels, **files)
 
     @classmethod
     def matches(cls, first_bytes: bytes) -> bool:
         """True if a file that begins with these bytes is one of LMDB."""
         return is_lmdb(first_bytes)
 
-    def __len__(self) -> int:
-        return len(self._file)
+    @staticmethod
+    def find(file: AnyFile) -> Arrays:
+        return find_values(file)
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.path!r}, {len(self)} samples)"
+    def _find_indexes(self, access: Access) -> list[Index]:
+        # Beside data.mdb, LMDB keeps the locks of its readers, in a file that holds no samples.
+        self.files = [file for file in self.files if os.path.basename(file.path) != "lock.mdb"] or self.files
+        return super()._find_indexes(access)
 
-    def _sample(self, at: int) -> Any:
-        datum, name = self._datum(at)
+    @cached_property
+    def keys(self) -> PackedList[bytes]:
+        """The keys, in the order of the samples."""
+        found = [PackedList.of_bytes(index["keys"], index["key_edges"]) for index in self.indexes]
+        return found[0] if len(found) == 1 else PackedList(chain.from_iterable(found))
+
+    def extent(self, number: int, row: int) -> tuple[int, int]:
+        index = self.indexes[number]
+        return int(index["starts"][row]), int(index["sizes"][row])
+
+    def _firsts(self, number: int) -> NDArray[np.int64]:
+        ends = self.indexes[number]["sizes"].cumsum()
+        return ends.searchsorted(np.arange(BLOCK, ends[-1] if len(ends) else 0, BLOCK))
+
+    def ranges(self, rows: FileRows) -> list[tuple[int, int]]:
+        """The extents of the values. Those with less than a page between them are one range."""
+        index, some = self.indexes[rows.file], slice(rows.first, rows.stop)
+        starts, sizes = index["starts"][some], index["sizes"][some]
+        order = starts.argsort()
+        begins, ends = starts[order], (starts + sizes)[order]
+        apart = begins[1:] - ends[:-1] > int(index["page"][0])
+        return list(zip(begins[np.append(True, apart)].tolist(), ends[np.append(apart, True)].tolist(), strict=True))
+
+    def checks(self) -> Sequence[object]:
+        return [(index.check("keys"), index.check("starts"), index.check("sizes")) for index in self.indexes]
+
+    def stored(self, raw: bytes, number: int, row: int) -> Any:
+        datum, name = self._datum(raw, number, row)
         limit = self.max_sample_bytes
         array: NDArray[Any] = _decoded(bytes(datum.data), name, limit) if datum.encoded else datum.array()
         if self._color == "rgb" and array.dtype == np.uint8 and len(array) == 3:
@@ -100,27 +125,39 @@ class CaffeLMDB(Samples):
         array = array.copy()  # not a view of the bytes that were read
         return (array, datum.label) if self.labels else array
 
-    def _source(self, at: int) -> StoredImage:
-        datum, name = self._datum(at)
+    def image(self, raw: bytes, number: int, row: int) -> StoredImage:
+        datum, name = self._datum(raw, number, row)
         if datum.encoded:
             return bytes(datum.data), datum.label, name
         array = datum.array()
         return (array[::-1] if len(array) == 3 else array).transpose(1, 2, 0), datum.label, name
 
-    def _datum(self, at: int) -> tuple[Datum, str]:
-        at = position(at, len(self), self._file.path)
-        name = f"{self._file.path}, key {self._file.keys[at]!r}, byte {self._file.offset(at):,}"
+    def _value(self, raw: bytes, number: int, row: int) -> memoryview:
+        start = self.extent(number, row)[0]
+        found = value_of(raw, start, int(self.indexes[number]["page"][0]))
+        if found is None:
+            key = self._key(number, row)
+            self.files[number].damaged(start, f"the value of key {key!r} should begin here, but does not")
+        return found
+
+    def _key(self, number: int, row: int) -> bytes:
+        return self.keys[self.edges.item(number) + row]
+
+    def _datum(self, raw: bytes, number: int, row: int) -> tuple[Datum, str]:
+        found = self._value(raw, number, row)
+        start = self.extent(number, row)[0] + len(raw) - len(found)
+        name = f"{self.files[number].path}, key {self._key(number, row)!r}, byte {start:,}"
         try:
-            return parse(self._file.value(at)), name
-        except DatumError as error:
-            raise RecordError(
+            return parse(found), name
+        except MessageError as error:
+            raise FormatError(
                 f"{name}: this is not a Caffe Datum: {error}. The file is damaged, or has another format."
             ) from None
 
 
 def _decoded(data: bytes, name: str, limit: int | None) -> NDArray[np.uint8]:
     """The pixels with channels first, in BGR; one channel for a gray image, as Caffe decodes it."""
-    from penstock.image._decode import decode  # late: raw data does not need its libraries
+    from penstock._pixels import decode  # late: raw data does not need its libraries
 
     gray = _is_gray(data)
     pixels = decode(data, "gray" if gray else "bgr", name, limit)
@@ -207,8 +244,8 @@ def read_caffe_mean(path: FilePath) -> NDArray[np.float32]:
     message = memoryview(Path(path).read_bytes())
     try:
         return _mean(message)
-    except DatumError as error:
-        raise RecordError(
+    except MessageError as error:
+        raise FormatError(
             f"{os.fspath(path)}: these {len(message):,} bytes are not a Caffe mean image: {error}."
         ) from error
 
@@ -218,39 +255,17 @@ def _mean(message: memoryview) -> NDArray[np.float32]:
     sizes = dict.fromkeys((1, 2, 3, 4), 1)
     shape: list[int] = []
     values = [np.empty(0, np.float32)]
-    for field, wire_type, found in _fields(message):
-        if field in sizes and isinstance(found, int):
+    for field, wire_type, found in fields(message):
+        if field in sizes and wire_type == VARINT:
             sizes[field] = found
-        elif field == 5 and wire_type in (BYTES, FOUR) and not isinstance(found, int):
+        elif field == 5 and wire_type in (BYTES, FOUR):
             values.append(floats_of(found))
-        elif field == 7 and wire_type == BYTES and not isinstance(found, int):
-            shape += _dimensions(found)
+        elif field == 7 and wire_type == BYTES:
+            shape += numbers(found, VARINT)
         else:
-            raise DatumError(f"a mean image has no field {field} of wire type {wire_type}")
+            raise MessageError(f"a mean image has no field {field} of wire type {wire_type}")
     shape = shape or list(sizes.values())
     image = np.concatenate(values)
     if len(shape) not in (3, 4) or shape[:-3] not in ([], [1]) or not 0 < math.prod(shape) == image.size:
-        raise DatumError(f"{image.size:,} values do not form an image of shape {tuple(shape)}")
+        raise MessageError(f"{image.size:,} values do not form an image of shape {tuple(shape)}")
     return image.reshape(shape[-3:])
-
-
-def _dimensions(message: memoryview) -> Iterator[int]:
-    """The integers of a BlobShape, which are its field 1: one by one, or packed."""
-    for field, wire_type, found in _fields(message):
-        if field != 1 or wire_type not in (VARINT, BYTES):
-            raise DatumError("the shape cannot be read")
-        if isinstance(found, int):
-            yield found
-            continue
-        at = 0
-        while at < len(found):
-            size, at = integer(found, at)
-            yield size
-
-
-def _fields(message: memoryview) -> Iterator[tuple[int, int, int | memoryview]]:
-    at = 0
-    while at < len(message):
-        tag, at = integer(message, at)
-        found, at = value(message, at, tag & 7)
-        yield tag >> 3, tag & 7, found

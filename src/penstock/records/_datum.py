@@ -1,8 +1,6 @@
 """Caffe's Datum: an array or an encoded image, and its label, as a protobuf message.
 
-A message is a sequence of fields. Each begins with a tag: the number of the field and its wire type, which is an
-integer with 7 bits in a byte, 8 bytes, 4 bytes, or a length and as many bytes. Datum has seven fields, so no library
-is needed; fields that others have added (NVCaffe's record_id) are skipped.
+Fields that others have added (NVCaffe's record_id) are skipped.
 """
 
 from __future__ import annotations
@@ -12,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-VARINT, EIGHT, BYTES, FOUR = 0, 1, 2, 5
+from penstock.formats._protobuf import BYTES, FOUR, VARINT, MessageError, block, floats_of, integer, value
+
 _CHANNELS, _HEIGHT, _WIDTH, _DATA, _LABEL, _FLOATS, _ENCODED = range(1, 8)
 _NUMBERS = (_CHANNELS, _HEIGHT, _WIDTH, _LABEL, _ENCODED)
 _NO_FLOATS = np.empty(0, np.float32)
@@ -33,12 +32,8 @@ class Datum(NamedTuple):
         return values.reshape(self.shape)
 
 
-class DatumError(ValueError):
-    """The bytes are not a valid Datum."""
-
-
 def parse(message: memoryview) -> Datum:
-    """The Datum of a message; raises DatumError if it is invalid or contradicts itself."""
+    """The Datum of a message; raises MessageError if it is invalid or contradicts itself."""
     numbers: dict[int, int] = {}
     data: memoryview | None = None
     floats: list[NDArray[np.float32]] = []
@@ -59,7 +54,7 @@ def parse(message: memoryview) -> Datum:
         elif field > _ENCODED:
             _, at = value(message, at, wire_type)
         else:
-            raise DatumError(f"field {field} of wire type {wire_type} is not part of a Datum, or comes twice")
+            raise MessageError(f"field {field} of wire type {wire_type} is not part of a Datum, or comes twice")
     return _datum(numbers, data or memoryview(b""), np.concatenate(floats) if floats else _NO_FLOATS)
 
 
@@ -67,52 +62,13 @@ def _datum(numbers: dict[int, int], data: memoryview, floats: NDArray[np.float32
     shape = numbers.get(_CHANNELS, 0), numbers.get(_HEIGHT, 0), numbers.get(_WIDTH, 0)
     encoded = bool(numbers.get(_ENCODED))
     if len(floats) and (encoded or len(data)):
-        raise DatumError(f"it has both {len(data):,} bytes of data and {len(floats):,} floats")
+        raise MessageError(f"it has both {len(data):,} bytes of data and {len(floats):,} floats")
     if not len(data) and not len(floats):
-        raise DatumError("it is empty")
+        raise MessageError("it is empty")
     if not encoded and (max(shape) >= 1 << 31 or shape[0] * shape[1] * shape[2] != len(data) + len(floats)):
-        raise DatumError(f"{len(data) + len(floats):,} values do not form an array of shape {shape}")
+        raise MessageError(f"{len(data) + len(floats):,} values do not form an array of shape {shape}")
     label = numbers.get(_LABEL, 0)
     return Datum(shape, data, floats, label - (label >> 63 << 64), encoded)
-
-
-def integer(message: memoryview, at: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        if at + shift // 7 >= len(message):
-            break
-        byte = message[at + shift // 7]
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value & (1 << 64) - 1, at + shift // 7 + 1
-    raise DatumError(f"an integer at byte {at:,} does not end")
-
-
-def block(message: memoryview, at: int) -> tuple[memoryview, int]:
-    size, at = integer(message, at)
-    if size > len(message) - at:
-        raise DatumError(f"{size:,} bytes at byte {at:,} reach beyond the end, at byte {len(message):,}")
-    return message[at : at + size], at + size
-
-
-def value(message: memoryview, at: int, wire_type: int) -> tuple[int | memoryview, int]:
-    """A value of any type, and the position after it."""
-    if wire_type == VARINT:
-        return integer(message, at)
-    if wire_type == BYTES:
-        return block(message, at)
-    if wire_type not in (EIGHT, FOUR):
-        raise DatumError(f"a field at byte {at:,} has the unknown wire type {wire_type}")
-    end = at + (8 if wire_type == EIGHT else 4)
-    if end > len(message):
-        raise DatumError(f"a field reaches beyond the end, at byte {len(message):,}")
-    return message[at:end], end
-
-
-def floats_of(packed: memoryview) -> NDArray[np.float32]:
-    if len(packed) % 4:
-        raise DatumError(f"{len(packed):,} bytes are not a whole number of float32")
-    return np.frombuffer(packed, "<f4").astype(np.float32, copy=False)
 
 
 def _tagged_floats(message: memoryview, at: int) -> tuple[NDArray[np.float32], int]:
@@ -122,7 +78,7 @@ def _tagged_floats(message: memoryview, at: int) -> tuple[NDArray[np.float32], i
     others = np.flatnonzero(rows[:, 0] != _FLOATS << 3 | FOUR)
     count = int(others[0]) if len(others) else len(rows)
     if count == 0:
-        raise DatumError(f"a float at byte {at:,} reaches beyond the end")
+        raise MessageError(f"a float at byte {at:,} reaches beyond the end")
     return floats_of(memoryview(rows[:count, 1:].tobytes())), at - 1 + 5 * count
 
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.records._raw import RawFile
+from penstock._files.local import AnyFile
 
 MARK = 0xCED7230A
 LONGEST = (1 << 29) - 1
@@ -26,6 +27,7 @@ _WORD = np.dtype("<u4")
 _MARK_WORD = np.array(MARK, _WORD)  # numpy compares with it five times as fast as with an int
 _HEAD = struct.Struct("<II")
 _ALONE, _FIRST, _MIDDLE, _LAST = range(4)
+_AHEAD = 1000  # reads that the kernel is told of in advance
 _ENDS = (_ALONE, _LAST)
 _MAY_FOLLOW = ((_ALONE, _FIRST), (_MIDDLE, _LAST), (_MIDDLE, _LAST), (_ALONE, _FIRST))
 
@@ -42,25 +44,32 @@ def framed(content: bytes) -> list[bytes]:
     return pieces
 
 
-def record(file: RawFile, start: int, stop: int) -> memoryview:
-    """The content of the record that is exactly the bytes from start to stop."""
-    raw = file.read(start, stop - start)
+class Misfit(ValueError):
+    """The bytes are not a record: `what` is wrong at the byte `at` of them."""
+
+    def __init__(self, at: int, what: str) -> None:
+        super().__init__(what)
+        self.at, self.what = at, what
+
+
+def record(raw: bytes) -> memoryview:
+    """The content of the record that is exactly these bytes. Raises Misfit."""
     begins = _marks(raw)
     if not begins or begins[0] != 0:
-        file.damaged(start, "a record should begin here, but none does")
+        raise Misfit(0, "a record should begin here, but none does")
     between = [_MIDDLE] * (len(begins) - 2)
     flags = [_ALONE] if len(begins) == 1 else [_FIRST, *between, _LAST]
     parts: list[memoryview | bytes] = []
     for expected, begin, end in zip(flags, begins, [*begins[1:], len(raw)], strict=True):
         if end < begin + 8:
-            file.damaged(start + begin, "the header of a part is cut off")
+            raise Misfit(begin, "the header of a part is cut off")
         _, word = _HEAD.unpack_from(raw, begin)
         flag, length = word >> 29, word & LONGEST
         stop = begin + 8 + length
         # Only the last part may end before a multiple of 4; zeros fill the rest.
         fits = end == stop if expected in (_FIRST, _MIDDLE) else stop <= end < stop + 4 and not any(raw[stop:end])
         if flag != expected or not fits:
-            file.damaged(start + begin, f"a part of {length:,} bytes with flag {flag} does not fit here")
+            raise Misfit(begin, f"a part of {length:,} bytes with flag {flag} does not fit here")
         parts += _MARK, memoryview(raw)[begin + 8 : stop]
     return memoryview(parts[1] if len(parts) == 2 else b"".join(parts[1:]))
 
@@ -71,7 +80,7 @@ def beginning(raw: bytes) -> bytes | None:
     return raw[8 : 8 + word] if mark == MARK and word >> 29 == _ALONE else None
 
 
-def disagreement(file: RawFile, starts: NDArray[np.int64]) -> str:
+def disagreement(file: AnyFile, starts: NDArray[np.int64]) -> str:
     """Why the records of the file cannot begin at exactly these bytes, in order; empty if they can."""
     # Damage to a single record is not reported here: it raises when that record is read.
     if len(odd := starts[starts % 4 != 0]):
@@ -79,7 +88,7 @@ def disagreement(file: RawFile, starts: NDArray[np.int64]) -> str:
     if file.size % 4:
         return f"the file ends at byte {file.size:,}, but records end at multiples of 4"
     read = file.read
-    heads = np.frombuffer(file.read_each(starts.tolist(), 8), _WORD).reshape(-1, 2)
+    heads = np.frombuffer(b"".join(read_heads(file, starts, 8)), _WORD).reshape(-1, 2)
     marked, flags = heads[:, 0] == _MARK_WORD, heads[:, 1] >> 29
     ends = starts + 8 + (heads[:, 1].astype(np.int64) & LONGEST) + 3 & ~3
     single = marked & (flags == _ALONE)
@@ -96,7 +105,14 @@ def disagreement(file: RawFile, starts: NDArray[np.int64]) -> str:
     return ""
 
 
-def _end(file: RawFile, at: int) -> int:
+def read_heads(file: AnyFile, starts: NDArray[Any], size: int) -> Iterator[bytes]:
+    """The first bytes of the records that begin at `starts`: `size` of each, or up to the end of the file."""
+    for first in range(0, len(starts), _AHEAD):
+        some = starts[first : first + _AHEAD].tolist()
+        yield from file.read_each(some, [min(size, file.size - start) for start in some])
+
+
+def _end(file: AnyFile, at: int) -> int:
     """The end of the record that begins here; if it is damaged, a byte where no record begins."""
     flag = _LAST
     while at <= file.size - 8:
@@ -110,7 +126,7 @@ def _end(file: RawFile, at: int) -> int:
     return file.size
 
 
-def records(file: RawFile) -> Iterator[tuple[int, int]]:
+def records(file: AnyFile) -> Iterator[tuple[int, int]]:
     """The start and stop of each record, found by following the headers."""
     read, unpack, size = file.read, _HEAD.unpack, file.size
     begin = at = 0

@@ -9,20 +9,23 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._files.local import AnyFile, File
 from penstock._system import trust
-from penstock.errors import RecordError
+from penstock.errors import FormatError
 from penstock.records import _framing as framing
-from penstock.records._raw import RawFile
 
 _LINE = rb"\d{1,20}[ \t]+\d{1,18}[ \t\r]*\n"
 _LINES = re.compile(rb"(?:" + _LINE + rb")*+")
 _MOST = (1 << 64) - 1
 
 
-def read_index(path: str, file: RawFile) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-    """The first byte of each record, in the order of the file, and the records' keys."""
-    index = RawFile(path)
-    text = index.read(0, index.size)
+def read_index(index: AnyFile, file: AnyFile) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    """The first byte of each record, in the order of the file, and the records' keys.
+
+    The index of a local file is compared with the header of every record. Of a remote file that would be all of it,
+    so only the last record is looked at: an index that is wrong elsewhere is noticed when those records are read.
+    """
+    path, text = index.path, index.read(0, index.size)
     if text and not text.endswith(b"\n"):
         text += b"\n"
     whole = _LINES.match(text)
@@ -37,22 +40,21 @@ def read_index(path: str, file: RawFile) -> tuple[NDArray[np.int64], NDArray[np.
     order = table[:, 1].argsort(kind="stable")
     keys, starts = table[order, 0], table[order, 1].astype(np.int64)
     if wrong := _wrong(starts, file):
-        raise RecordError(
+        raise FormatError(
             f"{path} is not the index of {file.path}: {wrong}. One of the two is damaged or out of date. "
             "Pass idx=False to find the records without it; save_idx() writes a new index."
         )
-    file.hint = f" Or {path} is not the index of this file: pass idx=False to read without an index."
     return starts, keys
 
 
 def _refuse(path: str, lines: list[bytes], row: int) -> NoReturn:
-    raise RecordError(
+    raise FormatError(
         f"{path}, line {row + 1}: {lines[row][:60]!r} should be a key below 2**64 and the first byte of its record, "
         "two integers with a tab between them."
     )
 
 
-def _wrong(starts: NDArray[np.int64], file: RawFile) -> str:
+def _wrong(starts: NDArray[np.int64], file: AnyFile) -> str:
     """Why this is not the index of the file, or lacks records; empty if it is complete."""
     if len(starts) == 0:
         return f"it is empty, but the file has {file.size:,} bytes" if file.size else ""
@@ -63,10 +65,11 @@ def _wrong(starts: NDArray[np.int64], file: RawFile) -> str:
     if starts[-1] >= file.size:
         return f"it has a record at byte {starts[-1]:,}, but the file ends at {file.size:,}"
     try:
-        framing.record(file, int(starts[-1]), file.size)
-    except RecordError:
+        last = int(starts[-1])
+        framing.record(file.read(last, file.size - last))
+    except framing.Misfit:
         return f"its last record, at byte {starts[-1]:,}, does not end where the file does"
-    return framing.disagreement(file, starts)
+    return framing.disagreement(file, starts) if isinstance(file, File) else ""
 
 
 def write_index(path: str, starts: Iterable[int], keys: Iterable[int]) -> None:

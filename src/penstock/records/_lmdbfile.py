@@ -20,8 +20,10 @@ from array import array
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
-from penstock.records._raw import RawFile
+from penstock._files.index import Arrays
+from penstock._files.local import AnyFile
 from penstock.source._packed import PackedList
 
 _MARK, _VERSION = 0xBEEFC0DE, 1
@@ -41,50 +43,59 @@ def is_lmdb(first_bytes: bytes) -> bool:
     return first_bytes[16:20] == _MARK.to_bytes(4, "little")
 
 
-class LMDBFile:
-    """The keys of an LMDB file, and their values by position."""
+def find_values(file: AnyFile) -> Arrays:
+    """The index of an LMDB file: where the value of each key is, in the order of the keys.
 
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self._file = RawFile(path)
-        flags, depth, entries, root = self._newest()
-        if flags or (entries and not 1 <= depth <= _DEEPEST):
-            self._file.damaged(0, f"a database with flags {flags:#x} and depth {depth} is not one that Caffe writes")
-        self._entries = entries
+    `starts` and `sizes` are the extents of the values, and `starts` has the end of the file, too. The extent of a
+    large value begins with the header of its page, so it begins at a multiple of `page`. `keys` are the keys, joined,
+    and `key_edges` says where each begins.
+    """
+    return _Tree(file).arrays()
+
+
+def value_of(raw: bytes, start: int, page: int) -> memoryview | None:
+    """The value in the bytes of an extent, which begins at the byte `start` of the file; None if it is damaged."""
+    if start % page or not raw:  # an empty value may stand at the end of its page
+        return memoryview(raw)
+    number, _, kind, low, high = _PAGE.unpack_from(raw)
+    enough = (high << 16 | low) * page >= len(raw)
+    is_sound = number == start // page and kind & _KINDS == _OVERFLOW and enough
+    return memoryview(raw)[_PAGE.size :] if is_sound else None
+
+
+class _Tree:
+    """The pages of an LMDB file. Every number is checked before it is used."""
+
+    def __init__(self, file: AnyFile) -> None:
+        self._file = file
+        self._flags, self._depth, self._entries, self._root = self._newest()
+        if self._flags or (self._entries and not 1 <= self._depth <= _DEEPEST):
+            what = f"a database with flags {self._flags:#x} and depth {self._depth} is not one that Caffe writes"
+            self._file.damaged(0, what)
+
+    def arrays(self) -> Arrays:
         starts, sizes = array("q"), array("q")
-        self.keys: PackedList[bytes] = PackedList(self._walk(root, depth, starts, sizes))
-        if len(self.keys) != entries:
-            self._file.damaged(0, f"{entries:,} entries were expected, but there are {len(self.keys):,}")
-        self._starts, self._sizes = np.array(starts, np.int64), np.array(sizes, np.int64)
-        self._check_values()
+        keys: PackedList[bytes] = PackedList(self._walk(self._root, self._depth, starts, sizes))
+        if len(keys) != self._entries:
+            self._file.damaged(0, f"{self._entries:,} entries were expected, but there are {len(keys):,}")
+        begins, lengths = np.array(starts, np.int64), np.array(sizes, np.int64)
+        self._check_values(keys, begins, lengths)
+        return {
+            "starts": np.append(begins, self._file.size),
+            "sizes": lengths,
+            "keys": keys.data,
+            "key_edges": keys.offsets,
+            "page": np.array([self._page]),
+        }
 
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    def value(self, at: int) -> memoryview:
-        start, size = int(self._starts[at]), int(self._sizes[at])
-        # Right after a page header only overflow pages have a value; a leaf has the offsets of its nodes there.
-        if start % self._page != _PAGE.size:
-            return memoryview(self._file.read(start, size))
-        page = memoryview(self._file.read(start - _PAGE.size, _PAGE.size + size))
-        number, _, kind, low, high = _PAGE.unpack_from(page)
-        enough = (high << 16 | low) * self._page >= len(page)
-        if number != start // self._page or kind & _KINDS != _OVERFLOW or not enough:
-            self._file.damaged(start, f"the value of key {self.keys[at]!r} should begin here, but does not")
-        return page[_PAGE.size :]
-
-    def _check_values(self) -> None:
+    def _check_values(self, keys: PackedList[bytes], starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
         """Checks that all values are inside the file, and that no two overlap."""
-        order = self._starts.argsort()
-        begins, ends = self._starts[order], (self._starts + self._sizes)[order]
+        order = starts.argsort()
+        begins, ends = starts[order], (starts + sizes)[order]
         wrong = np.flatnonzero(ends > np.append(begins[1:], self._file.size))
         if len(wrong):
-            key, end = self.keys[int(order[wrong[0]])], int(ends[wrong[0]])
+            key, end = keys[int(order[wrong[0]])], int(ends[wrong[0]])
             self._file.damaged(end, f"the value of key {key!r} ends here, inside another or outside the file")
-
-    def offset(self, at: int) -> int:
-        """The byte at which a value begins."""
-        return int(self._starts[at])
 
     def _newest(self) -> tuple[int, int, int, int]:
         """Flags, depth, number of entries and root page after the last transaction."""
@@ -120,12 +131,14 @@ class LMDBFile:
                 if flags & _NO_VALUE or (last is not None and key <= last) or len(sizes) == self._entries:
                     self._file.damaged(number * self._page + at, f"key {key!r} should not be here")
                 last = key
+                size = high << 16 | low
                 if flags & _LARGE:
                     page = int.from_bytes(raw[begin : begin + 8], "little")
-                    starts.append(self._page_start(page) + _PAGE.size)
+                    starts.append(self._page_start(page))
+                    sizes.append(_PAGE.size + size)
                 else:
                     starts.append(number * self._page + begin)
-                sizes.append(high << 16 | low)
+                    sizes.append(size)
                 yield key
 
     def _leaves(self, number: int, depth: int) -> Iterator[tuple[int, bytes, tuple[int, ...]]]:

@@ -18,9 +18,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from penstock._pixels import open_image
 from penstock._printable import printable
 from penstock.image import ImageFolder, Transform
-from penstock.image._decode import open_image
 from penstock.loader import DataLoader
 from penstock.records._recordfile import RecordWriter, idx_path
 from penstock.source._dataset import Dataset

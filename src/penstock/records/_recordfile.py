@@ -6,27 +6,35 @@ import os
 import secrets
 import struct
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import pairwise
 from operator import index as as_int
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, SupportsIndex, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._remote.urls import local
+from penstock._files.access import Access, FileOptions, RemoteOptions
+from penstock._files.index import Arrays, Index, cached_each, for_each
+from penstock._files.local import AnyFile, File
+from penstock._files.paths import FilePath, Paths, find_files
+from penstock._files.remote import FromTheStart, RemoteFile
+from penstock._files.too_large import LIMIT, checked_limit, refuse_large
 from penstock._system import trust
 from penstock._system.interrupts import interrupts_deferred
+from penstock.errors import FormatError, RemoteError
+from penstock.formats._extents import compact
 from penstock.records import _framing as framing
 from penstock.records._index import read_index, write_index
-from penstock.records._raw import RawFile
-from penstock.records._samples import FilePath, Samples, StoredImage, as_images, position
+from penstock.records._samples import Samples, as_images
 from penstock.source._dataset import IterableDataset
 
 if TYPE_CHECKING:
     from penstock.image import Transform
+    from penstock.image._dataset import StoredImage
 
 _HEAD = struct.Struct("<IfQQ")  # number of labels that follow; the label if none do; the id; its upper half
 
@@ -40,27 +48,33 @@ class Record(NamedTuple):
 
 
 class RecordFile(Samples):
-    """The records of MXNet's `.rec` file, in the order of the file; each is a `Record(id, label, data)`.
+    """The records of MXNet's `.rec` files, in the order of the files; each is a `Record(id, label, data)`.
 
     With a `transform` of `penstock.image` a sample is `(image, label)`, or the image alone with `labels=False`.
 
-    The index is the `.idx` beside the file, or the file that `idx` names. Without one, or with `idx=False`, the
-    records are found by following their headers. Both read each header: about 2 s for a million records if the file
-    is in the page cache. `save_idx()` writes the index for the next time. Any number of threads and processes may
-    read at once.
+    `path` is a path or URL, a list of these, a pattern or a folder. The index of a file is the `.idx` beside it, or
+    the file that `idx` names. Without one, or with `idx=False`, the records are found by following their headers, and
+    where they are is kept (docs/formats.md). Both read each header: about 2 s for a million records if the file is in
+    the page cache. Of a remote file with an `.idx`, only the records that are needed are read. `save_idx()` writes
+    the index for the next time. Any number of threads and processes may read at once.
 
     RecordIO has no checksums: a wrong byte in a record's label or data cannot be noticed. Any other damage raises
     `RecordError`, at the latest when the record is read.
+
+    `storage`, `cache`, `cache_bytes` and `cache_shared` are for remote files: see `penstock.formats`. A record of
+    more than `max_sample_bytes` is an error of its sample; a `transform` has its own limit.
     """
 
     suffixes = (".rec",)
+    kind = "rec-1"
 
     def __init__(
         self,
-        path: FilePath,
+        path: Paths,
         idx: FilePath | Literal[False] | None = None,
         transform: Transform | None = None,
         labels: bool = True,
+        **files: Unpack[FileOptions],
     ) -> None:
         _check_labels(transform, labels)
         if idx is not None and idx is not False and not isinstance(idx, (str, os.PathLike)):
@@ -68,39 +82,71 @@ class RecordFile(Samples):
                 f"idx must be the path of an index, or False, but it is of type {type(idx).__name__}. To get "
                 "images, pass transform= by name."
             )
-        super().__init__(local(os.fspath(path), "RecordFile"), transform, labels)
-        self._file = RawFile(self.path)
-        self._keys: NDArray[np.uint64] | None = None
-        if idx is None:
-            with suppress(OSError):  # there is none, or one of another user, who could not change the file
-                trust.check_beside(idx_path(self.path), self.path)
-                idx = idx_path(self.path)
-        if idx is None or idx is False:
-            starts = np.array(array("q", (start for start, _ in framing.records(self._file))), np.int64)
-        else:
-            starts, self._keys = read_index(local(os.fspath(idx), "the index of RecordFile"), self._file)
-        self._edges = np.append(starts, self._file.size)
+        self._idx = idx
+        super().__init__(path, transform, labels, **files)
 
     @classmethod
     def matches(cls, first_bytes: bytes) -> bool:
         """True if a file that begins with these bytes is one of RecordIO."""
         return first_bytes.startswith(framing.MARK.to_bytes(4, "little"))
 
-    def __len__(self) -> int:
-        return len(self._edges) - 1
+    @staticmethod
+    def find(file: AnyFile) -> Arrays:
+        starts = array("q", (start for start, _ in framing.records(file)))
+        return {"starts": _edges(np.array(starts, np.int64), file)}
 
-    def _sample(self, at: int) -> Record:
-        return _read_record(self._file, *self._extent(at))
+    def _find_indexes(self, access: Access) -> list[Index]:
+        if self._idx and len(self.files) > 1:
+            raise ValueError(
+                f"idx= names the index of one file, but there are {len(self.files):,} files. Without idx=, the .idx "
+                "beside each is used."
+            )
+        indexes = list(for_each(partial(self._idx_of, access=access), self.files))
+        self._idx_paths = [None if index is None else index.path for index in indexes]
+        found = [
+            None if index is None else self._by_idx(file, index)
+            for file, index in zip(self.files, indexes, strict=True)
+        ]
+        missing = [file for file, index in zip(self.files, found, strict=True) if index is None]
+        others = iter(cached_each(missing, self.kind, self.find))
+        return [next(others) if index is None else index for index in found]
 
-    def _source(self, at: int) -> StoredImage:
-        start, stop = self._extent(at)
-        record = _read_record(self._file, start, stop)
-        return record.data, record.label, f"{self.path}, record {at}, byte {start:,}"
+    def _idx_of(self, file: AnyFile, access: Access) -> AnyFile | None:
+        """The `.idx` of a file; None if there is none, or only one of another user, who could not change the file."""
+        if self._idx is False:
+            return None
+        if self._idx is not None:
+            return find_files(self._idx, (".idx",), "the index of RecordFile", access)[0]
+        if isinstance(file, RemoteFile):
+            try:
+                return file.beside(".idx")
+            except RemoteError as error:
+                if isinstance(error, FileNotFoundError) or error.refused:  # some stores refuse what is not there
+                    return None
+                raise
+        with suppress(OSError):
+            trust.check_beside(idx_path(file.path), file.path)
+            return File(idx_path(file.path))
+        return None
 
-    def _extent(self, at: int) -> tuple[int, int]:
-        at = position(at, len(self), self.path)
-        start, stop = self._edges[at : at + 2].tolist()
-        return start, stop
+    def _by_idx(self, file: AnyFile, index: AnyFile) -> Index:
+        starts, keys = read_index(index, file)
+        return Index(file, self.kind, self.find, {"starts": _edges(starts, file), "keys": keys}, False)
+
+    def checks(self) -> Sequence[object]:
+        return [index.check("starts") for index in self.indexes]  # other records begin elsewhere
+
+    def stored(self, raw: bytes, number: int, row: int) -> Record:
+        try:
+            return _record(raw)
+        except framing.Misfit as error:
+            index, start = self._idx_paths[number], self.extent(number, row)[0]
+            _damaged(self.files[number], start, error, index)
+
+    def image(self, raw: bytes, number: int, row: int) -> StoredImage:
+        record = self.stored(raw, number, row)
+        start = self.extent(number, row)[0]
+        return record.data, record.label, f"{self.files[number].path}, record {row}, byte {start:,}"
 
     def by_id(self, id: int) -> Any:
         """The sample with this key in the index or, without an index, with this id in its header."""
@@ -109,78 +155,124 @@ class RecordFile(Samples):
             order, wanted = self._by_id, np.uint64(number)
             ends = (np.searchsorted(self.ids, wanted, side, order) for side in ("left", "right"))
             hits = order[slice(*ends)].tolist()
+        files = self.path if len(self.files) == 1 else f"{len(self.files):,} files"
         if not hits:
-            raise KeyError(f"no record of {self.path} has the id {id}.")
+            raise KeyError(f"no record of {files} has the id {id}.")
         if len(hits) > 1:
-            raise KeyError(f"id {id} is not unique in {self.path}: {len(hits)} records have it, {hits[:5]}.")
+            raise KeyError(f"id {id} is not unique in {files}: {len(hits)} records have it, {hits[:5]}.")
         return self[hits[0]]
 
     @cached_property
     def _by_id(self) -> NDArray[np.int64]:
         return self.ids.argsort(kind="stable")
 
-    @property
+    @cached_property
     def ids(self) -> NDArray[np.uint64]:
-        """The ids that `by_id` takes, in the order of the file. Without an index they are read from the records."""
-        if self._keys is None:
-            ids = (_id(self._file, *self._extent(at)) for at in range(len(self)))
-            self._keys = np.array(array("Q", ids), np.uint64)
-        return self._keys
+        """The ids that `by_id` takes, in the order of the samples. Without an index, they are read from records."""
+        return np.concatenate([self._ids(number) for number in range(len(self.files))])
+
+    def _ids(self, number: int) -> NDArray[np.uint64]:
+        """The ids of one file."""
+        index, file = self.indexes[number], self.files[number]
+        if "keys" in index:
+            return index["keys"]
+        starts = index["starts"]
+        heads = framing.read_heads(file, starts[:-1], 8 + _HEAD.size)
+        ids = (_id(file, head, *ends) for head, ends in zip(heads, pairwise(map(int, starts)), strict=True))
+        return np.array(array("Q", ids), np.uint64)
 
     def save_idx(self, path: FilePath | None = None) -> None:
-        """Writes the index to `path`, or beside the file by default."""
-        index = idx_path(self.path) if path is None else os.fspath(path)
-        if os.path.exists(index) and os.path.samefile(index, self.path):
-            raise ValueError(f"{index} is the record file itself. Give the index another name.")
-        write_index(index, self._edges[:-1], self.ids)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.path!r}, {len(self)} records)"
+        """Writes the index to `path`, or beside each file by default."""
+        if path is not None and len(self.files) > 1:
+            raise ValueError(
+                f"an index is of one file, and there are {len(self.files):,}. Without a path, the index of each is "
+                "written beside it."
+            )
+        for number, file in enumerate(self.files):
+            if path is None and not isinstance(file, File):
+                raise ValueError(
+                    f"{file.path} is remote. Pass the path of a local file for its index: save_idx(path)."
+                )
+            index = idx_path(file.path) if path is None else os.fspath(path)
+            if os.path.exists(index) and isinstance(file, File) and os.path.samefile(index, file.path):
+                raise ValueError(f"{index} is the record file itself. Give the index another name.")
+            write_index(index, self.indexes[number]["starts"][:-1], self._ids(number))
 
 
 class RecordStream(IterableDataset[Any]):
     """The samples of a `.rec` file as a stream, for a `DataLoader`, without building an index first.
 
     Choose it for a huge file without an index that is read in file order. One reader follows the headers, and the
-    workers read and transform the records. (Without a loader iterate over a `RecordFile`.)
+    workers read and transform the records. (Without a loader iterate over a `RecordFile`.) `path` may be a URL; the
+    keywords are those of `RecordFile`.
     """
 
-    def __init__(self, path: FilePath, transform: Transform | None = None, labels: bool = True) -> None:
+    def __init__(
+        self,
+        path: FilePath,
+        transform: Transform | None = None,
+        labels: bool = True,
+        *,
+        max_sample_bytes: int | None = LIMIT,
+        **files: Unpack[RemoteOptions],
+    ) -> None:
         _check_labels(transform, labels)
         if transform is not None:
             as_images(transform, labels)
-        self.path, self.transform, self.labels = os.fspath(path), transform, labels
-        self._file = RawFile(self.path)
+        self.max_sample_bytes = checked_limit(max_sample_bytes)
+        found = find_files(path, RecordFile.suffixes, "RecordStream", Access.of("RecordStream", files))
+        if len(found) > 1:
+            raise ValueError(f"RecordStream reads one file, but there are {len(found):,}. RecordFile reads several.")
+        (self._file,) = found
+        self.path, self.transform, self.labels = self._file.path, transform, labels
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        return framing.records(self._file)
+        return framing.records(FromTheStart(self._file) if isinstance(self._file, RemoteFile) else self._file)
 
     def load(self, extent: tuple[int, int]) -> Any:
         """The sample at these bytes (start, stop) of the file."""
-        record = _read_record(self._file, *extent)
+        start, stop = extent
+        name = f"{self.path}, byte {start:,}"
+        if self.max_sample_bytes is not None and stop - start > self.max_sample_bytes:
+            refuse_large(name, stop - start, self.max_sample_bytes)
+        try:
+            record = _record(self._file.read(start, stop - start))
+        except framing.Misfit as error:
+            _damaged(self._file, start, error)
         if self.transform is None:
             return record
-        name = f"{self.path}, byte {extent[0]:,}"
         return as_images(self.transform, self.labels)._made(record.data, record.label, name)
 
 
-def _read_record(file: RawFile, start: int, stop: int) -> Record:
-    content = framing.record(file, start, stop)
+def _edges(starts: NDArray[np.int64], file: AnyFile) -> NDArray[Any]:
+    """The first byte of each record, and the end."""
+    return compact(np.append(starts, file.size), file.size)
+
+
+def _record(raw: bytes) -> Record:
+    """The record of these bytes. Raises Misfit."""
+    content = framing.record(raw)
     if len(content) < _HEAD.size:
-        file.damaged(
-            start,
-            f"a record of {len(content)} bytes is too short for the header of {_HEAD.size} with its id and label",
-        )
+        what = f"a record of {len(content)} bytes is too short for the header of {_HEAD.size} with its id and label"
+        raise framing.Misfit(0, what)
     count, label, id_, _ = _HEAD.unpack_from(content)
     begin = _HEAD.size + 4 * count
     if begin > len(content):
-        file.damaged(
-            start,
-            f"a record of {len(content):,} bytes cannot hold the {count:,} labels that its header names",
-        )
+        what = f"a record of {len(content):,} bytes cannot hold the {count:,} labels that its header names"
+        raise framing.Misfit(0, what)
     if count:
         label = np.frombuffer(content, "<f4", count, _HEAD.size).astype(np.float32)
     return Record(id_, label, bytes(content[begin:]))
+
+
+def _damaged(file: AnyFile, start: int, error: framing.Misfit, index: str | None = None) -> NoReturn:
+    """Raises FormatError for the record that begins at the byte `start`, and was found by this index."""
+    try:
+        file.damaged(start + error.at, error.what)
+    except FormatError as damage:
+        hint = f" Or {index} is not the index of this file: pass idx=False to read without an index."
+        text = f"{damage}{hint if index else ''}"
+    raise FormatError(text) from None
 
 
 def idx_path(path: str) -> str:
@@ -194,10 +286,13 @@ def _as_id(id: SupportsIndex) -> int:
         raise TypeError(f"the id of a record must be an integer, but it is {id!r}.") from None
 
 
-def _id(file: RawFile, start: int, stop: int) -> int:
-    content = framing.beginning(file.read(start, min(stop - start, 8 + _HEAD.size)))
+def _id(file: AnyFile, head: bytes, start: int, stop: int) -> int:
+    content = framing.beginning(head[: stop - start])
     if content is None or len(content) < _HEAD.size:
-        return _read_record(file, start, stop).id  # of several parts, or damaged
+        try:  # it has several parts, or is damaged
+            return _record(file.read(start, stop - start)).id
+        except framing.Misfit as error:
+            _damaged(file, start, error)
     id_: int = _HEAD.unpack(content)[2]
     return id_
 

@@ -44,6 +44,11 @@ class PackedList(Sequence[T], Generic[T]):
         data, offsets, kind = _pack(items)
         self._set(np.frombuffer(data, dtype=np.uint8), np.frombuffer(offsets, dtype=np.int64), kind)
 
+    @staticmethod
+    def of_bytes(data: NDArray[np.uint8], offsets: NDArray[np.int64]) -> PackedList[bytes]:
+        """The list that has these two arrays: item i is the bytes from `offsets[i]` to `offsets[i + 1]`."""
+        return _restore(data, offsets, "bytes")
+
     def _set(self, data: NDArray[np.uint8], offsets: NDArray[np.int64], kind: ItemKind) -> None:
         data.flags.writeable = offsets.flags.writeable = False
         self.data, self.offsets, self.kind = data, offsets, kind

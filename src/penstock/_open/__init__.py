@@ -23,8 +23,6 @@ def open(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], **set
     >>> penstock.open(path)[1]
     {'id': 2}
     """
-    from penstock.formats._recognise import (
-        open_files,  # late: `import penstock` need not wait for the formats
-    )
+    from penstock._open.recognise import open_files  # late: `import penstock` need not wait for the formats
 
     return open_files(paths, settings)

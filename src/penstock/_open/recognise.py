@@ -13,10 +13,10 @@ import penstock.formats as formats
 from penstock import records
 from penstock._files.access import Access
 from penstock._files.local import AnyFile, File
-from penstock._files.paths import FilePath, expand, find_files
+from penstock._files.paths import FilePath, find_files
+from penstock._open import others
 from penstock._remote.urls import is_url
 from penstock.errors import FormatError
-from penstock.formats import _others
 from penstock.formats._archive import HEADER
 from penstock.formats._extents import refuse_compressed
 from penstock.formats._megatron import idx_path
@@ -52,18 +52,13 @@ def open_files(path: FilePath | Iterable[FilePath], settings: dict[str, Any]) ->
     files = _paired(_all_files(given, access))
     found = _format(files)
     if found is formats.TextLines and len(given) == 1 and os.path.isdir(given[0]):
-        _others.refuse_beside_text(os.path.abspath(given[0]), PICTURES)
+        others.refuse_beside_text(os.path.abspath(given[0]), PICTURES)
     if found is formats.Tokens and not {"dtype", "length"} <= settings.keys():
         raise FormatError(
             f"{files[0].path} looks like a file of token ids, which do not say their dtype: pass it, and the length "
             "of a sample: penstock.open(path, dtype='uint16', length=1025, stride=1024), or in a terminal penstock "
             "inspect PATH --dtype uint16 --length 1025."
         )
-    if found in (records.RecordFile, records.CaffeLMDB):
-        name = found.__name__
-        if len(files) > 1:
-            raise ValueError(f"{name} reads one file, but there are {len(files)}. Join them with ConcatDataset.")
-        return _made(found, expand(files, (), name)[0], settings)
     return _made(found, files, settings)
 
 
@@ -101,7 +96,7 @@ def _all_files(given: list[Any], access: Access) -> list[AnyFile]:
         if load_entry_points():
             return _all_files(given, access)
         folders = [os.path.abspath(one) for one in given if os.path.isdir(one)]
-        for said in filter(None, (_others.of_folder(folder, PICTURES) for folder in folders)):
+        for said in filter(None, (others.of_folder(folder, PICTURES) for folder in folders)):
             raise FormatError(said) from None
         raise
 
@@ -206,9 +201,9 @@ def _format_of(file: AnyFile) -> Found:
         found, named = _by_content(begin), _by_name(file.path)
     if found is not None:
         return found
-    if named is None and (said := _others.advice(file)):
+    if named is None and (said := others.advice(file)):
         raise FormatError(said)
     refuse_compressed(file)
     if named is None:
-        raise FormatError(_others.unknown(file, PICTURES))
+        raise FormatError(others.unknown(file, PICTURES))
     return named

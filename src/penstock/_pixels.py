@@ -1,7 +1,8 @@
 """Decodes images to pixels: upright, in the requested colour, and no larger than needed.
 
 An image is opened first, which gives its size, and decoded when it is known which of its pixels are needed.
-Pixels are uint8 of shape (height, width, 3) or, for a gray image, (height, width).
+Pixels are uint8 of shape (height, width, 3) or, for a gray image, (height, width). The libraries are those of the
+extra "image".
 """
 
 from __future__ import annotations
@@ -12,14 +13,18 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, Literal
 
-import cv2
 import numpy as np
-import simplejpeg
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
 
 from penstock._files.too_large import LIMIT, refuse_large
 from penstock.errors import ImageError
+
+try:
+    import cv2
+    import simplejpeg
+    from PIL import Image, ImageOps, UnidentifiedImageError
+except ImportError as error:
+    raise ImportError(f'penstock.image needs {error.name}: pip install ".[image]" in a clone of penstock') from error
 
 Pixels = NDArray[np.uint8]
 Color = Literal["rgb", "bgr", "gray"]

@@ -1,0 +1,83 @@
+"""Messages of protobuf, read without a library.
+
+A message is a sequence of fields. Each begins with a tag: the number of the field and its wire type, which is an
+integer with 7 bits in a byte, 8 bytes, 4 bytes, or a length and as many bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+VARINT, EIGHT, BYTES, FOUR = 0, 1, 2, 5
+
+
+class MessageError(ValueError):
+    """The bytes are not a valid message."""
+
+
+def fields(message: memoryview) -> Iterator[tuple[int, int, Any]]:
+    """The number, the wire type and the value of each field: an int for `VARINT`, else the bytes."""
+    at = 0
+    while at < len(message):
+        tag, at = integer(message, at)
+        found, at = value(message, at, tag & 7)
+        yield tag >> 3, tag & 7, found
+
+
+def numbers(message: memoryview, wire_type: int) -> Iterator[Any]:
+    """The numbers of a message with field 1 only, one by one or packed. Of `FOUR`, the bytes of one or many."""
+    for field, found_type, found in fields(message):
+        if field != 1 or found_type not in (wire_type, BYTES):
+            raise MessageError(f"a list of numbers has a field {field} of wire type {found_type}")
+        if found_type == VARINT or wire_type == FOUR:
+            yield found
+            continue
+        at = 0
+        while at < len(found):
+            number, at = integer(found, at)
+            yield number
+
+
+def integer(message: memoryview, at: int) -> tuple[int, int]:
+    """The integer at a position, and the position after it."""
+    value = 0
+    for shift in range(0, 70, 7):
+        if at + shift // 7 >= len(message):
+            break
+        byte = message[at + shift // 7]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value & (1 << 64) - 1, at + shift // 7 + 1
+    raise MessageError(f"an integer at byte {at:,} does not end")
+
+
+def block(message: memoryview, at: int) -> tuple[memoryview, int]:
+    """The bytes at a position, which has their length, and the position after them."""
+    size, at = integer(message, at)
+    if size > len(message) - at:
+        raise MessageError(f"{size:,} bytes at byte {at:,} reach beyond the end, at byte {len(message):,}")
+    return message[at : at + size], at + size
+
+
+def value(message: memoryview, at: int, wire_type: int) -> tuple[int | memoryview, int]:
+    """A value of any type, and the position after it."""
+    if wire_type == VARINT:
+        return integer(message, at)
+    if wire_type == BYTES:
+        return block(message, at)
+    if wire_type not in (EIGHT, FOUR):
+        raise MessageError(f"a field at byte {at:,} has the unknown wire type {wire_type}")
+    end = at + (8 if wire_type == EIGHT else 4)
+    if end > len(message):
+        raise MessageError(f"a field reaches beyond the end, at byte {len(message):,}")
+    return message[at:end], end
+
+
+def floats_of(packed: memoryview) -> NDArray[np.float32]:
+    if len(packed) % 4:
+        raise MessageError(f"{len(packed):,} bytes are not a whole number of float32")
+    return np.frombuffer(packed, "<f4").astype(np.float32, copy=False)
