@@ -3,6 +3,13 @@
 The scheduler decides, the engine carries out: it draws steps from the course, posts tasks, takes outcomes in, and
 hands a batch out. It runs only inside the caller's `next()`: penstock has no thread, and workers find their next task
 on their own.
+
+A step that is on its way is in four tables, by its seq, because each is all that one part may know:
+
+    Scheduler   posted, filled or lost, and in which slab: decides, and knows neither samples nor outcomes
+    Course      which steps of which run it stands for, and its outcome: knows neither workers nor slabs
+    backend     which slot of the board it has: knows neither the order nor the consumer
+    the board   the task itself, in shared memory: the only table that workers see
 """
 
 from __future__ import annotations
@@ -77,7 +84,6 @@ class Engine(Held):
         self._pace = Pace(backend.most_steps if bundles else 1)
         self._leases = Leases()
         self.stopwatch = Stopwatch(meter or Meter())
-        self._outcomes: dict[int, Filled | Failed | Bundle] = {}
         self._losses: dict[int, Lost] = {}  # by worker, while the scheduler may speak of them
         self._empty: dict[int, Lost] = {}  # by seat: given up, and the caller was not told yet
         self._replaced: Lost | None = None  # while another worker is hired in its place
@@ -110,7 +116,7 @@ class Engine(Held):
     @property
     def ready(self) -> int:
         """How many batches, or tasks, are done and not handed out."""
-        return len(self._course.ready) + len(self._outcomes)
+        return len(self._course.ready) + len(self._course.filled)
 
     def open_answer(self) -> Answer | None:
         """What was handed out since the scheduler was last asked."""
@@ -241,7 +247,6 @@ class Engine(Held):
             return
         self.stopwatch.stop(len(self._course.ready))
         self._course.cancel()
-        self._outcomes.clear()
         self._answer = None
         self._carry_out(events.Cancelled())
         # What was done before it could be withdrawn: its slots would be missing when the next run is posted.
@@ -262,7 +267,6 @@ class Engine(Held):
         self.backend.update(change)
         self.stopwatch.stop(len(self._course.ready))
         self.stopwatch.meter.repeated += self._course.redo()
-        self._outcomes.clear()
         self._pace.forget()
         self._carry_out(events.Changed())
         self.backend.flush()
@@ -341,9 +345,8 @@ class Engine(Held):
     def _take(self, outcome: Outcome) -> None:
         if isinstance(outcome, (Filled, Failed, Bundle)):
             seq, worker = outcome[:2]
-            task = self._course.find(seq)
+            task = self._course.fill(seq, outcome)
             if task is not None:  # otherwise it was cancelled
-                self._outcomes[seq] = outcome
                 if not isinstance(outcome, Bundle) and outcome.mark is not None:
                     self._position = task.run, outcome.mark
                 if not isinstance(outcome, Failed):
@@ -412,7 +415,7 @@ class Engine(Held):
         if resume and task is not None and self._course.run is not None:
             task = self._course.run.continued(task, self._position_in(self._course.run))
         if task is not None and isinstance(task.keys, Raised):
-            self._outcomes[seq] = Failed(seq, events.CALLER, task.keys.error)
+            self._course.fill(seq, Failed(seq, events.CALLER, task.keys.error))
             self._events.append(events.StepFilled(seq, events.CALLER))
             return
         if task is not None:
@@ -435,7 +438,7 @@ class Engine(Held):
                 warn_caller(vacancy(loss))
             self._empty.clear()
         seq, slab = command
-        outcome = self._outcomes.pop(seq)
+        outcome: Filled | Failed | Bundle = self._course.filled.pop(seq)
         steps: list[Any] = outcome.steps if isinstance(outcome, Bundle) else [outcome]
         rows = nbytes = 0
         if isinstance(outcome, Failed):
