@@ -57,7 +57,7 @@ class Engine(Held):
     seconds after which a worker that is still at one step is killed.
     """
 
-    _finalizer: Any = bool  # so it is if an interrupt comes in the constructor
+    _finalizer: Any = bool  # until the constructor has set it: an interrupt may come before
 
     def __init__(
         self,
@@ -84,8 +84,8 @@ class Engine(Held):
         self._pace = Pace(backend.most_steps if bundles else 1)
         self._leases = Leases()
         self.stopwatch = Stopwatch(meter or Meter())
-        self._losses: dict[int, Lost] = {}  # by worker, while the scheduler may speak of them
-        self._empty: dict[int, Lost] = {}  # by seat: given up, and the caller was not told yet
+        self._losses: dict[int, Lost] = {}  # by worker, as long as a command may name the worker
+        self._empty: dict[int, Lost] = {}  # by seat: given up, and the caller was not warned yet
         self._replaced: Lost | None = None  # while another worker is hired in its place
         self._position: tuple[int, bytes] | None = None  # where a stream was last, and in which run
         self._events: deque[Event] = deque()
@@ -119,7 +119,7 @@ class Engine(Held):
         return len(self._course.ready) + len(self._course.filled)
 
     def open_answer(self) -> Answer | None:
-        """What was handed out since the scheduler was last asked."""
+        """The part of the last task that was handed out; None if nothing is being handed out."""
         return self.stopwatch.open_answer(len(self._course.ready))
 
     def memory(self) -> tuple[int, int, int]:
@@ -260,7 +260,7 @@ class Engine(Held):
     # What changes it while it runs.
 
     def update(self, change: bytes) -> None:
-        """While it is held: the dataset was changed (`change`, encoded). What was not handed out is done again."""
+        """While it is held: the dataset has changed (`change`, encoded), so steps not handed out are done again."""
         if self.closed:
             return
         # First: a worker that is forked meanwhile has the change already, and must not make it again.
@@ -272,7 +272,7 @@ class Engine(Held):
         self.backend.flush()
 
     def resize(self, workers: int, window: int) -> None:
-        """While it is held: from now on it has so many workers, and may be so many tasks ahead."""
+        """While it is held: sets the number of workers, and how many tasks may be ahead of the caller (`window`)."""
         if not self.closed:
             while self._take_in(0):  # workers that have left are not counted any more
                 pass
@@ -380,7 +380,7 @@ class Engine(Held):
         known_in, mark = self._position or (-1, None)
         return mark if run is not None and run.number == known_in else None
 
-    # What each command means.
+    # One method for each command.
 
     def _hire(self, command: commands.Hire) -> None:
         worker, seat = command
@@ -433,7 +433,7 @@ class Engine(Held):
             self._events.append(events.Rescinded(command.seq))
 
     def _deliver(self, command: commands.Deliver) -> None:
-        if self._empty:  # not before there is a batch: if nobody is left, an error tells it
+        if self._empty:  # only with a batch: if no worker is left, an error says so
             for loss in self._empty.values():
                 warn_caller(vacancy(loss))
             self._empty.clear()
@@ -452,7 +452,7 @@ class Engine(Held):
         self._answer = self._unwrap()
 
     def _unwrap(self) -> Handout:
-        """The next step of what the scheduler delivered."""
+        """The next step of the task that the scheduler delivered."""
         task, outcome = self._course.ready.popleft()
         if outcome.mark is not None:
             task = task._replace(mark=outcome.mark)
