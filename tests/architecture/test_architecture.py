@@ -241,6 +241,36 @@ def _seconds_of_children() -> float:
     return used.ru_utime + used.ru_stime
 
 
+def test_every_crew_is_put_together_in_one_place() -> None:
+    """Whatever the semantics. (The laws for backends make jobs without a loader.)"""
+    places = {
+        (node.func.id, path.relative_to(ROOT).as_posix())
+        for path in ROOT.rglob("*.py")
+        for node in ast.walk(parsed(path))
+        if room(path) != "testing" and isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        if node.func.id in ("Job", "Engine")
+    }
+    assert places == {("Job", "_session/engines.py"), ("Engine", "_session/engines.py")}
+
+
+def changed_from_outside(tree: ast.AST, name: str) -> Iterator[str]:
+    """Assignments to attributes of objects that are called so."""
+    for node in ast.walk(tree):
+        stored = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        if stored and ast.unparse(node.value).split(".")[-1] == name:
+            yield ast.unparse(node)
+
+
+def test_a_run_is_changed_by_its_own_module_only() -> None:
+    assert [*changed_from_outside(ast.parse("self._course.run.error, a = None, 1"), "run")] == [
+        "self._course.run.error"
+    ]
+    found = {
+        f"{path.name}: {one}" for path in ROOT.rglob("*.py") for one in changed_from_outside(parsed(path), "run")
+    }
+    assert not found, "call a method of Run instead"
+
+
 def test_only_one_place_raises_stop_iteration_to_a_caller() -> None:
     """So no StopIteration of the user's is taken for the end. (A Draw calls none of their code.)"""
     places: set[str] = set()

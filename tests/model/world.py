@@ -225,7 +225,7 @@ NOT_IN_KEY: dict[type, set[str]] = {
     Assigned: {"_seats", "_once"},
     Crew: {"_retries", "next_worker"},
     SlabStates: {"spare", "states", "_next"},
-    Course: {"_look_ahead"},
+    Course: {"_look_ahead", "filled"},  # the engine of this world keeps outcomes by itself
 }
 
 

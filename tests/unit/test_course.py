@@ -64,6 +64,40 @@ def test_behind_a_run_that_failed_nothing_is_drawn_ahead() -> None:
     assert made.ahead is None
 
 
+def test_an_outcome_waits_with_its_task() -> None:
+    made = course(3)
+    drawn(made, 0, 1)
+    assert made.fill(1, "one") == Task(1, 0, 1)
+    assert made.filled == {1: "one"}
+    made.check()
+
+
+def test_the_outcome_of_a_task_that_was_cancelled_is_not_kept() -> None:
+    made = course(3)
+    drawn(made, 0)
+    run = made.run
+    made.fill(0, "zero")
+    made.cancel()
+    assert made.fill(0, "zero") is None and not made.filled
+    assert run is not None
+    made.open(run)
+    drawn(made, 5, 6)
+    made.fill(5, "five")
+    made.redo()
+    assert not made.filled
+    made.check()
+
+
+def test_where_a_run_breaks_no_later_outcome_is_kept() -> None:
+    made = course(4)
+    drawn(made, 0, 1, 2)
+    for seq in (0, 2):
+        made.fill(seq, seq)
+    made.forget_from(1)
+    assert made.filled == {0: 0}
+    made.check()
+
+
 def test_a_task_that_cannot_be_sent_ends_the_run_that_it_is_of() -> None:
     made = course(2, 2)
     made.draw(0)

@@ -3,6 +3,13 @@
 The scheduler decides, the engine carries out: it draws steps from the course, posts tasks, takes outcomes in, and
 hands a batch out. It runs only inside the caller's `next()`: penstock has no thread, and workers find their next task
 on their own.
+
+A step that is on its way is in four tables, by its seq, because each is all that one part may know:
+
+    Scheduler   posted, filled or lost, and in which slab: decides, and knows neither samples nor outcomes
+    Course      which steps of which run it stands for, and its outcome: knows neither workers nor slabs
+    backend     which slot of the board it has: knows neither the order nor the consumer
+    the board   the task itself, in shared memory: the only table that workers see
 """
 
 from __future__ import annotations
@@ -50,7 +57,7 @@ class Engine(Held):
     seconds after which a worker that is still at one step is killed.
     """
 
-    _finalizer: Any = bool  # so it is if an interrupt comes in the constructor
+    _finalizer: Any = bool  # until the constructor has set it: an interrupt may come before
 
     def __init__(
         self,
@@ -77,9 +84,8 @@ class Engine(Held):
         self._pace = Pace(backend.most_steps if bundles else 1)
         self._leases = Leases()
         self.stopwatch = Stopwatch(meter or Meter())
-        self._outcomes: dict[int, Filled | Failed | Bundle] = {}
-        self._losses: dict[int, Lost] = {}  # by worker, while the scheduler may speak of them
-        self._empty: dict[int, Lost] = {}  # by seat: given up, and the caller was not told yet
+        self._losses: dict[int, Lost] = {}  # by worker, as long as a command may name the worker
+        self._empty: dict[int, Lost] = {}  # by seat: given up, and the caller was not warned yet
         self._replaced: Lost | None = None  # while another worker is hired in its place
         self._position: tuple[int, bytes] | None = None  # where a stream was last, and in which run
         self._events: deque[Event] = deque()
@@ -110,10 +116,10 @@ class Engine(Held):
     @property
     def ready(self) -> int:
         """How many batches, or tasks, are done and not handed out."""
-        return len(self._course.ready) + len(self._outcomes)
+        return len(self._course.ready) + len(self._course.filled)
 
     def open_answer(self) -> Answer | None:
-        """What was handed out since the scheduler was last asked."""
+        """The part of the last task that was handed out; None if nothing is being handed out."""
         return self.stopwatch.open_answer(len(self._course.ready))
 
     def memory(self) -> tuple[int, int, int]:
@@ -241,7 +247,6 @@ class Engine(Held):
             return
         self.stopwatch.stop(len(self._course.ready))
         self._course.cancel()
-        self._outcomes.clear()
         self._answer = None
         self._carry_out(events.Cancelled())
         # What was done before it could be withdrawn: its slots would be missing when the next run is posted.
@@ -255,20 +260,19 @@ class Engine(Held):
     # What changes it while it runs.
 
     def update(self, change: bytes) -> None:
-        """While it is held: the dataset was changed (`change`, encoded). What was not handed out is done again."""
+        """While it is held: the dataset has changed (`change`, encoded), so steps not handed out are done again."""
         if self.closed:
             return
         # First: a worker that is forked meanwhile has the change already, and must not make it again.
         self.backend.update(change)
         self.stopwatch.stop(len(self._course.ready))
         self.stopwatch.meter.repeated += self._course.redo()
-        self._outcomes.clear()
         self._pace.forget()
         self._carry_out(events.Changed())
         self.backend.flush()
 
     def resize(self, workers: int, window: int) -> None:
-        """While it is held: from now on it has so many workers, and may be so many tasks ahead."""
+        """While it is held: sets the number of workers, and how many tasks may be ahead of the caller (`window`)."""
         if not self.closed:
             while self._take_in(0):  # workers that have left are not counted any more
                 pass
@@ -341,9 +345,8 @@ class Engine(Held):
     def _take(self, outcome: Outcome) -> None:
         if isinstance(outcome, (Filled, Failed, Bundle)):
             seq, worker = outcome[:2]
-            task = self._course.find(seq)
+            task = self._course.fill(seq, outcome)
             if task is not None:  # otherwise it was cancelled
-                self._outcomes[seq] = outcome
                 if not isinstance(outcome, Bundle) and outcome.mark is not None:
                     self._position = task.run, outcome.mark
                 if not isinstance(outcome, Failed):
@@ -377,7 +380,7 @@ class Engine(Held):
         known_in, mark = self._position or (-1, None)
         return mark if run is not None and run.number == known_in else None
 
-    # What each command means.
+    # One method for each command.
 
     def _hire(self, command: commands.Hire) -> None:
         worker, seat = command
@@ -412,7 +415,7 @@ class Engine(Held):
         if resume and task is not None and self._course.run is not None:
             task = self._course.run.continued(task, self._position_in(self._course.run))
         if task is not None and isinstance(task.keys, Raised):
-            self._outcomes[seq] = Failed(seq, events.CALLER, task.keys.error)
+            self._course.fill(seq, Failed(seq, events.CALLER, task.keys.error))
             self._events.append(events.StepFilled(seq, events.CALLER))
             return
         if task is not None:
@@ -430,12 +433,12 @@ class Engine(Held):
             self._events.append(events.Rescinded(command.seq))
 
     def _deliver(self, command: commands.Deliver) -> None:
-        if self._empty:  # not before there is a batch: if nobody is left, an error tells it
+        if self._empty:  # only with a batch: if no worker is left, an error says so
             for loss in self._empty.values():
                 warn_caller(vacancy(loss))
             self._empty.clear()
         seq, slab = command
-        outcome = self._outcomes.pop(seq)
+        outcome: Filled | Failed | Bundle = self._course.filled.pop(seq)
         steps: list[Any] = outcome.steps if isinstance(outcome, Bundle) else [outcome]
         rows = nbytes = 0
         if isinstance(outcome, Failed):
@@ -449,7 +452,7 @@ class Engine(Held):
         self._answer = self._unwrap()
 
     def _unwrap(self) -> Handout:
-        """The next step of what the scheduler delivered."""
+        """The next step of the task that the scheduler delivered."""
         task, outcome = self._course.ready.popleft()
         if outcome.mark is not None:
             task = task._replace(mark=outcome.mark)

@@ -8,7 +8,7 @@ from penstock._wire.task import Mended, Task
 
 
 class Handout(NamedTuple):
-    """What `next` returns: a batch, or the error in its place, or the end of the run (no task). `worker` did it."""
+    """What `next` returns: a batch, the error in its place, or the end of the run (no task). `worker` did it."""
 
     task: Task | None
     data: Any = None

@@ -20,7 +20,7 @@ class Held:
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self._turn = Turn()
-        # For an engine that nobody closed.
+        # Ends the workers of an engine that was not closed.
         last = (close_at_last, backend.close, self._turn, os.getpid()) if not backend.leaves_nothing else (bool,)
         self._finalizer = weakref.finalize(self, *last)
         self._finalizer.atexit = False  # `at_exit` is for that
@@ -28,15 +28,15 @@ class Held:
 
     @property
     def closed(self) -> bool:
-        """Whether its workers were ended, or will be as soon as the thread that uses it lets go."""
+        """True if its workers have ended, or will end as soon as the thread that uses it lets go."""
         return bool(self._turn.ended_by)
 
     def is_ours(self) -> bool:
-        """Whether it belongs to this process, and not to the one that this was forked from."""
+        """True if it belongs to this process, and not to the one that this was forked from."""
         return self._turn.is_ours()
 
     def is_used_here(self) -> bool:
-        """Whether this thread is in the middle of using it."""
+        """True if this thread is in the middle of using it."""
         return self.is_ours() and self._turn.is_used_here()
 
     def held(self, work: Callable[[], object], wait: bool = True) -> bool:
@@ -74,7 +74,7 @@ class Held:
         self._finalizer()
 
     def _let_go(self) -> None:
-        """The turn is free: others may go on, and what another thread's close() left to this one is done."""
+        """The turn is free: ends the workers if another thread has called close(), and wakes threads that wait."""
         if self._turn.ended_by and self._finalizer.alive:
             self._end_if_free()
         if self._turn.waiting:

@@ -1,15 +1,15 @@
-"""How many steps travel in one task: small steps are bundled."""
+"""How many steps are sent in one task: small steps are bundled."""
 
 from __future__ import annotations
 
 from penstock._memory.slabs import BUNDLE
 
-# As many steps to a task as take so long and so much memory: a task costs both sides some 50 µs beyond its steps,
-# and a change of processes. A caller who keeps one batch of a bundle keeps its slab: so the more slabs are lent, the
-# fewer bytes are bundled, down to the smaller of the two limits.
+# A bundle takes at most this time and memory. A task costs both sides some 50 µs beyond its steps, and a switch of
+# processes. A caller who keeps one batch of a bundle keeps the whole slab: so the more slabs are lent, the fewer
+# bytes are bundled, down to the smaller of the two limits.
 _SECONDS = 1.6e-3
 _LEAST_BYTES, _MOST_BYTES = 256 << 10, BUNDLE
-_SLOW = 1e-3  # seconds that a step takes, until that is known: not to be bundled with many
+_SLOW = 1e-3  # seconds that a step is assumed to take, until it was measured: such steps are hardly bundled
 
 
 class Pace:
@@ -21,12 +21,12 @@ class Pace:
         self.forget()
 
     def forget(self) -> None:
-        """Steps may take any time from now on."""
+        """Later steps may take another time: starts to measure again."""
         self._seconds = _SLOW  # for one step, lately
         self.bundle = 1
 
     def learn(self, seconds: float, nbytes: int, steps: int, lent: int) -> None:
-        """So many steps took this long and so many bytes; `lent` slabs are in the caller's hands."""
+        """A task of `steps` steps took `seconds` and `nbytes`; the caller holds `lent` slabs."""
         self._largest = max(self._largest, nbytes // steps + 1)
         # One step that was slow says little: it may have had to wait for a processor.
         self._seconds += (min(seconds / steps, 8 * self._seconds) - self._seconds) / 8

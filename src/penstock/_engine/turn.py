@@ -1,7 +1,7 @@
 """Whose turn it is: one thread at a time uses an engine, and any thread may end it at any moment.
 
     turn   FREE --take--> HELD by a call of a thread --let_go--> FREE
-           any --end--> ended: whoever holds it ends the engine when it lets go; if nobody does, the caller of `end`
+           any --end--> ended: the holder ends the engine when it lets go; if there is none, the caller of `end` does
 
 A thread that wants to change something waits, and goes before those that are in `next()` again and again. A thread
 that wants a batch waits for such a change, but two threads that ask one iterator at the same time are an error.
@@ -38,7 +38,7 @@ os.register_at_fork(after_in_child=_be_another_process)
 
 
 class Turn:
-    """`holder` is the hold that has the turn, `ended_by` says why the engine ended, or will end."""
+    """`holder`: the hold that has the turn. `ended_by`: why the engine has ended, or will end."""
 
     def __init__(self) -> None:
         self.changes = Changes()  # told by a thread that has let go, if others wait
@@ -49,7 +49,7 @@ class Turn:
         self._process = _this_process
 
     def is_ours(self) -> bool:
-        """Whether it was made in this process, and not in the one that this was forked from."""
+        """True if it was made in this process, and not in the one that this was forked from."""
         return self._process is _this_process
 
     def take(self, hold: Hold) -> None:
@@ -81,7 +81,7 @@ class Turn:
             self.waiting.pop(id(hold), None)
 
     def _is_to_change(self) -> bool:
-        """Whether a thread waits to change something."""
+        """True if a thread waits to change something."""
         return any(use is CHANGE for _, use in tuple(self.waiting.values()))
 
     def _refuse(self, hold: Hold) -> None:
@@ -105,12 +105,12 @@ class Turn:
         return RuntimeError(f"This iterator {self.ended_by}. Call iter(loader) for a new one.")
 
     def is_used_here(self) -> bool:
-        """Whether this thread has the turn already, further up in its stack."""
+        """True if this thread has the turn already, further up in its stack."""
         return self.holder is not None and self.holder[0] == get_ident()
 
 
 def close_at_last(close: Callable[[], None], turn: Turn, pid: int) -> None:
-    """Ends the workers of an engine that is gone."""
+    """Ends the workers of an engine that was garbage collected."""
     # In a forked child the workers are not ours, and a thread that is not there may have the turn's lock.
     # At the interpreter's exit a daemon thread may be inside `next`. It is left alone: the workers end with us.
     turn.after = interrupts_after()  # outlives this call, and the object that has made it

@@ -1,6 +1,6 @@
 """The steps of the plan on their way to the consumer: drawn, delivered in bundles, handed out one by one, done again.
 
-    step   undrawn --draw--> OUT, in the task of a seq --deliver--> READY --hand_out--> forgotten
+    step   undrawn --draw--> OUT, in the task of a seq --fill, deliver--> READY --hand_out--> forgotten
            OUT --split--> OUT, in a task of its own
            OUT, READY --redo--> AGAIN --draw--> OUT, under another seq
            OUT --forget--> forgotten        any --cancel--> forgotten
@@ -27,6 +27,7 @@ class Course:
         self.run: Run | None = None
         self.ahead: Run | None = None
         self.ready: deque[tuple[Task, Any]] = deque()  # delivered and not handed out, each with its outcome
+        self.filled: dict[int, Any] = {}  # the outcomes of tasks that are out: by seq, until they are delivered
         self._look_ahead = look_ahead
         self._out: dict[int, Task] = {}
         self._again: deque[Task] = deque()
@@ -74,6 +75,13 @@ class Course:
         self._out.update((step.seq, step) for step in steps)
         return steps
 
+    def fill(self, seq: int, outcome: Any) -> Task | None:
+        """The task was done, and its outcome waits to be delivered. None if the task is not known any more."""
+        task = self._out.get(seq)
+        if task is not None:
+            self.filled[seq] = outcome
+        return task
+
     def deliver(self, seq: int, outcomes: Sequence[Any]) -> None:
         """The scheduler delivered a task: its steps wait to be handed out, each with its outcome."""
         task = self._out.pop(seq)
@@ -88,6 +96,7 @@ class Course:
     def forget_from(self, seq: int) -> None:
         """The run ends before this seq: it gives no batch, and neither do later ones."""
         self._out = {earlier: task for earlier, task in self._out.items() if earlier < seq}
+        self.filled = {earlier: outcome for earlier, outcome in self.filled.items() if earlier < seq}
 
     def redo(self) -> int:
         """Draws again all steps of the current run that were not handed out; the next run is drawn when it is opened.
@@ -107,6 +116,7 @@ class Course:
     def cancel(self) -> None:
         self.run = self.ahead = None
         self.ready.clear()
+        self.filled.clear()
         self._out.clear()
         self._again.clear()
 
@@ -116,4 +126,5 @@ class Course:
         steps = [(task.run, task.step) for task in (*(task for task, _ in self.ready), *out, *self._again)]
         assert len(set(steps)) == len(steps), "a step is in one place"
         assert all(seq == task.seq for seq, task in self._out.items()), "a task knows its seq"
+        assert self.filled.keys() <= self._out.keys(), "what is filled is out"
         assert all(task.run == self.run.number for task in self._again if self.run), "only this run is done again"

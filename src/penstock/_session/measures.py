@@ -77,7 +77,7 @@ class Crew(Protocol):
 
 
 class Measures:
-    """`crews` are those of the loader that live. `settings` are shown with the figures."""
+    """`crews`: the loader's live crews. `settings`: the settings that are shown with the figures."""
 
     def __init__(
         self, name: str, settings: Callable[[], Mapping[str, Any]], crews: Callable[[], Iterable[Crew]]
@@ -149,7 +149,7 @@ class Measures:
         publish(self, self.stats())
 
     def trace(self, path: str | os.PathLike[str]) -> Tracing:
-        """Begins a trace of all crews: those that live, and those that are made later."""
+        """Begins a trace of all crews, the live ones and later ones."""
         from penstock._session.tracing import Tracing
 
         if self._tracing is not None and not self._tracing.closed:

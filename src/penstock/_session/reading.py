@@ -123,13 +123,11 @@ class Reader:
 class SeedReader(Reader):
     """An iterator with penstock's semantics."""
 
+    _session: SeedSession
     _foresight: NoForesight = NO_FORESIGHT
 
-    def __init__(
-        self, session: SeedSession, semantics: Semantics, engine: Engine, run: Run, position: Position
-    ) -> None:
-        super().__init__(session, semantics, engine, run, position)
-        self._owner = session
+    def __init__(self, session: SeedSession, engine: Engine, run: Run, position: Position) -> None:
+        super().__init__(session, session, engine, run, position)
         self._feed = session.feed
         self._plan: Any = run.plan
         if run.plan is None:
@@ -148,7 +146,7 @@ class SeedReader(Reader):
     def __len__(self) -> int:
         """The number of batches in the whole epoch."""
         steps = None if self._plan is None else self._plan.steps(self._run.epoch)
-        return self._owner.length() if steps is None else steps
+        return self._session.length() if steps is None else steps
 
     def _let_go(self, cancel: bool) -> None:
         engine, self._engine = getattr(self, "_engine", None), None

@@ -115,7 +115,7 @@ class SeedSession(Session):
                 progress, scouts = Progress(start, plan), self.measures.meter.scouts
                 # Before workers have anything to do. It may start threads, but not before the workers are forked.
                 self.foresight = foresee(self.foresight, self.dataset, plan, progress, scouts)
-                reader = kind(self, self, engine, run, progress)
+                reader = kind(self, engine, run, progress)
                 reader.start()
                 self.foresight.start()
             except BaseException:
