@@ -58,7 +58,7 @@ BUGS = [
         "an iterator that was not asked for its end keeps its workers",
         "endings",
         "_session/session.py",
-        "        free = self.engines.taken_back()\n",
+        "        free = self.engines.taken_back() if self.knows_end else []\n",
         "        free: list[Engine] = []\n",
         _LAST,
         "Loops of a fixed number of batches start a second crew, which stays.",
