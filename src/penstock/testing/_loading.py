@@ -371,7 +371,7 @@ def _rows(batches: Iterable[Any]) -> list[Any]:
 def _gated() -> Iterator[tuple[Made, Callable[[], None]]]:
     """Six samples, of which sample 1 waits at a gate, and the function that opens the gate.
 
-    The gate is a file, and open when the file is gone. So it is open after the block too, for a worker that looks late.
+    The gate is a file, and open when the file is gone: so it is open after the block too, if a worker looks late.
     """
     with tempfile.TemporaryDirectory() as folder:
         gate = Path(folder) / "gate"
