@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from penstock.backends import Filled, Left, Lost, make, register, unregister
-from penstock.testing import conformance, simulate
+from penstock.testing import _loading, conformance, simulate
 from penstock.testing._simulated import SimulatedBackend
 
 
@@ -160,3 +161,13 @@ def test_a_law_that_does_not_come_to_its_end_is_broken_and_does_not_hang() -> No
     ):
         conformance.check(backend=name, only="every_posted_task")
     assert time.monotonic() - began < 30  # the 60 are virtual
+
+
+def test_a_worker_that_looks_late_finds_the_gate_of_a_law_open() -> None:
+    """Else a thread waits for it until the program ends."""
+    with _loading._gated() as (dataset, open_gate):
+        open_gate()
+    late = threading.Thread(target=dataset.__getitem__, args=(1,), daemon=True)
+    late.start()
+    late.join(10)
+    assert not late.is_alive()

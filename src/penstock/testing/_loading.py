@@ -369,16 +369,20 @@ def _rows(batches: Iterable[Any]) -> list[Any]:
 
 @contextmanager
 def _gated() -> Iterator[tuple[Made, Callable[[], None]]]:
-    """Six samples, of which sample 1 waits for a gate, and what opens the gate."""
+    """Six samples, of which sample 1 waits at a gate, and the function that opens the gate.
+
+    The gate is a file, and open when the file is gone: so it is open after the block too, if a worker looks late.
+    """
     with tempfile.TemporaryDirectory() as folder:
         gate = Path(folder) / "gate"
+        gate.touch()
 
         def sample(key: int) -> int:
-            while key == 1 and not gate.exists():
+            while key == 1 and gate.exists():
                 time.sleep(0.001)
             return key
 
-        yield Made(6, sample), gate.touch
+        yield Made(6, sample), gate.unlink
 
 
 def _told(loader: Any) -> list[str]:
