@@ -1,4 +1,4 @@
-"""Which files a path means: the file itself, a list of paths, a pattern, or a folder; local, or of a URL."""
+"""Which files a path means: the file itself, a list of paths, a pattern, or a folder; local or remote."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def find_files(paths: Paths, suffixes: Collection[str], reader: str, access: Acc
 
     A folder means all files below it that end in one of the suffixes, except hidden ones. A pattern (`*`,
     `?`, `[...]`, `**`) means the files that match; a range (`{000..099}`) means the files with each of its numbers.
-    `reader` is the name of the format, for errors. `access` says how files of URLs are read.
+    `reader` is the name of the format, for errors. `access` says how remote files are read.
     """
     access.check()
     found: dict[str, AnyFile] = {}  # by the names of their identities: URLs may differ in what `path` does not show
