@@ -140,13 +140,13 @@ def _without_companions(files: list[AnyFile]) -> list[AnyFile]:
             continue
         own = _by_content(_begin(file))
         if own is None:
-            others.add(file.path)
+            others.add(file.identity.name)
             continue
         for one in files:
             beside, _, named = one.path.rpartition("/")
             if beside == folder and any(fnmatchcase(named, pattern) for pattern in own.companions):
-                others.add(one.path)
-    return [file for file in files if file.path not in others] or files
+                others.add(one.identity.name)
+    return [file for file in files if file.identity.name not in others] or files
 
 
 def _own_index(file: AnyFile, by_path: Mapping[str, AnyFile]) -> AnyFile | None:
