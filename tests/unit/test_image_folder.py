@@ -11,6 +11,7 @@ import pytest
 from pictures import encoded, picture
 
 from penstock import CollateError, DataLoader
+from penstock.formats import Format
 from penstock.image import ImageError, ImageFolder, Images, Transform
 
 SMALL = Transform(resize=(8, 8), dtype="uint8", layout="HWC")
@@ -42,6 +43,21 @@ def test_folders_are_classes_in_the_order_of_their_names(zoo: Path) -> None:
         (0, 1),
     ]
     assert type(images[0][1]) is int and repr(images) == f"ImageFolder({str(zoo)!r}, 4 images, 2 classes)"
+
+
+def test_it_is_a_format_like_others(zoo: Path) -> None:
+    images = ImageFolder(zoo.as_uri(), SMALL)  # file:///...
+    assert isinstance(images, Format)
+    found = images.inspect(1)
+    assert (found.files, found.samples, found.blocks) == (4, 4, 4)
+    assert found.bytes == sum((zoo / path).stat().st_size for path in images.paths)
+    assert [(field.name, field.shape) for field in found.fields] == [("0", (8, 8, 3)), ("1", ())]
+    assert [label for _, label in images[1:3]] == [0, 1]
+    assert images[-1][1] == 1
+    with pytest.raises(IndexError, match="key 4 is not in a ImageFolder of 4 samples"):
+        images[4]
+    with pytest.raises(TypeError, match=r"ImageFolder\.__init__\(\) got an unexpected keyword argument 'cash'"):
+        ImageFolder(zoo, cash=True)  # type: ignore[call-arg]
 
 
 def test_without_labels_samples_are_images_wherever_they_are(zoo: Path) -> None:

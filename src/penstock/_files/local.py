@@ -1,7 +1,7 @@
 """Files as formats read them: by position. `AnyFile` says what a file can do; `File` is a local one.
 
-A local file is read from any number of threads and processes, with a bounded number of descriptors. Files of URLs are
-in `_remotefile.py`.
+A local file is read from any number of threads and processes, with a bounded number of descriptors. Remote files are
+in `remote.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which files a path means: the file itself, a list of paths, a pattern, or a folder; local, or of a URL."""
+"""Which files a path means: the file itself, a list of paths, a pattern, or a folder; local or remote."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def find_files(paths: Paths, suffixes: Collection[str], reader: str, access: Acc
 
     A folder means all files below it that end in one of the suffixes, except hidden ones. A pattern (`*`,
     `?`, `[...]`, `**`) means the files that match; a range (`{000..099}`) means the files with each of its numbers.
-    `reader` is the name of the format, for errors. `access` says how files of URLs are read.
+    `reader` is the name of the format, for errors. `access` says how remote files are read.
     """
     access.check()
     found: dict[str, AnyFile] = {}  # by the names of their identities: URLs may differ in what `path` does not show
@@ -37,7 +37,7 @@ def find_files(paths: Paths, suffixes: Collection[str], reader: str, access: Acc
         if isinstance(path, AnyFile):
             found[path.identity.name] = path
             continue
-        for text in _spelt_out(_text(path, reader)):
+        for text in _spelt_out(text_of(path, reader)):
             (urls if is_url(text) else local).append(text)
     for file in map(File, expand(local, suffixes, reader) if local else ()):
         found[file.identity.name] = file
@@ -50,7 +50,7 @@ def expand(paths: Paths, suffixes: Collection[str], reader: str) -> list[str]:
     """The local files that these paths name, as absolute paths, sorted, each once."""
     found: set[str] = set()
     for path in _given(paths, reader):
-        text = _text(path, reader)
+        text = text_of(path, reader)
         if is_url(text):
             raise ValueError(
                 f"{reader} reads local files, and {redacted(text)!r} is a URL. Copy the files to a local disk, or "
@@ -91,7 +91,7 @@ def _refuse(path: object, reader: str) -> NoReturn:
     raise TypeError(f"{reader} takes a path (str or os.PathLike), or a list of paths, but got {shown}.")
 
 
-def _text(path: FilePath | AnyFile, reader: str) -> str:
+def text_of(path: FilePath | AnyFile, reader: str) -> str:
     """The path or URL; a file:// URL is a path."""
     if not isinstance(path, (str, os.PathLike, AnyFile)):
         _refuse(path, reader)

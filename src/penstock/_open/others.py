@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from penstock._files.local import AnyFile, File
 from penstock._remote.urls import is_url
 from penstock.errors import FormatError
+from penstock.source._folders import PICTURES
 
 
 class _Kind(NamedTuple):
@@ -191,10 +191,10 @@ def advice(file: AnyFile) -> str | None:
     return None
 
 
-def unknown(file: AnyFile, pictures: Iterable[str]) -> str:
+def unknown(file: AnyFile) -> str:
     """What is said of any other file."""
     begin, end = bytes(file.peek(0, min(file.size, 16))), os.path.splitext(file.path)[1].lower()
-    if end in pictures:
+    if end in PICTURES:
         return (
             f"{file.path} is a single image. Pass a folder with one folder of images for each class, or read images "
             "by a list of names and labels: penstock.image.ImageFolder(folder, listing=...)."
@@ -206,26 +206,26 @@ def unknown(file: AnyFile, pictures: Iterable[str]) -> str:
     )
 
 
-def of_folder(folder: str, pictures: Iterable[str]) -> str | None:
+def of_folder(folder: str) -> str | None:
     """What is said of a local folder in which no file is one that penstock reads; None if it has no files."""
     found = _below(folder)
     if not found:
         return None
     end = max(found, key=lambda end: (end in _KNOWN, end == ".json", len(found[end])))
     file, count = File(found[end][0]), len(found[end])
-    said = advice(file) or unknown(file, pictures)
+    said = advice(file) or unknown(file)
     ending = f"{count:,} files below it end" if count > 1 else "1 file below it ends"
     return f"{folder} has no file that penstock reads; {ending} in {end!r}. {said}"
 
 
-def refuse_beside_text(folder: str, pictures: Iterable[str]) -> None:
+def refuse_beside_text(folder: str) -> None:
     """Raises FormatError for a folder with no more texts than other samples: a text may be a note about these."""
     found = _below(folder)
-    others = {end: paths for end, paths in found.items() if end in _KNOWN or end in pictures}
+    others = {end: paths for end, paths in found.items() if end in _KNOWN or end in PICTURES}
     if not others or sum(map(len, others.values())) < len(found[".txt"]):
         return
     counts = ", ".join(f"{len(paths):,} in {end!r}" for end, paths in sorted(others.items()))
-    images = ", or the images by penstock.image.ImageFolder(folder)" if others.keys() & set(pictures) else ""
+    images = ", or the images by penstock.image.ImageFolder(folder)" if others.keys() & PICTURES else ""
     raise FormatError(
         f"{folder} has files of text ({len(found['.txt']):,} in '.txt') beside others ({counts}). Name those that "
         f"are meant, such as {os.path.join(folder, '**', '*.txt')!r}{images}."

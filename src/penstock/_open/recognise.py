@@ -52,7 +52,7 @@ def open_files(path: FilePath | Iterable[FilePath], settings: dict[str, Any]) ->
     files = _paired(_all_files(given, access))
     found = _format(files)
     if found is formats.TextLines and len(given) == 1 and os.path.isdir(given[0]):
-        others.refuse_beside_text(os.path.abspath(given[0]), PICTURES)
+        others.refuse_beside_text(os.path.abspath(given[0]))
     if found is formats.Tokens and not {"dtype", "length"} <= settings.keys():
         raise FormatError(
             f"{files[0].path} looks like a file of token ids, which do not say their dtype: pass it, and the length "
@@ -96,7 +96,7 @@ def _all_files(given: list[Any], access: Access) -> list[AnyFile]:
         if load_entry_points():
             return _all_files(given, access)
         folders = [os.path.abspath(one) for one in given if os.path.isdir(one)]
-        for said in filter(None, (others.of_folder(folder, PICTURES) for folder in folders)):
+        for said in filter(None, map(others.of_folder, folders)):
             raise FormatError(said) from None
         raise
 
@@ -140,13 +140,13 @@ def _without_companions(files: list[AnyFile]) -> list[AnyFile]:
             continue
         own = _by_content(_begin(file))
         if own is None:
-            others.add(file.path)
+            others.add(file.identity.name)
             continue
         for one in files:
             beside, _, named = one.path.rpartition("/")
             if beside == folder and any(fnmatchcase(named, pattern) for pattern in own.companions):
-                others.add(one.path)
-    return [file for file in files if file.path not in others] or files
+                others.add(one.identity.name)
+    return [file for file in files if file.identity.name not in others] or files
 
 
 def _own_index(file: AnyFile, by_path: Mapping[str, AnyFile]) -> AnyFile | None:
@@ -205,5 +205,5 @@ def _format_of(file: AnyFile) -> Found:
         raise FormatError(said)
     refuse_compressed(file)
     if named is None:
-        raise FormatError(others.unknown(file, PICTURES))
+        raise FormatError(others.unknown(file))
     return named

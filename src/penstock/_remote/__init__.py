@@ -1,1 +1,1 @@
-"""Bytes of URLs: objects of a store are found, listed, and read by ranges, with retries. Knows nothing of formats."""
+"""Remote bytes: objects of a store are found, listed and read by ranges, with retries. Knows nothing of formats."""

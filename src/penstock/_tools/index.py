@@ -35,8 +35,8 @@ def run(paths: Sequence[str], out: str | None, storage: dict[str, Any] | None = 
             raise ValueError(f"--out is for the tars of one folder, but these are in {some}. Index them one by one.")
         there = Beside(files, None, KIND, warns=False)
         found = cached_each(files, KIND, find_samples, there)
-        indexes = dict(zip((file.path for file in files), found, strict=True))
-        return max(_index(some, [indexes[file.path] for file in some], out) for some in folders.values())
+        indexes = dict(zip((file.identity for file in files), found, strict=True))
+        return max(_index(some, [indexes[file.identity] for file in some], out) for some in folders.values())
     except (OSError, ValueError, ImportError, TypeError) as error:
         print(printable(f"penstock index: {error}", lines=True), file=sys.stderr)
         return 1
@@ -45,8 +45,8 @@ def run(paths: Sequence[str], out: str | None, storage: dict[str, Any] | None = 
 def _index(files: Sequence[AnyFile], indexes: Sequence[Index], out: str | None) -> int:
     """Writes the index of one folder, and keeps the entries of other tars that are there already."""
     entries = {} if out is not None else _present(files[0])
-    made = dict(zip((file.path for file in files), indexes, strict=True))
-    for file, entry in zip(files, for_each(lambda file: entry_of(file, made[file.path]), files), strict=True):
+    made = dict(zip((file.identity for file in files), indexes, strict=True))
+    for file, entry in zip(files, for_each(lambda file: entry_of(file, made[file.identity]), files), strict=True):
         entries[os.path.basename(file.path)] = entry
     content = packed(entries, KIND)
     where, code = _written(files[0], content, out)

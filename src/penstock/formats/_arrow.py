@@ -30,7 +30,7 @@ class Arrow(Table):
     remote are read as a whole, and kept up to `keep` bytes, as row groups are in `Parquet`. A table in memory is sent
     to workers once, and they share one copy. Needs `pip install ".[parquet]"`.
 
-    `storage`, `cache`, `cache_bytes` and `cache_shared` are for files of URLs: see `penstock.formats`.
+    `storage`, `cache`, `cache_bytes` and `cache_shared` are for remote files: see `penstock.formats`.
 
     If another program cuts a file off while it is mapped, reading beyond its new end kills the process.
 

@@ -26,7 +26,7 @@ class TextLines(Extents):
     not part of its first line. The index of a file is made once, at some GB/s, and kept (docs/formats.md). Paths may
     be URLs (docs/remote.md). Compressed files are refused.
 
-    `storage`, `cache`, `cache_bytes` and `cache_shared` are for files of URLs: see `penstock.formats`. A line of more
+    `storage`, `cache`, `cache_bytes` and `cache_shared` are for remote files: see `penstock.formats`. A line of more
     than `max_sample_bytes` is an error of its sample.
 
     >>> import tempfile

@@ -41,7 +41,7 @@ class Megatron(Extents):
 
     Sequences differ in length, so batches need a `collate_fn`, or `batch_size=1`.
 
-    `storage`, `cache`, `cache_bytes` and `cache_shared` are for files of URLs: see `penstock.formats`.
+    `storage`, `cache`, `cache_bytes` and `cache_shared` are for remote files: see `penstock.formats`.
     """
 
     suffixes = (".idx",)

@@ -44,7 +44,7 @@ class Parquet(Table):
     the last ones, up to `keep` bytes of decoded columns, or with `shuffle="blocks"` those of the window. See
     docs/tables.md for the types, and for row groups that suit a random order. Needs `pip install ".[parquet]"`.
 
-    `storage`, `cache`, `cache_bytes` and `cache_shared` are for files of URLs: see `penstock.formats`.
+    `storage`, `cache`, `cache_bytes` and `cache_shared` are for remote files: see `penstock.formats`.
 
     >>> import tempfile, pyarrow as pa, pyarrow.parquet
     >>> path = tempfile.mkdtemp() + "/some.parquet"

@@ -61,7 +61,7 @@ class Tar(Extents):
     A sample that would decode to more than `max_sample_bytes` is an error, before memory is allocated for it. Your
     own functions in `decode` are not limited; a `Transform` has its own limit.
 
-    `storage`, `cache`, `cache_bytes` and `cache_shared` are for files of URLs: see `penstock.formats`.
+    `storage`, `cache`, `cache_bytes` and `cache_shared` are for remote files: see `penstock.formats`.
 
     >>> import io, tarfile, tempfile
     >>> path = tempfile.mkdtemp() + "/shard-000.tar"

@@ -59,7 +59,7 @@ class Tokens(Format):
     reads beyond the end of a mapped file. For torch, which cannot compute with uint16, pass `dtype="int64"` to the
     loader.
 
-    `storage`, `cache`, `cache_bytes` and `cache_shared` are for files of URLs: see `penstock.formats`.
+    `storage`, `cache`, `cache_bytes` and `cache_shared` are for remote files: see `penstock.formats`.
 
     >>> import tempfile
     >>> path = tempfile.mkdtemp() + "/train.bin"

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from penstock._files.access import Access
 from penstock._files.index import shown
 from penstock._files.local import AnyFile, File
-from penstock._files.paths import find_files
+from penstock._files.paths import find_files, text_of
 from penstock._files.pieces import Pieces
 from penstock._files.remote import RemoteFile
 from penstock._remote.listing import listed
@@ -135,7 +135,7 @@ def find_folder(
     root: Path, listing: Path | None, access: Access
 ) -> tuple[LocalFolder | RemoteFolder, AnyFile | None]:
     """The folder of the images, and the list of them: `listing`, or `root` itself if that is a file."""
-    text = os.fspath(root)
+    text = text_of(root, "ImageFolder")
     if not is_url(text):
         folder = local(text, "ImageFolder")
         if listing is None and os.path.isfile(folder):
@@ -165,5 +165,5 @@ def find_folder(
 
 
 def _list_of(path: Path, access: Access) -> AnyFile:
-    text = os.fspath(path)
+    text = text_of(path, "ImageFolder")
     return find_files([text], (), "ImageFolder", access)[0] if is_url(text) else File(local(text, "ImageFolder"))

@@ -66,7 +66,7 @@ def _wrong(starts: NDArray[np.int64], file: AnyFile) -> str:
         return f"it has a record at byte {starts[-1]:,}, but the file ends at {file.size:,}"
     try:
         last = int(starts[-1])
-        framing.record(file.read(last, file.size - last))
+        framing.record(file.peek(last, file.size - last))
     except framing.Misfit:
         return f"its last record, at byte {starts[-1]:,}, does not end where the file does"
     return framing.disagreement(file, starts) if isinstance(file, File) else ""

@@ -101,15 +101,20 @@ class RecordFile(Samples):
                 f"idx= names the index of one file, but there are {len(self.files):,} files. Without idx=, the .idx "
                 "beside each is used."
             )
-        indexes = list(for_each(partial(self._idx_of, access=access), self.files))
-        self._idx_paths = [None if index is None else index.path for index in indexes]
-        found = [
-            None if index is None else self._by_idx(file, index)
-            for file, index in zip(self.files, indexes, strict=True)
-        ]
-        missing = [file for file, index in zip(self.files, found, strict=True) if index is None]
+        found = list(for_each(partial(self._by_idx, access=access), self.files))
+        self._idx_paths = [None if each is None else each[0] for each in found]
+        missing = [file for file, each in zip(self.files, found, strict=True) if each is None]
         others = iter(cached_each(missing, self.kind, self.find))
-        return [next(others) if index is None else index for index in found]
+        return [next(others) if each is None else each[1] for each in found]
+
+    def _by_idx(self, file: AnyFile, access: Access) -> tuple[str, Index] | None:
+        """The path of the `.idx` of a file, and what it says; None if the file has none."""
+        index = self._idx_of(file, access)
+        if index is None:
+            return None
+        starts, keys = read_index(index, file)
+        arrays = {"starts": _edges(starts, file), "keys": keys}
+        return index.path, Index(file, self.kind, self.find, arrays, False)
 
     def _idx_of(self, file: AnyFile, access: Access) -> AnyFile | None:
         """The `.idx` of a file; None if there is none, or only one of another user, who could not change the file."""
@@ -128,10 +133,6 @@ class RecordFile(Samples):
             trust.check_beside(idx_path(file.path), file.path)
             return File(idx_path(file.path))
         return None
-
-    def _by_idx(self, file: AnyFile, index: AnyFile) -> Index:
-        starts, keys = read_index(index, file)
-        return Index(file, self.kind, self.find, {"starts": _edges(starts, file), "keys": keys}, False)
 
     def checks(self) -> Sequence[object]:
         return [index.check("starts") for index in self.indexes]  # other records begin elsewhere
