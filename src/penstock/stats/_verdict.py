@@ -189,8 +189,8 @@ RULES = (
     Rule(
         "silent store",
         _store_is_silent,
-        "Your loop waits for the store {store}, which has not answered for {silent}. Requests are repeated, and "
-        "batches go on when it answers. Look at the network, the service's status and your credentials.",
+        "Your loop waits for the store {store}, which has not answered for {silent}. Requests are retried, and "
+        "batches continue when it answers. Look at the network, the service's status and your credentials.",
     ),
     Rule(
         "throttled",
@@ -319,8 +319,8 @@ RULES = (
     Rule(
         "wait in turn",
         _wait_in_turn,
-        "{loop_waited}, and at other times workers waited for room ({no_room} of their time): batches, or "
-        "your steps, take now long, now short. Work further ahead: a larger prefetch_factor= (now "
+        "{loop_waited}, and at other times workers waited for room ({no_room} of their time): the times of "
+        "batches, or of your steps, vary widely. Work further ahead: a larger prefetch_factor= (now "
         "{prefetch_factor}).",
     ),
     Rule(

@@ -1,6 +1,6 @@
-"""The laws that every backend keeps, for whoever writes one.
+"""The laws that every backend keeps, for authors of backends.
 
-As one function, which needs nothing but penstock:
+Use them as one function, which needs only penstock:
 
     >>> import penstock
     >>> from penstock.testing import conformance
@@ -18,8 +18,8 @@ or as a class for pytest, with a test for each law:
         def nothing_is_left(self):
             assert not my_cluster.processes()
 
-Each law is a method, and its name is the sentence that it checks. A law that a backend cannot have is skipped, and
-says why (`unittest.SkipTest`, which pytest knows). See `Suite` for what can be told about a backend.
+Each law is a method, and its name is the sentence that it checks. A law that does not apply to a backend is
+skipped with the reason (`unittest.SkipTest`, which pytest knows). `Suite` lists what a backend can declare.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ __all__ = ["BrokenLaw", "Suite", "check"]
 
 
 class Suite(LoaderLaws, ProtocolLaws):
-    """All laws. Derive from it, and say what it is to check:
+    """All laws. Derive a class from it, and declare what to check:
 
     - `backend`: the registered name. `settings`: more arguments for every loader.
     - `workers`: how many a loader has (default 2; 0 checks the plain loop).
     - `loses_workers`: a worker can be killed without the caller. `kill(loader)` kills one: by default the first of
       `loader.workers`, by its `kill()` and `join(timeout)`.
-    - `own_generators`: workers have `random` and `numpy.random` for themselves, as threads do not.
+    - `own_generators`: each worker has its own `random` and `numpy.random`, which threads have not.
     - `blocks`: a dataset that waits does not keep the caller from running.
     - `seats`: a task can be posted for one worker, which only penstock.torch needs.
     - `nothing_is_left()`: called after each law, to raise if the backend has left anything behind.
