@@ -10,7 +10,7 @@
 ## make pins              moves the pinned versions in pyproject.toml to the newest                     10 minutes
 ## make clean             removes every environment, and what was built
 ##
-## Groups of tests:
+## Groups of tests, with the size of what a group installs:
 ##   wide                 every test with every start method, and the model's widest world              20 minutes
 ##   quiet                tests of real time, on a machine that does nothing else                       1 minute
 ##   matrix               other versions of Python and of the libraries: ARGS="--python 3.12"           1 hour
@@ -20,11 +20,12 @@
 ##   fuzz                 attacks every parser with mutated bytes: TARGETS="tar lmdb" MINUTES=5         20 minutes
 ##   frameworks           accelerate, Lightning, Hugging Face                          420 MB           1 minute
 ##   browser              the report in chromium, a trace in Perfetto                                   1 minute
-##   strangers            whole programs, with torch, JAX, pandas and others: ARGS="-k jax"  3 GB       5 minutes
+##   strangers            whole programs as users write them: ARGS="-k jax"            3 GB             5 minutes
 ##   ray                  workers on Ray                                               300 MB           6 minutes
 ##   remote               remote files from real servers                                                2 minutes
 ##   wild                 programs of 25 other libraries: WILD_ONLY=timm               3 GB             1 hour
 ##   interop              files of MXNet, webdataset, Megatron and others
+##
 ## Groups of benchmarks:
 ##   bench-ray            workers on Ray, beside Ray Data                                               10 minutes
 ##   bench-formats        Parquet and tar shards, beside five other libraries          2 GB             10 minutes

@@ -29,7 +29,7 @@ Resolve = Callable[[list[str], bool], dict[str, str]]
 
 def main(names: list[str]) -> None:
     path = ROOT / "pyproject.toml"
-    for name in names or _groups(path.read_text()):
+    for name in names or [group for group in _groups(path.read_text()) if group not in HELD]:
         text = path.read_text()
         print(f"{name}:", end=" ", flush=True)
         new = moved(text, name, resolved)

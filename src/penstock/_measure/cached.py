@@ -39,8 +39,8 @@ def warn_of(outage: Outage) -> None:
         _warned[name] = now
         warn_caller(
             f"The store {outage.store} has not answered for {outage.seconds:.0f} s, and batches wait for it. "
-            "Requests are repeated, for some minutes in all: batches go on when the store answers, and an error is "
-            "raised if it does not.",
+            "Requests are retried for some minutes: batches continue when the store answers, and an error is raised "
+            "if it does not.",
             RuntimeWarning,
         )
 

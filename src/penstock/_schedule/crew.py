@@ -96,7 +96,7 @@ class Crew:
         seats = list(self.seats.values())
         assert len(set(seats)) == len(seats), "a seat has one worker"
         assert all(worker < self.next_worker for worker in self.seats), "no worker id is given twice"
-        assert self.leaving >= 0, "nobody leaves twice"
+        assert self.leaving >= 0, "no worker leaves twice"
         assert not set(seats) & set(self.given_up()), "a seat that is given up is empty"
         if is_running:
             room = self.size + self.leaving

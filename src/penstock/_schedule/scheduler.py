@@ -460,7 +460,7 @@ class Scheduler:
         if self.ask_is_open:
             assert self._deliverable() is None, "no batch is withheld"
             assert not self.run_is_over, "no end is withheld"
-            assert self._crew or steps, "somebody is at work for a consumer that waits"
+            assert self._crew or steps, "a worker or a step remains for a consumer that waits"
         if self._crew and not self._drained and not self._may_wait():
             assert not self._has_room(), "there is no room left"
 

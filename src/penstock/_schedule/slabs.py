@@ -62,7 +62,7 @@ class SlabStates:
     def check(self, held: list[int]) -> None:
         """Raise AssertionError unless these, and no others, are held."""
         free = [*self.warm, *self.cold]
-        assert len(self.warm) <= max(0, self.spare), "only so many free slabs keep their pages"
+        assert len(self.warm) <= max(0, self.spare), "a limited number of free slabs keep their pages"
         assert max(Counter([*free, *held]).values(), default=1) == 1, "a slab has one holder"
         assert {slab for slab, state in self.states.items() if state is FREE} == set(free)
         assert {slab for slab, state in self.states.items() if state is HELD} == set(held)

@@ -37,7 +37,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imported when they are first asked for: `import penstock` need not wait 5 ms for so many dataclasses."""
+    """Imports the dataclasses when they are first used, because importing them takes 5 ms."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from penstock.stats import _figures

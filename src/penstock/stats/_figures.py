@@ -45,7 +45,7 @@ class SlowSample:
 
     @property
     def name(self) -> str:
-        """The text by which people find the sample: the path, if there is one, and the key."""
+        """A text that helps people to find the sample: the path, if there is one, and the key."""
         return f"{self.path} (key {self.key})" if self.path else str(self.key)
 
 

@@ -189,8 +189,8 @@ RULES = (
     Rule(
         "silent store",
         _store_is_silent,
-        "Your loop waits for the store {store}, which has not answered for {silent}. Requests are repeated, and "
-        "batches go on when it answers. Look at the network, the service's status and your credentials.",
+        "Your loop waits for the store {store}, which has not answered for {silent}. Requests are retried, and "
+        "batches continue when it answers. Look at the network, the service's status and your credentials.",
     ),
     Rule(
         "throttled",

@@ -1,5 +1,5 @@
-"""What laws of a backend are written with, and the laws of the protocol: what `hire`, `post`, `poll` and the other
-methods of a `Backend` promise the engine."""
+"""Tools for writing laws of a backend, and the laws of the protocol: what `hire`, `post`, `poll` and the other
+methods of a `Backend` guarantee to the engine."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from penstock.testing import _sources as sources
 from penstock.testing._same import difference
 from penstock.testing._sources import Numbers, Raising
 
-# Seconds after which something that should have happened has not.
+# Seconds to wait for something that should happen.
 _PATIENCE = 60.0
 
-# Why a law is skipped if the backend does not have what it needs.
+# Why a law is skipped if the backend lacks a property that it needs.
 _WITHOUT = {
     "workers": "there are no workers",
     "loses_workers": "workers cannot be lost",
@@ -88,7 +88,7 @@ def law(method: Callable[..., None]) -> Callable[..., None]:
 
 
 class Laws:
-    """Derived classes state laws: methods whose names begin with `test_`, and go on as a sentence."""
+    """Derived classes state laws: methods whose names are `test_` followed by a sentence."""
 
     backend: str = ""
     settings: Mapping[str, Any] = {}
@@ -100,16 +100,16 @@ class Laws:
             if name.startswith("test_") and callable(value):
                 setattr(cls, name, law(value))
 
-    # What an author of a backend may replace.
+    # The author of a backend may override these.
 
     def kill(self, loader: Any) -> None:
         """Kills one worker of a loader (or of a `Backend`), and returns when it is dead."""
-        for worker in loader.workers[:1]:  # the last one may be dead, and not replaced yet
+        for worker in loader.workers[:1]:  # the last one may be dead and not replaced yet
             worker.kill()
             worker.join(10)
 
     def nothing_is_left(self) -> None:
-        """Called after each law, when all loaders are closed: raises if a worker, a file or memory is left."""
+        """Called after each law, when all loaders are closed: raises if a worker, a file or memory is left behind."""
 
     def setup_method(self) -> None:
         self._made = ExitStack()
@@ -119,7 +119,7 @@ class Laws:
         gc.collect()
         self.nothing_is_left()
 
-    # What laws are written with. Loaders and backends are closed after the law.
+    # Tools for writing laws. Loaders and backends are closed after the law.
 
     def named(self) -> str:
         more = "".join(f", {name}={value!r}" for name, value in self.settings.items())
@@ -129,17 +129,17 @@ class Laws:
         given: dict[str, Any] = {"num_workers": self.workers, **self.settings}
         if self.backend:
             given["backend"] = self.backend
-        with warnings.catch_warnings():  # of more workers than processors, or than a stream has readers
+        with warnings.catch_warnings():  # about more workers than processors, or than a stream has readers
             warnings.simplefilter("ignore")
             return self._made.enter_context(closing(DataLoader(dataset, *args, **given | kwargs)))
 
     def pair(self, dataset: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """A loader on the backend, and the plain loop that it must equal, with a dataset of its own."""
+        """A loader on the backend, and the plain loop that it must equal; each has its own dataset."""
         return self.loader(dataset, *args, **kwargs), DataLoader(copy.deepcopy(dataset), *args, **kwargs)
 
     def equal(self, dataset: Any, act: _Act = lambda *_: None, epochs: int = 2, **given: Any) -> Any:
-        """Such a pair, whose batches are equal. `act(loader, step)` is called for both after each step, and with
-        the step -1 before each epoch."""
+        """Checks that the batches of such a pair are equal. `act(loader, step)` is called for both after each step,
+        and with step -1 before each epoch."""
         both = self.pair(dataset, **given)
         for epoch in range(epochs):
             for loader in both:
@@ -151,7 +151,7 @@ class Laws:
         return both
 
     def crew(self, dataset: Any, hired: int | None = None, **job: Any) -> Backend:
-        """The backend itself, with so many workers hired: worker i in seat i."""
+        """The backend itself, with this number of workers: worker i in seat i."""
         number = max(1, self.workers)
         # Kept here, as the engine keeps it: a backend may hold it weakly.
         self._job = Job(dataset, KeyFetch, None, None, number, seed=1, drop_last=False, **job)
@@ -173,12 +173,12 @@ class Laws:
 
 def same(found: Any, expected: Any, where: str = "") -> None:
     differs = difference(found, expected)
-    assert differs is None, f"{where}: not as in the plain loop{differs}"
+    assert differs is None, f"{where}: it differs from the plain loop{differs}"
 
 
 @contextmanager
 def raises(kind: type[BaseException], *parts: str) -> Iterator[None]:
-    """The block raises this, and the error and its notes say all these parts."""
+    """Checks that the block raises this error, and that the error and its notes contain all these parts."""
     try:
         yield
     except kind as error:
@@ -193,23 +193,23 @@ def raises(kind: type[BaseException], *parts: str) -> Iterator[None]:
 def until(condition: Callable[[], object], what: str) -> None:
     deadline = time.monotonic() + _PATIENCE
     while not condition():
-        assert time.monotonic() < deadline, f"it has not happened that {what}"
+        assert time.monotonic() < deadline, f"this has not happened: {what}"
         time.sleep(0.001)
 
 
 def outcomes(backend: Backend, count: int = 1) -> list[Outcome]:
-    """What `poll` tells, until there are so many."""
+    """Collects the results of `poll` until there are this many."""
     found: list[Outcome] = []
     deadline = backend.clock() + _PATIENCE
     while len(found) < count:
         backend.flush()
         found += backend.poll(deadline - backend.clock())
-        assert backend.clock() < deadline, f"after {_PATIENCE:.0f} seconds poll() has told only {found}"
+        assert backend.clock() < deadline, f"after {_PATIENCE:.0f} seconds poll() has returned only {found}"
     return found
 
 
 def task(seq: int, steps: int = 1) -> Task:
-    """The step `seq` of epoch 0: two keys, seq * 2 and the next; or as many such steps from there on."""
+    """Step `seq` of epoch 0, with the keys seq * 2 and seq * 2 + 1; or several such steps, starting there."""
     return Task(seq, 0, 0, seq, np.arange(2 * seq, 2 * (seq + steps)), steps)
 
 
@@ -221,7 +221,7 @@ def post(backend: Backend, *seqs: int) -> None:
 
 
 def done(backend: Backend, *seqs: int) -> list[Any]:
-    """What is told of these steps, after they were posted."""
+    """Posts these steps, and returns their outcomes."""
     post(backend, *seqs)
     return outcomes(backend, len(seqs))
 
@@ -232,7 +232,7 @@ def seqs(found: Sequence[Outcome]) -> list[int]:
 
 
 def opened(backend: Backend, outcome: Any) -> Any:
-    assert isinstance(outcome, Filled), f"a batch was expected, and {outcome} came"
+    assert isinstance(outcome, Filled), f"expected a batch, but got {outcome}"
     return backend.open(outcome)
 
 

@@ -192,7 +192,7 @@ class LoaderLaws(Laws):
         def resize(loader: Any, step: int) -> None:
             if step < 0:
                 loader.set_epoch(0)
-            if loader.num_workers and (step < 0 or step % 10 == 0):  # at first before there are any
+            if loader.num_workers and (step < 0 or step % 10 == 0):  # the first time before there are workers
                 loader.num_workers = (1, 4, 2, 1, 1, 5, 3)[step // 10 % 7]
 
         self.equal(Numbers(400), resize, **_SHUFFLED)
@@ -267,7 +267,7 @@ class LoaderLaws(Laws):
     def test_batches_that_are_dropped_do_not_disturb_later_ones(self) -> None:
         for key, batch in enumerate(self.loader(sources.ragged([1000] * 300))):
             assert (batch == key).all(), f"batch {key}"
-            batch[:] = -1  # what the caller writes is nobody else's to see
+            batch[:] = -1  # no other batch may show what the caller writes
 
     def test_batches_outlive_their_loader(self) -> None:
         loader = self.loader(sources.ragged([50] * 8))
@@ -357,13 +357,13 @@ class LoaderLaws(Laws):
 
 
 def _change(loader: Any, step: int) -> None:
-    if step in (-1, 0, 3, 4, 12, 13, 14):  # at first before there are workers
+    if step in (-1, 0, 3, 4, 12, 13, 14):  # the first time before there are workers
         loader.update(size=step)
         loader.update(sources.once_more)
 
 
 def _rows(batches: Iterable[Any]) -> list[Any]:
-    """Batches of `Numbers` as lists, so that nothing of them is lent."""
+    """Batches of `Numbers` as lists, so that no memory is lent."""
     return [tuple(column.tolist() for column in batch) for batch in batches]
 
 

@@ -1,4 +1,4 @@
-"""Asserts that a loader gives the same batches with every backend and number of workers, and wherever it resumes."""
+"""Asserts that a loader gives the same batches with every backend and number of workers, and after resuming."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def assert_same_everywhere(
 ) -> None:
     """Asserts that the batches are those of the plain loop, byte for byte, with all these settings.
 
-    `make_loader(**settings)` makes a new loader in each call; it should pass `seed=`. The settings are by default
-    `EVERYWHERE`: a second time without workers, with threads, and with one, two and three processes. Threads share
+    `make_loader(**settings)` makes a new loader in each call; it should pass `seed=`. By default, the settings are
+    `EVERYWHERE`: a second run without workers, threads, and one, two and three processes. Threads share
     the generators of `random` and `numpy.random`, so a dataset that draws from these fails with threads; one that
     draws from `penstock.rng()` does not. Threads are left out if `make_loader` refuses them, as loaders of
     penstock.torch do.
@@ -57,7 +57,7 @@ def assert_same_everywhere(
 
 
 def _compare(found: Iterable[_Named], expected: list[_Named], given: str, plain: str, by: str) -> None:
-    """Asserts that these values are the expected ones; each comes with its name."""
+    """Asserts that these values are the expected ones; each has a name."""
     for wanted, one in zip_longest(expected, found):
         if one is None:
             raise AssertionError(f"{given}: the stream ends before {wanted[0]}.")
@@ -125,7 +125,7 @@ def assert_resumes_everywhere(
 
 
 def _states(loader: Any, steps: int | None) -> Iterator[tuple[str, int, int, Any]]:
-    """States of one epoch, each with where it was taken: in words, the epoch to resume, and its batches so far."""
+    """States of one epoch, each with its position in words, the epoch to resume, and its batches so far."""
     yield "before the first batch", 0, 0, _state(loader)
     done = 0
     for done, _ in enumerate(islice(loader, steps), 1):
@@ -177,8 +177,8 @@ _Within = tuple[tuple[int, int], ...]  # pairs of ids of objects
 def difference(one: Any, other: Any, at: str = "", within: _Within = ()) -> str | None:
     """The first difference between two batches, in words; None if all their bytes, types and keys are the same.
 
-    Objects of a class without a useful `__eq__` are compared by what pickle would save of them. `at` is the path to
-    what is compared, and `within` are the objects that contain it.
+    Objects of a class without a useful `__eq__` are compared by the parts that pickle would save. `at` is the path to
+    the values that are compared, and `within` are the objects that contain them.
 
     >>> difference({"x": np.array([1, 2, 3])}, {"x": np.array([1, 5, 3])})
     "['x']: at [1] there is 2, not 5"
@@ -226,7 +226,7 @@ def _between_parts(one: Any, other: Any, at: str, within: _Within) -> str | None
 
 
 def _parts(whole: Any) -> tuple[str, list[tuple[Any, str, Any]]]:
-    """The parts that are compared, each with its name and its path, or "" if it has none; and what they are."""
+    """The parts that are compared, each with its name and its path, or "" if it has none; and their kind."""
     if isinstance(whole, Mapping):
         return "keys", [(key, f"[{key!r}]", whole[key]) for key in whole]
     if isinstance(whole, (list, tuple)):

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 @contextmanager
 def serving(folder: Path) -> Iterator[str]:
-    """The URL of a server for the files of a folder, which ends with the block."""
+    """The URL of a server for the files of a folder. The server ends with the block."""
     with _Server(folder) as server, running(server):
         yield server.url
 
@@ -34,7 +34,7 @@ def running(server: ThreadingHTTPServer) -> Iterator[None]:
 
 
 class Closing(ThreadingHTTPServer):
-    """A server on loopback that closes the connections that clients keep open, when it ends."""
+    """A server on loopback. When it ends, it closes the connections that clients keep open."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -56,7 +56,7 @@ class Closing(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, address: Any) -> None:
-        """Does nothing: a client that has gone is no error."""
+        """Does nothing: a client that has disconnected is not an error."""
 
     def server_close(self) -> None:
         super().server_close()

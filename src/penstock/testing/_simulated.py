@@ -34,7 +34,7 @@ _PATIENCE = 10.0
 
 
 class Action(NamedTuple):
-    """What may happen next: `worker` does this, to `step` of the plan where that has a meaning."""
+    """A possible next action of `worker`, on `step` of the plan if the action has a step."""
 
     kind: str
     worker: int = -1
@@ -42,14 +42,14 @@ class Action(NamedTuple):
 
 
 class Stuck(AssertionError):
-    """The loader waits, and nothing can ever happen again."""
+    """Raised if the loader waits, but nothing can ever happen again."""
 
 
 _slept: list[float] = []  # by the steps that are being filled, the innermost last
 
 
 def sleep(seconds: float) -> None:
-    """For datasets: the step takes this many seconds more of virtual time. Outside a simulation nothing happens."""
+    """For datasets: the step takes this many more seconds of virtual time. Does nothing outside a simulation."""
     if _slept:
         _slept[-1] += seconds
 
@@ -66,12 +66,12 @@ class _Posted:
         self.done: list[Any] = []  # their outcomes so far
 
     def current(self) -> Task:
-        """The step that is at work, or the last one."""
+        """The current step, or the last one."""
         return self.task.single()[min(len(self.done), self.steps - 1)]
 
 
 class _Worker:
-    """One worker. It is also what `loader.workers` shows: tests may kill it."""
+    """One worker, which `loader.workers` also shows. Tests may kill it."""
 
     runner: Runner | None = None
     info: Any = None
@@ -98,7 +98,7 @@ class _Worker:
 
 
 class SimulatedBackend(Backend):
-    """Its simulation decides what happens next, and which faults happen."""
+    """The backend of a simulation, which decides what happens next, and which faults happen."""
 
     leaves_nothing = False
 
@@ -168,7 +168,7 @@ class SimulatedBackend(Backend):
                 worker.runner.look_up()
 
     def flush(self) -> None:
-        """Lets the workers go on for as long as `choose` wants: they do not wait until the loader polls."""
+        """Lets the workers continue as long as `choose` wants: they do not wait until the loader polls."""
         while len(actions := [Action("return"), *self._actions()]) > 1:
             action = self._simulation.chosen(actions)
             if action.kind == "return":
@@ -248,7 +248,7 @@ class SimulatedBackend(Backend):
         return actions
 
     def _action(self, worker: _Worker) -> Action | None:
-        """What this worker does next, if it need not wait and does not leave."""
+        """The next action of this worker, if it need not wait and does not leave."""
         posted = worker.posted
         if not worker.is_alive():
             return worker.does("bury")
@@ -268,7 +268,7 @@ class SimulatedBackend(Backend):
         return worker.posted.current() if kind == "fill" else worker.posted.task
 
     def _next_task(self, seat: int) -> Task | None:
-        """The one with the lowest seq: the only reader of a stream relies on their order."""
+        """The task with the lowest seq: the only reader of a stream relies on their order."""
         unclaimed = (p.task for p in self._board.values() if p.worker is None and p.seat in (-1, seat))
         return min(unclaimed, key=lambda task: task.seq, default=None)
 
@@ -277,8 +277,8 @@ class SimulatedBackend(Backend):
             return
         tasks = [posted.task.step for posted in self._board.values()]
         raise Stuck(
-            f"The loader waits, and nothing can happen any more: {len(self.workers)} workers live, the steps {tasks} "
-            f"are posted. The last actions: {self._simulation.history[-20:]}"
+            f"The loader waits, but nothing can happen any more: {len(self.workers)} workers are alive, the steps "
+            f"{tasks} are posted. The last actions: {self._simulation.history[-20:]}"
         )
 
     # What happens.
@@ -309,7 +309,7 @@ class SimulatedBackend(Backend):
 
     @contextmanager
     def _at_work(self, worker: _Worker) -> Iterator[None]:
-        """For the block, the calling thread is this worker, which is busy for as long as the block sleeps."""
+        """During the block, the calling thread is this worker, which is busy as long as the block sleeps."""
         outer = get_worker_info()
         set_worker_info(worker.info, of_process=False)
         _slept.append(0.0)
@@ -331,7 +331,7 @@ class SimulatedBackend(Backend):
         posted, runner = worker.posted, worker.runner
         assert posted is not None and runner is not None
         task = posted.current()
-        # Each step of a bundle has a piece of the slab of its own.
+        # Each step of a bundle has its own part of the slab.
         base = -(-posted.used // ALIGN) * ALIGN
         writer = Writer(posted.root[base:] if base else posted.root)
         changes, worker.changes = self._changes[worker.changes : posted.changes], posted.changes

@@ -1,4 +1,4 @@
-"""Datasets for tests: those that the laws of a backend are checked with, and some that fail at given keys."""
+"""Datasets for tests: those for the laws of a backend, and some that fail at given keys."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Raising(_Around):
 
 @dataclass(eq=False, repr=False)
 class Stalling(_Around):
-    """Takes `seconds` longer at these keys: to test timeouts, and batches that are done out of order."""
+    """Takes `seconds` longer at these keys, to test timeouts, and batches that finish out of order."""
 
     seconds: float
 
@@ -67,8 +67,8 @@ class Stalling(_Around):
 class Dying(_Around):
     """Kills the worker process that fetches one of these keys, `lives` times for each key.
 
-    It does nothing in the process that made the dataset, so nothing inline and with threads. Each death is
-    written to `file`, as a line with the key, so that all processes know of it. With at most `lives=2` (and
+    It does nothing in the process that made the dataset, so it has no effect inline and with threads. Each death is
+    written to `file`, as a line with the key, so that all processes know about it. With at most `lives=2` (and
     `retries=2`) the loader retries the step, and its batches are the same as without deaths.
     """
 
@@ -99,7 +99,7 @@ class Dying(_Around):
 
 
 class Numbers(Dataset[Any]):
-    """Sample i is i, with attributes for `update`: how often the dataset was changed, and to what."""
+    """Sample i is i, with attributes for `update`: the number of changes, and the last value."""
 
     size, times = 1, 0
 

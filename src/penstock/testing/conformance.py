@@ -1,6 +1,6 @@
 """The laws that every backend keeps, for authors of backends.
 
-As one function, which needs nothing but penstock:
+Use them as one function, which needs only penstock:
 
     >>> import penstock
     >>> from penstock.testing import conformance
@@ -40,7 +40,7 @@ class Suite(LoaderLaws, ProtocolLaws):
     - `workers`: how many a loader has (default 2; 0 checks the plain loop).
     - `loses_workers`: a worker can be killed without the caller. `kill(loader)` kills one: by default the first of
       `loader.workers`, by its `kill()` and `join(timeout)`.
-    - `own_generators`: workers have `random` and `numpy.random` for themselves, as threads do not.
+    - `own_generators`: each worker has its own `random` and `numpy.random`, which threads have not.
     - `blocks`: a dataset that waits does not keep the caller from running.
     - `seats`: a task can be posted for one worker, which only penstock.torch needs.
     - `nothing_is_left()`: called after each law, to raise if the backend has left anything behind.

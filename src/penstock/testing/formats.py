@@ -1,6 +1,6 @@
-"""The laws that every format keeps, for authors of one.
+"""The laws that every format keeps, for authors of formats.
 
-As one function, with some files of the format:
+Use them as one function, with some files of the format:
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -20,8 +20,8 @@ or as a class for pytest, with a test for each law:
             write_some_files(folder)
             return [folder / "some.mine"]
 
-Each law is a method, and its name is the sentence that it checks. A law that does not apply is skipped, and says why
-(`unittest.SkipTest`, which pytest knows). See `Suite` for what can be told about a format.
+Each law is a method, and its name is the sentence that it checks. A law that does not apply is skipped with the
+reason (`unittest.SkipTest`, which pytest knows). `Suite` lists what a format can declare.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ class _Laws:
 
 
 class Suite(_Laws):
-    """All laws. Derive from it, and say what it is to check:
+    """All laws. Derive a class from it, and declare what to check:
 
     - `make(paths, **files)`: makes a dataset; mostly the class itself. `files` are the keywords of `FileOptions`.
     - `write(folder)`: writes files of the format into an empty folder, and returns the paths to pass to `make`. They
       should be small, a few KB with some 10 to 100 samples, and have more than one block.
-    - `found`: what `penstock.open` is told besides the paths to find the format, by default nothing; None if it
-      cannot find it.
-    - `settings`: those of the loaders with workers, by default two threads, and two processes.
+    - `found`: the arguments besides the paths with which `penstock.open` finds the format, by default none; None if
+      it cannot find it.
+    - `settings`: the settings of the loaders with workers, by default two threads, and two processes.
     - `damages`: how many copies of the files are damaged, each at random, by default 60; 0 if the library that reads
       the format crashes with a damaged file.
     """
@@ -96,7 +96,7 @@ class Suite(_Laws):
     def named(self) -> str:
         return getattr(self.make, "__name__", repr(self.make))
 
-    # What laws are written with.
+    # Tools for writing laws.
 
     def new_folder(self) -> Path:
         self._scratch += 1
@@ -163,7 +163,7 @@ class Suite(_Laws):
 
     def test_a_sample_that_is_changed_is_read_again_unchanged(self) -> None:
         data, samples = self.samples()
-        samples = copy.deepcopy(samples)  # they may be what is overwritten
+        samples = copy.deepcopy(samples)  # they may share the memory that is overwritten
         for key in range(len(data)):
             for array in _arrays(data[key]):
                 array[...] = 0
@@ -203,7 +203,7 @@ class Suite(_Laws):
                 file.pieces = _Noting(fetched)
                 if file.edges is None:
                     file.edges = np.append(np.arange(0, file.size, _SMALL), file.size)
-            outside: dict[int, list[set[Piece]]] = {}  # what else is read for each block of each file
+            outside: dict[int, list[set[Piece]]] = {}  # other pieces that are read for each block of each file
             for block, (first, stop) in enumerate(zip(data.blocks, data.blocks[1:], strict=False)):
                 rows = data.file_rows(block)
                 wanted = {piece for some in data.ranges(rows) for piece in data.files[rows.file].pieces_of(*some)}
@@ -212,7 +212,7 @@ class Suite(_Laws):
                 outside.setdefault(rows.file, []).append(set(fetched) - wanted)
             names = [repr(file) for file in data.files]
         for number, found in outside.items():
-            # What is read for several blocks is no sample, but a head, or an index inside the file.
+            # A piece that is read for several blocks has no samples: it is a header, or an index inside the file.
             times = Counter(piece for others in found for piece in others)
             for part, others in enumerate(found):
                 more = sorted(piece for piece in others if times[piece] == 1)
@@ -285,7 +285,7 @@ def check(
     """Checks all laws, and returns those that were skipped, each with its reason. A broken one raises `BrokenLaw`.
 
     `make(paths, **files)` makes a dataset. `paths` are files of the format, whose folder is copied: it should have
-    nothing else, and be small. `only` is a part of the names of the laws to check. `told` are attributes of `Suite`.
+    nothing else, and be small. `only` is a part of the names of the laws to check. `told` has attributes of `Suite`.
     """
     given = [Path(path).absolute() for path in paths]
 
@@ -298,7 +298,7 @@ def check(
 
 def _same(found: Any, expected: Any, where: str) -> None:
     differs = difference(found, expected)
-    assert differs is None, f"{where}: not as by key{differs}"
+    assert differs is None, f"{where}: it differs from the samples by key{differs}"
 
 
 def _steps(n: int) -> Iterator[list[int]]:
@@ -342,7 +342,7 @@ def _damage(folder: Path, drawn: random.Random) -> str:
 
 
 class _Noting(PiecesInMemory):
-    """Notes the pieces that are fetched."""
+    """Records the pieces that are fetched."""
 
     def __init__(self, fetched: list[Piece]) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""A backend with virtual time and a chosen order of events, in one thread: races without processes.
+"""A backend with virtual time and a chosen order of events, in one thread, for testing races without processes.
 
-Everything of penstock but the backend is real. The workers are objects, and the calling thread runs the user's code
-for them. What happens next is decided by a function: `choose` gets the list of all actions that are possible now, and
+Everything in penstock except the backend is real. The workers are objects, and the calling thread runs the user's
+code for them. A function decides what happens next: `choose` gets the list of all actions that are possible now, and
 returns the index of one. So a race is a list of numbers: hypothesis can search for it, and a test can keep it.
 
     >>> import penstock
@@ -21,10 +21,10 @@ The actions of a worker, in the order of its life:
     fill      does one step of the task: this runs the dataset's code
     report    sends the result
     leave     leaves, because the number of workers was reduced
-    die       dies, with everything it has in hand
+    die       dies, together with its task
     bury      the death becomes known to the loader
 
-and those of the loader: `return` (it goes on with what was reported so far) and `wait` (time passes until a worker
+and those of the loader: `return` (it continues with the results so far) and `wait` (time passes until a worker
 wakes up, or until the timeout). Time is virtual: only `simulate.sleep` takes any, and time passes only when nothing
 else can happen. If nothing can ever happen again, the loader would wait for ever: `Stuck` is raised.
 """
@@ -54,16 +54,16 @@ __all__ = [
 ]
 
 Choose = Callable[[Sequence[Action]], int]
-"""Returns the index of the action that happens next. It is asked only if there are several."""
+"""Returns the index of the next action. It is called only if there are several."""
 
 
 @dataclass
 class Kill:
     """A fault: a worker dies instead of doing this action, `times` times.
 
-    `Kill("fill", step=3)` kills a worker that has claimed step 3, before it does it; "report" after it has done it,
-    and "claim" when it is about to claim it and has nothing in hand. `Kill("start", seat=1, times=4)` makes four
-    workers crash at start-up. What is None matches anything.
+    `Kill("fill", step=3)` kills a worker that has claimed step 3, before it does the step; "report" kills it after
+    the step, and "claim" when it is about to claim the step. `Kill("start", seat=1, times=4)` makes four
+    workers crash at start-up. A field that is None matches anything.
     """
 
     action: str
@@ -83,7 +83,7 @@ class Kill:
 
 @dataclass
 class Refuse:
-    """A fault: a worker cannot be started, `times` times, in this seat or in any (None). `after`: so many can."""
+    """A fault: a worker cannot be started, `times` times, in this seat or in any (None), after `after` successes."""
 
     seat: int | None = None
     times: int = 1
@@ -98,9 +98,9 @@ def seeded(seed: int) -> Choose:
 
 
 def replay(numbers: Iterable[int]) -> Choose:
-    """These choices, as `Simulation.choices` has kept them; after the last of them, always the first action.
+    """These choices, as recorded in `Simulation.choices`; after the last of them, always the first action.
 
-    The first action is the plainest: the loader returns as soon as it can, and the first worker does everything.
+    The first action is the simplest: the loader returns as soon as it can, and the first worker does everything.
     """
     left = iter(numbers)
     return lambda actions: next(left, 0) % len(actions)
@@ -113,10 +113,10 @@ _numbers = itertools.count(1)
 class Simulation:
     """Registers a simulated backend for a block: `DataLoader(..., num_workers=2, backend=simulation.name)`.
 
-    `choose` decides what happens next (default: `seeded(0)`), and `faults` are injected. `deaths`: so many workers
-    may die, whenever `choose` wants it. `copies_dataset`: each worker has a copy of the dataset, as in a process,
-    or all share the caller's, as threads do. `most_steps`: small steps may travel together, so many at most.
-    `names_step=False`: a loss does not tell which step of a bundle was at work, as on a remote machine.
+    `choose` decides what happens next (default: `seeded(0)`), and `faults` are injected. `deaths`: the number of
+    workers that may die, whenever `choose` wants it. `copies_dataset`: each worker has a copy of the dataset, as in a
+    process, or all share the caller's, as threads do. `most_steps`: the largest number of small steps in one task.
+    `names_step=False`: a loss does not say which step of a bundle was running, as on a remote machine.
 
     `now` is the virtual time. `history` has every action, and `choices` every number that `choose` returned:
     `replay(choices)` repeats it all. `open` are the backends that were not closed.
@@ -154,7 +154,7 @@ class Simulation:
         return actions[at]
 
     def kills(self, action: Action, task: Task | None, seat: int) -> bool:
-        """Whether a fault kills the worker that would do this to this task."""
+        """True if a fault kills the worker that is about to do this with this task."""
         for fault in self._faults:
             if isinstance(fault, Kill) and fault.times and fault.concerns(action, task, seat):
                 fault.times -= 1
@@ -162,7 +162,7 @@ class Simulation:
         return False
 
     def refuse(self, seat: int) -> None:
-        """Raises the error that keeps a worker from being started in this seat, if a fault wants it."""
+        """Raises the error of a fault that keeps a worker in this seat from being started."""
         for fault in self._faults:
             if isinstance(fault, Refuse) and fault.seat in (None, seat):
                 if fault.after:

@@ -14,12 +14,15 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import operator
 import os
 import signal
 import sys
 import threading
 import time
+from collections import deque
 from contextlib import suppress
+from itertools import tee
 
 from penstock.backends._native_threads import stop_openblas
 
@@ -110,16 +113,17 @@ def _fork_for_trial() -> None:
     """Forks a child that ends at once.
 
     By the C library, and not os.fork: only the libraries' own handlers run, none of the program's hooks. No signal
-    handler and no garbage collection may run in the child.
+    handler, no garbage collection and no bytecode may run in the child: between two instructions the interpreter may
+    hand the GIL to a thread that asked for it, wait for that thread, and so wait for ever in the child.
     """
     libc = ctypes.PyDLL(None, use_errno=True)  # PyDLL: the child holds the GIL, too
-    fork, leave, collecting = libc.fork, libc._exit, gc.isenabled()
+    collecting = gc.isenabled()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     gc.disable()
     try:
-        pid = fork()
-        if pid == 0:
-            leave(0)
+        forked, pids = tee(map(operator.call, (libc.fork,)))
+        deque(map(libc._exit, filter(operator.not_, forked)), 0)  # one call of C code, in which the child ends
+        pid = next(pids)
     finally:
         if collecting:
             gc.enable()
