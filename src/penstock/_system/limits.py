@@ -1,4 +1,4 @@
-"""The limits that the system sets for a process, and messages about those that were reached."""
+"""Limits that the system sets to a process, for the messages about those that were met."""
 
 from __future__ import annotations
 
@@ -6,11 +6,6 @@ import errno
 import os
 import resource
 from contextlib import suppress
-
-
-def usable_cpus() -> int:
-    """The number of CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def no_more_processes(error: OSError) -> OSError:
@@ -48,3 +43,8 @@ def _of_this_user() -> int:
 def _number(path: str) -> int:
     with open(path) as file:
         return int(file.read())
+
+
+def usable_cpus() -> int:
+    """The number of CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
