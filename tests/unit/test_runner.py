@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import socket
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -13,16 +14,19 @@ import pytest
 import penstock
 from penstock._feed.keys import KeyFetch
 from penstock._feed.stream import ItemFetch, StreamFetch
-from penstock._measure.gauges import NO_GAUGE
+from penstock._measure.gauges import NO_GAUGE, Gauge, Gauges
 from penstock._memory.layout import Writer
 from penstock._memory.slabs import Slabs
 from penstock._resume.reading import opened
 from penstock._wire.failure import restore
-from penstock._wire.task import Task
+from penstock._wire.reply import Replier, StrayFiles
+from penstock._wire.task import Failed, Notice, Task
 from penstock._work.fetch import Fetch
 from penstock._work.job import Job
 from penstock._work.outcomes import AtEnd, Done, Errored
 from penstock._work.runner import Runner
+from penstock.backends._desk import Desk
+from penstock.backends._local import run_task
 
 
 class Squares(penstock.Dataset[int]):
@@ -176,5 +180,59 @@ def test_no_object_of_a_runner_holds_its_holder(dataset: Any, fetch: type[Fetch]
     try:
         del runner, held
         assert [ref() for ref in gone] == [None] * 5
+    finally:
+        gc.enable()
+
+
+class Bad(Exception):
+    pass
+
+
+class Raising(penstock.Dataset[int]):
+    """Each sample raises, and each error is watched."""
+
+    def __init__(self) -> None:
+        self.raised: list[weakref.ref[Bad]] = []
+
+    def __getitem__(self, key: int) -> int:
+        error = Bad(key)
+        self.raised.append(weakref.ref(error))
+        try:
+            raise error
+        finally:
+            del error  # else the error would hold this frame, and the frame the error
+
+
+def test_an_error_is_gone_with_its_outcome() -> None:
+    """A traceback holds its frames, their variables and their callers: none of these may hold the error."""
+    dataset = Raising()
+    runner = Runner(job(dataset), "the test")
+    gc.disable()
+    try:
+        failed = run_task(runner, 0, Task(0, 0, 0, 0, np.array([1])), Writer(Slabs(None).root(0)), NO_GAUGE)
+        assert isinstance(failed, Failed)
+        told = weakref.ref(failed.error)
+        del failed
+        assert (told(), dataset.raised[0]()) == (None, None)
+    finally:
+        gc.enable()
+
+
+class InTheTest(Runner):
+    def begin(self, seat: int, *, alone: bool) -> None:
+        """The process of the test does not become a worker."""
+
+
+def test_an_error_is_gone_when_a_worker_has_replied() -> None:
+    dataset = Raising()
+    root = np.zeros(1 << 16, np.uint8)
+    root[:8].view(np.int64)[0] = 1
+    gc.disable()
+    try:
+        with socket.socket(socket.AF_UNIX) as strays:
+            gauge, replier = Gauge(Gauges(None), 0, 0, lambda: 0), Replier(0, StrayFiles(0, strays).make)
+            desk = Desk(job(dataset, make_runner=InTheTest), 0, "the test", gauge, replier)
+            desk.do(Notice(0, 0, 0, 0, 8, 1, 0, 0, 0, 0, 0), root, lambda at: True)
+        assert dataset.raised[0]() is None
     finally:
         gc.enable()

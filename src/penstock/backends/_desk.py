@@ -78,10 +78,15 @@ class Desk:
 
     def _do_step(self, task: Task, updates: int, writer: Writer, base: int = 0) -> bytes:
         """Does one step, with the changes up to `updates`. The writer's piece of the slab begins at `base`."""
-        head, used, runner, gauge = (task.seq, base, perf_counter_ns()), writer.used, self._runner, self._gauge
+        head, used = (task.seq, base, perf_counter_ns()), writer.used
         if self._log.end < updates:
-            runner.change(self._changes(updates))
-        outcome, rows = runner.run(task, writer, gauge), 0
+            self._runner.change(self._changes(updates))
+        # In no variable here: a traceback holds the frames below it, and this one would hold its error.
+        return self._reply(self._runner.run(task, writer, self._gauge), head, task, writer, used)
+
+    def _reply(self, outcome: Done | AtEnd | Errored, head: Head, task: Task, writer: Writer, used: int) -> bytes:
+        """The reply about a step, whose batch begins at `used` in the writer's piece of the slab."""
+        gauge, rows = self._gauge, 0
         if isinstance(outcome, Done):
             batch, rows, mended, mark = outcome
             if gauge.detailed:
@@ -89,7 +94,7 @@ class Desk:
             try:
                 reply = self._replier.filled(head, batch, rows, writer, mended, mark)
             except BaseException as error:  # raised while an object in the batch was pickled
-                reply = self._failed(head, runner.failed(error, task, mark), writer, used)
+                reply = self._failed(head, self._runner.failed(error, task, mark), writer, used)
         elif isinstance(outcome, AtEnd):
             reply = self._replier.ended(head, writer, outcome.mark)
         else:

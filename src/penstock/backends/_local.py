@@ -27,7 +27,7 @@ from penstock._wire.failure import caught
 from penstock._wire.task import Ended, Failed, Filled, Task
 from penstock._wire.updates import Change
 from penstock._work.job import Job
-from penstock._work.outcomes import AtEnd, Done
+from penstock._work.outcomes import AtEnd, Done, Errored
 from penstock._work.runner import Runner
 from penstock.backends import _stack as stack
 from penstock.backends._base import LONGEST_WAIT, Backend, Doing, Left, Outcome
@@ -54,7 +54,12 @@ def run_task(
     interruptible: bool = True,
 ) -> Filled | Failed | Ended:
     """Runs a task of one step in this process. `interruptible`: by the caller, whose Ctrl-C comes out."""
-    outcome = runner.run(task, writer, gauge, interruptible=interruptible)
+    # In no variable here: a traceback holds the frames below it, and this one would hold its error.
+    return _told(runner.run(task, writer, gauge, interruptible=interruptible), worker, task, writer)
+
+
+def _told(outcome: Done | AtEnd | Errored, worker: int, task: Task, writer: Writer) -> Filled | Failed | Ended:
+    """The outcome as the engine gets it."""
     if isinstance(outcome, Done):
         batch, rows, mended, mark = outcome
         return Filled(task.seq, worker, rows, writer.used, 0.0, writer.root, batch, mended, mark)
