@@ -269,7 +269,7 @@ class Template(Handle):
     def fork(self, number: int, child: int) -> tuple[int, int]:
         """Asks the template to fork a worker. Returns the worker's pid and a pidfd."""
         answer = self._ask(_START, number, child)
-        if answer is None:
+        if answer is None:  # not tried again: it may have forked a worker of this number, whose pid it did not tell
             raise WorkerLost(self.obituary())
         pid, pidfds = answer
         if not pidfds:  # this process has no free descriptor for it
