@@ -92,7 +92,7 @@ class SampleTooLarge(FormatError, ImageError):
 
 
 class RemoteError(_Printable, OSError):
-    """A remote file cannot be read. The message has the URL without credentials, and how often it was tried.
+    """A file of a URL cannot be read. The message has the URL without credentials, and how often it was tried.
 
     `changed` is True if the file is another one than when the dataset was made. `refused` is True if the store has
     answered, and would give the same answer again: no permission, for example.
