@@ -42,7 +42,7 @@ _NO_IDS = (
     (b"\x89HDF\r\n\x1a\n", "an HDF5 file", "Write the ids alone: file['x'][:].astype({dtype!r}).tofile('ids.bin')."),
 )
 _LEAST = 512  # bytes for which `take` is faster than a copy of windows
-_LOOK = 256  # bytes of the first ids, by which one file is told from another of the same name and size
+_LOOK = 64  # first bytes of a file, by which it is told from another of the same name and size
 _SCRATCH = 512 << 10  # bytes that are copied twice at once: they stay in the processor's cache
 
 
@@ -147,8 +147,8 @@ class Tokens(Format):
         return self._windows
 
     def _header(self, file: AnyFile) -> tuple[int, int]:
-        """The number of bytes before the first id of a file, and a check of its first ids."""
-        begin = file.peek(0, min(file.size, _LLMC_HEADER + _LOOK))
+        """The number of bytes before the first id of a file, and a check of its first bytes."""
+        begin = file.peek(0, min(file.size, _LOOK))
         return _header(file, begin, self.dtype), zlib.crc32(begin)
 
     def checks(self) -> Sequence[object]:
