@@ -21,7 +21,7 @@ from penstock._fill.collate import convert
 from penstock._options import OPTIONS, Casting, LastBatch, OnError, Options, is_int
 from penstock._session.reading import Batches, IndexedBatches
 from penstock._session.seeded import SeedSession
-from penstock._session.share import share
+from penstock._system.interrupts import import_whole
 from penstock.batch import Batch
 from penstock.collate import default_collate
 from penstock.source._dataset import Keyed, is_stream
@@ -168,6 +168,9 @@ class DataLoader(Generic[_T_co]):
         """
         if not is_int(n, 1):
             raise ValueError(f"share() takes the number of consumers, an integer of at least 1, got {n!r}.")
+        import_whole("penstock._session.share")
+        from penstock._session.share import share  # late: few programs need it
+
         window = self._session.window
         return list(share(self._session.begin(Batches), int(n), in_turn, window))
 

@@ -7,15 +7,17 @@ import threading
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock._engine.engine import Engine
 from penstock._engine.turn import INSIDE
 from penstock._measure.meter import Meter
-from penstock._session.semantics import Semantics
 from penstock._system.interrupts import Living, interrupts_deferred
 from penstock._wire.updates import Change
 from penstock._work.job import Job
+
+if TYPE_CHECKING:
+    from penstock._session.semantics import Semantics
 
 # Bytes of updates: they are kept for workers that still have to read them, and how far each worker is, is not known.
 # An engine that has more is not used for another epoch: new workers have the dataset as it is.

@@ -10,7 +10,6 @@ from penstock._engine.handout import Handout
 from penstock._feed.base import Run
 from penstock._resume.state import State
 from penstock._session.foresight import NO_FORESIGHT, NoForesight
-from penstock._session.semantics import Position, Semantics
 from penstock._system.ending import END, Instead, raises_instead
 from penstock._system.interrupts import finalizer, interrupts_deferred
 from penstock._wire.failure import annotate
@@ -19,6 +18,7 @@ from penstock.batch import Batch
 
 if TYPE_CHECKING:
     from penstock._session.seeded import SeedSession
+    from penstock._session.semantics import Position, Semantics
     from penstock._session.session import Session
 
 

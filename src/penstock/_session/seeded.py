@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 
 from penstock._engine.engine import Engine
 from penstock._feed import Feed
@@ -25,8 +25,8 @@ from penstock._schedule.scheduler import Scheduler
 from penstock._session.foresight import NO_FORESIGHT, NoForesight, foresee
 from penstock._session.reading import SeedReader
 from penstock._session.session import Session
-from penstock._session.tuning import Tuning
 from penstock._system.ending import never_ends
+from penstock._system.interrupts import import_whole
 from penstock._wire.task import MOST_STEPS
 from penstock._wire.updates import Setting
 from penstock._work.job import Job
@@ -37,6 +37,9 @@ from penstock.plan import Order
 from penstock.plan._seeds import draw_key
 from penstock.source._dataset import to_load_in_parallel
 from penstock.source._nested import fingerprint_of
+
+if TYPE_CHECKING:
+    from penstock._session.tuning import Tuning
 
 S = TypeVar("S", bound=SeedReader)
 
@@ -345,7 +348,12 @@ class SeedSession(Session):
         self.engines.held(resized)
 
     def _begin_tuning(self) -> None:
-        self.tuning = Tuning(self.options, self.feed, self.measures) if self.options.auto else None
+        self.tuning: Tuning | None = None
+        if self.options.auto:
+            import_whole("penstock._session.tuning")
+            from penstock._session.tuning import Tuning  # late: few programs need it
+
+            self.tuning = Tuning(self.options, self.feed, self.measures)
 
     def tick(self, engine: Engine) -> None:
         tuning = self.tuning

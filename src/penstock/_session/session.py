@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock._engine.engine import Engine
 from penstock._session.engines import Engines, new_engine
 from penstock._session.measures import Measures
-from penstock._session.semantics import Semantics
+
+if TYPE_CHECKING:
+    from penstock._session.semantics import Semantics
 
 
 class Session:

@@ -6,13 +6,15 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock._session.reading import Batches
-from penstock._session.semantics import Position
 from penstock._system.ending import END, Instead, raises_instead
 from penstock._system.interrupts import LOOK_AGAIN, Changes, finalizer, interrupts_deferred
 from penstock._wire.failure import caught
+
+if TYPE_CHECKING:
+    from penstock._session.semantics import Position
 
 
 class Consumer(AbstractContextManager["Consumer"]):
