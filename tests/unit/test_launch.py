@@ -659,6 +659,28 @@ def test_openblas_stops_its_threads_without_a_trial() -> None:
     assert done.stdout != "True True\n"  # numpy 2.5 hides the function: there a trial is needed
 
 
+BUSY = """
+import sys, threading
+from penstock.backends._process import forking
+
+def spin():
+    while True:
+        pass
+
+sys.setswitchinterval(1e-6)  # so that the thread asks for the GIL at nearly every instruction
+threading.Thread(target=spin, daemon=True).start()
+for _ in range(100):
+    forking._fork_for_trial()
+print(len(forking._others()))
+"""
+
+
+def test_a_trial_beside_a_thread_that_computes_ends() -> None:
+    """Its child holds a GIL that a thread has asked for, which the child does not have: to hand it over never ends."""
+    done = subprocess.run([sys.executable, "-c", BUSY], capture_output=True, text=True, start_new_session=True)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "1\n")
+
+
 class Unforkable:
     """A dataset that starts a thread when it is unpickled, or whose unpickling imports a library like JAX."""
 

@@ -15,6 +15,15 @@ BUGS = [
         "After a torch loader has run, workers are forked beside libgomp's threads, and hang.",
     ),
     Bug(
+        "the child of a trial fork runs bytecode before it ends",
+        "starting",
+        "backends/_process/forking.py",
+        "        deque(map(libc._exit, filter(operator.not_, forked)), 0)",
+        "        [libc._exit(0) for pid in forked if pid == 0]",
+        ("unit/test_launch.py::test_a_trial_beside_a_thread_that_computes_ends",),
+        "Where a thread asks for the GIL, the child waits for it for ever, and the loader for the child.",
+    ),
+    Bug(
         "OpenBLAS's threads need a trial fork before each first batch",
         "starting",
         "backends/_process/forking.py",
