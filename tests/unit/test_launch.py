@@ -676,7 +676,7 @@ print(len(forking._others()))
 
 
 def test_a_trial_beside_a_thread_that_computes_ends() -> None:
-    """Its child holds a GIL that a thread has asked for, which the child does not have: to hand it over never ends."""
+    """The child has no thread that could take the GIL: if it handed the GIL over, it would wait for ever."""
     done = subprocess.run([sys.executable, "-c", BUSY], capture_output=True, text=True, start_new_session=True)
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "1\n")
 
