@@ -74,9 +74,17 @@ class Extents(Format):
 
     def extent(self, number: int, row: int) -> tuple[int, int]:
         """The first byte of a sample, and the number of its bytes."""
-        place, starts = self._place(number, row), self.indexes[number]["starts"]
-        start = int(starts[place])
-        return start, int(starts[place + 1]) - start
+        start, stop = self.indexes[number]["starts"][row : row + 2].tolist()
+        return start, stop - start
+
+    def _extents(self, number: int, rows: NDArray[np.int64]) -> tuple[list[int], list[int]]:
+        """The first bytes of several samples of a file, and the numbers of their bytes."""
+        if type(self).extent is not Extents.extent:
+            firsts, lengths = zip(*(self.extent(number, row) for row in rows.tolist()), strict=True)
+            return list(firsts), list(lengths)
+        starts = self.indexes[number]["starts"]
+        begins = starts[rows]
+        return begins.tolist(), (starts[rows + 1] - begins).tolist()
 
     def _find_indexes(self, access: Access) -> list[Index]:
         return self.index(self.kind, self.find)
@@ -108,10 +116,6 @@ class Extents(Format):
             )
         return len(starts) - 1
 
-    def _place(self, number: int, row: int) -> int:
-        """The number of the extent of a row of a file."""
-        return row
-
     def sample(self, row: int) -> Any:
         number, row = self.locate(row)
         start, length = self.extent(number, row)
@@ -128,18 +132,15 @@ class Extents(Format):
         The bytes are read when they are due, just before they are decoded: so they are in the processor's cache, and
         their memory is soon free again.
         """
-        numbers, inside = (found.tolist() for found in self.locate_each(rows))
-        extents: dict[int, list[tuple[int, int]]] = {}
+        numbers, inside = self.locate_each(rows)
         limit = self.max_sample_bytes or 1 << 62
         large = False
-        for number, row in zip(numbers, inside, strict=True):
-            extent = self.extent(number, row)
-            large |= extent[1] > limit
-            extents.setdefault(number, []).append(extent)
-        raws = {
-            number: iter(self.files[number].read_each(*zip(*some, strict=True))) for number, some in extents.items()
-        }
-        for _, number, row in zip(each(keys), numbers, inside, strict=True):
+        raws: dict[int, Iterator[bytes]] = {}
+        for number in np.unique(numbers).tolist():
+            starts, lengths = self._extents(number, inside[numbers == number])
+            large = large or max(lengths) > limit
+            raws[number] = iter(self.files[number].read_each(starts, lengths))
+        for _, number, row in zip(each(keys), numbers.tolist(), inside.tolist(), strict=True):
             if large and self.extent(number, row)[1] > limit:
                 self._refuse_large(number, *self.extent(number, row))
             yield next(raws[number]), number, row
