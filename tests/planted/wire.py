@@ -6,6 +6,15 @@ from tests.planted.bug import Bug
 
 BUGS = [
     Bug(
+        "a worker of which the template did not tell goes on",
+        "wire",
+        "backends/_process/launcher.py",
+        "            if not os.read(go[0], 1):",
+        "            if False:",
+        ("unit/test_launch.py::test_a_worker_that_its_template_did_not_tell_of_does_nothing",),
+        "It takes tasks, and its replies come from a worker that counts as lost: an InternalError.",
+    ),
+    Bug(
         "a skipped error keeps the tracebacks of exceptions inside of it",
         "wire",
         "_wire/failure.py",

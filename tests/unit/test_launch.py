@@ -554,6 +554,25 @@ def test_a_template_that_dies_each_time_is_an_error_that_says_so(crew_of: Any) -
         crew.start()
 
 
+def test_a_worker_that_its_template_did_not_tell_of_does_nothing(crew_of: Any) -> None:
+    crew = crew_of("forkserver", idle, DiesWhenItTells())
+    with pytest.raises(WorkerLost, match=r"template .* was killed by signal 9"):
+        crew.start()
+    os.dup2(crew.reader, crew.writer)  # no other end for writing is open in this process
+    assert crew._lines.readline() == "", "a worker of a number that counts as lost"
+
+
+class DiesWhenItTells:
+    """Unpickled in the template, which then dies between the fork of a worker and its answer."""
+
+    def __reduce__(self) -> Any:
+        return die_when_telling, ()
+
+
+def die_when_telling() -> None:
+    socket.send_fds = lambda *given: signal.raise_signal(signal.SIGKILL)  # type: ignore[assignment]
+
+
 class Deadly:
     def __reduce__(self) -> Any:
         return signal.raise_signal, (int(signal.SIGKILL),)

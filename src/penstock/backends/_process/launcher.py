@@ -269,7 +269,7 @@ class Template(Handle):
     def fork(self, number: int, child: int) -> tuple[int, int]:
         """Asks the template to fork a worker. Returns the worker's pid and a pidfd."""
         answer = self._ask(_START, number, child)
-        if answer is None:  # not tried again: it may have forked a worker of this number, whose pid it did not tell
+        if answer is None:
             raise WorkerLost(self.obituary())
         pid, pidfds = answer
         if not pidfds:  # this process has no free descriptor for it
@@ -428,19 +428,27 @@ def _serve(requests: socket.socket, main: Main, payload: object, boot: dict[str,
         if what == _REAP:
             requests.sendall(_ANSWER.pack(_REAPED, _reap(about), 0))
             continue
+        go: tuple[int, ...] = ()
         try:
+            go = os.pipe()
             pid = fork()
             pidfd = processes.pidfd_of_child(pid) if pid else -1
         except OSError as exc:
+            close(*go)
             seat = seat_of(about)
             _fail(requests, exc, f"while worker {seat} was forked from the template (pid {os.getpid()})")
             continue
         if pid == 0:
             requests.close()
+            os.close(go[1])
+            if not os.read(go[0], 1):  # the template has died before it told the parent of this worker
+                os._exit(1)
+            os.close(go[0])
             itself = Itself(Lineage._make(boot["lineage"]), child)
             live(about, itself, main, payload, boot["fds"], lifeline=boot["lifeline"])
         socket.send_fds(requests, [_ANSWER.pack(_STARTED, pid, 0)], [pidfd])
-        close(pidfd)
+        os.write(go[1], b"\0")
+        close(pidfd, *go)
 
 
 def _reap(pid: int) -> int:
