@@ -152,7 +152,7 @@ def delivery(iterator: Any) -> Callable[[Any], Any] | None:
 class TorchReader(Reader):
     """One epoch of an iterator, which has the workers: they end with it, or with the epoch.
 
-    It has no finalizer: the iterator has one, and an interrupt in a finalizer inside of another would be lost.
+    It has no finalizer: the iterator has one, and an interrupt in a finalizer inside of another may be lost.
     """
 
     def __init__(
