@@ -86,7 +86,7 @@ class Reader:
                     if not run.is_left:  # else the figures are those of the next epoch
                         self._session.measures.end_epoch()
                 finally:
-                    self._let_go(cancel=False)
+                    self._leave()
                 return _ENDED
             if delivery.rows or delivery.mended is None:
                 break
@@ -108,16 +108,9 @@ class Reader:
         error: BaseException = errors[room][1]
         return annotate(error, why)
 
-    def _let_go(self, cancel: bool) -> None:
-        """The reader no longer needs its engine: the epoch is over, or abandoned (`cancel`)."""
+    def _leave(self) -> None:
+        """The epoch is over: the reader no longer needs its engine."""
         raise NotImplementedError
-
-    def close(self) -> None:
-        """Abandons the epoch. Steps that workers are doing are void and not waited for."""
-        with interrupts_deferred():
-            self._let_go(cancel=True)
-
-    __del__ = finalizer(close)
 
 
 class SeedReader(Reader):
@@ -147,6 +140,16 @@ class SeedReader(Reader):
         """The number of batches in the whole epoch."""
         steps = None if self._plan is None else self._plan.steps(self._run.epoch)
         return self._session.length() if steps is None else steps
+
+    def close(self) -> None:
+        """Abandons the epoch. Steps that workers are doing are void and not waited for."""
+        with interrupts_deferred():
+            self._let_go(cancel=True)
+
+    __del__ = finalizer(close)
+
+    def _leave(self) -> None:
+        self._let_go(cancel=False)
 
     def _let_go(self, cancel: bool) -> None:
         engine, self._engine = getattr(self, "_engine", None), None

@@ -152,7 +152,10 @@ def delivery(iterator: Any) -> Callable[[Any], Any] | None:
 
 
 class TorchReader(Reader):
-    """One epoch of an iterator, which has the workers: they end with it, or with the epoch."""
+    """One epoch of an iterator, which has the workers: they end with it, or with the epoch.
+
+    It has no finalizer: the iterator has one, and an interrupt in a finalizer inside of another may be lost.
+    """
 
     def __init__(
         self, session: Session, semantics: TorchSemantics, engine: Engine, run: Run, position: Cursor
@@ -160,8 +163,7 @@ class TorchReader(Reader):
         super().__init__(session, semantics, engine, run, position)
         self._ends_workers = semantics.ends_workers
 
-    def _let_go(self, cancel: bool) -> None:
-        engine: Engine | None = getattr(self, "_engine", None)
-        self._engine = None
-        if engine is not None and not cancel and self._ends_workers:
+    def _leave(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None and self._ends_workers:
             self._session.release(engine)
