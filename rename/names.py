@@ -32,7 +32,7 @@ class Member(NamedTuple):
 
 
 class Local(NamedTuple):
-    """A parameter or a variable of one function, and of the functions in it. `calls`: calls that pass it by keyword."""
+    """A parameter or a variable of a function, and of the functions in it. `calls`: calls that pass it by keyword."""
 
     module: str
     function: str
@@ -76,6 +76,7 @@ _CLASSES = [
     ("testing._sources", "Made", "FunctionDataset", "sample i is `make(i)`"),
     ("_cache.cache", "_Made", "_MadePiece", "a piece, and why it is not in the folder"),
     ("_measure.meter", "Mark", "MeterSnapshot", "all counters of a loader at one moment"),
+    ("_cache.pieces", "mark_of", "stamp_of", "the stamp of a file"),
     ("_cache.pieces", "Mark", "FileStamp", "inode and time: tells a file from others of the same name"),
     ("_session.measures", "Measured", "HasStats", "base class with `stats()`, `report()` and `trace()`"),
     ("torch._measured", "Measured", "LoaderMeasures", "the measures of one loader with torch's semantics"),
@@ -257,7 +258,7 @@ MEMBERS = [
         r"(self\.)?remote|each\.remote",
         modules=("penstock._remote.store",),
     ),
-    Member("_Given", "_shown", "_display_url", "the URL, for messages"),
+    Member("_Given", "_shown", "_url", "the URL, for messages"),
     Member(
         "_Given", "found", "below", "the files of a pattern or a folder", r"each", ("src/penstock/_files/listed.py",)
     ),
@@ -272,6 +273,19 @@ MEMBERS = [
         subclasses=("Tar",),
         files=("src/penstock/formats/",),
     ),
+    Member("Meter", "mark", "snapshot", "takes a `MeterSnapshot`", r"(self\.)?meter"),
+    Member("Measures", "_mark", "_snapshot", "takes a `MeterSnapshot`"),
+    Member("Loop", "_desk", "_executor", "see `TaskExecutor`", modules=("penstock.backends._ray.actor",)),
+    Member(
+        "Reader",
+        "told",
+        "listener",
+        "see `ProgressListener`",
+        r"batches|(self\._)?reader",
+        subclasses=("Batches", "IndexedBatches"),
+        modules=("penstock._session.reading",),
+    ),
+    Member("SharedEpoch", "_told", "_listener", "see `ProgressListener`"),
     Member("Parquet", "_found", "_find_columns", "where the columns of a remote file are"),
 ]
 
@@ -299,6 +313,15 @@ LOCALS = [
     Local(P + "plan._samplers", "WeightedRandomSampler.__iter__", "block", "positions"),
     Local(P + "plan._samplers", "DistributedSampler.__iter__", "block", "positions"),
     Local(P + "_session.reading", "Reader.__init__", "told", "listener", calls=r"Reader|Batches|IndexedBatches"),
+    Local(P + "_session.share", "SharedEpoch.__init__", "told", "listener", calls=r"SharedEpoch"),
+    Local(P + "_session.share", "share", "told", "listener"),
+    Local(P + "_measure.meter", "Meter.keep", "mark", "snapshot"),
+    Local(P + "_session.measures", "Measures.sums", "mark", "snapshot"),
+    Local(P + "backends._process.worker", "main", "desk", "executor"),
+    Local(P + "backends._ray.actor", "serve", "desk", "executor"),
+    Local(P + "backends._ray.actor", "_serve", "desk", "executor"),
+    Local(P + "backends._ray.actor", "Loop.__init__", "desk", "executor"),
+    Local(P + "_cache.pieces", "mapped", "mark", "stamp"),
 ]
 
 # Modules whose name was that of their class.
@@ -309,4 +332,43 @@ MODULES = {
     P + "_cache.kept": P + "_cache.lru",
 }
 
-TEXTS: list[Text] = []
+_S = "src/penstock/"
+TEXTS = [
+    Text("tests/model/world.py", '"_in_order", "_room", "_log"', '"_in_order", "_spacing", "_log"'),
+    Text("tests/model/world.py", "spare=setting.spare, room=setting", "spare=setting.spare, spacing=setting"),
+    Text(_S + "formats/_tar.py", "PERF401 - `room` counts them", "PERF401 - `allocate` counts them"),
+    Text(_S + "plan/_plan.py", "the r-th block of them.", "the r-th part of them."),
+    Text(
+        _S + "plan/_plan.py",
+        "where this rank's block of the step begins",
+        "where this rank's part of the step begins",
+    ),
+    Text(
+        _S + "plan/_samplers.py",
+        "each computes blocks of `KEYS_AT_ONCE` keys",
+        "each computes `KEYS_AT_ONCE` keys at a time",
+    ),
+    Text(
+        _S + "_fill/cast.py",
+        "Writes block by block, and checks each block before the next.",
+        "Writes part by part, and checks each part before the next.",
+    ),
+    Text(
+        _S + "_fill/cast.py",
+        "converted in blocks that fit into the processor's cache",
+        "converted in parts that fit into the processor's cache",
+    ),
+    Text(_S + "stats/_recent.py", "that is older than the window;", "that is older than RECENT_SECONDS;"),
+    Text(
+        _S + "_cache/pieces.py",
+        "The bytes of a piece, and the mark of its file.",
+        "The bytes of a piece, and the stamp of its file.",
+    ),
+    Text(
+        _S + "_cache/pieces.py",
+        "The bytes of the file with the mark `checked`",
+        "The bytes of the file with the stamp `checked`",
+    ),
+    Text("docs/decisions/0017-prefetch.md", "a tree of `Field`s by key", "a tree of `FieldCast`s by key"),
+    Text("docs/decisions/0022-interrupts.md", "`Changes`", "`InterruptSafeCondition`"),
+]

@@ -34,6 +34,7 @@ HERE = Path(__file__).resolve().parent
 FOLDERS = ("src", "tests", "bench", "examples")
 Functions = (ast.FunctionDef, ast.AsyncFunctionDef)
 Ref = tuple[str, str, str]  # ("sym", module, name), ("mod", module, ""), ("other", "", "")
+WIDTH = 118
 OTHER: Ref = ("other", "", "")
 
 
@@ -526,6 +527,9 @@ class Walk:
 
     def visit_Constant(self, node: ast.Constant) -> None:
         if isinstance(node.value, str) and self.joined is None:
+            for member in self.members:
+                if node.value == member.old and member.old.startswith("_") and self.is_in(member):
+                    self.in_string(node, {member.old: member.new})
             start, end = self.span(node)
             self.program(start, end, node.value)
 
@@ -599,15 +603,34 @@ class Walk:
             if re.match(r"_?[A-Z][a-z]", old):
                 patterns += [
                     rf"(?<=`){re.escape(old)}(?=s?`)",
-                    rf"(?<=[a-z,;)] ){re.escape(old)}s?(?![\w'/-])",
+                    rf"(?<=[a-z,;)] ){re.escape(old)}s?(?![\w/-])",
                     rf"(?<=[\w`]\.){re.escape(old)}(?=[`.(\[])",
                 ]
             for pattern in patterns:
                 for match in re.finditer(pattern, text):
-                    at = start + match.start()
-                    self.edits[at, at + len(old)] = new
+                    self.in_prose(start + match.start(), old, new)
+        for old, new in self.inner_words():
+            for match in re.finditer(rf"(?<=`){re.escape(old)}(?=[`(])", text):
+                self.in_prose(start + match.start(), old, new)
         for match in re.finditer(r"\bpenstock(?:\.\w+)+", text):
             self.program(start + match.start(), start + match.end(), None)
+
+    def inner_words(self) -> Iterator[tuple[str, str]]:
+        """Members and variables that the docstring of a class or a function may name."""
+        yield from ((member.old, member.new) for member in self.members if self.is_in(member))
+        inside = ".".join(self.stack)
+        for each in LOCALS:
+            scope = each.function.removesuffix(".__init__")
+            if each.module == self.module.name and inside and f"{inside}.".startswith(f"{scope}."):
+                yield each.old, each.new
+
+    def in_prose(self, at: int, old: str, new: str) -> None:
+        self.edits[at, at + len(old)] = new
+        article = re.search(r"\b([Aa]n?)( `?)$", self.text[max(0, at - 6) : at])
+        if article is not None:
+            begin = max(0, at - 6) + article.start()
+            right = article[1][0] + "n" * (new.lstrip("_")[0] in "AEIOUaeiou")
+            self.edits[begin, begin + len(article[1])] = right
 
     def comments(self) -> None:
         for token in tokenize.generate_tokens(StringIO(self.text).readline):
@@ -634,7 +657,7 @@ def planted(tree: Tree, walks: dict[str, Walk]) -> None:
             if not (isinstance(node, ast.Call) and ast.unparse(node.func) == "Bug" and len(node.args) >= 5):
                 continue
             try:
-                file, old, new = (ast.literal_eval(arg) for arg in node.args[2:5])
+                file, old = (ast.literal_eval(arg) for arg in node.args[2:4])
             except ValueError:
                 continue
             target = next((w for w in walks.values() if w.module.rel == f"src/penstock/{file}"), None)
@@ -694,9 +717,50 @@ def main() -> int:
             subprocess.run(["git", "mv", str(before), str(after)], cwd=root, check=True)
     ruff = root / ".venv/bin/ruff"
     command = str(ruff if ruff.exists() else HERE.parent / ".venv/bin/ruff")
-    subprocess.run([command, "check", "--fix", "--quiet", "."], cwd=root, check=False)
+    for arguments in (["format"], ["check", "--fix", "--select", "I"], ["format"]):
+        subprocess.run([command, *arguments, "--quiet", "."], cwd=root, check=False)
+    for path in (root / folder for folder in FOLDERS):
+        for file in path.rglob("*.py"):
+            rewrap(file)
+    test = root / "tests/architecture/test_names.py"
+    test.write_text((HERE / "test_names.py").read_text())
     subprocess.run([command, "format", "--quiet", "."], cwd=root, check=True)
+    subprocess.run([command, "check", "."], cwd=root, check=False)
     return 0
+
+
+def rewrap(path: Path) -> None:
+    """Moves words of docstrings and comments that have become too long to the next line."""
+    lines = path.read_text().split("\n")
+    if max(map(len, lines)) <= WIDTH:
+        return
+    prose = {
+        number
+        for node in ast.walk(ast.parse("\n".join(lines)))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        for number in range(node.lineno, node.end_lineno or 0)  # the last line has the quotes
+    }
+    out: list[str] = []
+    for number, line in enumerate(lines, 1):
+        carried = out.pop() if out and out[-1].startswith("\0") else ""
+        indent = re.match(r" *(# )?", line)
+        assert indent is not None
+        if carried:
+            words, before = carried[1:].split("\0")
+            follows = line.strip() and indent[0] == before and not re.match(r"(-|>>>|\*|`\w+`:)", line.strip(' "#'))
+            if follows and not line.strip().startswith('"""'):
+                line = indent[0] + words + " " + line[len(indent[0]) :]
+            else:
+                out.append(before + words)
+        is_comment = line.strip().startswith("# ")
+        if len(line) > WIDTH and (is_comment or number in prose):
+            cut = line.rfind(" ", 0, WIDTH + 1)
+            while line.count("`", 0, cut) % 2:  # not inside of backticks
+                cut = line.rfind(" ", 0, cut)
+            out += [line[:cut], f"\0{line[cut + 1 :]}\0{indent[0]}"]
+        else:
+            out.append(line)
+    path.write_text("\n".join(out))
 
 
 def note(tree: Tree) -> int:
@@ -730,7 +794,7 @@ def read(path: Path, changed: dict[Path, str]) -> str:
 
 
 def documents(tree: Tree, changed: dict[Path, str]) -> None:
-    """Names in documents, and in lists of places: `path.py: Class.method`, or in backticks if there is one meaning."""
+    """Names in documents: in backticks, if there is one meaning; and in lists of places, `path.py: Class.method`."""
     meanings: dict[str, set[str]] = defaultdict(set)
     for name, places in tree.by_name.items():
         meanings[name] = {tree.renames.get((place, name), "") for place, _ in places}
@@ -749,7 +813,11 @@ def documents(tree: Tree, changed: dict[Path, str]) -> None:
             for match in reversed([*re.finditer(r"`(_?[A-Z][a-z]\w*)(?=[`.(])", text)]):
                 new = meanings.get(match[1], set())
                 if len(new) == 1 and "" not in new:
-                    text = text[: match.start(1)] + next(iter(new)) + text[match.end(1) :]
+                    name = next(iter(new))
+                    before_it = re.sub(
+                        r"\b([Aa])n?( `)$", rf"\1{'n' * (name[0] in 'AEIOU')}\2", text[: match.start(1)]
+                    )
+                    text = before_it + name + text[match.end(1) :]
                 elif new - {""}:
                     line = text.count("\n", 0, match.start()) + 1
                     tree.say(f"DOCUMENT   {path.relative_to(tree.root)}:{line}: {match[1]} may be {sorted(new)}")
