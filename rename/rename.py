@@ -28,7 +28,7 @@ from textwrap import dedent
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from names import LOCALS, MEMBERS, MODULES, SYMBOLS, TEXTS, Local, Member, Symbol
+from names import LOCALS, MEMBERS, MODULES, SYMBOLS, TEXTS, Member, Symbol
 
 HERE = Path(__file__).resolve().parent
 FOLDERS = ("src", "tests", "bench", "examples")

@@ -1,4 +1,4 @@
-"""One word, one thing: no two classes of `src` have the same name, and no type alias has the name of another thing."""
+"""One word, one thing: no two classes of `src` have the same name, and no type alias has that of another thing."""
 
 from __future__ import annotations
 
