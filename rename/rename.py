@@ -22,6 +22,7 @@ import sys
 import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from functools import cached_property
 from io import StringIO
 from pathlib import Path
 from textwrap import dedent
@@ -127,6 +128,13 @@ class Tree:
         self.place: dict[tuple[str, str], str] = {}
         for symbol in SYMBOLS:
             self._place(symbol)
+        self.locals = [each._replace(module=self.followed(each.function, (each.module,))[0]) for each in LOCALS]
+        self.members = [member._replace(modules=self.followed(member.of, member.modules)) for member in MEMBERS]
+
+    def followed(self, definition: str, modules: tuple[str, ...]) -> tuple[str, ...]:
+        """These modules; or the only one that defines this now, if it has been moved."""
+        places = {place for place, _ in self.by_name.get(definition.partition(".")[0], ())}
+        return tuple(places) if modules and len(places) == 1 and not places & {*modules} else modules
 
     def say(self, text: str) -> None:
         self.said.append(text)
@@ -238,7 +246,7 @@ class Walk:
         self.joined: ast.JoinedStr | None = None
         self.members = [
             member
-            for member in MEMBERS
+            for member in self.tree.members
             if not member.files or any(self.module.rel.startswith(each) for each in member.files)
         ]
         self.visit(self.top)
@@ -402,7 +410,7 @@ class Walk:
         )
 
     def local(self, name: str) -> str | None:
-        for each in LOCALS:
+        for each in self.tree.locals:
             if each.old == name and self.module.name == each.module:
                 qualified = ".".join(self.stack)
                 if qualified == each.function or qualified.startswith(each.function + "."):
@@ -424,7 +432,7 @@ class Walk:
         outer = self.module_of(node.value)
         if outer is not None and (new := self.tree.renamed(("from", outer, node.attr))):
             self.edit_attribute(node, new)
-        else:
+        elif any(member.old == node.attr for member in self.members):
             receiver = ast.unparse(node.value)
             for member in self.members:
                 if member.old == node.attr and (
@@ -486,7 +494,7 @@ class Walk:
                 for member in self.members:
                     if member.old == keyword.arg and symbol is not None and symbol[1] == member.of:
                         new = member.new
-                for each in LOCALS:
+                for each in self.tree.locals:
                     if each.old == keyword.arg and (
                         (symbol == (each.module, each.function)) or (each.calls and re.fullmatch(each.calls, called))
                     ):
@@ -503,7 +511,7 @@ class Walk:
                 self.in_string(name, {name.value: new})
             return
         symbol = self.symbol_of(of)
-        for member in MEMBERS:
+        for member in self.tree.members:
             if member.old == name.value and (
                 (symbol is not None and symbol[1] == member.of)
                 or (member.receivers and re.fullmatch(member.receivers, ast.unparse(of)))
@@ -576,6 +584,7 @@ class Walk:
 
     # prose
 
+    @cached_property
     def visible(self) -> dict[str, str]:
         """The renamed names that this file knows, by their old name."""
         found: dict[str, set[str | None]] = defaultdict(set)
@@ -598,7 +607,7 @@ class Walk:
     def prose(self, start: int, end: int) -> None:
         """Names in a docstring or a comment: in backticks, or capitalised in the middle of a sentence."""
         text = self.text[start:end]
-        for old, new in self.visible().items():
+        for old, new in self.visible.items():
             patterns = [rf"(?<=`){re.escape(old)}(?=[`.(\[])"]
             if re.match(r"_?[A-Z][a-z]", old):
                 patterns += [
@@ -619,7 +628,7 @@ class Walk:
         """Members and variables that the docstring of a class or a function may name."""
         yield from ((member.old, member.new) for member in self.members if self.is_in(member))
         inside = ".".join(self.stack)
-        for each in LOCALS:
+        for each in self.tree.locals:
             scope = each.function.removesuffix(".__init__")
             if each.module == self.module.name and inside and f"{inside}.".startswith(f"{scope}."):
                 yield each.old, each.new
@@ -677,7 +686,7 @@ def planted(tree: Tree, walks: dict[str, Walk]) -> None:
                 )
                 if edited != count[word]:
                     tree.say(f"PLANTED    {node.args[0].value!r}: {word} has two meanings in it")  # type: ignore
-            more = {name: to for name, to in target.visible().items() if re.match(r"_?[A-Z][a-z]", name)}
+            more = {name: to for name, to in target.visible.items() if re.match(r"_?[A-Z][a-z]", name)}
             for arg in node.args[3:5]:
                 walk.in_text(*walk.span(arg), {**more, **words})
 
