@@ -223,7 +223,7 @@ MEMBERS = [
         "worker",
         "seat",
         "a handle has a seat; `worker` is an id",
-        r"process|worker|one|each",
+        r"process|worker",
         ("src/penstock/backends/_process", "tests/unit/test_launch.py"),
     ),
     Member(
@@ -245,7 +245,7 @@ MEMBERS = [
         subclasses=("Assigned", "OneReader"),
         modules=("penstock._schedule.scheduler", "penstock._schedule.assigned", "penstock._schedule.onereader"),
     ),
-    Member("Cut", "window", "region", "the region of the image that is resized", r"cut|one|made"),
+    Member("Cut", "window", "region", "the region of the image that is resized", r"cut", ("src/penstock/image/",)),
     Member("Tokens", "_windows", "_samples", "where samples are taken from"),
     Member("_RemoteWindows", "_windows", "_mapped", "the samples that are mapped"),
     Member("_RemoteWindows", "_ranges", "_read", "the samples that are read"),
