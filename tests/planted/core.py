@@ -570,6 +570,15 @@ BUGS = [
         "A stream that draws at random must draw the same when it is read again, by another rank or after a resume.",
     ),
     Bug(
+        "NotImplemented of __gather__ is handed out as the batch",
+        "fetching",
+        "_feed/keys.py",
+        "            return None if batch is NotImplemented else (batch, len(task.keys))\n",
+        "            return batch, len(task.keys)\n",
+        ("unit/test_runner.py::test_a_batch_that_the_dataset_does_not_gather_is_collated",),
+        "Tables with text, and images without a transform, give one NotImplemented in place of each batch.",
+    ),
+    Bug(
         "a task that failed does not say where its stream is",
         "resume",
         "_work/runner.py",

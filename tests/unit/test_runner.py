@@ -38,6 +38,13 @@ class Squares(penstock.Dataset[int]):
         return key * key
 
 
+class Undecided(Squares):
+    """Gathers no batch that begins with an odd key."""
+
+    def __gather__(self, keys: Any, empty: Any) -> Any:
+        return -keys if keys[0] % 2 == 0 else NotImplemented
+
+
 class Counting(penstock.IterableDataset[int]):
     """0 to 5, with a state. The sample 2 raises."""
 
@@ -81,6 +88,14 @@ def test_a_task_that_is_done_returns_its_batch_and_rows() -> None:
     assert isinstance(done, Done)
     np.testing.assert_array_equal(done.batch, [1, 4])
     assert done[1:] == (2, None, None)
+
+
+def test_a_batch_that_the_dataset_does_not_gather_is_collated() -> None:
+    runner = Runner(job(Undecided()), "the test")
+    for keys, batch in (([2, 4], [-2, -4]), ([1, 4], [1, 16])):
+        done = run(runner, 0, np.array(keys))
+        np.testing.assert_array_equal(done.batch, batch)
+        assert done.rows == 2
 
 
 def test_a_task_with_a_bad_sample_returns_who_failed() -> None:

@@ -42,7 +42,8 @@ class KeyFetch(Fetch):
             return None
         self._focus.doing("__gather__ of samples ", task.keys)
         try:
-            return self._gather(np.asarray(task.keys), empty), len(task.keys)
+            batch = self._gather(np.asarray(task.keys), empty)
+            return None if batch is NotImplemented else (batch, len(task.keys))
         except CollateError as error:
             self._focus.name_rows(error)
             raise
