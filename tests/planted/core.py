@@ -571,7 +571,7 @@ BUGS = [
     ),
     Bug(
         "NotImplemented of __gather__ is handed out as the batch",
-        "fetching",
+        "wire",
         "_feed/keys.py",
         "            return None if batch is NotImplemented else (batch, len(task.keys))\n",
         "            return batch, len(task.keys)\n",
