@@ -94,8 +94,9 @@ def mappings() -> int:
 
 
 def names() -> set[str]:
-    """Names in /dev/shm that are ours. The fuzzer may have its folders there, also of another run on this machine."""
-    return {name for name in os.listdir("/dev/shm") if "penstock" in name and not name.startswith("penstock-fuzz-")}
+    """Names in /dev/shm that are ours, except those of the fuzzer and of hostile neighbours, which may run beside."""
+    found = (name for name in os.listdir("/dev/shm") if "penstock" in name)
+    return {name for name in found if not name.startswith("penstock-fuzz-") and not name.endswith("-stranger")}
 
 
 def belongings() -> tuple[Counter[str], set[str], int, set[str]]:

@@ -86,7 +86,10 @@ def spoil_indexes(folders: list[str], rng: random.Random) -> None:
         if not mine:
             return
         path, draft = rng.choice(mine), f"{rng.choice(mine)}.sibling"
-        content = Path(rng.choice(mine)).read_bytes()
+        whole = [
+            each for each in mine if os.path.isfile(each)
+        ]  # not the pipes from before: he would wait for a writer
+        content = Path(rng.choice(whole)).read_bytes() if whole else b""
         way = rng.choice(("gone", "cut off", "damaged", "empty", "of another", "link", "pipe"))
         if way == "gone":
             os.unlink(path)

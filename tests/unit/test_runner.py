@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock._at_work import set_worker_info
 from penstock._feed.keys import KeyFetch
 from penstock._feed.stream import ItemFetch, StreamFetch
 from penstock._measure.gauges import NO_GAUGE, Gauge, Gauges
@@ -153,6 +154,7 @@ def test_an_error_of_worker_init_fn_is_the_error_of_every_task() -> None:
 
     runner = Runner(job(Squares(), worker_init_fn=init), "the test")
     runner.begin(4, alone=False)
+    set_worker_info(None, of_process=False)  # this thread goes on as the caller's
     first, second = run(runner, 0, np.array([1])), run(runner, 1, np.array([1]))
     assert first.error is not second.error and first.error.args == second.error.args == (4,)
     assert second.where == "In worker_init_fn, called before step 1 of epoch 0, in the test."

@@ -141,7 +141,7 @@ def test_without_memory_no_sample_is_dropped(tmp_path: Path, make: Make, monkeyp
         raise pa.lib.ArrowMemoryError("malloc of size 64 failed")
 
     if make is tar:
-        monkeypatch.setitem(_decoders._DECODERS, "json", none)
+        monkeypatch.setitem(_decoders._DECODERS, "json", _decoders.Decoding(none, is_ours=True))
         data.decode = True
     else:
         monkeypatch.setattr(type(data), "_read", none)

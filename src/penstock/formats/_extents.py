@@ -74,12 +74,13 @@ class Extents(Format):
 
     def extent(self, number: int, row: int) -> tuple[int, int]:
         """The first byte of a sample, and the number of its bytes."""
-        start, stop = self.indexes[number]["starts"][row : row + 2].tolist()
+        place = self._place(number, row)
+        start, stop = self.indexes[number]["starts"][place : place + 2].tolist()
         return start, stop - start
 
     def _extents(self, number: int, rows: NDArray[np.int64]) -> tuple[list[int], list[int]]:
         """The first bytes of several samples of a file, and the numbers of their bytes."""
-        if type(self).extent is not Extents.extent:
+        if type(self).extent is not Extents.extent or type(self)._place is not Extents._place:
             firsts, lengths = zip(*(self.extent(number, row) for row in rows.tolist()), strict=True)
             return list(firsts), list(lengths)
         starts = self.indexes[number]["starts"]
@@ -115,6 +116,10 @@ class Extents(Format):
                 "has written it. Delete the index (*.penstock-*, beside the file or in the cache folder)."
             )
         return len(starts) - 1
+
+    def _place(self, number: int, row: int) -> int:
+        """The number of the extent of a row of a file."""
+        return row
 
     def sample(self, row: int) -> Any:
         number, row = self.locate(row)

@@ -60,7 +60,7 @@ class TextLines(Extents):
 
     def _refuse(self, number: int, row: int, byte: int, what: str) -> NoReturn:
         """Raises FormatError for a byte of a row of a file."""
-        line, byte = row + 1, self.extent(number, row)[0] + byte
+        line, byte = self._place(number, row) + 1, self.extent(number, row)[0] + byte
         raise FormatError(f"{self.files[number].path}, line {line:,}, byte {byte:,}: {what}.")
 
 

@@ -25,7 +25,7 @@ def attack(data: bytes) -> None:
     with scratch.files({"some": data}) as folder:
         try:
             dataset = penstock.open(folder / "some")
-            found = _show.inspected(dataset, 2)
+            found = dataset.inspect(2)
             with contextlib.redirect_stdout(io.StringIO()):
                 print("\n".join(_show.lines(found)))
         except ValueError as error:  # of a file that is of no kind
