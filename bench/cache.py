@@ -18,7 +18,7 @@ import numpy as np
 
 from penstock._cache.agendas import Publisher
 from penstock._cache.cache import Cache
-from penstock._cache.lookout import Lookout, Wanted
+from penstock._cache.lookout import Lookout, WantedPiece
 from penstock.plan import OrderPlan, Shuffled
 from penstock.plan._forecast import Forecast
 
@@ -52,8 +52,8 @@ def look(folder: Path) -> None:
     class Small:
         blocks = np.arange(count + 1) * 10
 
-        def pieces_of(self, block: int) -> list[Wanted]:
-            return [Wanted(f"{block}", 100, lambda pause: bytes(100))]
+        def pieces_of(self, block: int) -> list[WantedPiece]:
+            return [WantedPiece(f"{block}", 100, lambda pause: bytes(100))]
 
     forecast = Forecast(OrderPlan(Shuffled(10 * count, 1)), 0, lambda: 0)
     lookout, publisher = Lookout(forecast, Small(), cache, 1 << 20, 0), Publisher(cache.path)

@@ -33,12 +33,12 @@ from penstock._wire.reply import REPLY, Replier
 from penstock._wire.shipment import unpack_from
 from penstock._wire.task import NOTICE, Notice
 from penstock._work.job import Job
-from penstock.backends._desk import Desk
+from penstock.backends._executor import TaskExecutor
 from penstock.backends._ray import actor, handshake
 from penstock.backends._ray.backend import RayBackend, start
 from penstock.backends._ray.exchange import _TOOK
 from penstock.backends._ray.link import HEAD, READY, TASK, head
-from penstock.backends._ray.remote import Call, End
+from penstock.backends._ray.remote import Call, ProcessEnd
 
 LATENCY, BANDWIDTH = 1e-3, 10e9 / 8  # seconds; bytes a second
 WORKERS, ON_NODE = 1024, 16
@@ -155,10 +155,10 @@ class Reenacted(actor.Loop):
     def begin(self, worker: int, seat: int, gauges: Gauges, shipped: bytes) -> None:
         self.void: set[int] = set()
         self.doing = -1, 0
-        made = actor.Strays()
+        made = actor.StrayArrays()
         job: Job = unpack_from(memoryview(bytearray(shipped)))
         gauge = Gauge(gauges, seat, os.getpid(), lambda: 0)
-        desk = Desk(job, seat, f"worker {seat}", gauge, Replier(worker, made.make))
+        desk = TaskExecutor(job, seat, f"worker {seat}", gauge, Replier(worker, made.make))
         set_worker_info(None, of_process=True)  # this process has all workers, and is none
         super().__init__(self, self, desk, gauges, made, seat)  # type: ignore[arg-type]
 
@@ -258,7 +258,7 @@ class SimulatedWorker(Reenacted):
     def missed(self) -> None:
         """The driver notices that the connection has ended."""
         backend, remote = self._fleet.backend, self.remote
-        backend._told(remote, End("is lost (the simulation has lost its node)"))
+        backend._told(remote, ProcessEnd("is lost (the simulation has lost its node)"))
         backend._news.put(lambda: backend._bury(remote))
 
 

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._files.local import File
-from penstock._fill.cast import Cast, Into
+from penstock._fill.cast import Cast, FieldMemory
 from penstock.formats import JsonLines, Tar, TextLines, Tokens
 from penstock.formats._lines import find_lines
 from penstock.formats._samples import find_samples
@@ -105,7 +105,7 @@ def gathering(data: Tokens, ids: NDArray[Any], batch: int, dtype: str) -> list[f
     if dtype != "uint16":
         cast = Cast.of(dtype, "checked")
         assert cast is not None
-        into = Into(cast.root(), into)
+        into = FieldMemory(cast.root(), into)
 
     def gathered() -> None:
         for some in keys:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.backends._ray.handshake import Tls
+from penstock.backends._ray.handshake import TlsFiles
 
 
-def new_certificate(folder: Path, *addresses: str) -> Tls:
+def new_certificate(folder: Path, *addresses: str) -> TlsFiles:
     """A certificate that is its own authority, for these addresses and 127.0.0.1."""
     key, certificate = folder / "key.pem", folder / "certificate.pem"
     names = ",".join(["DNS:localhost", *(f"IP:{address}" for address in ("127.0.0.1", *addresses))])
@@ -20,16 +20,16 @@ def new_certificate(folder: Path, *addresses: str) -> Tls:
         subprocess.run([*command, "-keyout", key, "-out", certificate], check=True, capture_output=True)
     except FileNotFoundError:
         pytest.skip("this machine has no openssl")
-    return Tls(str(certificate), str(key), str(certificate))
+    return TlsFiles(str(certificate), str(key), str(certificate))
 
 
-def environment(tls: Tls) -> dict[str, str]:
+def environment(tls: TlsFiles) -> dict[str, str]:
     """As it is on the nodes of a cluster that uses these files."""
     names = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
     return {"RAY_USE_TLS": "1", **dict(zip(names, tls, strict=True))}
 
 
-def signed_certificate(folder: Path, address: str, days: int) -> Tls:
+def signed_certificate(folder: Path, address: str, days: int) -> TlsFiles:
     """A certificate for an address, such as "IP:127.0.0.1", of an authority of its own; expired if days is -1."""
     names = ("authority.pem", "key.pem", "asked.csr", "own.pem")
     authority, key, asked, certificate = (folder / name for name in names)
@@ -45,4 +45,4 @@ def signed_certificate(folder: Path, address: str, days: int) -> Tls:
             subprocess.run(command, check=True, capture_output=True)
     except FileNotFoundError:
         pytest.skip("this machine has no openssl")
-    return Tls(str(certificate), str(key), str(authority))
+    return TlsFiles(str(certificate), str(key), str(authority))

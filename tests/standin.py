@@ -19,8 +19,8 @@ import numpy as np
 from penstock import DataLoader, backends
 from penstock._work.job import Job
 from penstock.backends._ray.backend import RayBackend, start
-from penstock.backends._ray.handshake import Tls
-from penstock.backends._ray.remote import Call, End
+from penstock.backends._ray.handshake import TlsFiles
+from penstock.backends._ray.remote import Call, ProcessEnd
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["standin", "penstock.backends._ray.actor"])
@@ -91,7 +91,7 @@ class LocalCluster:
     address = "127.0.0.1"
 
     def __init__(self, room: int = 1000) -> None:
-        self.tls: Tls | None = None
+        self.tls: TlsFiles | None = None
         self.room, self.is_up = room, True
         self.environment: dict[str, str] = {}
         self.processes: list[Any] = []
@@ -106,7 +106,9 @@ class LocalCluster:
     def ship(self, data: memoryview) -> object:
         return bytes(data)
 
-    def start(self, call: Call, shipped: object, told: Callable[[End], None], avoid: Collection[str]) -> LocalActor:
+    def start(
+        self, call: Call, shipped: object, told: Callable[[ProcessEnd], None], avoid: Collection[str]
+    ) -> LocalActor:
         self.avoided.append({*avoid})
         if not self.is_up:
             raise RuntimeError("the stand-in was shut down")
@@ -126,14 +128,14 @@ class LocalCluster:
         actor.is_spared = main is rogue_main
         return actor
 
-    def _watch(self, process: Any, told: Callable[[End], None]) -> None:
+    def _watch(self, process: Any, told: Callable[[ProcessEnd], None]) -> None:
         process.join()
         self.room += 1
         code = process.exitcode
         how = "ended" if not code else f"exited with code {code}"
         if code < 0:
             how = f"was killed by {signal.Signals(-code).name}"
-        told(End(how))
+        told(ProcessEnd(how))
 
     def shortage(self, workers: int) -> str:
         return f"{workers} wait for a place, and {self.room} are free."

@@ -16,7 +16,7 @@ import numpy as np
 
 import penstock
 from penstock._cache.cache import Cache
-from penstock._cache.lookout import Wanted
+from penstock._cache.lookout import WantedPiece
 from penstock._cache.scout import Scout
 from penstock.plan._forecast import Forecast
 
@@ -39,8 +39,8 @@ class Store(penstock.Dataset[int]):
         piece = self.cache.get(f"{block}", partial(self.fetch, block))
         return int(np.frombuffer(piece, np.int64)[key % ROWS])
 
-    def pieces_of(self, block: int) -> list[Wanted]:
-        return [Wanted(f"{block}", 8 * ROWS, partial(self.fetch, block))]
+    def pieces_of(self, block: int) -> list[WantedPiece]:
+        return [WantedPiece(f"{block}", 8 * ROWS, partial(self.fetch, block))]
 
     def fetch(self, block: int, pause: Any = None) -> bytes:
         thread = "scout" if threading.current_thread().name == "penstock-fetch" else "worker"

@@ -38,7 +38,7 @@ def read(path: Path, complete: bool = True) -> Read:
     """Raises AssertionError for what the format does not allow. `complete=False`: the closing bracket is missing."""
     text = path.read_text(encoding="ascii")
     if not complete:
-        assert text.endswith("}"), "it ends with a whole event"
+        assert text.rstrip(" ").endswith("}"), "it ends with a whole event"
         text += "]"
     events = json.loads(text, parse_constant=_no_constant)
     assert isinstance(events, list)

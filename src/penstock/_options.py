@@ -32,14 +32,14 @@ Casting = Literal["checked", "unsafe"]
 DEFAULT_PREFETCH_FACTOR = 2
 
 
-class Shard(NamedTuple):
+class RankShard(NamedTuple):
     """A rank, and the number of ranks."""
 
     rank: int
     world: int
 
 
-ONE = Shard(0, 1)
+ONE = RankShard(0, 1)
 
 
 # What is declared of a setting.
@@ -245,7 +245,7 @@ class Options:
         needs_seed=_BY_NUMBER,
         show=Show.FIGURES,
     )
-    shard: Shard = _option(
+    shard: RankShard = _option(
         None, needs_seed="the order is torch's: give each rank its DistributedSampler(dataset) as sampler=."
     )
     last_batch: str = _option(
@@ -449,7 +449,7 @@ def _check_split(given: dict[str, Any]) -> None:
         )
 
 
-def shard_of(given: Any) -> Shard:
+def shard_of(given: Any) -> RankShard:
     """The shard that the argument `shard=` describes; raises if it describes none."""
     if given is None:
         return ONE
@@ -469,7 +469,7 @@ def shard_of(given: Any) -> Shard:
             f"shard=({rank}, {world}) is rank {rank} of {world} ranks, but ranks are counted from 0 to {world - 1}. "
             'Pass shard=(rank, world), or "auto" to use the rank from the launcher.'
         )
-    return Shard(int(rank), int(world))
+    return RankShard(int(rank), int(world))
 
 
 # In this order: under torchrun or mpirun in a SLURM job, SLURM's variables count the launchers that it started.
@@ -480,7 +480,7 @@ _SCHEDULERS = (
 )
 
 
-def this_rank(environment: Mapping[str, str]) -> Shard:
+def this_rank(environment: Mapping[str, str]) -> RankShard:
     """The shard of this process: from torchrun's variables, a library that has ranks, or a scheduler's variables.
 
     (0, 1) if there are none.
@@ -488,9 +488,9 @@ def this_rank(environment: Mapping[str, str]) -> Shard:
     return _of_variables(environment, _TORCHRUN) or _of_libraries() or _of_variables(environment, *_SCHEDULERS) or ONE
 
 
-def _of_libraries() -> Shard | None:
+def _of_libraries() -> RankShard | None:
     found = ranks_of_libraries()
-    return None if found is None else Shard(*found)
+    return None if found is None else RankShard(*found)
 
 
 _has_warned = False
@@ -513,7 +513,7 @@ def warn_of_ranks(dataset: object) -> None:
             )
 
 
-def _of_variables(environment: Mapping[str, str], *launchers: tuple[str, str, str]) -> Shard | None:
+def _of_variables(environment: Mapping[str, str], *launchers: tuple[str, str, str]) -> RankShard | None:
     for launcher, *names in launchers:
         values = [environment.get(name) for name in names]
         if values == [None, None]:
@@ -525,7 +525,7 @@ def _of_variables(environment: Mapping[str, str], *launchers: tuple[str, str, st
         with suppress(ValueError):  # one of them is missing, or is not a number
             rank, world = (int(value) for value in values if value is not None)
             if 0 <= rank < world:
-                return Shard(rank, world)
+                return RankShard(rank, world)
         raise ValueError(
             f'shard="auto" cannot tell which rank this process is: {settings}. {launcher} sets both: the '
             "rank, counted from 0, and the number of ranks. Start the program with it, unset both, or pass "

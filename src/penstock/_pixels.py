@@ -28,7 +28,7 @@ except ImportError as error:
 
 Pixels = NDArray[np.uint8]
 Color = Literal["rgb", "bgr", "gray"]
-Scratch = Callable[[int], Pixels]
+GetScratch = Callable[[int], Pixels]
 
 
 def open_image(data: Any, color: Color, name: object, limit: int | None = None) -> Jpeg | Decoded:
@@ -61,7 +61,7 @@ class Decoded:
         self._pixels = pixels
         self.height, self.width = pixels.shape[:2]
 
-    def pixels(self, rows: int, shrink: int, scratch: Scratch) -> tuple[Pixels, int]:
+    def pixels(self, rows: int, shrink: int, scratch: GetScratch) -> tuple[Pixels, int]:
         return self._pixels, 1
 
 
@@ -88,7 +88,7 @@ class Jpeg:
         self._size = height, width
         self.height, self.width = (width, height) if self._orientation > 4 else (height, width)
 
-    def pixels(self, rows: int, shrink: int, scratch: Scratch) -> tuple[Pixels, int]:
+    def pixels(self, rows: int, shrink: int, scratch: GetScratch) -> tuple[Pixels, int]:
         """At least the first `rows` rows, and the factor by which each axis is shrunk; `scratch(n)` lends n bytes.
 
         The factor is at most `shrink`: 1, 2, 4 or 8. The last pixels of an axis may be partly padding.

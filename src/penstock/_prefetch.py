@@ -19,15 +19,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock._fill.cast import Field, converted
+from penstock._fill.cast import FieldCast, converted
 from penstock._measure.gauges import Gauge, Gauges
 from penstock._memory.guests import HANDLERS, can_pin
 from penstock._memory.layout import Writer
 from penstock._memory.slabs import Leases, Slabs
 from penstock._memory.tree import flatten, unflatten
 from penstock._schedule.slabs import SlabStates
-from penstock._system.ending import END, Instead
-from penstock._system.interrupts import LOOK_AGAIN, Changes, call_at_end
+from penstock._system.ending import END, NoBatch
+from penstock._system.interrupts import LOOK_AGAIN, InterruptSafeCondition, call_at_end
 from penstock._system.threads import started
 from penstock._wire.failure import caught
 
@@ -62,8 +62,8 @@ class Sweep:
         self.state_is_known = state is not None
 
 
-class Made(NamedTuple):
-    """The result of one `next()` of the source: a batch, or an Instead."""
+class Produced(NamedTuple):
+    """The result of one `next()` of the source: a batch, or a NoBatch."""
 
     sweep: Sweep | None
     batch: Any = None
@@ -79,8 +79,8 @@ class Gate:
 
     def __init__(self, owner: object) -> None:
         self.permits: queue.SimpleQueue[Sweep | None] = queue.SimpleQueue()
-        self.made: queue.SimpleQueue[Made] = queue.SimpleQueue()
-        self.changes = Changes()  # of the state of a sweep
+        self.made: queue.SimpleQueue[Produced] = queue.SimpleQueue()
+        self.changes = InterruptSafeCondition()  # of the state of a sweep
         # Wakes the thread when the owner is gone. The thread refers to the gate, so this works in a reference cycle
         # too.
         self._owner = call_at_end(owner, partial(self.permits.put, None))
@@ -95,7 +95,7 @@ class Gate:
         self._stopped = True
         self.permits.put(None)
 
-    def take(self) -> Made:
+    def take(self) -> Produced:
         while True:
             with suppress(queue.Empty):
                 return self.made.get(timeout=LOOK_AGAIN)
@@ -115,7 +115,7 @@ def start(gate: Gate, producer: Producer) -> threading.Thread:
 class Copies:
     """Copies batches into slabs, which are free again when the copy is dropped. `most` slabs keep their pages."""
 
-    def __init__(self, most: int, field: Field | None, pin: Pin | None) -> None:
+    def __init__(self, most: int, field: FieldCast | None, pin: Pin | None) -> None:
         self._field = field
         self._pin = pin
         self._slabs = Slabs(None)
@@ -153,7 +153,7 @@ class Copies:
         return unflatten(spec, made)
 
 
-def _copied(leaf: Any, field: Field | None, writer: Writer, pin: Pin | None) -> Any:
+def _copied(leaf: Any, field: FieldCast | None, writer: Writer, pin: Pin | None) -> Any:
     kind = type(leaf)
     if field is not None:
         made = converted(leaf, field, writer.empty)
@@ -203,7 +203,7 @@ class Producer:
         self.gauges.seats |= {0}
         self._gauge: Gauge | None = None  # made by the thread, whose processor time it measures
 
-    def make_timed(self, sweep: Sweep, changes: Changes) -> Made:
+    def make_timed(self, sweep: Sweep, changes: InterruptSafeCondition) -> Produced:
         """Like `make`, with the time counted by the gauge."""
         gauge = self._gauge
         if gauge is None:
@@ -216,7 +216,7 @@ class Producer:
         gauge.end(None)
         return made
 
-    def make(self, sweep: Sweep, changes: Changes) -> Made:
+    def make(self, sweep: Sweep, changes: InterruptSafeCondition) -> Produced:
         """The next batch of the source, or the error in its place, or the end."""
         number = 0
         try:
@@ -234,11 +234,11 @@ class Producer:
                 self._gauge.fetched = perf_counter_ns()
             if given is _END:
                 self._iterator = None
-                return Made(sweep, END, state=self.state())
-            return Made(sweep, self._copies.copy(given), self.state(), self._copies.copied)
+                return Produced(sweep, END, state=self.state())
+            return Produced(sweep, self._copies.copy(given), self.state(), self._copies.copied)
         except BaseException as error:  # also SystemExit: the consumer decides whether the program ends
             note = f"While batch {number} of the source was read ahead."
-            return Made(sweep, Instead(caught(error, note)), state=self._state_if_any())
+            return Produced(sweep, NoBatch(caught(error, note)), state=self._state_if_any())
 
     def open_unwanted(self, sweep: Sweep) -> None:
         """Opens a sweep that a reset has replaced before it was opened.

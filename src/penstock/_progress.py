@@ -24,7 +24,7 @@ T = TypeVar("T")
 # drawing takes half a percent of the time.
 _SOONEST, _LATEST, _REST = 0.1, 1.0, 200
 _WIDTH = 24  # of a bar, if there is room
-_WINDOW = 10.0
+_RECENT_SECONDS = 10.0
 """The rate is that of the last this many seconds."""
 
 
@@ -50,7 +50,7 @@ def progress(iterable: Iterable[T], description: str = "", *, total: int | None 
         return iterator
     length = _length(iterator, iterable) if total is None else total
     before = getattr(iterator, "steps_before", 0)  # a resumed epoch's length includes them
-    return _shown(iterator, Bar(description, length, getattr(iterable, "stats", None), before), display)
+    return _with_bar(iterator, Bar(description, length, getattr(iterable, "stats", None), before), display)
 
 
 def _length(*candidates: Any) -> int | None:
@@ -63,7 +63,7 @@ def _length(*candidates: Any) -> int | None:
     return None
 
 
-def _shown(iterator: Iterator[T], bar: Bar, display: type[Display]) -> Generator[T, None, None]:
+def _with_bar(iterator: Iterator[T], bar: Bar, display: type[Display]) -> Generator[T, None, None]:
     clock, showing = time.perf_counter, Showing(bar)
     try:
         due = _screen.add(bar, display)
@@ -112,7 +112,7 @@ class Bar:
     def note(self, now: float) -> None:
         self.now = now
         self._noted.append((now, self.count))
-        while len(self._noted) > 2 and self._noted[1][0] < now - _WINDOW:
+        while len(self._noted) > 2 and self._noted[1][0] < now - _RECENT_SECONDS:
             self._noted.popleft()
 
     @property

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 import numpy as np
 
 from penstock._feed import feed_of
-from penstock._feed.base import Plan
+from penstock._feed.base import AnyPlan
 from penstock._fill.collate import convert
 from penstock._options import OPTIONS, Casting, LastBatch, OnError, Options, is_int
 from penstock._session.reading import Batches, IndexedBatches
@@ -311,7 +311,7 @@ class DataLoader(Generic[_T_co]):
         """The object that gives the keys of each batch; None if samples are not batched."""
         return self._session.feed.batch_sampler(self._now)
 
-    def _now(self) -> tuple[Plan | None, int]:
+    def _now(self) -> tuple[AnyPlan | None, int]:
         return self._session.feed.plan(self.seed), self.epoch
 
     def __getattr__(self, name: str) -> Any:

@@ -16,9 +16,9 @@ import numpy as np
 from penstock._fill.cast import Cast
 from penstock._measure.meter import Answer, Meter, Stopwatch
 from penstock._options import is_int
-from penstock._prefetch import Copies, Gate, Made, Producer, Sweep, pinning, start
+from penstock._prefetch import Copies, Gate, Produced, Producer, Sweep, pinning, start
 from penstock._session.measures import Measures
-from penstock._system.ending import END, Instead, never_ends, raises_instead
+from penstock._system.ending import END, NoBatch, never_ends, raises_instead
 from penstock._system.interrupts import LOOK_AGAIN, interrupts_deferred
 from penstock._system.threads import GRACE
 from penstock._system.warnings import warn_caller
@@ -66,7 +66,7 @@ def prefetch(
     return Prefetcher(source, depth=depth, hold=hold, dtype=dtype, casting=casting, pin_memory=pin_memory)
 
 
-class _Crew:
+class _ReadingThread:
     """The reading thread, for `Measures`."""
 
     seats: ClassVar = [0]
@@ -74,7 +74,7 @@ class _Crew:
     def __init__(self, producer: Producer, copies: Copies, meter: Meter) -> None:
         # When the thread ends, it drops its copies, and so frees their memory.
         self.gauges, self._copies = producer.gauges, weakref.ref(copies)
-        self.made: queue.SimpleQueue[Made] | None = None
+        self.made: queue.SimpleQueue[Produced] | None = None
         self.stopwatch = Stopwatch(meter)
 
     @property
@@ -110,10 +110,10 @@ class Prefetcher:
         self._gate = Gate(self)  # replaced when the thread starts, which has a gate of its own
         copies = Copies(int(depth + hold), None if cast is None else cast.root(), pin)
         self._producer = Producer(source, copies)
-        crews: list[_Crew] = []
+        crews: list[_ReadingThread] = []
         shown = {"backend": "prefetch", "face": "prefetch", "depth": int(depth), "hold": int(hold)}
         self._measures = Measures(f"prefetch({type(source).__name__})", shown.copy, partial(list, crews))
-        self._crew = _Crew(self._producer, copies, self._measures.meter)
+        self._crew = _ReadingThread(self._producer, copies, self._measures.meter)
         crews.append(self._crew)
         self._epochs = 0
         self._depth, self._hold = int(depth), int(hold)
@@ -180,11 +180,11 @@ class Prefetcher:
                 stopwatch.deliver(1, 0, made.nbytes)
                 stopwatch.answer(ready)
             return made.batch
-        return Instead(RuntimeError(_CLOSED if self._closed else _ENDED.format(self._ended_by)))
+        return NoBatch(RuntimeError(_CLOSED if self._closed else _ENDED.format(self._ended_by)))
 
     def _end_by(self, interrupt: BaseException) -> None:
         self._ended_by = type(interrupt).__name__
-        self._gate.made.put(Made(None))  # for other threads that wait
+        self._gate.made.put(Produced(None))  # for other threads that wait
 
     @property
     def _over(self) -> bool:
@@ -277,7 +277,7 @@ class Prefetcher:
             if self._pid != os.getpid():
                 return
             self._gate.drain()
-            self._gate.made.put(Made(None))  # for a thread that waits for a batch
+            self._gate.made.put(Produced(None))  # for a thread that waits for a batch
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(GRACE)

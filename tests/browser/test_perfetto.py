@@ -14,7 +14,7 @@ import pytest
 
 import penstock
 from browser.window import Window
-from penstock._measure.gauges import Record
+from penstock._measure.gauges import TracedTask
 from penstock.stats._trace import Trace
 
 
@@ -96,7 +96,7 @@ def test_perfetto_reads_what_was_written(window: Window, perfetto: str, tmp_path
         trace.span("wait", now, now + 8_000_000, step=0, epoch=0)
         trace.span("work", now + 8_000_000, now + 9_000_123, step=0, epoch=0)
         for seat in (0, 1):
-            record = Record(seat, now, now + 5_000_000, now + 7_000_000, now + 8_000_000, seat, 2, 10 + seat, 1)
+            record = TracedTask(seat, now, now + 5_000_000, now + 7_000_000, now + 8_000_000, seat, 2, 10 + seat, 1)
             trace.task(record, f"worker {seat}", keys="['<script>', \"é\"]")
         trace.instant("lost", now + 6_000_000, worker="worker 1")
     viewer = Viewer(window, perfetto, path)

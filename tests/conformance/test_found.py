@@ -36,7 +36,7 @@ from penstock import (
     get_worker_info,
 )
 from penstock._engine import pace
-from penstock._system.interrupts import Living
+from penstock._system.interrupts import LiveObjects
 
 
 class Late(IterableDataset[Any]):
@@ -387,7 +387,7 @@ def test_a_reader_that_is_freed_while_the_loader_closes_brings_nothing_back(make
     readers = [iter(loader)]
     next(readers[0])
 
-    class Live(Living[Any]):
+    class Live(LiveObjects[Any]):
         def __iter__(self) -> Any:
             readers.clear()  # as the collection would
             return super().__iter__()
@@ -750,7 +750,7 @@ def test_update_and_close_while_another_thread_begins_an_epoch() -> None:
     loader: DataLoader[Any] = DataLoader(range(8))
     batches = iter(loader)
 
-    class Live(Living[Any]):
+    class Live(LiveObjects[Any]):
         def __iter__(self) -> Any:
             for number, engine in enumerate(super().__iter__()):
                 if not number and len(begun) < 2:

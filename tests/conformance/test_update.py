@@ -17,7 +17,7 @@ from same import same
 from penstock import ArrayDataset, DataLoader, Dataset, IterableDataset, Subset
 from penstock._engine import pace
 from penstock._session import engines
-from penstock._wire.updates import Log, Setting, encode
+from penstock._wire.updates import Setting, UpdateLog, encode
 
 
 class Sized(Dataset[Any]):
@@ -382,7 +382,7 @@ def test_a_change_of_any_size_is_written_and_read_in_parts(monkeypatch: pytest.M
     monkeypatch.setattr(os, "preadv", lambda fd, to, start: preadv(fd, [to[0][:7]], start))
     fd = os.memfd_create("log")
     try:
-        wrote, reads, dataset = Log(), Log(), Sized()
+        wrote, reads, dataset = UpdateLog(), UpdateLog(), Sized()
         for size in (5, 6):
             wrote.write(fd, encode(Setting({"size": size})))
         for change in reads.read(fd, wrote.end):

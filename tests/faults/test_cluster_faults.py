@@ -115,7 +115,7 @@ def test_a_step_that_kills_its_worker_names_worker_node_and_samples(cluster: Any
             os.kill(os.getpid(), signal.SIGKILL)
         return key
 
-    with on(penstock.testing._sources.Made(8, sample), 2, retries=1) as loader:
+    with on(penstock.testing._sources.FunctionDataset(8, sample), 2, retries=1) as loader:
         batches = iter(loader)
         assert [next(batches).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
         with pytest.raises(WorkerLost, match=r"on 10\.0\.0\.\d\) died while filling step 2 of epoch 0.*SIGKILL"):
@@ -262,7 +262,7 @@ def test_a_busy_worker_ends_with_its_connection(cluster: Any) -> None:
         time.sleep(1000 if key else 0)
         return key
 
-    with on(penstock.testing._sources.Made(8, sample), num_workers=1) as loader:
+    with on(penstock.testing._sources.FunctionDataset(8, sample), num_workers=1) as loader:
         next(iter(loader))
         (backend,) = cluster.made
         backend._remotes[0].link.cut()
@@ -338,7 +338,7 @@ def test_a_timeout_shows_the_stack_of_a_worker_that_is_busy(cluster: Any, tmp_pa
             time.sleep(0.01)
         return key
 
-    with on(penstock.testing._sources.Made(4, waits_for_the_gate), timeout=0.5) as loader:
+    with on(penstock.testing._sources.FunctionDataset(4, waits_for_the_gate), timeout=0.5) as loader:
         batches = iter(loader)
         said = ""
         while "Samples in the step: [1]" not in said or "waits_for_the_gate" not in said:

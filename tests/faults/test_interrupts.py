@@ -215,7 +215,7 @@ def trial(
     assert all(kind is KeyboardInterrupt and name == "__del__" for kind, name in done.ignored), (done, where)
     assert done.came + len(done.ignored) == bool(done.where), (done.came, where)
     assert subject.generators() == before, where
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler and interrupts._block is None, where
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler and interrupts._deferring is None, where
     del done
     subject.check()
     return bool(where.split(", ", 1)[1]), where
@@ -246,7 +246,7 @@ def test_no_code_of_python_runs_when_an_object_of_living_ends() -> None:
         pass
 
     first, second = Object(), Object()
-    living, called = interrupts.Living([first, second]), []
+    living, called = interrupts.LiveObjects([first, second]), []
     assert list(living) == [first, second]
     sys.setprofile(lambda frame, event, arg: called.append(frame.f_code.co_name))
     del first

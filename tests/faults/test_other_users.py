@@ -166,7 +166,7 @@ def test_a_block_of_another_user_is_not_used_even_if_my_inventory_names_it() -> 
 def test_a_page_that_a_program_of_root_carries_for_another_user_is_not_shown() -> None:
     counter, text = struct.pack("Q", 1), b"evil figures"
     head = struct.pack("QQ", len(text), page.crc32(text))
-    content = counter.ljust(page._FIRST + page.ROOM, b"\0") + head + text
+    content = counter.ljust(page._FIRST + page.PUBLICATION_BYTES, b"\0") + head + text
     with carried(penstock_loader=content.ljust(page._SIZE, b"\0")) as pid:
         assert os.stat(f"/proc/{pid}").st_uid == 0
         assert [found for found in page.find(0) if found.pid == pid] == []

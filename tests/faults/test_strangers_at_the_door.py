@@ -26,7 +26,7 @@ from standin import Slow, is_up, on, plain
 
 from penstock.backends._ray import door as doors
 from penstock.backends._ray import handshake
-from penstock.backends._ray.challenge import NONCE_SIZE, PREFACE, PROOF_SIZE, Driver
+from penstock.backends._ray.challenge import NONCE_SIZE, PREFACE, PROOF_SIZE, DriverEnd
 from penstock.backends._ray.door import MOST, Door
 from penstock.backends._ray.handshake import Hello, connect, this_process
 from penstock.backends._ray.link import Link
@@ -283,7 +283,7 @@ class FalseDriver:
 
 
 def another_token(greeting: bytes) -> bytes:
-    return Driver(b"x" * 32, b"n" * NONCE_SIZE).receive(greeting)
+    return DriverEnd(b"x" * 32, b"n" * NONCE_SIZE).receive(greeting)
 
 
 def its_own_words(greeting: bytes) -> bytes:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from penstock._cache import cache as module
 from penstock._cache.agendas import Publisher
 from penstock._cache.cache import Cache, digest_of
-from penstock._cache.lookout import Lookout, Wanted
+from penstock._cache.lookout import Lookout, WantedPiece
 from penstock._cache.pieces import EXTRA
 from penstock.plan import BlockOrder, OrderPlan, Shuffled
 from penstock.plan._forecast import Forecast
@@ -124,8 +124,8 @@ class Remote:
         self.fetched = 0
         self.early: set[int] = set()  # fetched, and not used since
 
-    def pieces_of(self, block: int) -> list[Wanted]:
-        return [Wanted(f"{block}", NBYTES, partial(self.make, block))]
+    def pieces_of(self, block: int) -> list[WantedPiece]:
+        return [WantedPiece(f"{block}", NBYTES, partial(self.make, block))]
 
     def make(self, block: int, pause: Any = None) -> bytes:
         self.fetched += 1

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from penstock import ArrayDataset, CastError, CollateError, DataLoader
-from penstock._fill.cast import DTYPES, Cast, Into
+from penstock._fill.cast import DTYPES, Cast, FieldMemory
 
 SOURCES = [np.dtype(name) for name in (*DTYPES, "int16", "uint16", "uint32", "uint64", ">i4", ">f8", "longdouble")]
 law = settings(deadline=None, max_examples=150)
@@ -63,7 +63,7 @@ def arrays(draw: st.DrawFn) -> Any:
 def put(array: Any, goal: str, casting: str) -> Any:
     cast = Cast.of(goal, casting)
     assert cast is not None
-    return Into(cast.root(), np.empty).put(array)
+    return FieldMemory(cast.root(), np.empty).put(array)
 
 
 @law

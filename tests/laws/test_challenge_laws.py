@@ -23,10 +23,10 @@ from penstock.backends._ray.challenge import (
     TOKEN_SIZE,
     VERSION,
     Challenge,
-    Driver,
+    ChallengeState,
+    DriverEnd,
     Refused,
-    State,
-    Worker,
+    WorkerEnd,
 )
 
 TOKEN = bytes(range(TOKEN_SIZE))
@@ -57,13 +57,13 @@ def give(end: Challenge, said: bytes, cuts: list[int]) -> bytes:
 def test_two_ends_with_the_token_agree_however_the_bytes_are_split(
     ours: bytes, theirs: bytes, hello: bytes, there: list[int], back: list[int]
 ) -> None:
-    driver, worker = Driver(TOKEN, ours), Worker(TOKEN, theirs, hello)
+    driver, worker = DriverEnd(TOKEN, ours), WorkerEnd(TOKEN, theirs, hello)
     answer = give(driver, worker.greeting, there)
-    assert driver.state is State.PROVED and driver.hello == b""
+    assert driver.state is ChallengeState.PROVED and driver.hello == b""
     proof = give(worker, answer, back)
-    assert worker.state is State.LET_IN
+    assert worker.state is ChallengeState.LET_IN
     assert give(worker, give(driver, proof, there), back) == b""
-    assert driver.state is worker.state is State.DONE and driver.wants == worker.wants == 0
+    assert driver.state is worker.state is ChallengeState.DONE and driver.wants == worker.wants == 0
     assert driver.hello == hello
     everything = worker.greeting + answer + proof
     assert TOKEN not in everything and len(answer) == ANSWER and len(proof) == PROOF_SIZE + 4 + len(hello)
@@ -73,25 +73,25 @@ def test_two_ends_with_the_token_agree_however_the_bytes_are_split(
 def test_a_driver_takes_nothing_for_a_worker_that_is_none(said: bytes, there: list[int]) -> None:
     """And none that is refused has made the driver wait for more than 41 + 36 bytes."""
     for first in (b"", PREFACE, PREFACE + bytes(NONCE_SIZE)):
-        driver = Driver(TOKEN, b"n" * NONCE_SIZE)
+        driver = DriverEnd(TOKEN, b"n" * NONCE_SIZE)
         with suppress(Refused):
             give(driver, (first + said)[: GREETING + PROOF_SIZE + 4], there)
-        assert driver.state in (State.GREETED, State.PROVED) and driver.hello == b""
+        assert driver.state in (ChallengeState.GREETED, ChallengeState.PROVED) and driver.hello == b""
         assert driver.wants <= GREETING
 
 
 @given(st.binary(max_size=ANSWER), cuts, st.booleans())
 def test_a_worker_tells_nothing_to_a_driver_that_is_none(said: bytes, back: list[int], knows: bool) -> None:
-    worker = Worker(TOKEN, b"n" * NONCE_SIZE, HELLO)
+    worker = WorkerEnd(TOKEN, b"n" * NONCE_SIZE, HELLO)
     with suppress(Refused):
         assert give(worker, (PREFACE * knows + said)[:ANSWER], back) == b""
-    assert worker.state is State.GREETED
+    assert worker.state is ChallengeState.GREETED
 
 
 @given(st.integers(0, 999), st.integers(1, 255))
 def test_a_byte_that_is_changed_on_the_way_is_refused_or_waited_for(at: int, by: int) -> None:
     """Of the greeting, the answer or the proof. (The hello is not covered: nor is anything after the handshake.)"""
-    driver, worker = Driver(TOKEN, b"d" * NONCE_SIZE), Worker(TOKEN, b"w" * NONCE_SIZE, HELLO)
+    driver, worker = DriverEnd(TOKEN, b"d" * NONCE_SIZE), WorkerEnd(TOKEN, b"w" * NONCE_SIZE, HELLO)
     at %= GREETING + ANSWER + PROOF_SIZE
 
     def changed(said: bytes, start: int) -> bytes:
@@ -106,42 +106,42 @@ def test_a_byte_that_is_changed_on_the_way_is_refused_or_waited_for(at: int, by:
 
     with pytest.raises(Refused):
         shake_hands()
-    assert driver.state is not State.DONE
+    assert driver.state is not ChallengeState.DONE
 
 
 @given(nonces, nonces, nonces)
 def test_a_recorded_handshake_is_refused_when_it_is_replayed(first: bytes, second: bytes, theirs: bytes) -> None:
     assume(first != second)
-    driver, worker = Driver(TOKEN, first), Worker(TOKEN, theirs, HELLO)
+    driver, worker = DriverEnd(TOKEN, first), WorkerEnd(TOKEN, theirs, HELLO)
     answer = give(driver, worker.greeting, [])
     proof = give(worker, answer, [])
-    again = Driver(TOKEN, second)
+    again = DriverEnd(TOKEN, second)
     give(again, worker.greeting, [])
     with pytest.raises(Refused, match="does not have the token"):
         give(again, proof, [])
     # The same with the driver's part: a worker with another nonce does not take it.
     assume(theirs != second)
     with pytest.raises(Refused, match="does not have the token"):
-        give(Worker(TOKEN, second, HELLO), answer, [])
+        give(WorkerEnd(TOKEN, second, HELLO), answer, [])
 
 
 @given(nonces, nonces)
 def test_a_proof_that_is_sent_back_is_refused(ours: bytes, chosen: bytes) -> None:
     """Also if the stranger chooses the driver's own nonce: so the role must be a part of the proof."""
     for theirs in (chosen, ours):
-        driver = Driver(TOKEN, ours)
+        driver = DriverEnd(TOKEN, ours)
         answer = give(driver, PREFACE + theirs, [])
         with pytest.raises(Refused, match="does not have the token"):
             give(driver, answer[-PROOF_SIZE:] + (1).to_bytes(4, "little"), [])
     # And a worker does not take its own words for those of a driver.
-    worker = Worker(TOKEN, ours, HELLO)
+    worker = WorkerEnd(TOKEN, ours, HELLO)
     with pytest.raises(Refused, match="does not have the token"):
         give(worker, worker.greeting + bytes(PROOF_SIZE), [])
 
 
 def test_a_proof_of_one_connection_to_the_driver_is_none_in_another() -> None:
     """A stranger opens two connections, and uses what it is told in one of them in the other."""
-    first, second = Driver(TOKEN, b"1" * NONCE_SIZE), Driver(TOKEN, b"2" * NONCE_SIZE)
+    first, second = DriverEnd(TOKEN, b"1" * NONCE_SIZE), DriverEnd(TOKEN, b"2" * NONCE_SIZE)
     answer = give(first, PREFACE + b"2" * NONCE_SIZE, [])
     give(second, PREFACE + b"1" * NONCE_SIZE, [])
     with pytest.raises(Refused):
@@ -152,7 +152,7 @@ def test_a_proof_of_one_connection_to_the_driver_is_none_in_another() -> None:
 def test_another_version_is_told_to_both_ends(version: int, there: list[int]) -> None:
     assume(version != VERSION)
     greeting = NAME + bytes([version])
-    for end in (Driver(TOKEN, bytes(NONCE_SIZE)), Worker(TOKEN, bytes(NONCE_SIZE), HELLO)):
+    for end in (DriverEnd(TOKEN, bytes(NONCE_SIZE)), WorkerEnd(TOKEN, bytes(NONCE_SIZE), HELLO)):
         with pytest.raises(Refused, match=rf"version {version} .* version {VERSION}: install the same") as caught:
             give(end, greeting, there)
         assert caught.value.answer == PREFACE  # so that the other end can say why, too
@@ -161,12 +161,12 @@ def test_another_version_is_told_to_both_ends(version: int, there: list[int]) ->
 @pytest.mark.parametrize("said", [b"G", b"GET / HTTP/1.1", b"\x16\x03\x01", b"\0", b"penstocK", b"x" * 41])
 def test_another_protocol_is_refused_at_its_first_wrong_byte(said: bytes) -> None:
     with pytest.raises(Refused, match="does not speak penstock's protocol"):
-        give(Driver(TOKEN, bytes(NONCE_SIZE)), said, [])
+        give(DriverEnd(TOKEN, bytes(NONCE_SIZE)), said, [])
 
 
-def met(hello: bytes = HELLO) -> tuple[Driver, bytes]:
+def met(hello: bytes = HELLO) -> tuple[DriverEnd, bytes]:
     """A driver that waits for a worker's proof, and that proof."""
-    driver, worker = Driver(TOKEN, b"d" * NONCE_SIZE), Worker(TOKEN, b"w" * NONCE_SIZE, hello)
+    driver, worker = DriverEnd(TOKEN, b"d" * NONCE_SIZE), WorkerEnd(TOKEN, b"w" * NONCE_SIZE, hello)
     return driver, give(worker, give(driver, worker.greeting, []), [])
 
 
@@ -181,11 +181,11 @@ def test_a_hello_that_is_empty_or_too_long_is_refused(length: int) -> None:
 def test_a_handshake_that_is_cut_off_is_not_done(at: int) -> None:
     driver, proof = met()
     give(driver, proof[: min(at, len(proof) - 1)], [])
-    assert driver.state in (State.PROVED, State.TOLD) and driver.wants > 0
+    assert driver.state in (ChallengeState.PROVED, ChallengeState.TOLD) and driver.wants > 0
 
 
 def test_more_than_is_wanted_is_refused() -> None:
-    ends: list[Any] = [Driver(TOKEN, bytes(NONCE_SIZE)), Worker(TOKEN, bytes(NONCE_SIZE), HELLO)]
+    ends: list[Any] = [DriverEnd(TOKEN, bytes(NONCE_SIZE)), WorkerEnd(TOKEN, bytes(NONCE_SIZE), HELLO)]
     driver, proof = met()
     give(driver, proof, [])
     for end in (*ends, driver):
@@ -194,8 +194,8 @@ def test_more_than_is_wanted_is_refused() -> None:
 
 
 def test_a_worker_waits_for_the_word_that_it_was_admitted() -> None:
-    driver, worker = Driver(TOKEN, b"d" * NONCE_SIZE), Worker(TOKEN, b"w" * NONCE_SIZE, HELLO)
+    driver, worker = DriverEnd(TOKEN, b"d" * NONCE_SIZE), WorkerEnd(TOKEN, b"w" * NONCE_SIZE, HELLO)
     said = give(driver, give(worker, give(driver, worker.greeting, []), []), [])
-    assert said == ADMITTED and worker.state is State.LET_IN
+    assert said == ADMITTED and worker.state is ChallengeState.LET_IN
     with pytest.raises(Refused):
         worker.receive(b"\0")

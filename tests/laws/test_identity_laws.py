@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from penstock._files.identity import Identity
 from penstock._remote import store
-from penstock._remote.store import Page, Stored
+from penstock._remote.store import Page, StoredObject
 from penstock.formats import Parquet, TextLines, _table
 
 pa = pytest.importorskip("pyarrow")
@@ -66,10 +66,10 @@ class Fake:
     def __init__(self, root: str, user: str, storage: Any) -> None:
         self._begin = root, user
 
-    def find(self, key: str) -> Stored:
-        return Stored(key, len(self._content(key)), Fake.token)
+    def find(self, key: str) -> StoredObject:
+        return StoredObject(key, len(self._content(key)), Fake.token)
 
-    def read(self, stored: Stored, start: int, stop: int) -> bytes:
+    def read(self, stored: StoredObject, start: int, stop: int) -> bytes:
         return self._content(stored.key)[start:stop]
 
     def below(self, folder: str, deep: bool, after: str) -> Iterator[Page]:

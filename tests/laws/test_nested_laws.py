@@ -17,7 +17,7 @@ from penstock import ConcatDataset, Dataset, Subset
 from penstock._cache import cache as module
 from penstock._cache.agendas import Publisher
 from penstock._cache.cache import Cache
-from penstock._cache.lookout import Lookout, Wanted
+from penstock._cache.lookout import Lookout, WantedPiece
 from penstock._cache.pieces import EXTRA
 from penstock._cache.scout import Scout
 from penstock._cache.uses import uses
@@ -49,8 +49,8 @@ class Leaf(Dataset[Any]):
         self.forecast = forecast
         return None if self.cache is None else Scout(forecast, self, self.cache, ahead=1 << 30)
 
-    def pieces_of(self, block: int) -> list[Wanted]:
-        return [Wanted(f"{id(self)} {block}", NBYTES, partial(self.make, block))]
+    def pieces_of(self, block: int) -> list[WantedPiece]:
+        return [WantedPiece(f"{id(self)} {block}", NBYTES, partial(self.make, block))]
 
     def make(self, block: int, pause: Any = None) -> bytes:
         self.fetched.append(block)

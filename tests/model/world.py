@@ -220,7 +220,7 @@ IN_KEY: dict[type, set[str]] = {
     Course: {"run", "ahead", "ready", "_out", "_again"},
 }  # fmt: skip
 NOT_IN_KEY: dict[type, set[str]] = {
-    Scheduler: {"_retries", "_in_order", "_room", "_log"},
+    Scheduler: {"_retries", "_in_order", "_spacing", "_log"},
     OneReader: set(),
     Assigned: {"_seats", "_once"},
     Crew: {"_retries", "next_worker"},
@@ -965,7 +965,7 @@ def new_scheduler(setting: Setting, make: type[Scheduler]) -> Scheduler:
     if not issubclass(make, OneReader):
         options["workers"] = setting.workers
     if not issubclass(make, Assigned | OneReader):
-        options.update(spare=setting.spare, room=setting.bundle)
+        options.update(spare=setting.spare, spacing=setting.bundle)
     return make(**options)
 
 

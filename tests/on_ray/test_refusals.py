@@ -153,7 +153,7 @@ def test_a_step_that_kills_its_actors_names_worker_node_samples_and_what_ray_say
             os.kill(os.getpid(), signal.SIGKILL)
         return key
 
-    with on(penstock.testing._sources.Made(8, sample), 2, retries=1) as loader:
+    with on(penstock.testing._sources.FunctionDataset(8, sample), 2, retries=1) as loader:
         batches = iter(loader)
         assert [next(batches).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
         with pytest.raises(WorkerLost, match=r"worker \d \(pid \d+ on [\d.]+\) died while filling step 2") as caught:
@@ -178,7 +178,7 @@ def test_who_does_not_have_the_token_is_dropped_and_counted(nodes: Nodes) -> Non
 
 def test_options_are_those_of_actors(nodes: Nodes) -> None:
     options = {"resources": {"second": 1}, "runtime_env": {"env_vars": {"PENSTOCK_FLAVOUR": "salty"}}, "patience": 60}
-    dataset = penstock.testing._sources.Made(4, lambda key: os.environ.get("PENSTOCK_FLAVOUR", "none"))
+    dataset = penstock.testing._sources.FunctionDataset(4, lambda key: os.environ.get("PENSTOCK_FLAVOUR", "none"))
     with on(dataset, batch_size=None, ray_options=options) as loader:
         assert list(loader) == ["salty"] * 4
         assert {worker.node for worker in loader.workers if worker.node} == {"127.0.0.2"}
@@ -207,7 +207,7 @@ def test_a_number_of_workers_that_is_found_stays_within_the_cluster(nodes: Nodes
         return key
 
     options = {"resources": {"head": 30}, "patience": 60}
-    dataset = penstock.testing._sources.Made(1500, sample)
+    dataset = penstock.testing._sources.FunctionDataset(1500, sample)
     with on(dataset, 4, num_workers="auto", ray_options=options) as loader:
         same([batch.tolist() for batch in loader], [[4 * i, 4 * i + 1, 4 * i + 2, 4 * i + 3] for i in range(375)])
         assert 2 <= loader.num_workers <= 3  # 100 heads

@@ -325,7 +325,7 @@ BUGS = [
     Bug(
         "the table of a bundle's replies is overwritten by its first batch",
         "wire",
-        "backends/_desk.py",
+        "backends/_executor.py",
         "table, used = used, used + count * REPLY.size",
         "table = used",
         ("conformance/test_bundles.py::test_bundles_give_what_the_plain_loop_gives",),
@@ -343,7 +343,7 @@ BUGS = [
     Bug(
         "raw keys are overwritten by the batch while they are used",
         "wire",
-        "backends/_desk.py",
+        "backends/_executor.py",
         "used, gauge = max(0, notice.keys), self._gauge",
         "used, gauge = 0, self._gauge",
         ("conformance/test_batches.py::test_a_backend_gives_what_the_plain_loop_gives",),
@@ -418,7 +418,7 @@ BUGS = [
     Bug(
         "a failure in a bundle is looked for at the beginning of the slab",
         "wire",
-        "backends/_desk.py",
+        "backends/_executor.py",
         "self._replier.failed(head, failure, writer, errored.mark)",
         "self._replier.failed((head[0], 0, head[2]), failure, writer, errored.mark)",
         ("conformance/test_bundles.py::test_bundles_give_what_the_plain_loop_gives",),
@@ -705,7 +705,7 @@ BUGS = [
     Bug(
         "a thread that waits for a batch is not woken by close",
         "endings",
-        "_engine/held.py",
+        "_engine/lifetime.py",
         "self.backend.wake()",
         "pass",
         ("conformance/test_beside.py::test_an_iterator_may_be_closed_while_another_thread_waits_in_it",),

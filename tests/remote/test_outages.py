@@ -19,7 +19,7 @@ from penstock._engine import engine
 from penstock._files.pieces import PiecesInMemory
 from penstock._files.remote import RemoteFile
 from penstock._measure import cached
-from penstock._measure.cached import CacheCounts, Outage, Request, counting
+from penstock._measure.cached import CacheCounts, OngoingOutage, Request, counting
 from penstock._measure.gauges import Gauge, Gauges
 from penstock._remote.store import remotes
 from penstock._tools import top as top
@@ -163,10 +163,10 @@ def test_threads_of_one_worker_may_wait_at_the_same_time() -> None:
 def test_a_store_is_named_again_only_after_a_long_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(cached.time, "monotonic", lambda: now)
-    outage = Outage("s3://a (503)", time.perf_counter_ns())
+    outage = OngoingOutage("s3://a (503)", time.perf_counter_ns())
     assert len(told(lambda: [cached.warn_of(outage) for _ in range(3)])) == 1
-    assert len(told(lambda: cached.warn_of(Outage("s3://a (500)", outage.since)))) == 0
-    assert len(told(lambda: cached.warn_of(Outage("s3://b (503)", outage.since)))) == 1
+    assert len(told(lambda: cached.warn_of(OngoingOutage("s3://a (500)", outage.since)))) == 0
+    assert len(told(lambda: cached.warn_of(OngoingOutage("s3://b (503)", outage.since)))) == 1
     now += 601
     assert len(told(lambda: cached.warn_of(outage))) == 1
 

@@ -24,7 +24,7 @@ from penstock._files.pieces import Piece, PiecesInMemory
 from penstock._files.remote import FromTheStart, RemoteFile
 from penstock._remote import store
 from penstock._remote.retry import Patience
-from penstock._remote.store import Stored, remotes
+from penstock._remote.store import StoredObject, remotes
 from penstock.formats import Tokens
 from remote.serving import Proxy, breaking, serving
 
@@ -108,7 +108,7 @@ def test_bytes_far_behind_are_read_without_those_before_them(proxy: Proxy) -> No
 @given(extent=extents, edges=st.none() | st.lists(st.integers(1, SIZE - 1), max_size=8))
 def test_pieces_cover_what_is_read_and_do_not_overlap(extent: tuple[int, int], edges: list[int] | None) -> None:
     start, length = extent
-    file = RemoteFile(remotes(["s3://b/x"], {})[0][0], Stored("x", SIZE, ""), PiecesInMemory())
+    file = RemoteFile(remotes(["s3://b/x"], {})[0][0], StoredObject("x", SIZE, ""), PiecesInMemory())
     file.edges = None if edges is None else np.array([0, *sorted(set(edges)), SIZE])
     pieces = file.pieces_of(start, start + length)
     assert (length == 0) == (not pieces)

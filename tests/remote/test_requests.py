@@ -25,7 +25,7 @@ from penstock._measure.cached import CacheCounts
 from penstock._remote import store
 from penstock._remote.objects import _failed, is_strong
 from penstock._remote.origin import Origin
-from penstock._remote.retry import Failed, Fault, Patience
+from penstock._remote.retry import Patience, RequestFailed, RequestFault
 from penstock._remote.store import Remote, remotes
 from penstock.errors import FormatError, RemoteError, RemoteFileNotFound
 from remote.serving import Server, serving
@@ -57,12 +57,12 @@ def remote_file(url: str, **storage: Any) -> RemoteFile:
 @given(st.integers(1, 60), st.integers(0, 60), st.floats(0, 299), st.floats(0, 1))
 def test_pauses_double_up_to_a_limit_with_jitter(failures: int, odd: int, elapsed: float, dice: float) -> None:
     patience = Patience()
-    pause = patience.pause(Fault.PASSING, failures, odd, elapsed, dice)
+    pause = patience.pause(RequestFault.PASSING, failures, odd, elapsed, dice)
     longest = min(20.0, 0.2 * 2 ** (failures - 1))
     assert pause == pytest.approx(longest * (1 + dice) / 2)
-    assert patience.pause(Fault.PASSING, failures, odd, 300.0, dice) is None
-    assert (patience.pause(Fault.ODD, failures, odd, elapsed, dice) is None) == (odd >= 5)
-    for fault in (Fault.FINAL, Fault.MISSING, Fault.CHANGED):
+    assert patience.pause(RequestFault.PASSING, failures, odd, 300.0, dice) is None
+    assert (patience.pause(RequestFault.ODD, failures, odd, elapsed, dice) is None) == (odd >= 5)
+    for fault in (RequestFault.FINAL, RequestFault.MISSING, RequestFault.CHANGED):
         assert patience.pause(fault, failures, odd, elapsed, dice) is None
 
 
@@ -185,16 +185,24 @@ def test_without_credentials_the_error_says_so(monkeypatch: pytest.MonkeyPatch) 
         Remote("s3://b", "", {"endpoint": nowhere, "metadata_endpoint": nowhere}).find("k")
 
 
-@pytest.mark.parametrize(("status", "fault"), [(403, Fault.FINAL), (404, Fault.FINAL), (429, Fault.PASSING)])
-def test_what_the_service_of_credentials_answers_is_not_about_the_object(status: int, fault: Fault) -> None:
+@pytest.mark.parametrize(
+    ("status", "fault"), [(403, RequestFault.FINAL), (404, RequestFault.FINAL), (429, RequestFault.PASSING)]
+)
+def test_what_the_service_of_credentials_answers_is_not_about_the_object(status: int, fault: RequestFault) -> None:
     asked = "Generic S3 error: Error performing PUT http://169.254.169.254/latest/api/token in 2ms"
     failed = _failed(Exception(f"{asked} - Server returned non-2xx status code: {status} X: "))
     assert failed.fault is fault
-    assert (failed.came == "no credentials were found") == (fault is Fault.FINAL)
+    assert (failed.came == "no credentials were found") == (fault is RequestFault.FINAL)
 
 
-FAULTS = {401: Fault.FINAL, 403: Fault.FINAL, 404: Fault.MISSING, 412: Fault.CHANGED, 416: Fault.CHANGED}
-FAULTS |= {400: Fault.FINAL, 429: Fault.PASSING, 500: Fault.PASSING, 503: Fault.PASSING}
+FAULTS = {
+    401: RequestFault.FINAL,
+    403: RequestFault.FINAL,
+    404: RequestFault.MISSING,
+    412: RequestFault.CHANGED,
+    416: RequestFault.CHANGED,
+}
+FAULTS |= {400: RequestFault.FINAL, 429: RequestFault.PASSING, 500: RequestFault.PASSING, 503: RequestFault.PASSING}
 
 
 @pytest.mark.parametrize("status", [*FAULTS, 0])
@@ -207,7 +215,7 @@ def test_what_a_failure_is_does_not_depend_on_the_text_for_debugging(status: int
     raised = raised or {name: caught(each) for name, each in made.items()}
     for name, error in raised.items():
         head = str(error).partition("\n\nDebug source")[0]
-        expected = FAULTS.get(status, Fault.PASSING)
+        expected = FAULTS.get(status, RequestFault.PASSING)
         assert _failed(error).fault is expected, (name, error)
         for text in (head, f"{head}\n\nDebug source:\nAnother {{ status: 200, kind: Unheard }}"):
             assert _failed(type(error)(text)).fault is expected, (name, text)
@@ -232,7 +240,7 @@ MAKES: dict[str, Callable[[str], Any]] = {
 
 def test_a_list_that_is_cut_off_is_asked_for_again() -> None:
     failed = _failed(Exception("Generic S3 error: Got invalid list response: unexpected `Event::Eof`"))
-    assert failed.fault is Fault.ODD
+    assert failed.fault is RequestFault.ODD
 
 
 def test_an_error_chains_nothing_of_the_library(server: Server) -> None:
@@ -244,7 +252,7 @@ def test_an_error_chains_nothing_of_the_library(server: Server) -> None:
 
 def test_idle_connections_are_closed_before_a_cycle_with_them_is_finalized(server: Server) -> None:
     first = Origin(f"{server.url}/?sig=SECRET", "", {})
-    with pytest.raises(Failed):
+    with pytest.raises(RequestFailed):
         first.find("x")
     later: Any = Origin(f"{server.url}/?sig=SECRET", "", {})  # it is younger than the socket
     later._idle.append(first._idle.pop())
@@ -258,7 +266,7 @@ def test_answers_of_another_length_are_errors_after_five(
 ) -> None:
     class Short:
         def find(self, key: str) -> Any:
-            return store.Stored(key, 10, "")
+            return store.StoredObject(key, 10, "")
 
         def read(self, stored: Any, start: int, stop: int) -> bytes:
             return b"short"
@@ -270,15 +278,15 @@ def test_answers_of_another_length_are_errors_after_five(
 
 
 def test_an_odd_answer_after_an_outage_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = iter([*[Failed(Fault.PASSING, "busy")] * 6, b"short", b"0123456789"])
+    answers = iter([*[RequestFailed(RequestFault.PASSING, "busy")] * 6, b"short", b"0123456789"])
 
     class Recovering:
         def find(self, key: str) -> Any:
-            return store.Stored(key, 10, "")
+            return store.StoredObject(key, 10, "")
 
         def read(self, stored: Any, start: int, stop: int) -> bytes:
             answer = next(answers)
-            if isinstance(answer, Failed):
+            if isinstance(answer, RequestFailed):
                 raise answer
             return answer
 
@@ -299,7 +307,7 @@ def test_what_a_library_says_is_shown_without_secrets(monkeypatch: pytest.Monkey
     class Talking:
         def find(self, key: str) -> Any:
             said = "GET https://h/k?sig=SECRET with SECRET-key, SECRET-token, me:%SECRET, SECRET%2Bkey failed"
-            raise Failed(Fault.FINAL, said)
+            raise RequestFailed(RequestFault.FINAL, said)
 
     monkeypatch.setattr(store, "_connect", lambda *args: Talking())
     headers = {"client_options": {"default_headers": {"t": b"SECRET-token"}}}
@@ -313,11 +321,11 @@ def test_what_a_library_says_is_shown_without_secrets(monkeypatch: pytest.Monkey
 def test_a_failure_in_a_thread_ends_the_others_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     class One:
         def find(self, key: str) -> Any:
-            return store.Stored(key, 100 << 20, "")
+            return store.StoredObject(key, 100 << 20, "")
 
         def read(self, stored: Any, start: int, stop: int) -> bytes:
-            fault = Fault.FINAL if start == 0 else Fault.PASSING
-            raise Failed(fault, "failed")
+            fault = RequestFault.FINAL if start == 0 else RequestFault.PASSING
+            raise RequestFailed(fault, "failed")
 
     monkeypatch.setattr(store, "READING", Patience(seconds=1000, first=1000, longest=1000))
     monkeypatch.setattr(store, "_connect", lambda *args: One())
@@ -354,9 +362,9 @@ def test_a_listing_goes_on_after_a_page_that_failed(monkeypatch: pytest.MonkeyPa
         def below(self, folder: str, deep: bool, after: str) -> Iterator[store.Page]:
             asked.append(after)
             left = [key for key in keys if key > after]
-            yield store.Page([store.Stored(key, 1, "") for key in left[:10]], [])
+            yield store.Page([store.StoredObject(key, 1, "") for key in left[:10]], [])
             if len(left) > 10:
-                raise Failed(Fault.PASSING, "failed")
+                raise RequestFailed(RequestFault.PASSING, "failed")
 
     monkeypatch.setattr(store, "_connect", lambda *args: Listing())
     found = [each.key for page in Remote("s3://b", "", {}).below("", True) for each in page.objects]

@@ -16,7 +16,7 @@ from penstock._files import span
 from penstock._files.span import Span
 from penstock._measure.cached import CacheCounts
 from penstock.formats import Tokens
-from penstock.formats._tokens import _Ranges, _RemoteWindows, _Windows
+from penstock.formats._tokens import _MappedSamples, _PartlyMappedSamples, _ReadSamples
 from remote.serving import Server
 
 PAGE = 4096
@@ -41,7 +41,7 @@ def rows(data: Tokens, keys: Any) -> list[Any]:
 
 def span_of(data: Tokens) -> Span:
     windows = data._mapped()
-    assert isinstance(windows, _RemoteWindows)
+    assert isinstance(windows, _PartlyMappedSamples)
     return windows._span
 
 
@@ -87,7 +87,7 @@ def test_rows_of_kept_pieces_are_copied_and_not_read(
     far, near = (Tokens(path, "uint16", 1025, 1024) for path in (f"{server.url}/ids.bin", ids))
     keys = np.arange(len(near))
     assert rows(far, keys) == rows(near, keys)
-    monkeypatch.setattr(_Ranges, "copy", not_read)
+    monkeypatch.setattr(_ReadSamples, "copy", not_read)
     assert rows(far, keys[::-1]) == rows(near, keys[::-1])
 
 
@@ -118,15 +118,15 @@ def test_a_slot_that_is_cleared_while_it_is_copied_is_read_instead(
 ) -> None:
     far, near = (Tokens(path, "uint16", 512) for path in (f"{server.url}/ids.bin", ids))
     rows(far, range(len(far)))
-    copy = _Windows.copy_from
+    copy = _MappedSamples.copy_from
 
-    def clear_first(windows: _Windows, starts: Any, out: Any) -> None:
+    def clear_first(windows: _MappedSamples, starts: Any, out: Any) -> None:
         if windows._first == 0:
             span_of(far)._clear(0)  # as another thread does for a piece that was dropped
         copy(windows, starts, out)
 
     expected = rows(near, range(10))
-    monkeypatch.setattr(_Windows, "copy_from", clear_first)
+    monkeypatch.setattr(_MappedSamples, "copy_from", clear_first)
     assert rows(far, range(10)) == expected
 
 
@@ -170,4 +170,4 @@ def test_pieces_in_memory_and_rows_longer_than_a_piece_are_read(ids: Path, serve
         far, near = Tokens(f"{server.url}/ids.bin", "uint16", length, **more), Tokens(ids, "uint16", length)
         for _ in range(2):
             assert rows(far, range(len(near))) == rows(near, range(len(near)))
-        assert isinstance(far._mapped(), _Ranges)
+        assert isinstance(far._mapped(), _ReadSamples)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from penstock._files.listed import translated
 from penstock._remote.listing import cuts, listed
-from penstock._remote.store import Page, Stored
+from penstock._remote.store import Page, StoredObject
 from penstock._remote.urls import identified, redacted, scrubbed, split
 
 
@@ -116,7 +116,7 @@ class Bucket:
         at = bisect_right(self._keys, after)
         while True:
             self.requests += 1
-            yield Page([Stored(key, 1, "") for key in self._keys[at : at + self._page]], [])
+            yield Page([StoredObject(key, 1, "") for key in self._keys[at : at + self._page]], [])
             at += self._page
             if at >= len(self._keys):
                 return

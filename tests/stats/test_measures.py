@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
-from penstock._measure.gauges import Counts, Gauge, Gauges, Record, Slow
+from penstock._measure.gauges import Counts, Gauge, Gauges, Slow, TracedTask
 from penstock._measure.histogram import BUCKETS, bounds, bucket, buckets, quantile
 from penstock._measure.meter import Meter
 from penstock._wire.task import Task
@@ -514,6 +514,6 @@ def test_a_row_that_was_told_elsewhere_is_the_same_here(
         moment = name in ("born", "ready", "first", "since") and getattr(told, name)
         assert getattr(heard, name) == getattr(told, name) + (shift if moment else 0), name
     assert here.times(3) == there.times(3) and here.slowest(3) == there.slowest(3)
-    moments = Record._fields[1:5]
+    moments = TracedTask._fields[1:5]
     expected = [one._replace(**{name: getattr(one, name) + shift for name in moments}) for one in there.records(3)]
     assert here.records(3) == expected and len(expected) == (len(tasks) if tracing else 0)

@@ -365,9 +365,9 @@ def test_room_is_about_the_limit_if_nothing_is_planned(tmp_path: Path) -> None:
     cache = Cache(tmp_path, 1000)
     cache.get("a", lambda: bytes(600))
     b = digest_of("b")
-    assert cache.room().take(b, 300)
-    assert cache.room().take(b, 900)  # "a" is in no agenda
-    assert not cache.room().take(b, 1000)
+    assert cache.free_space().take(b, 300)
+    assert cache.free_space().take(b, 900)  # "a" is in no agenda
+    assert not cache.free_space().take(b, 1000)
 
 
 def test_fetch_makes_a_piece_for_later(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ import pytest
 from same import same
 
 from penstock import DataLoader
-from penstock._cache.kept import Kept
+from penstock._cache.lru import LruCache
 from penstock.errors import CollateError, FormatError
 from penstock.formats import Arrow, Parquet
 
@@ -329,7 +329,7 @@ def test_keep_is_a_number_of_bytes(tmp_path: Path, keep: Any) -> None:
 
 
 def test_threads_that_need_the_same_block_read_it_once() -> None:
-    kept: Kept[str] = Kept(10)
+    kept: LruCache[str] = LruCache(10)
     begun, may_end = threading.Event(), threading.Event()
     calls: list[int] = []
 
@@ -352,7 +352,7 @@ def test_threads_that_need_the_same_block_read_it_once() -> None:
 
 
 def test_blocks_that_were_needed_a_moment_ago_take_no_room_of_others() -> None:
-    kept: Kept[int, int] = Kept(2)
+    kept: LruCache[int, int] = LruCache(2)
     found: list[int] = []
 
     def read(number: int) -> tuple[int, int]:
@@ -369,14 +369,14 @@ def test_blocks_that_were_needed_a_moment_ago_take_no_room_of_others() -> None:
 
 
 def test_a_block_that_cannot_be_read_is_tried_again() -> None:
-    kept: Kept[str] = Kept(10)
+    kept: LruCache[str] = LruCache(10)
     with pytest.raises(OSError, match="for now"):
         kept.get(0, lambda number: (_ for _ in ()).throw(OSError("for now")))
     assert kept.get(0, lambda number: ("there", 1)) == "there"
 
 
 def test_a_forked_child_is_not_stopped_by_a_lock_of_its_parent() -> None:
-    kept: Kept[str] = Kept(10)
+    kept: LruCache[str] = LruCache(10)
     begun, may_end = threading.Event(), threading.Event()
 
     def read(number: int) -> tuple[str, int]:

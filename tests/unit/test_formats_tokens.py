@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock import DataLoader
-from penstock._fill.cast import Field, Into
+from penstock._fill.cast import FieldCast, FieldMemory
 from penstock.errors import CastError, FormatError
 from penstock.formats import FieldInfo, Tokens, _tokens
 
@@ -79,7 +79,7 @@ def test_samples_are_those_of_a_plain_loop(
     n = len(samples)
     assert len(tokens) == n
     keys = data.draw(st.lists(st.integers(-n, n - 1), min_size=1, max_size=9))
-    into = Into(Field((), [((), "float64")], None, True, False), np.empty)
+    into = FieldMemory(FieldCast((), [((), "float64")], None, True, False), np.empty)
     with mock.patch.object(_tokens, "_SCRATCH", scratch):
         for empty in (np.empty, into):
             assert tokens.__gather__(keys, empty).tolist() == [samples[key] for key in keys]

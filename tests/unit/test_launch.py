@@ -476,7 +476,7 @@ def test_what_cannot_be_rebuilt_in_a_spawned_worker_is_told_by_its_handle(crew_o
     for worker in (first, second):
         assert ended(worker) == 1
         assert isinstance(worker.failure, ValueError)
-        assert f"worker {worker.worker} (pid {worker.pid})" in worker.failure.__notes__[-1]
+        assert f"worker {worker.seat} (pid {worker.pid})" in worker.failure.__notes__[-1]
     assert capfd.readouterr().err == ""
 
 

@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from penstock.backends._ray import handshake
 from penstock.backends._ray.challenge import NONCE_SIZE, PREFACE, PROOF_SIZE
 from penstock.backends._ray.door import Door
-from penstock.backends._ray.handshake import Hello, Tls, connect, this_process
+from penstock.backends._ray.handshake import Hello, TlsFiles, connect, this_process
 from penstock.backends._ray.link import DRIVER_PATIENCE, Link, Secure, head
 
 
-def pair(tls: Tls | None = None) -> tuple[Link, Link]:
+def pair(tls: TlsFiles | None = None) -> tuple[Link, Link]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         ends = socket.create_connection(listener.getsockname()), listener.accept()[0]
     both = (None, None) if tls is None else shaken(tls)
@@ -32,7 +32,7 @@ def pair(tls: Tls | None = None) -> tuple[Link, Link]:
     return ours, theirs
 
 
-def shaken(tls: Tls) -> tuple[Secure, Secure]:
+def shaken(tls: TlsFiles) -> tuple[Secure, Secure]:
     """Two ends of TLS whose handshake is done."""
     ours, theirs = Secure(tls.context(server=False), "127.0.0.1"), Secure(tls.context(server=True))
     for one, other in [(ours, theirs), (theirs, ours)] * 2:
@@ -43,7 +43,7 @@ def shaken(tls: Tls) -> tuple[Secure, Secure]:
 
 
 @pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Tls:
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
     """A certificate that is its own authority, as in a cluster with one."""
     return new_certificate(tmp_path_factory.mktemp("tls"))
 
@@ -176,7 +176,7 @@ def test_a_forked_child_has_no_part_in_a_link() -> None:
 class Visitors:
     """A door, and who came in."""
 
-    def __init__(self, tls: Tls | None = None) -> None:
+    def __init__(self, tls: TlsFiles | None = None) -> None:
         self.came: list[Hello] = []
         self.event = threading.Event()
         self.door = Door("127.0.0.1", None if tls is None else tls.context(server=True), self.serve)
@@ -264,15 +264,15 @@ def test_a_door_that_is_closed_lets_nobody_in_and_leaves_nothing() -> None:
 # TLS.
 
 
-def test_the_certificates_are_those_of_ray(certificate: Tls) -> None:
-    assert Tls.of({}) is None and Tls.of({"RAY_USE_TLS": "0"}) is None
-    assert Tls.of(environment(certificate)) == certificate
+def test_the_certificates_are_those_of_ray(certificate: TlsFiles) -> None:
+    assert TlsFiles.of({}) is None and TlsFiles.of({"RAY_USE_TLS": "0"}) is None
+    assert TlsFiles.of(environment(certificate)) == certificate
     with pytest.raises(RuntimeError, match="RAY_TLS_SERVER_KEY='/none' is no file on this node"):
-        Tls.of(environment(certificate) | {"RAY_TLS_SERVER_KEY": "/none"})
+        TlsFiles.of(environment(certificate) | {"RAY_TLS_SERVER_KEY": "/none"})
 
 
 def test_an_encrypted_door_lets_in_who_has_certificate_and_token(
-    certificate: Tls, monkeypatch: pytest.MonkeyPatch
+    certificate: TlsFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in environment(certificate).items():
         monkeypatch.setenv(name, value)
@@ -283,7 +283,7 @@ def test_an_encrypted_door_lets_in_who_has_certificate_and_token(
 
 
 def test_an_encrypted_door_is_closed_to_others(
-    certificate: Tls, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    certificate: TlsFiles, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with Visitors(certificate) as visitors:
         # Without patience: such a connection is tried again until the deadline.

@@ -18,7 +18,7 @@ import pytest
 import penstock
 from penstock import ConcatDataset, DataLoader, Dataset, Subset, random_split
 from penstock._cache.keeper import Keeper
-from penstock._cache.kept import Kept
+from penstock._cache.lru import LruCache
 from penstock._cache.shared import Shared
 from penstock.formats import Parquet
 from penstock.plan import BlockOrder, OrderPlan
@@ -185,7 +185,7 @@ def test_two_loaders_of_one_table_do_not_drop_blocks_of_each_other() -> None:
         for at, order in zip(steps, orders, strict=True)
     ]
     assert now[0] - now[1] and now[1] - now[0]
-    first, second = (Keeper(forecast, table, edges, Kept(0), 0) for forecast in forecasts)
+    first, second = (Keeper(forecast, table, edges, LruCache(0), 0) for forecast in forecasts)
     with closing(first), closing(second), closing(Shared(table, 0)) as shared:
         first.look()
         second.look()

@@ -82,7 +82,7 @@ def test_a_publisher_that_a_finalizer_brings_back_gets_a_new_page() -> None:
 
 def test_a_text_that_is_too_long_leaves_the_page_as_it_is() -> None:
     loader = Publisher()
-    most = page.ROOM - page._HEAD.size
+    most = page.PUBLICATION_BYTES - page._HEAD.size
     page.publish(loader, b"x" * most)
     page.publish(loader, b"y" * (most + 1))
     assert of_this_process() == [b"x" * most]
@@ -109,7 +109,7 @@ def test_a_reader_finds_a_whole_text_wherever_the_next_one_was_interrupted(
         page.publish(loader, text)
     memory = page._pages[id(loader)].memory
     (count,) = page._COUNTER.unpack_from(memory, 0)
-    at = page._FIRST + (count + 1) % 2 * page.ROOM
+    at = page._FIRST + (count + 1) % 2 * page.PUBLICATION_BYTES
     half = data.draw(st.binary(max_size=4000))
     memory[at + page._HEAD.size : at + page._HEAD.size + len(half)] = half
     if data.draw(st.booleans()):

@@ -26,7 +26,7 @@ from penstock._work.fetch import Fetch
 from penstock._work.job import Job
 from penstock._work.outcomes import AtEnd, Done, Errored
 from penstock._work.runner import Runner
-from penstock.backends._desk import Desk
+from penstock.backends._executor import TaskExecutor
 from penstock.backends._local import run_task
 
 
@@ -248,7 +248,7 @@ def test_an_error_is_gone_when_a_worker_has_replied() -> None:
     try:
         with socket.socket(socket.AF_UNIX) as strays:
             gauge, replier = Gauge(Gauges(None), 0, 0, lambda: 0), Replier(0, StrayFiles(0, strays).make)
-            desk = Desk(job(dataset, make_runner=InTheTest), 0, "the test", gauge, replier)
+            desk = TaskExecutor(job(dataset, make_runner=InTheTest), 0, "the test", gauge, replier)
             desk.do(Notice(0, 0, 0, 0, 8, 1, 0, 0, 0, 0, 0), root, lambda at: True)
         assert dataset.raised[0]() is None
     finally:

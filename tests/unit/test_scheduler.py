@@ -49,7 +49,7 @@ class Log:
         spare: int | None = None, room: int = 1, scheduler: Scheduler | None = None,
     ) -> None:  # fmt: skip
         self.scheduler = scheduler or Scheduler(
-            window=window, workers=workers, retries=retries, in_order=in_order, spare=spare, room=room
+            window=window, workers=workers, retries=retries, in_order=in_order, spare=spare, spacing=room
         )
         self.commands: list[Command] = []
 

@@ -17,7 +17,7 @@ import penstock
 from penstock._cache import agendas
 from penstock._cache import lookout as lookout_module
 from penstock._cache.cache import Cache
-from penstock._cache.lookout import Lookout, Wanted
+from penstock._cache.lookout import Lookout, WantedPiece
 from penstock._cache.scout import _FIRST, Scout
 from penstock._system.threads import running
 from penstock.plan import BlockOrder, OrderPlan, Shuffled
@@ -362,8 +362,8 @@ def test_an_agenda_is_bounded_by_its_pieces(tmp_path: Path, monkeypatch: pytest.
     class Large:
         blocks = np.array([0, 100, 200])
 
-        def pieces_of(self, block: int) -> list[Wanted]:
-            return [Wanted(f"{block} {number}", 8, lambda pause: bytes(8)) for number in range(300)]
+        def pieces_of(self, block: int) -> list[WantedPiece]:
+            return [WantedPiece(f"{block} {number}", 8, lambda pause: bytes(8)) for number in range(300)]
 
     steps = [0]
     forecast = Forecast(OrderPlan(Shuffled(200, 1), batch_size=1), 0, lambda: steps[0])
@@ -381,9 +381,9 @@ def test_fetching_begins_before_the_pieces_of_all_blocks_are_known(tmp_path: Pat
     class Many:
         blocks = np.arange(5001) * 4
 
-        def pieces_of(self, block: int) -> list[Wanted]:
+        def pieces_of(self, block: int) -> list[WantedPiece]:
             asked.append(block)
-            return [Wanted(f"{block}", 8, lambda pause: bytes(8))]
+            return [WantedPiece(f"{block}", 8, lambda pause: bytes(8))]
 
     forecast = Forecast(OrderPlan(BlockOrder(Many.blocks, 4, 1)), 0, lambda: 0)
     lookout = Lookout(forecast, Many(), Cache(tmp_path / "cache", 1 << 20), 1 << 20, 0)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from penstock._cache import shared as _shared
 from penstock._cache.claims import Claim
 from penstock._cache.keeper import Keeper
-from penstock._cache.kept import Kept
+from penstock._cache.lru import LruCache
 from penstock._cache.shared import Inventory, Shared
 from penstock._system import descriptors
 from penstock.plan import BlockOrder
@@ -176,7 +176,7 @@ def test_a_keeper_drops_the_blocks_that_the_window_has_left(table: str) -> None:
     first, stop = order.spans(0)
     steps = 0
     forecast = Forecast(OrderPlan(order, batch_size=10), 0, lambda: steps)
-    kept: Kept[int, bytes] = Kept(0)
+    kept: LruCache[int, bytes] = LruCache(0)
     keeper = Keeper(forecast, table, order.edges, kept, 0)
     with closing(keeper), closing(Shared(table, 1)) as shared:
         for steps in (0, 30, 60, 95):

@@ -150,9 +150,9 @@ def test_answers_that_come_while_others_are_added_up_are_counted(monkeypatch: py
     monkeypatch.setattr(Totals, "plus", slowly)
     meter.add_up()
     monkeypatch.undo()
-    assert meter.mark([]).sum().tasks == 2
+    assert meter.snapshot([]).sum().tasks == 2
     meter.add_up()
-    assert meter.mark([]).sum().tasks == 2 and not meter._kept
+    assert meter.snapshot([]).sum().tasks == 2 and not meter._kept
 
 
 def test_steps_out_of_order_are_noted_in_constant_time() -> None:

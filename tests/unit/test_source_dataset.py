@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from penstock.source._array import ArrayDataset
 from penstock.source._dataset import (
     ChainDataset,
+    ChainItem,
     ConcatDataset,
     Dataset,
     IterableDataset,
-    Link,
     StackDataset,
     Subset,
     random_split,
@@ -190,7 +190,7 @@ class TestChainDataset:
 
         chain = ChainDataset([Heavy(1), Stream(2), Other(3), ChainDataset([Heavy(4)])])
         links: list[Any] = list(chain)
-        assert links[:2] == [Link(0, 1), Link(1, 2)]
+        assert links[:2] == [ChainItem(0, 1), ChainItem(1, 2)]
         shipped = pickle.loads(pickle.dumps(links))
         assert [chain.load(item) for item in shipped] == ["loaded 1", 2, "other 3", "loaded 4"]
 

@@ -68,18 +68,18 @@ class Needs:
     def __init__(self, keys: Sequence[int], agendas: Sequence[Agenda]) -> None:
         self._keys = np.array(keys, np.uint64)
         # Of each agenda: the first row of each of its pieces, and for each of our pieces, whether and where it is.
-        self._found = []
+        self._rows = []
         for agenda in agendas:
             theirs = agenda.rows["key"]
             begins = np.flatnonzero(np.append(True, theirs[1:] != theirs[:-1])[: len(theirs)])
             if len(begins):
                 at = np.minimum(theirs[begins].searchsorted(self._keys), len(begins) - 1)
-                self._found.append((agenda, begins, at, theirs[begins][at] == self._keys))
+                self._rows.append((agenda, begins, at, theirs[begins][at] == self._keys))
 
     def after(self, ahead: int) -> NDArray[np.int64]:
         """How many samples from now each piece is needed, once `ahead` more were handed out; FAR if not known."""
         needs = np.full(len(self._keys), FAR, np.int64)
-        for agenda, begins, at, known in self._found:
+        for agenda, begins, at, known in self._rows:
             nearest = np.minimum.reduceat(agenda.distances(ahead), begins)
             np.minimum(needs, nearest[at], out=needs, where=known)
         return needs

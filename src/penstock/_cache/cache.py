@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from penstock._cache import pieces
 from penstock._cache.agendas import Agenda, Publisher
-from penstock._cache.folder import Folder, Room, is_file_of_cache
+from penstock._cache.folder import Folder, FreeSpace, is_file_of_cache
 from penstock._cache.locks import LockError
 from penstock._cache.pieces import EXTRA
 from penstock._measure.cached import counting
@@ -20,7 +20,7 @@ from penstock._system import trust
 from penstock._system.interrupts import with_loan
 from penstock._system.warnings import warn_caller
 
-Make = Callable[[], Any]
+MakePiece = Callable[[], Any]
 """Returns the bytes of a piece: a bytes-like object, or a list of them."""
 
 _MOST_MAPPED = 1 << 13  # 64 GB in pieces of 8 MB. A process may have about 65,000 maps, and a piece may have two.
@@ -34,7 +34,7 @@ class _TooLarge(OSError):
     """A piece is larger than the whole cache may be."""
 
 
-class _Made(NamedTuple):
+class _MadePiece(NamedTuple):
     """A piece, and why it is not in the folder, if it is not."""
 
     buffers: list[memoryview]
@@ -74,7 +74,7 @@ class Cache:
         self._mapped: OrderedDict[str, memoryview] = OrderedDict()
         self._loose: OrderedDict[str, memoryview] = OrderedDict()  # pieces that could not be kept in the folder
         self._looked_at: deque[str] = deque()  # mapped pieces, the next one to look at first
-        self._sound: dict[str, pieces.Mark] = {}  # the files whose checksum was verified, by digest
+        self._sound: dict[str, pieces.FileStamp] = {}  # the files whose checksum was verified, by digest
         self._warned: set[int | None] = set()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -83,7 +83,7 @@ class Cache:
     def __repr__(self) -> str:
         return f"Cache({self.path!r}, {self.limit}{', shared=True' * self.shared})"
 
-    def get(self, name: str, make: Make) -> memoryview:
+    def get(self, name: str, make: MakePiece) -> memoryview:
         """The bytes of a piece, read-only. They stay valid after the piece was evicted.
 
         If the piece is not in the folder, `make()` returns it: in one thread of one process, while others wait. What
@@ -110,7 +110,7 @@ class Cache:
         """The map of a piece that this process has mapped: the same object until it is dropped."""
         return self._mapped.get(name)
 
-    def fetch(self, name: str, make: Make) -> bool:
+    def fetch(self, name: str, make: MakePiece) -> bool:
         """Makes a piece for a later `get`, unless it is in the folder. Waits for another process that makes it.
 
         Returns False, without a warning, if it could not be kept.
@@ -125,9 +125,9 @@ class Cache:
         """Whether the piece is in the folder."""
         return os.path.exists(self._folder.piece(digest_of(name)))
 
-    def room(self) -> Room:
+    def free_space(self) -> FreeSpace:
         """The room in the folder at this moment."""
-        return Room(self._folder)
+        return FreeSpace(self._folder)
 
     @property
     def evicted(self) -> int:
@@ -147,40 +147,42 @@ class Cache:
 
     # A piece that is not mapped here.
 
-    def _get(self, name: str, make: Make) -> memoryview:
+    def _get(self, name: str, make: MakePiece) -> memoryview:
         digest = digest_of(name)
         try:
             made = with_loan(self._folder.lock(digest), self._made, digest, make)
         except LockError as error:
-            made = _Made(self._call(make), error.cause)
+            made = _MadePiece(self._call(make), error.cause)
         counting().misses += 1
         if made.refused is not None:
             self._warn(made.refused)
         mapped = self._map(name, digest)
         return self._keep_loose(name, made.buffers) if mapped is None else mapped
 
-    def _fetched(self, name: str, digest: str, make: Make) -> bool:
+    def _fetched(self, name: str, digest: str, make: MakePiece) -> bool:
         # One that is damaged is found by the process that maps it.
         return self.has(name) or self._stored(digest, self._call(make)).refused is None
 
-    def _made(self, digest: str, make: Make) -> _Made:
+    def _made(self, digest: str, make: MakePiece) -> _MadePiece:
         """The piece, which another process may have made before this one had the lock."""
         with suppress(OSError, ValueError, MemoryError):
-            return _Made([self._opened(digest, self._folder.piece(digest))])
+            return _MadePiece([self._opened(digest, self._folder.piece(digest))])
         return self._stored(digest, self._call(make))
 
-    def _stored(self, digest: str, buffers: list[memoryview]) -> _Made:
+    def _stored(self, digest: str, buffers: list[memoryview]) -> _MadePiece:
         size = sum(map(len, buffers)) + EXTRA
         if size > self.limit:
-            return _Made(buffers, _TooLarge(errno.EFBIG, f"{size:,} bytes are more than cache_bytes={self.limit:,}"))
+            return _MadePiece(
+                buffers, _TooLarge(errno.EFBIG, f"{size:,} bytes are more than cache_bytes={self.limit:,}")
+            )
         try:
             evicted, self._sound[digest] = self._folder.add(digest, buffers)
         except OSError as error:
-            return _Made(buffers, error)
+            return _MadePiece(buffers, error)
         counting().evicted += evicted
-        return _Made(buffers)
+        return _MadePiece(buffers)
 
-    def _call(self, make: Make) -> list[memoryview]:
+    def _call(self, make: MakePiece) -> list[memoryview]:
         made = make()
         counting().fetched += 1
         return list(map(_flat, made if isinstance(made, (list, tuple)) else [made]))

@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 from penstock._cache import agendas, pieces
 from penstock._cache.agendas import Agenda, Publisher, key_of, ranking
-from penstock._cache.locks import ByteLock, LockError, Patience
-from penstock._cache.pieces import Mark, mark_of
+from penstock._cache.locks import ByteLock, LockError, LockPatience
+from penstock._cache.pieces import FileStamp, stamp_of
 from penstock._system import trust
 from penstock._system.interrupts import acquire, with_loan
 
@@ -39,14 +39,14 @@ _MAGIC = b"pnstcach"
 _FEW = 1000
 
 
-class Noted(NamedTuple):
+class FolderTotals(NamedTuple):
     """The bytes of all pieces, and a number that grows with each eviction."""
 
     total: int
     evicted: int
 
 
-class About(NamedTuple):
+class PieceFileInfo(NamedTuple):
     """The file of a piece: its key in agendas, its size, and when it was written, in nanoseconds."""
 
     key: int
@@ -54,10 +54,10 @@ class About(NamedTuple):
     written: int
 
 
-class Listed(NamedTuple):
+class FolderListing(NamedTuple):
     """The pieces in a folder, by digest, and the agendas of live loaders."""
 
-    pieces: dict[str, About]
+    pieces: dict[str, PieceFileInfo]
     agendas: list[Agenda]
 
     @property
@@ -72,11 +72,11 @@ class Listed(NamedTuple):
         return ((digests[at], sizes[at], spare[at]) for at in order.tolist())
 
 
-class Room:
+class FreeSpace:
     """The room in a folder for pieces that are about to be fetched. A folder is listed only if it may be full."""
 
     def __init__(self, folder: Folder) -> None:
-        self._folder, self._listed = folder, Listed({}, [])
+        self._folder, self._listed = folder, FolderListing({}, [])
         self._is_listed, self._others = False, folder.noted().total
 
     def take(self, digest: str, nbytes: int, *, waits: bool = False) -> bool:
@@ -99,7 +99,7 @@ class Room:
 
     def add(self, digest: str, nbytes: int) -> None:
         """Counts a piece that is being fetched, unless it is in the folder."""
-        self._listed.pieces.setdefault(digest, About(key_of(digest), nbytes + pieces.EXTRA, 0))
+        self._listed.pieces.setdefault(digest, PieceFileInfo(key_of(digest), nbytes + pieces.EXTRA, 0))
 
     def _list(self) -> None:
         coming, self._listed = self._listed, self._folder.listed()
@@ -117,9 +117,9 @@ class Folder:
         self.path, self.limit, self.group = path, limit, group
         self._state = os.path.join(path, _STATE)
         self._opened = partial(trust.open_or_make, self._state, group)
-        self._patience = Patience()
+        self._patience = LockPatience()
         self._is_swept = False
-        self._known: dict[str, About] = {}  # the pieces that were listed last
+        self._known: dict[str, PieceFileInfo] = {}  # the pieces that were listed last
 
     def piece(self, digest: str) -> str:
         return os.path.join(self.path, f"{digest}.penstock-piece")
@@ -135,7 +135,7 @@ class Folder:
         """The lock of the folder, which is held for some milliseconds."""
         return ByteLock(self._opened, 0, self._patience)
 
-    def add(self, digest: str, buffers: Sequence[memoryview]) -> tuple[int, Mark]:
+    def add(self, digest: str, buffers: Sequence[memoryview]) -> tuple[int, FileStamp]:
         """Writes a piece, whose lock the caller has, and evicts others if they are too many.
 
         Returns how many were evicted, and the mark of the new file, which may be evicted in turn at any moment.
@@ -153,20 +153,20 @@ class Folder:
             pieces.unlink(part)
             raise
 
-    def _insert(self, lock: ByteLock, digest: str, part: str) -> tuple[int, Mark]:
+    def _insert(self, lock: ByteLock, digest: str, part: str) -> tuple[int, FileStamp]:
         if not self._is_swept:
             self.listed(sweeps=True)
             self._is_swept = True
         (total, before), about = self._counted(lock.fd), os.stat(part)
         size = about.st_size
-        _note(lock.fd, Noted(total, before), is_changing=True)
+        _note(lock.fd, FolderTotals(total, before), is_changing=True)
         evicted = 0
         if total + size > self.limit:
             total, evicted = self._evict(size, digest)
         # In the place of a damaged piece, if there was one. Its bytes are noted until they are counted again.
         os.replace(part, self.piece(digest))
-        _note(lock.fd, Noted(total + size, before + evicted), is_changing=False)
-        return evicted, mark_of(about)
+        _note(lock.fd, FolderTotals(total + size, before + evicted), is_changing=False)
+        return evicted, stamp_of(about)
 
     def _evict(self, size: int, digest: str) -> tuple[int, int]:
         """Makes room for so many bytes. Returns how many bytes are left, and how many pieces were evicted."""
@@ -187,12 +187,12 @@ class Folder:
         """Raises OSError, or LockError, if the folder cannot be written."""
         with_loan(self._own_lock(), publisher.publish, agenda)
 
-    def listed(self, *, sweeps: bool = False) -> Listed:
+    def listed(self, *, sweeps: bool = False) -> FolderListing:
         """The pieces, and the agendas of live loaders.
 
         `sweeps`: what dead processes have left is deleted. The caller must have the lock of the folder.
         """
-        found = Listed({}, [])
+        found = FolderListing({}, [])
         for name in os.listdir(self.path):
             ours = _OURS.fullmatch(name)
             if ours is None:
@@ -210,19 +210,19 @@ class Folder:
         self._known = found.pieces.copy()  # a piece with the same digest has the same bytes
         return found
 
-    def noted(self) -> Noted:
+    def noted(self) -> FolderTotals:
         """What was noted last. If nothing is known, the folder is taken for a full one."""
         with suppress(OSError):
             fd = acquire(partial(trust.open_ours, self._state, group=self.group), os.close)
             try:
-                return _noted(fd) or Noted(self.limit, -1)
+                return _noted(fd) or FolderTotals(self.limit, -1)
             finally:
                 os.close(fd)
-        return Noted(self.limit, -1)
+        return FolderTotals(self.limit, -1)
 
-    def _counted(self, fd: int) -> Noted:
+    def _counted(self, fd: int) -> FolderTotals:
         """What is noted, or counted if the note cannot be trusted."""
-        return _noted(fd) or Noted(self.listed().total, secrets.randbits(40))
+        return _noted(fd) or FolderTotals(self.listed().total, secrets.randbits(40))
 
 
 def is_file_of_cache(name: str) -> bool:
@@ -230,20 +230,20 @@ def is_file_of_cache(name: str) -> bool:
     return name == _STATE or _OURS.fullmatch(name) is not None
 
 
-def _about(digest: str, path: str) -> About:
+def _about(digest: str, path: str) -> PieceFileInfo:
     found = os.lstat(path)
-    return About(key_of(digest), found.st_size, found.st_mtime_ns)
+    return PieceFileInfo(key_of(digest), found.st_size, found.st_mtime_ns)
 
 
-def _noted(fd: int) -> Noted | None:
+def _noted(fd: int) -> FolderTotals | None:
     with suppress(struct.error):
         magic, boot, is_changing, *noted = _HEAD.unpack(os.pread(fd, _HEAD.size, 0))
         if (magic, boot, is_changing) == (_MAGIC, _boot(), 0):
-            return Noted(*noted)
+            return FolderTotals(*noted)
     return None
 
 
-def _note(fd: int, noted: Noted, *, is_changing: bool) -> None:
+def _note(fd: int, noted: FolderTotals, *, is_changing: bool) -> None:
     os.pwrite(fd, _HEAD.pack(_MAGIC, _boot(), is_changing, *noted), 0)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._cache.claims import Claim, near
-from penstock._cache.kept import Kept
+from penstock._cache.lru import LruCache
 from penstock._cache.shared import Inventory
 from penstock._cache.uses import Uses, uses
 from penstock._system.interrupts import interrupts_deferred
@@ -35,7 +35,7 @@ class Keeper:
     """
 
     def __init__(
-        self, forecast: Forecast, table: str, edges: NDArray[np.int64], kept: Kept[int, Any], keep: int
+        self, forecast: Forecast, table: str, edges: NDArray[np.int64], kept: LruCache[int, Any], keep: int
     ) -> None:
         self._forecast, self._edges, self._kept = forecast, edges, kept
         # In other orders a block may be needed at any time. In sequence, a few steps need it, at about one time.

@@ -35,7 +35,7 @@ class LockError(Exception):
         self.cause = cause
 
 
-class Patience:
+class LockPatience:
     """How long the locks of a file are waited for. After one wait that was in vain, none is waited for, for a minute.
 
     Else a program that is stopped while it has many locks would stop this one again and again.
@@ -69,7 +69,7 @@ class ByteLock:
     __slots__ = ("_byte", "_fds", "_long", "_opened", "_patience")
 
     def __init__(
-        self, opened: Callable[[], int], byte: int, patience: Patience | None = None, *, long: bool = False
+        self, opened: Callable[[], int], byte: int, patience: LockPatience | None = None, *, long: bool = False
     ) -> None:
         self._opened, self._byte, self._patience, self._long = opened, byte % _WHOLE, patience, long
         self._fds: list[int] = []
@@ -103,7 +103,7 @@ class ByteLock:
                 self._look(self._patience, waited)
             time.sleep(max(_LEAST_PAUSE, min(waited / _SHARE, _MOST_PAUSE)))
 
-    def _look(self, patience: Patience, waited: float) -> None:
+    def _look(self, patience: LockPatience, waited: float) -> None:
         """Raises TimeoutError, unless the holder may be at work."""
         holders = [*_holders(self.fd, self._byte)]
         if waited < trust.LONGEST and self._long and all(one.may_work for one in holders):

@@ -28,7 +28,7 @@ _ASKED = 64  # blocks whose pieces are asked for in one look: some milliseconds
 _REMEMBERED = 4096  # blocks whose pieces are not asked for again
 
 
-class Wanted(NamedTuple):
+class WantedPiece(NamedTuple):
     """A piece that a block needs: its name in the cache, about how many bytes it has, and how it is made.
 
     `make(pause)` returns its bytes. It waits by `pause(seconds)`, which raises once the scout is closed.
@@ -46,7 +46,7 @@ class InPieces(Protocol):
     def blocks(self) -> NDArray[np.int64]:
         """The first key of each block, and the end."""
 
-    def pieces_of(self, block: int) -> Sequence[Wanted]:
+    def pieces_of(self, block: int) -> Sequence[WantedPiece]:
         """The pieces that the samples of a block are read from."""
 
 
@@ -138,13 +138,13 @@ class Lookout:
             found = self._keys[block] = [key_of(digest_of(piece.name)) for piece in pieces]
         return found
 
-    def look(self, most: int, coming: Mapping[str, int], failed: Collection[str]) -> list[Wanted]:
+    def look(self, most: int, coming: Mapping[str, int], failed: Collection[str]) -> list[WantedPiece]:
         """At most `most` pieces to fetch now. `coming`: bytes of the pieces that are being fetched, by name.
 
         The missing piece that is needed next comes first. If there is no room for it, there is none for later ones.
         """
-        found: list[Wanted] = []
-        room, ahead = None, 0
+        found: list[WantedPiece] = []
+        space, ahead = None, 0
         evicted = self.cache.evicted
         if evicted != self._evicted:
             self._evicted, self._there = evicted, set()
@@ -157,16 +157,16 @@ class Lookout:
             if self.cache.has(piece.name):
                 self._there.add(piece.name)
                 continue
-            if room is None:
-                room = self.cache.room()
+            if space is None:
+                space = self.cache.free_space()
                 for name, nbytes in coming.items():
-                    room.add(digest_of(name), nbytes)
-            if not room.take(digest_of(piece.name), piece.nbytes, waits=ahead > self._near):
+                    space.add(digest_of(name), nbytes)
+            if not space.take(digest_of(piece.name), piece.nbytes, waits=ahead > self._near):
                 break
             found.append(piece)
         return found
 
-    def _upcoming(self) -> Iterator[Wanted]:
+    def _upcoming(self) -> Iterator[WantedPiece]:
         """The pieces that are in use, or will be, each once, in the order in which they are needed."""
         seen: set[str] = set()
         if self._uses is not None:
@@ -177,7 +177,7 @@ class Lookout:
                         yield piece
 
 
-def _asked(datasets: Sequence[InPieces], edges: Sequence[NDArray[np.int64]], block: int) -> Sequence[Wanted]:
+def _asked(datasets: Sequence[InPieces], edges: Sequence[NDArray[np.int64]], block: int) -> Sequence[WantedPiece]:
     """The pieces of a block; blocks of the datasets are numbered through."""
     for dataset, its in zip(datasets, edges, strict=True):
         if block < len(its) - 1:

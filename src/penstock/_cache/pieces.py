@@ -66,23 +66,25 @@ def checksum(view: memoryview) -> int:
     return int.from_bytes(found.digest(), "little")
 
 
-Mark = tuple[int, int]
+FileStamp = tuple[int, int]
 """Tells a file from others of the same name: its number, which may be used again, and when it was written."""
 
 
-def mark_of(about: os.stat_result) -> Mark:
+def stamp_of(about: os.stat_result) -> FileStamp:
     return about.st_ino, about.st_mtime_ns
 
 
-def mapped(path: str, digest: str, checked: Mark | None = None, group: int | None = None) -> tuple[memoryview, Mark]:
-    """The bytes of a piece, and the mark of its file. Raises ValueError if the piece is damaged.
+def mapped(
+    path: str, digest: str, checked: FileStamp | None = None, group: int | None = None
+) -> tuple[memoryview, FileStamp]:
+    """The bytes of a piece, and the stamp of its file. Raises ValueError if the piece is damaged.
 
-    The bytes of the file with the mark `checked` are not read for it.
+    The bytes of the file with the stamp `checked` are not read for it.
     """
     fd = acquire(partial(trust.open_ours, path, group=group), os.close)
     try:
         about = os.fstat(fd)
-        size, mark = about.st_size, mark_of(about)
+        size, stamp = about.st_size, stamp_of(about)
         if size < EXTRA:
             raise ValueError(f"{path} has only {size} bytes")
         view = memory(fd, size, writable=False).toreadonly()
@@ -92,9 +94,9 @@ def mapped(path: str, digest: str, checked: Mark | None = None, group: int | Non
     magic, length, sum_of_bytes = _END.unpack(end)
     if _CHECK.unpack(view[-_CHECK.size :])[0] != zlib.crc32(digest.encode() + end) or magic != _MAGIC:
         raise ValueError(f"{path} does not end as a piece does")
-    if length + EXTRA != size or (mark != checked and checksum(view[:length]) != sum_of_bytes):
+    if length + EXTRA != size or (stamp != checked and checksum(view[:length]) != sum_of_bytes):
         raise ValueError(f"{path} is damaged")
-    return view[:length], mark
+    return view[:length], stamp
 
 
 def unlink(path: str) -> None:

@@ -13,7 +13,7 @@ from functools import partial
 from penstock._at_work import working_at
 from penstock._cache.agendas import Publisher
 from penstock._cache.cache import Cache
-from penstock._cache.lookout import InPieces, Lookout, Wanted
+from penstock._cache.lookout import InPieces, Lookout, WantedPiece
 from penstock._measure.cached import CacheCounts, Counting
 from penstock._system.threads import started
 from penstock.plan._forecast import Forecast
@@ -82,7 +82,7 @@ class _Fetches:
         self._threads = 0
         self._lock = threading.Lock()  # of the attributes that fetches change
         self._coming: dict[str, int] = {}
-        self._queue: deque[Wanted] = deque()  # of those that are coming
+        self._queue: deque[WantedPiece] = deque()  # of those that are coming
         self._failed: set[str] = set()
         self._start: int | None = None  # the position of the loader at the first look
         self._done = 0
@@ -156,7 +156,7 @@ class _Fetches:
                 raise _Stopped
             time.sleep(min(left, _MOMENT))
 
-    def _next(self) -> Wanted | None:
+    def _next(self) -> WantedPiece | None:
         with self._lock:
             if self._queue and not self.stopped:
                 return self._queue.popleft()

@@ -36,14 +36,14 @@ from typing import Any
 import numpy as np
 
 from penstock._cache.claims import MOST_NEEDS, ROW, Claim, Rows, place, surplus
-from penstock._cache.locks import ByteLock, LockError, Patience, again, is_locked, open_alone
+from penstock._cache.locks import ByteLock, LockError, LockPatience, again, is_locked, open_alone
 from penstock._cache.pieces import write_all
 from penstock._memory.mapping import mapped
 from penstock._system import descriptors, trust
 from penstock._system.interrupts import acquire, finalizer, interrupts_deferred, with_loan
 from penstock._system.warnings import warn_caller
 
-Make = Callable[[], Sequence[Any]]
+MakeBlock = Callable[[], Sequence[Any]]
 """Returns the bytes of a block, as a list of buffers."""
 
 _NAME, _BLOCK = "penstock-inventory-", "penstock-block"
@@ -70,7 +70,7 @@ class Inventory:
         self._fd = descriptors.open_memfd(self._name)
         self._first: int | None = None  # a descriptor of the inventory that is used
         self._number, self._lock = 0, _claim_lock(self._fd, 0)
-        self._patience = Patience()
+        self._patience = LockPatience()
         try:
             trust.seal(self._fd, _NEVER_SMALLER)
             # It takes milliseconds to find out which inventory is used. Mostly it is this one.
@@ -171,12 +171,12 @@ class Shared:
         self._process = os.getpid()
         self._inventory: int | None = None  # its descriptor
         self._look_again = 0.0
-        self._patience = Patience()
+        self._patience = LockPatience()
         self._own: dict[int, int] = {}  # descriptors of blocks, by inode
 
-    def get(self, block: int, make: Make) -> memoryview | None:
+    def get(self, block: int, make: MakeBlock) -> memoryview | None:
         """The bytes of a block; None if no loader of this machine has an inventory for the table."""
-        inventory = self._found()
+        inventory = self._find_inventory()
         if inventory is None:
             return None
         found = _mapped(inventory, block)
@@ -200,14 +200,14 @@ class Shared:
 
     def blocks(self) -> set[int]:
         """The blocks that are in the inventory. Those of this process that are not are let go."""
-        inventory = self._found()
+        inventory = self._find_inventory()
         if inventory is None:
             return set()
         rows = _rows(inventory)
         self._let_go(rows)
         return _blocks_in(rows)
 
-    def _found(self) -> int | None:
+    def _find_inventory(self) -> int | None:
         if self._process != os.getpid():  # a forked child, in which the descriptors are closed
             self._renew()
         if self._inventory is None and time.monotonic() >= self._look_again:
@@ -215,7 +215,7 @@ class Shared:
             self._look_again = time.monotonic() + _AGAIN
         return self._inventory
 
-    def _made(self, inventory: int, block: int, make: Make) -> memoryview:
+    def _made(self, inventory: int, block: int, make: MakeBlock) -> memoryview:
         found = _mapped(inventory, block)  # another process may have made it before this one had the lock
         if found is not None:
             return found

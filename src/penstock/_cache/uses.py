@@ -62,11 +62,11 @@ def uses(sources: Sequence[Blocked]) -> Uses:
     return Uses(until, found[sort], first[sort], stop[sort])
 
 
-_Part = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
-_NOTHING: _Part = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64)
+_UseArrays = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+_NOTHING: _UseArrays = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64)
 
 
-def _of_spans(sources: Sequence[Blocked], blocks: Sequence[Grouping], epoch: int, start: int) -> Iterator[_Part]:
+def _of_spans(sources: Sequence[Blocked], blocks: Sequence[Grouping], epoch: int, start: int) -> Iterator[_UseArrays]:
     before = 0
     for (source, _), its in zip(sources, blocks, strict=True):
         numbers, first, stop = source.spans(its, epoch)
@@ -74,9 +74,9 @@ def _of_spans(sources: Sequence[Blocked], blocks: Sequence[Grouping], epoch: int
         before += len(its)
 
 
-def _of_keys(forecast: Forecast, sources: Sequence[Blocked], at: int, end: int) -> tuple[list[_Part], int]:
+def _of_keys(forecast: Forecast, sources: Sequence[Blocked], at: int, end: int) -> tuple[list[_UseArrays], int]:
     """Each run of keys of the same block is a use. Up to `end`, or until there are many."""
-    parts: list[_Part] = []
+    parts: list[_UseArrays] = []
     count = 0
     while at < end and count < _MOST:
         stop = min(at + _AT_ONCE, end)

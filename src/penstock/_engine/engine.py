@@ -22,10 +22,10 @@ from functools import partial
 from threading import get_ident
 from typing import Any, get_args
 
-from penstock._engine.handout import Handout
-from penstock._engine.held import Held
+from penstock._engine.lifetime import EngineLifetime
 from penstock._engine.pace import Pace
 from penstock._engine.reports import broken_error, hung, irreplaceable, lost_error, timeout_error, vacancy
+from penstock._engine.result import StepResult
 from penstock._engine.turn import NEXT
 from penstock._feed.base import Run
 from penstock._measure.cached import warn_of
@@ -50,7 +50,7 @@ _LOOK_EVERY = 200_000  # ns: to ask whether a worker is dead is a system call
 _LOOK_FOR_OUTAGES = 2.5  # seconds without an outcome
 
 
-class Engine(Held):
+class Engine(EngineLifetime):
     """A crew and its memory. One run at a time is read from it; the next may be prefetched.
 
     `look_ahead`: the steps of the next run may be drawn early. `bundles`: small steps may travel together. `hang`:
@@ -89,7 +89,7 @@ class Engine(Held):
         self._replaced: Lost | None = None  # while another worker is hired in its place
         self._position: tuple[int, bytes] | None = None  # where a stream was last, and in which run
         self._events: deque[Event] = deque()
-        self._answer: Handout | None = None
+        self._answer: StepResult | None = None
         self._begun = False
         self._end_is_told = False  # of the current run
         self.reference = weakref.ref(self)
@@ -169,7 +169,7 @@ class Engine(Held):
             run.leave()
             taken.append(True)
 
-    def next(self, timeout: float | None, run: Run | None = None) -> Handout:
+    def next(self, timeout: float | None, run: Run | None = None) -> StepResult:
         """The next batch, or error, of the run. A LoaderTimeout leaves everything as it was."""
         if not self._turn.is_ours():
             raise RuntimeError(
@@ -189,7 +189,7 @@ class Engine(Held):
                 self._let_go()
                 rest_if_over()
 
-    def _next(self, timeout: float | None) -> Handout:
+    def _next(self, timeout: float | None) -> StepResult:
         if self._turn.ended_by:
             raise self._turn.closed_error()
         try:
@@ -451,19 +451,19 @@ class Engine(Held):
         self._course.deliver(seq, steps)
         self._answer = self._unwrap()
 
-    def _unwrap(self) -> Handout:
+    def _unwrap(self) -> StepResult:
         """The next step of the task that the scheduler delivered."""
         task, outcome = self._course.ready.popleft()
         if outcome.mark is not None:
             task = task._replace(mark=outcome.mark)
         if isinstance(outcome, Failed):
-            return Handout(task, error=outcome.error, worker=outcome.worker)
+            return StepResult(task, error=outcome.error, worker=outcome.worker)
         try:
             data = self.backend.open(outcome)
         except Exception as trouble:
             where = f"While the batch of step {task.step} of epoch {task.epoch} was received."
-            return Handout(task, error=caught(trouble, where), worker=outcome.worker)
-        return Handout(task, data, outcome.rows, mended=outcome.mended, worker=outcome.worker)
+            return StepResult(task, error=caught(trouble, where), worker=outcome.worker)
+        return StepResult(task, data, outcome.rows, mended=outcome.mended, worker=outcome.worker)
 
     def _deliver_lost(self, command: commands.DeliverLost) -> None:
         loss, task = self._losses[command.worker], self._course.find(command.seq)
@@ -488,13 +488,13 @@ class Engine(Held):
     def _finish(self, command: commands.Finish) -> None:
         assert self._course.run is not None
         self._end_is_told = True
-        self._answer = Handout(None, error=self._course.run.finish())
+        self._answer = StepResult(None, error=self._course.run.finish())
 
     def _cool(self, command: commands.Cool) -> None:
         self.backend.cool(command.slab)
 
 
-_END = Handout(None)
+_END = StepResult(None)
 
 
 def _has_left(run: Run | None) -> bool:

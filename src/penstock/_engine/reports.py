@@ -9,7 +9,7 @@ from penstock.backends._base import HUNG, Doing, Lost
 from penstock.errors import LoaderTimeout
 from penstock.errors import WorkerLost as WorkerLostError
 
-_MOST_SHOWN = 4  # workers, by what they are at
+_MOST_LISTED = 4  # workers, by what they are at
 
 _LIKELY = {
     "SIGKILL": "Most often this is the kernel's out-of-memory killer: use fewer workers, a smaller "
@@ -33,7 +33,7 @@ def timeout_error(timeout: float | None, task: Task | None, at_work: list[Doing]
         said.append(f"Step {task.step} of epoch {task.epoch} is not done; no worker has started it yet.")
     # Workers with the oldest task, or none yet, first: the others wait for them.
     at_work = sorted(at_work, key=lambda one: -1 if one.seq is None else one.seq)
-    for who, stack, seq, epoch, step, _ in at_work[:_MOST_SHOWN]:
+    for who, stack, seq, epoch, step, _ in at_work[:_MOST_LISTED]:
         at = ". Its stack, innermost call first:\n" + indent(stack, "    ") if stack else "."
         if task is not None and task.seq == seq:
             keys = shorten(task.single()[step - task.step].keys)
@@ -43,9 +43,9 @@ def timeout_error(timeout: float | None, task: Task | None, at_work: list[Doing]
         else:
             has = "has no step" if seq is None else f"is in step {step} of epoch {epoch}"
             said.append(f"{who} {has}{at}")
-    if len(at_work) > _MOST_SHOWN:
-        said.append(f"{len(at_work) - _MOST_SHOWN} more workers are busy.")
-    likely = next((one.likely for one in at_work[:_MOST_SHOWN] if one.likely), likely)
+    if len(at_work) > _MOST_LISTED:
+        said.append(f"{len(at_work) - _MOST_LISTED} more workers are busy.")
+    likely = next((one.likely for one in at_work[:_MOST_LISTED] if one.likely), likely)
     said.append(f"The next next() waits again. {likely}")
     return LoaderTimeout("\n  ".join(said))
 

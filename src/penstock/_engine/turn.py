@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable
 from threading import get_ident
 
-from penstock._system.interrupts import LOOK_AGAIN, Changes, interrupts_after
+from penstock._system.interrupts import LOOK_AGAIN, InterruptSafeCondition, interrupts_after
 
 NEXT, CHANGE = "next", "change"
 
@@ -41,7 +41,7 @@ class Turn:
     """`holder`: the hold that has the turn. `ended_by`: why the engine has ended, or will end."""
 
     def __init__(self) -> None:
-        self.changes = Changes()  # told by a thread that has let go, if others wait
+        self.changes = InterruptSafeCondition()  # told by a thread that has let go, if others wait
         self.holder: Hold | None = None
         self.waiting: dict[int, Hold] = {}  # by id
         self.ended_by = ""

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from penstock._options import Options
 
-Plan = OrderPlan | SamplerPlan
+AnyPlan = OrderPlan | SamplerPlan
 
-Now = Callable[[], tuple[Plan | None, int]]
+Now = Callable[[], tuple[AnyPlan | None, int]]
 """Returns the loader's plan and epoch at the time of the call."""
 
 T = TypeVar("T")
@@ -67,7 +67,7 @@ class Run:
         numbers: Iterator[int],
         epoch: int,
         keys: Iterator[Any],
-        plan: Plan | None,
+        plan: AnyPlan | None,
         at: Begin,
         *,
         repeats: bool = False,
@@ -215,11 +215,11 @@ class Feed:
 
     # One epoch.
 
-    def plan(self, seed: int, start: int | None = 0) -> Plan | None:
+    def plan(self, seed: int, start: int | None = 0) -> AnyPlan | None:
         """Which keys each step has, for the dataset as long as it is now, from a position of the order on."""
         return None
 
-    def run(self, numbers: Iterator[int], epoch: int, seed: int, plan: Plan | None, at: Begin) -> Run:
+    def run(self, numbers: Iterator[int], epoch: int, seed: int, plan: AnyPlan | None, at: Begin) -> Run:
         """The steps of an epoch, from where it begins."""
         raise NotImplementedError
 
@@ -248,11 +248,11 @@ class Feed:
         """The mark of an epoch that begins now, if the sampler or stream has a state: see `initial`."""
         return initial(self.read_from(), is_fresh=is_fresh)
 
-    def replacements(self, plan: Plan | None) -> Any:
+    def replacements(self, plan: AnyPlan | None) -> Any:
         """The order that samples are replaced from (`on_error="replace"`), if there is one."""
         return None
 
-    def steps(self, epoch: int, plan: Plan | None) -> int:
+    def steps(self, epoch: int, plan: AnyPlan | None) -> int:
         """The number of batches in an epoch; TypeError if it is unknown."""
         raise NotImplementedError
 
@@ -269,7 +269,7 @@ class Feed:
         start = (task.step * world + rank) * (self.options.batch_size or 1)
         return np.arange(start, start + rows, dtype=np.uint64)
 
-    def pad(self, plan: Plan | None, task: Task, mended: Mended | None) -> int:
+    def pad(self, plan: AnyPlan | None, task: Task, mended: Mended | None) -> int:
         """How many rows at the end of the batch only fill it up."""
         return 0
 
@@ -284,7 +284,7 @@ class Feed:
         return self.options.batch_sampler
 
 
-def shown(feed: Feed, face: str) -> dict[str, Any]:
+def displayed_settings(feed: Feed, face: str) -> dict[str, Any]:
     """The settings of a loader that are shown with its figures."""
     return {**feed.options.shown(), "one_reader": feed.one_reader, "face": face}
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._feed.base import Begin, Feed, Now, Plan, Run, as_index
+from penstock._feed.base import AnyPlan, Begin, Feed, Now, Run, as_index
 from penstock._fill.cast import Empty
 from penstock._resume.reading import Mark, Reading, has_state
 from penstock._system.panics import ordinary
@@ -148,7 +148,7 @@ class ByKey(Feed):
     def keeps_state(self) -> bool:
         return has_state(self.dataset)
 
-    def plan(self, seed: int, start: int | None = 0) -> Plan:
+    def plan(self, seed: int, start: int | None = 0) -> AnyPlan:
         options = self.options
         sampler, batched = options.batch_sampler, True
         if sampler is None:
@@ -175,21 +175,21 @@ class ByKey(Feed):
             return blocks_of(self.dataset).order(self.options.window or 1, seed)
         return Shuffled(n, seed) if self.options.shuffle else Sequential(n)
 
-    def run(self, numbers: Iterator[int], epoch: int, seed: int, plan: Plan | None, at: Begin) -> Run:
+    def run(self, numbers: Iterator[int], epoch: int, seed: int, plan: AnyPlan | None, at: Begin) -> Run:
         if isinstance(plan, OrderPlan):
             return Run(numbers, epoch, plan.draw(epoch, at.steps), plan, at)
         assert plan is not None
         # A plain sequence draws nothing, and need not be given random generators, which takes 50 µs for each batch.
         plain = type(plan.sampler) in (list, tuple, range, np.ndarray)
-        reading = Reading(plan.sampler) if plain else _Drawn(plan.sampler, partial(self.drawing, seed, epoch))
+        reading = Reading(plan.sampler) if plain else _DrawnKeys(plan.sampler, partial(self.drawing, seed, epoch))
         reading.open(at.mark)
         steps = plan.draw(epoch, at.steps, reading.take, reading.read, reading.is_broken)
         return Run(numbers, epoch, steps, plan, at, read_from=reading)
 
-    def replacements(self, plan: Plan | None) -> Order | None:
+    def replacements(self, plan: AnyPlan | None) -> Order | None:
         return plan.order if self.options.on_error == "replace" and isinstance(plan, OrderPlan) else None
 
-    def steps(self, epoch: int, plan: Plan | None) -> int:
+    def steps(self, epoch: int, plan: AnyPlan | None) -> int:
         assert plan is not None
         steps = plan.steps(epoch)
         if steps is None:
@@ -201,7 +201,7 @@ class ByKey(Feed):
             return as_index(mended.keys)
         return as_index(task.keys if self.batched else [task.keys])
 
-    def pad(self, plan: Plan | None, task: Task, mended: Mended | None) -> int:
+    def pad(self, plan: AnyPlan | None, task: Task, mended: Mended | None) -> int:
         assert plan is not None
         pad = plan.pad(task.epoch, task.step)
         if pad and mended is not None:
@@ -218,7 +218,7 @@ class ByKey(Feed):
         return BatchSampler(self.sampler(now), self.options.batch_size or 1, self.options.drop_last)
 
 
-class _Drawn(Reading):
+class _DrawnKeys(Reading):
     """The keys of a sampler that may draw random numbers: `drawing` sets the generators for each batch."""
 
     def __init__(self, sampler: Any, drawing: Callable[..., Any]) -> None:

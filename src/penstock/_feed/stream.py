@@ -8,7 +8,7 @@ from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
-from penstock._feed.base import Begin, Feed, Plan, Run
+from penstock._feed.base import AnyPlan, Begin, Feed, Run
 from penstock._measure.gauges import Slow
 from penstock._resume.reading import Mark, Reading, taken
 from penstock._system.warnings import warn_caller
@@ -29,7 +29,7 @@ class Stream(Feed):
     def read_from(self) -> Any:
         return self.dataset
 
-    def steps(self, epoch: int, plan: Plan | None) -> int:
+    def steps(self, epoch: int, plan: AnyPlan | None) -> int:
         if not isinstance(self.dataset, Sized):
             raise TypeError(f"The stream {type(self.dataset).__name__} has no len(), so the loader has none.")
         options = self.options
@@ -71,7 +71,7 @@ class ByItem(Stream):
     names = "items", "item"
     fetch = ItemFetch
 
-    def run(self, numbers: Iterator[int], epoch: int, seed: int, plan: Plan | None, at: Begin) -> Run:
+    def run(self, numbers: Iterator[int], epoch: int, seed: int, plan: AnyPlan | None, at: Begin) -> Run:
         reading, first = Reading(self.dataset), 0 if at.mark is None else at.mark.read
         items = Calls(partial(self._items, reading, at.mark, first, seed, epoch), first)
         steps = Rest(items, at.steps, first, *self.options.shard, self.options.drop_last, reading.is_broken)
@@ -216,7 +216,7 @@ class ByStream(Stream):
                 UserWarning,
             )
 
-    def run(self, numbers: Iterator[int], epoch: int, seed: int, plan: Plan | None, at: Begin) -> Run:
+    def run(self, numbers: Iterator[int], epoch: int, seed: int, plan: AnyPlan | None, at: Begin) -> Run:
         size = self.options.batch_size or 1
         # The reader passes over what was handed out before.
         after = -1 if at.resumed else self._last_run

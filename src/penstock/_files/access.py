@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, TypedDict
 
 from penstock._cache.cache import Cache
-from penstock._files.pieces import Fetch, Piece, Pieces, PiecesInMemory
+from penstock._files.pieces import FetchPiece, Piece, Pieces, PiecesInMemory
 from penstock._remote.store import Storage
 from penstock._remote.urls import is_url, redacted
 from penstock._system.trust import Untrusted
@@ -110,7 +110,7 @@ class PiecesOnDisk:
         self.cache = cache
         self.passing = PiecesInMemory()
 
-    def get(self, piece: Piece, fetch: Fetch) -> memoryview:
+    def get(self, piece: Piece, fetch: FetchPiece) -> memoryview:
         return self.cache.get(piece.name, partial(fetch, piece))
 
     def found(self, piece: Piece) -> memoryview | None:

@@ -40,10 +40,10 @@ from penstock.source._dataset import Dataset
 
 T = TypeVar("T")
 Arrays = Mapping[str, NDArray[Any]]
-Make = Callable[[AnyFile], Arrays]
+MakeIndex = Callable[[AnyFile], Arrays]
 
 
-class Elsewhere(Protocol):
+class OtherIndexes(Protocol):
     """Indexes that other programs have made."""
 
     def arrays(self, file: AnyFile) -> Arrays | None: ...
@@ -67,7 +67,13 @@ class Index(Mapping[str, NDArray[Any]]):
     """The arrays of an index, by name. If they are kept in a file, a pickled copy reads them from there."""
 
     def __init__(
-        self, file: AnyFile, kind: str, make: Make, arrays: Arrays, kept: bool, checks: dict[str, int] | None = None
+        self,
+        file: AnyFile,
+        kind: str,
+        make: MakeIndex,
+        arrays: Arrays,
+        kept: bool,
+        checks: dict[str, int] | None = None,
     ) -> None:
         self._origin = file, kind, make
         self._arrays, self.kept = arrays, kept
@@ -97,7 +103,7 @@ class Index(Mapping[str, NDArray[Any]]):
         return (cached, self._origin) if self.kept else (Index, (*self._origin, dict(self._arrays), False))
 
 
-def cached(file: AnyFile, kind: str, make: Make, elsewhere: Elsewhere | None = None) -> Index:
+def cached(file: AnyFile, kind: str, make: MakeIndex, elsewhere: OtherIndexes | None = None) -> Index:
     """The index of a file: the one that is kept, or the one that `make(file)` returns, which is kept from now on.
 
     `kind` names what `make` does, with a version: "tar-1". Change it whenever `make` changes. `make` is a function of
@@ -110,7 +116,9 @@ def cached(file: AnyFile, kind: str, make: Make, elsewhere: Elsewhere | None = N
     return kept or _made(file, kind, make)
 
 
-def cached_each(files: Sequence[AnyFile], kind: str, make: Make, elsewhere: Elsewhere | None = None) -> list[Index]:
+def cached_each(
+    files: Sequence[AnyFile], kind: str, make: MakeIndex, elsewhere: OtherIndexes | None = None
+) -> list[Index]:
     """The index of each file; those that must be made are made in parallel, with a progress bar.
 
     If none is kept of a file, it may be found `elsewhere`.
@@ -127,7 +135,7 @@ def cached_each(files: Sequence[AnyFile], kind: str, make: Make, elsewhere: Else
     return [index for index in found if index is not None]
 
 
-def _made_each(files: Sequence[AnyFile], kind: str, make: Make) -> Iterator[Index]:
+def _made_each(files: Sequence[AnyFile], kind: str, make: MakeIndex) -> Iterator[Index]:
     alone = sum(file.size for file in files) < _ALONE or len(files) == 1 or is_worker_process()
     workers = 0 if alone else min(len(files), len(os.sched_getaffinity(0)))
     what = "reading remote files" if any(isinstance(file, RemoteFile) for file in files) else _WHAT
@@ -137,14 +145,14 @@ def _made_each(files: Sequence[AnyFile], kind: str, make: Make) -> Iterator[Inde
     # In processes: half of the work is Python code that holds the lock of the interpreter.
     loader: DataLoader[Any] = DataLoader(_Making(files, kind, make), batch_size=None, num_workers=workers)
     with loader:
-        for file, arrays in zip(files, shown(loader, len(files), what), strict=True):
+        for file, arrays in zip(files, with_progress_bar(loader, len(files), what), strict=True):
             yield Index(file, kind, make, arrays, False) if arrays else cached(file, kind, make)
 
 
 class _Making(Dataset[dict[str, NDArray[Any]]]):
     """Indexes to be made by workers: a sample is an empty dict if its index was kept, else its arrays."""
 
-    def __init__(self, files: Sequence[AnyFile], kind: str, make: Make) -> None:
+    def __init__(self, files: Sequence[AnyFile], kind: str, make: MakeIndex) -> None:
         self._files, self._kind, self._make = files, kind, make
 
     def __len__(self) -> int:
@@ -155,7 +163,7 @@ class _Making(Dataset[dict[str, NDArray[Any]]]):
         return {} if index.kept else dict(index)
 
 
-def shown(made: Iterable[Any], total: int | None, what: str = _WHAT) -> Iterator[Any]:
+def with_progress_bar(made: Iterable[Any], total: int | None, what: str = _WHAT) -> Iterator[Any]:
     """The same items, with a progress bar if they take longer than a second."""
     begun, items = time.monotonic(), iter(made)
     for done, item in enumerate(items, 1):
@@ -168,14 +176,14 @@ def for_each(call: Callable[[AnyFile], T], files: Sequence[AnyFile], threads: in
     """`call(file)` for each file, in order, with a progress bar; of remote files many at a time."""
     if any(isinstance(file, RemoteFile) for file in files):
         threads = IN_FLIGHT
-    return shown(in_parallel(lambda file, _: call(file), files, threads), len(files))
+    return with_progress_bar(in_parallel(lambda file, _: call(file), files, threads), len(files))
 
 
-def _made(file: AnyFile, kind: str, make: Make) -> Index:
+def _made(file: AnyFile, kind: str, make: MakeIndex) -> Index:
     return _kept(file, kind, make, make(FromTheStart(file) if isinstance(file, RemoteFile) else file))
 
 
-def _kept(file: AnyFile, kind: str, make: Make, made: Arrays) -> Index:
+def _kept(file: AnyFile, kind: str, make: MakeIndex, made: Arrays) -> Index:
     arrays = {name: np.ascontiguousarray(array) for name, array in made.items()}
     for place in _places(file, kind) if file.identity.lasts else ():
         try:
@@ -193,7 +201,7 @@ def _kept(file: AnyFile, kind: str, make: Make, made: Arrays) -> Index:
     return Index(file, kind, make, arrays, False)
 
 
-def _loaded(file: AnyFile, kind: str, make: Make) -> Index | None:
+def _loaded(file: AnyFile, kind: str, make: MakeIndex) -> Index | None:
     for place in _places(file, kind) if file.identity.lasts else ():
         with suppress(Exception):  # other programs may have written anything there
             arrays, checks = _read(place, file, kind)
@@ -201,11 +209,11 @@ def _loaded(file: AnyFile, kind: str, make: Make) -> Index | None:
     return None
 
 
-def _places(file: AnyFile, kind: str) -> Iterator[_Beside | _InCache]:
+def _places(file: AnyFile, kind: str) -> Iterator[_IndexBeside | _InCache]:
     """Where an index may be: beside its file, if that is local, or in the cache folder."""
     path = Path(file.path)
     if isinstance(file, File):
-        yield _Beside(path.with_name(f".{path.name}.penstock-{kind}"), file.path)
+        yield _IndexBeside(path.with_name(f".{path.name}.penstock-{kind}"), file.path)
     with suppress(RuntimeError):  # there is no home folder
         folder = cache_folder()
         yield _InCache(folder / f"{file.identity.place}-{path.name[:100]}.penstock-{kind}", _is_shared(file, folder))
@@ -219,7 +227,7 @@ def _is_shared(file: AnyFile, folder: Path) -> bool:
     return pieces.cache.shared and pieces.cache.path == os.path.abspath(folder / "pieces")
 
 
-class _Beside(NamedTuple):
+class _IndexBeside(NamedTuple):
     """An index beside its file, for all who may read the file; from those who could change the file too."""
 
     path: Path
@@ -281,7 +289,7 @@ def _write(file: AnyFile, kind: str, arrays: Arrays, fd: int) -> None:
             out.write(array.data)
 
 
-def _read(place: _Beside | _InCache, file: AnyFile, kind: str) -> tuple[Arrays, dict[str, int]]:
+def _read(place: _IndexBeside | _InCache, file: AnyFile, kind: str) -> tuple[Arrays, dict[str, int]]:
     """The arrays of a sound index of this file, and the CRC-32 of each; raises if it is not that, or not ours."""
     index = File(os.fspath(place.path))
     if not os.path.samestat(place.check(), os.fstat(index.descriptor().number)):

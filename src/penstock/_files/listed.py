@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from itertools import chain
 
 from penstock._files.access import Access
-from penstock._files.index import shown
+from penstock._files.index import with_progress_bar
 from penstock._files.remote import RemoteFile
 from penstock._remote.listing import listed
 from penstock._remote.parallel import Pause, in_parallel
-from penstock._remote.store import IN_FLIGHT, Remote, Stored, remotes
+from penstock._remote.store import IN_FLIGHT, Remote, StoredObject, remotes
 from penstock._remote.urls import is_web
 from penstock.errors import RemoteError, RemoteFileNotFound
 
@@ -24,16 +24,16 @@ def find_remote(urls: list[str], suffixes: tuple[str, ...], reader: str, access:
         return
     pieces = access.pieces()
     given = [
-        _Given(remote, key, is_web(url), suffixes, reader)
+        _GivenUrl(remote, key, is_web(url), suffixes, reader)
         for url, (remote, key) in zip(urls, remotes(urls, access.storage or {}), strict=True)
     ]
     finding = in_parallel(lambda each, pause: (each, each.named(pause)), given, IN_FLIGHT)
-    for each, stored in shown(finding, len(given), "finding files"):
-        for one in [stored] if stored is not None else each.found():
+    for each, stored in with_progress_bar(finding, len(given), "finding files"):
+        for one in [stored] if stored is not None else each.below():
             yield RemoteFile(each.remote, one, pieces)
 
 
-class _Given:
+class _GivenUrl:
     """A URL that was given."""
 
     def __init__(self, remote: Remote, key: str, is_web: bool, suffixes: tuple[str, ...], reader: str) -> None:
@@ -41,7 +41,7 @@ class _Given:
         self._suffixes, self._reader = suffixes, reader
         self._is_pattern = _MAGIC.search(key) is not None
 
-    def named(self, pause: Pause) -> Stored | None:
+    def named(self, pause: Pause) -> StoredObject | None:
         """The file with this name; None if it may be a folder or a pattern."""
         is_folder = not self._key or self._key.endswith("/")
         if not self._is_web and (is_folder or self._is_pattern):
@@ -56,24 +56,24 @@ class _Given:
             else:
                 return None
         raise ValueError(
-            f"{self._reader}: {self._shown!r} is not a file, and by http there is no list of files. Name the files, "
+            f"{self._reader}: {self._url!r} is not a file, and by http there is no list of files. Name the files, "
             f"give a list of their URLs, or a range such as 'https://host/train-{{000..099}}.tar'. ({said})"
         )
 
-    def found(self) -> list[Stored]:
+    def below(self) -> list[StoredObject]:
         """The files of the pattern, or below the folder."""
         if self._is_pattern:
             found = list(self._matching())
             if not found:
-                raise FileNotFoundError(f"{self._reader}: no file matches the pattern {self._shown!r}.")
+                raise FileNotFoundError(f"{self._reader}: no file matches the pattern {self._url!r}.")
             return found
         pages = listed(self.remote, self._key.rstrip("/"))
-        every = shown(chain.from_iterable(pages), None, "listing files")
+        every = with_progress_bar(chain.from_iterable(pages), None, "listing files")
         found = [each for each in every if self._is_meant(each.key)]
         if not found:
             ends = " or ".join(sorted(self._suffixes))
             raise FileNotFoundError(
-                f"{self._reader}: there is no file {self._shown!r}, and no file below it ends in {ends}. Check the "
+                f"{self._reader}: there is no file {self._url!r}, and no file below it ends in {ends}. Check the "
                 "URL, or name the files themselves, or a pattern such as 's3://bucket/folder/*.xyz'."
             )
         return found
@@ -82,7 +82,7 @@ class _Given:
         inside = key[len(self._key.rstrip("/")) :].lstrip("/")
         return inside.lower().endswith(self._suffixes) and not any(p.startswith(".") for p in inside.split("/"))
 
-    def _matching(self) -> Iterator[Stored]:
+    def _matching(self) -> Iterator[StoredObject]:
         """Follows a pattern from folder to folder, so that others are not listed; from `**` on, all that is below."""
         segments = self._key.split("/")
         first = next(at for at, segment in enumerate(segments) if _MAGIC.search(segment))
@@ -100,13 +100,13 @@ class _Given:
                 below += [folder for folder in inner if begin.fullmatch(folder.rstrip("/"))]
             folders = below
 
-    def _inside(self, folder: str, pause: Pause) -> tuple[list[Stored], list[str]]:
+    def _inside(self, folder: str, pause: Pause) -> tuple[list[StoredObject], list[str]]:
         pages = list(self.remote.below(folder, False, pause=pause))
         return [each for page in pages for each in page.objects], [each for page in pages for each in page.folders]
 
     @property
-    def _shown(self) -> str:
-        return self.remote.shown(self._key)
+    def _url(self) -> str:
+        return self.remote.display_url(self._key)
 
 
 def translated(pattern: str) -> re.Pattern[str]:

@@ -68,7 +68,7 @@ class AnyFile:
 
         Each call returns another one, so that threads do not share a position. It holds no descriptor of its own.
         """
-        return cast(BinaryIO, _Opened(self))
+        return cast(BinaryIO, _FileObject(self))
 
     def beyond(self, start: int, length: int) -> NoReturn:
         """Raises FormatError for bytes that the file does not have."""
@@ -205,7 +205,7 @@ def _restored(path: str, size: int, modified: int) -> File:
     return file
 
 
-class _Opened(io.RawIOBase):
+class _FileObject(io.RawIOBase):
     """A file with a position. Without a buffer: a library asks for what it needs, and remote files have pieces."""
 
     def __init__(self, file: AnyFile) -> None:

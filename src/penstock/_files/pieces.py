@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from penstock._cache.kept import Kept
+from penstock._cache.lru import LruCache
 from penstock._measure.cached import counting
 
 _MOST = 128 << 20  # bytes that each process keeps
@@ -24,7 +24,7 @@ class Piece(NamedTuple):
         return f"{self.identity} {self.start} {self.stop}"
 
 
-Fetch = Callable[[Piece], Any]
+FetchPiece = Callable[[Piece], Any]
 """The bytes of a piece, as a buffer."""
 
 
@@ -35,7 +35,7 @@ class Pieces(Protocol):
     def passing(self) -> Pieces:
         """Where pieces are kept that must not outlive this process: see `Identity`."""
 
-    def get(self, piece: Piece, fetch: Fetch) -> memoryview:
+    def get(self, piece: Piece, fetch: FetchPiece) -> memoryview:
         """The bytes of a piece; `fetch(piece)` returns them if they are not kept."""
 
     def found(self, piece: Piece) -> memoryview | None:
@@ -50,13 +50,13 @@ class PiecesInMemory:
 
     def __init__(self, most: int = _MOST) -> None:
         self._most = most
-        self._kept: Kept[Piece, memoryview] = Kept(most)
+        self._kept: LruCache[Piece, memoryview] = LruCache(most)
 
     @property
     def passing(self) -> PiecesInMemory:
         return self
 
-    def get(self, piece: Piece, fetch: Fetch) -> memoryview:
+    def get(self, piece: Piece, fetch: FetchPiece) -> memoryview:
         def read(piece: Piece) -> tuple[memoryview, int]:
             view = memoryview(fetch(piece))
             counting().fetched += 1

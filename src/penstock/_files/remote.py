@@ -16,7 +16,7 @@ from penstock._files.local import AnyFile
 from penstock._files.pieces import Piece, Pieces
 from penstock._measure.cached import counting
 from penstock._remote.parallel import Pause, in_parallel
-from penstock._remote.store import Remote, Stored
+from penstock._remote.store import Remote, StoredObject
 from penstock.errors import RemoteError
 
 PIECE = 8 << 20
@@ -41,7 +41,7 @@ class RemoteFile(AnyFile):
     __slots__ = ("_digest", "_identity", "_remote", "_stored", "edges", "pieces")
 
     def __init__(
-        self, remote: Remote, stored: Stored, pieces: Pieces, edges: NDArray[np.int64] | None = None
+        self, remote: Remote, stored: StoredObject, pieces: Pieces, edges: NDArray[np.int64] | None = None
     ) -> None:
         self.path, self.size, self.modified = remote.path(stored.key), stored.size, stored.token
         self._identity = Identity(remote.identity(stored.key), stored.size, stored.token)

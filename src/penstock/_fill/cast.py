@@ -1,8 +1,8 @@
 """`dtype=`: numbers are converted while they are written into the batch, and a value that does not fit raises.
 
 `dtype=` names one dtype for all numbers, or a dtype for each of some fields. A `Cast` is that argument as plain data,
-which is sent to workers. A `Field` is what it means for one field of a batch. An `Into` is a field together with
-the memory for it.
+which is sent to workers. A `FieldCast` is what it means for one field of a batch. A `FieldMemory` is a field together
+with the memory for it.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._memory.forms import Table, is_namedtuple
+from penstock._memory.forms import MemoTable, is_namedtuple
 from penstock._memory.guests import HANDLERS
 from penstock._memory.tree import Spec, flatten, unflatten
 from penstock.batch import Batch
 from penstock.errors import CastError
 
 Empty = Callable[[tuple[int, ...], "np.dtype[Any]"], NDArray[Any]]
-"""Allocates C-contiguous memory for one array: in the slab, or `np.empty`. It may be an `Into`."""
+"""Allocates C-contiguous memory for one array: in the slab, or `np.empty`. It may be a `FieldMemory`."""
 
 DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64")
 """The names that `dtype=` accepts. penstock.torch accepts more."""
 
 # Bytes that are converted and then checked in one go: they are still in the processor's cache for the check.
-BLOCK = 128 << 10
+BYTES_AT_ONCE = 128 << 10
 
 # Rows of fewer bytes are all written by one call, and checked afterwards.
 _SMALL = 16 << 10
@@ -63,8 +63,8 @@ class Cast:
             return self.fields[0][1]
         return {".".join(path): name for path, name in self.fields}
 
-    def root(self) -> Field:
-        return Field((), self.fields, None, self.checked, self.named)
+    def root(self) -> FieldCast:
+        return FieldCast((), self.fields, None, self.checked, self.named)
 
 
 def _name(dtype: Any, allowed: Sequence[str]) -> str:
@@ -87,7 +87,7 @@ def _path(key: Any) -> tuple[str, ...]:
     return tuple(key.split(".")) if isinstance(key, str) else (str(key),)
 
 
-class Field:
+class FieldCast:
     """The conversion of one field of a batch, and of the fields inside of it."""
 
     __slots__ = ("_children", "_dtype", "_made", "_named", "_specs", "_targets", "checked", "path")
@@ -110,14 +110,14 @@ class Field:
         for rest, name in fields:
             if rest:
                 self._children.setdefault(rest[0], []).append((rest[1:], name))
-        self._made = Table(self._make, 256)
-        self._specs = Table(self._walk, 256)
-        self._targets = Table(self._target, 256)
+        self._made = MemoTable(self._make, 256)
+        self._specs = MemoTable(self._walk, 256)
+        self._targets = MemoTable(self._target, 256)
 
     def __str__(self) -> str:
         return f"the field {'.'.join(self.path)!r}" if self.path else "the batch"
 
-    def below(self, keys: Iterable[Any]) -> list[Field]:
+    def below(self, keys: Iterable[Any]) -> list[FieldCast]:
         """The fields of a container that has these keys."""
         names = list(map(str, keys))
         missing = self._children.keys() - set(names)
@@ -126,14 +126,14 @@ class Field:
             raise CastError(f"dtype= names the field {absent!r}, but {self} has only {names[:12]}.")
         return [self._made[name] for name in names]
 
-    def _make(self, name: str) -> Field:
-        return Field((*self.path, name), self._children.get(name, ()), self._dtype, self.checked, True)
+    def _make(self, name: str) -> FieldCast:
+        return FieldCast((*self.path, name), self._children.get(name, ()), self._dtype, self.checked, True)
 
-    def of(self, spec: Spec) -> list[Field]:
+    def of(self, spec: Spec) -> list[FieldCast]:
         """The field of each leaf of a tree. Of a `Batch` only the data is converted."""
         return self._specs[spec]
 
-    def _walk(self, spec: Spec | None) -> list[Field]:
+    def _walk(self, spec: Spec | None) -> list[FieldCast]:
         if spec is None or spec.kind is None:
             return [self]
         if spec.kind is list and spec.children is None and not self._children:
@@ -202,7 +202,7 @@ class Field:
                 self._write(out[row], source, row, source.size or 1)
 
     def _write(self, out: NDArray[Any], source: NDArray[Any], first: int, per_row: int) -> None:
-        """Writes block by block, and checks each block before the next. A row has `per_row` elements."""
+        """Writes part by part, and checks each part before the next. A row has `per_row` elements."""
         limits = _limits(source.dtype, out.dtype) if self.checked else None
         if limits is None or not source.size:
             np.copyto(out, source, casting="unsafe")
@@ -212,7 +212,7 @@ class Field:
         if source.flags.c_contiguous:
             out, source = out.reshape(-1), source.reshape(-1)
         unit = source.size // len(source)
-        size = max(1, BLOCK // (unit * source.itemsize))
+        size = max(1, BYTES_AT_ONCE // (unit * source.itemsize))
         for at in range(0, len(source), size):
             here, part = out[at : at + size], source[at : at + size]
             np.copyto(here, part, casting="unsafe")
@@ -240,7 +240,7 @@ class Field:
         raise error
 
 
-_UNCHANGED = Field((), (), None, False, False)
+_UNCHANGED = FieldCast((), (), None, False, False)
 
 
 @lru_cache(maxsize=256)
@@ -273,41 +273,41 @@ def _lost(source: NDArray[Any], out: NDArray[Any], high: float) -> NDArray[np.bo
     return lost
 
 
-class Into:
+class FieldMemory:
     """The memory for one field of a batch. Code that knows nothing of fields may call it like any `Empty`."""
 
     __slots__ = ("empty", "field")
 
-    def __init__(self, field: Field, empty: Empty) -> None:
+    def __init__(self, field: FieldCast, empty: Empty) -> None:
         self.field = field
         self.empty = empty
 
     def __call__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         return self.empty(shape, dtype)
 
-    def below(self, keys: Iterable[Any]) -> list[Into]:
-        return [Into(field, self.empty) for field in self.field.below(keys)]
+    def below(self, keys: Iterable[Any]) -> list[FieldMemory]:
+        return [FieldMemory(field, self.empty) for field in self.field.below(keys)]
 
-    def room(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Memory for an array that has this dtype before it is converted."""
         return self.empty(shape, self.field.target(dtype) or dtype)
 
     def put(self, array: NDArray[Any]) -> NDArray[Any]:
         """A copy of the array, converted."""
-        out = self.room(array.shape, array.dtype)
+        out = self.allocate(array.shape, array.dtype)
         self.field.write(out, array)
         return out
 
     def stack(self, rows: Sequence[NDArray[Any]], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Arrays of one shape, stacked and converted. `dtype` can hold the values of all of them."""
-        out = self.room((len(rows), *rows[0].shape), dtype)
+        out = self.allocate((len(rows), *rows[0].shape), dtype)
         self.field.stack(out, rows, dtype)
         return out
 
     def gather(self, column: NDArray[Any], keys: NDArray[np.int64]) -> NDArray[Any]:
-        """The rows of a column that have these keys, converted in blocks that fit into the processor's cache."""
-        out = self.room((len(keys), *column.shape[1:]), column.dtype)
-        size = max(1, BLOCK * len(column) // max(1, column.nbytes))
+        """The rows of a column that have these keys, converted in parts that fit into the processor's cache."""
+        out = self.allocate((len(keys), *column.shape[1:]), column.dtype)
+        size = max(1, BYTES_AT_ONCE * len(column) // max(1, column.nbytes))
         # take is faster, but first copies a whole column that is not contiguous.
         take = column.take if column.flags.c_contiguous else None
         for at in range(0, len(keys), size):
@@ -330,11 +330,11 @@ class Into:
         return tree if all(map(is_, made, leaves)) else unflatten(spec, made)
 
 
-def converted(leaf: Any, field: Field, empty: Empty) -> Any:
+def converted(leaf: Any, field: FieldCast, empty: Empty) -> Any:
     """The leaf converted to the field's dtype, in memory from `empty`; the leaf itself if it needs no conversion."""
     kind = type(leaf)
     if kind is np.ndarray or kind is np.memmap:
-        return leaf if field.target(leaf.dtype) is None else Into(field, empty).put(leaf)
+        return leaf if field.target(leaf.dtype) is None else FieldMemory(field, empty).put(leaf)
     handler = HANDLERS[kind]
     if handler is not None and handler.cast is not None:
         return handler.cast(leaf, field, empty)

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from penstock._fill.cast import Empty, Into
+from penstock._fill.cast import Empty, FieldMemory
 from penstock._fill.misfit import Array, Column, Misfit, in_rows, is_arraylike, name_of, rows_of_each
 from penstock._memory.forms import close_dataclass, close_named, is_dataclass, is_namedtuple, remake
 from penstock._memory.tree import MAX_DEPTH
-from penstock._wire.failure import shown
+from penstock._wire.failure import safe_text
 from penstock.errors import CollateError
 
 
@@ -84,7 +84,7 @@ def _column(values: Column, empty: Empty, depth: int) -> Any:
 
 def _fields(columns: Sequence[Column], keys: Sequence[Any], path: str, empty: Empty, depth: int) -> list[Any]:
     batch: list[Any] = []
-    each: Iterable[Empty] = empty.below(keys) if type(empty) is Into else repeat(empty)
+    each: Iterable[Empty] = empty.below(keys) if type(empty) is FieldMemory else repeat(empty)
     try:
         for column, its in zip(columns, each):  # noqa: B905  (`each` may be endless)
             batch.append(_column(column, its, depth + 1))
@@ -146,7 +146,7 @@ def _dataclasses(values: Sequence[Any], kind: Any, empty: Empty, depth: int) -> 
 
 
 def _text(values: Column, empty: Empty) -> list[Any]:
-    if type(empty) is Into:
+    if type(empty) is FieldMemory:
         empty.field.wanted("U", "text")
     return list(values)
 
@@ -171,7 +171,7 @@ def _rows(array: Array, empty: Empty) -> Array:
 
 
 def _copied(array: Array, empty: Empty) -> Array:
-    if type(empty) is Into:
+    if type(empty) is FieldMemory:
         return empty.put(array)
     out = empty(array.shape, array.dtype)
     out[...] = array
@@ -180,7 +180,7 @@ def _copied(array: Array, empty: Empty) -> Array:
 
 def _listed_numbers(values: Column, dtype: np.dtype[Any], empty: Empty) -> Array:
     """Scalars of this dtype as a 1-d array."""
-    if type(empty) is Into:
+    if type(empty) is FieldMemory:
         return empty.put(np.array(values, dtype))
     out = empty((len(values),), dtype)
     out[:] = values
@@ -220,7 +220,7 @@ def _arrays(values: Sequence[Array], empty: Empty) -> Array:
     if ragged:
         raise Misfit.of_shapes(values)
     try:
-        if type(empty) is Into:
+        if type(empty) is FieldMemory:
             return empty.stack(values, dtype)
         out = empty((size, *shape), dtype)
         np.concatenate(values, out=out.reshape((size * shape[0], *shape[1:])))
@@ -300,7 +300,7 @@ def _as_array(value: Any) -> Array:
     try:
         return np.asarray(value)
     except Exception as error:  # anything: for example, a tensor is on a GPU, or needs a gradient
-        said = shown(error).rstrip(".")
+        said = safe_text(error).rstrip(".")
         raise Misfit(
             f"a {name_of(type(value))} cannot be made an array: {said}. Convert it in the dataset, or pass "
             "collate_fn="

@@ -61,12 +61,12 @@ class Misfit(Exception):
         parts = []
         for keys, rows in list(groups.items())[:5]:
             if keys != usual:
-                lacks, more = _shown(usual - keys), _shown(keys - usual)
+                lacks, more = _listed_keys(usual - keys), _listed_keys(keys - usual)
                 said = [f"lacks {lacks}"] * bool(lacks) + [f"has also {more}"] * bool(more)
                 parts.append(f"{in_rows(rows)} {' and '.join(said)}")
         return cls(
             f"dicts with different keys cannot be collated: {'; '.join(parts)}; the other rows have "
-            f"{_shown(usual)}. Give every sample the same keys, or pass collate_fn=",
+            f"{_listed_keys(usual)}. Give every sample the same keys, or pass collate_fn=",
             odd,
         )
 
@@ -109,7 +109,7 @@ def in_rows(rows: Sequence[int]) -> str:
     return f"rows {shown}" if len(rows) <= 8 else f"rows {shown}, ... ({len(rows)} rows)"
 
 
-def _shown(keys: frozenset[Any]) -> str:
+def _listed_keys(keys: frozenset[Any]) -> str:
     """A few of the keys as a list; an empty string if there are none."""
     texts = sorted(map(repr, keys))
     if len(texts) > 12:

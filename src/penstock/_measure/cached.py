@@ -14,7 +14,7 @@ NOTICE = 10.0
 _SILENT = 600.0  # seconds until the same store may be named again; an error is raised after five minutes
 
 
-class Outage(NamedTuple):
+class OngoingOutage(NamedTuple):
     """A store that does not answer, with the failure. `since` is a value of `time.perf_counter_ns`."""
 
     store: str
@@ -32,7 +32,7 @@ class Outage(NamedTuple):
 _warned: dict[str, float] = {}  # by store: when
 
 
-def warn_of(outage: Outage) -> None:
+def warn_of(outage: OngoingOutage) -> None:
     """Warns the caller once that a store does not answer, and says what happens next."""
     name, now = outage.store.partition(" (")[0], time.monotonic()
     if now - _warned.get(name, -_SILENT) >= _SILENT:
@@ -64,11 +64,11 @@ class CacheCounts:
         self.requests = self.retries = self.nbytes = self.decoded = 0
         self.changed, self.warns = False, True
         self.needed = self.limit = 0
-        self._outages: dict[object, Outage] = {}  # by request: threads of a worker may wait for several
+        self._outages: dict[object, OngoingOutage] = {}  # by request: threads of a worker may wait for several
         for name, number in zip(self.NAMES, counts, strict=False):
             setattr(self, name, number)
 
-    def unanswered(self, request: object, outage: Outage) -> None:
+    def unanswered(self, request: object, outage: OngoingOutage) -> None:
         """A request has failed and is retried."""
         self._outages[request] = outage
         self.show(self.outage)
@@ -79,12 +79,12 @@ class CacheCounts:
             self.show(self.outage)
 
     @property
-    def outage(self) -> Outage | None:
+    def outage(self) -> OngoingOutage | None:
         """The store that has not answered for the longest time."""
         found = tuple(self._outages.copy().values())  # other threads may change it meanwhile
         return min(found, key=lambda outage: outage.since) if found else None
 
-    def show(self, outage: Outage | None) -> None:
+    def show(self, outage: OngoingOutage | None) -> None:
         """Shows the outage to others that cannot see this object."""
 
     def words(self) -> list[int]:
@@ -99,7 +99,7 @@ class Request:
 
     def failed(self, came: str, elapsed: float, until: float) -> None:
         """The request has failed, after `elapsed` seconds, and is retried after `until`. `came` names the store."""
-        outage = Outage(came, time.perf_counter_ns() - int(elapsed * 1e9))
+        outage = OngoingOutage(came, time.perf_counter_ns() - int(elapsed * 1e9))
         self._counts.unanswered(self, outage)
         if self._counts.warns and until >= NOTICE:
             warn_of(outage)

@@ -19,7 +19,7 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from penstock._measure.cached import CacheCounts, Outage
+from penstock._measure.cached import CacheCounts, OngoingOutage
 from penstock._measure.histogram import BUCKETS, bucket
 from penstock._memory.mapping import mapped
 
@@ -99,7 +99,7 @@ class Slow(NamedTuple):
     path: str = ""
 
 
-class Record(NamedTuple):
+class TracedTask(NamedTuple):
     """One task of a worker, for a trace: when it began, and when its batch was fetched, made and sent.
 
     Only the first step of a bundle is timed: `fetched` and `made` are extrapolated.
@@ -214,16 +214,16 @@ class Gauges:
                 found.append(Slow(ns, epoch, step, key.decode(errors="replace"), path.decode(errors="ignore")))
         return found
 
-    def outage(self, seats: Iterable[int]) -> Outage | None:
+    def outage(self, seats: Iterable[int]) -> OngoingOutage | None:
         """The store that has not answered for the longest time, of those that these workers wait for."""
         waiting = [(since, seat) for seat in seats if (since := self.row(seat)[0][_OUTAGE])]
         if not waiting:
             return None
         since, seat = min(waiting)
         length, text = _STORE.unpack_from(self.memory, self.row(seat)[1] + 8 * _STORE_AT)
-        return Outage(text[: max(0, length)].decode(errors="ignore"), since)
+        return OngoingOutage(text[: max(0, length)].decode(errors="ignore"), since)
 
-    def show_outage(self, seat: int, outage: Outage | None) -> None:
+    def show_outage(self, seat: int, outage: OngoingOutage | None) -> None:
         """Records that the worker in this seat waits for a store, or no longer does."""
         words, start = self.row(seat)
         if outage is not None:
@@ -235,14 +235,14 @@ class Gauges:
         """Sets whether workers keep records from now on."""
         self.words[_TRACING] = on
 
-    def records(self, seat: int) -> list[Record]:
+    def records(self, seat: int) -> list[TracedTask]:
         """The records since the last call. If there were too many, the oldest are missing."""
         words, start = self.row(seat)
         recorded = words[_RECORDED]
         numbers = range(max(self._read.get(seat, 0), recorded - _RECORDS), recorded)
         places = [start + (_RING + number % _RECORDS * 8) * 8 for number in numbers]
         self._read[seat] = recorded
-        return [Record(seat, *_RECORD.unpack_from(self.memory, at)) for at in places]
+        return [TracedTask(seat, *_RECORD.unpack_from(self.memory, at)) for at in places]
 
     # For workers that share no memory with the caller: rows travel as bytes, and moments differ by `shift`.
 
@@ -305,7 +305,7 @@ class Gauges:
         return _HEAD + (seat % _ROWS * _ROW + _SLOWEST + number * MOST_SLOW * _ENTRY) * 8
 
 
-class _Shown(CacheCounts):
+class _PublishedCounts(CacheCounts):
     """The counters of a worker, whose row shows the caller that a store does not answer."""
 
     __slots__ = ("_gauges", "_seat")
@@ -314,7 +314,7 @@ class _Shown(CacheCounts):
         super().__init__(*counts)
         self._gauges, self._seat, self.warns = gauges, seat, False
 
-    def show(self, outage: Outage | None) -> None:
+    def show(self, outage: OngoingOutage | None) -> None:
         self._gauges.show_outage(self._seat, outage)
 
 
@@ -330,7 +330,7 @@ class Gauge:
         self._idle = counts.waited_task, counts.waited_room
         self._cpu_ns, self._cpu_before = cpu_ns, counts.cpu - cpu_ns()
         self._delayed, self._delay, self._delay_due = counts.delayed, delay_ns(), 0
-        self.cache = _Shown(gauges, seat, *counts[_CACHED:])
+        self.cache = _PublishedCounts(gauges, seat, *counts[_CACHED:])
         # The tables of slowest samples: where each begins, and a heap of (ns, which of them).
         self._tables = [gauges.entry(seat, number) for number in range(3)]
         found = [gauges.table(seat, number) for number in range(3)]

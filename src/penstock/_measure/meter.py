@@ -79,7 +79,7 @@ class Totals(NamedTuple):
         return self._replace(tasks=self.tasks + len(table), sums=sums, waits=waits, works=works)
 
 
-class Mark(NamedTuple):
+class MeterSnapshot(NamedTuple):
     """All counters at one moment. Taking it takes 15 µs; it is summed up only on request."""
 
     totals: Totals
@@ -162,7 +162,7 @@ class Meter:
                 finally:
                     self._adding.release()
 
-    def mark(self, live: list[Gauges], open_answers: Sequence[Answer] = ()) -> Mark:
+    def snapshot(self, live: list[Gauges], open_answers: Sequence[Answer] = ()) -> MeterSnapshot:
         """The counters up to now, with `open_answers`, which were not counted yet."""
         state, kept = None, self._kept
         while state is not self._state:
@@ -176,7 +176,7 @@ class Meter:
         cpu = time.process_time_ns() - self._cpu
         ahead = scouts.fetched, scouts.evicted, scouts.requests, scouts.retries, scouts.nbytes
         times = [self._times, *(gauges.times(seat) for gauges in live for seat in gauges.seats)]
-        return Mark(totals, answers, (*troubles, cpu, *ahead), self.workers(live), times)
+        return MeterSnapshot(totals, answers, (*troubles, cpu, *ahead), self.workers(live), times)
 
     def keep(self, gauges: Gauges) -> None:
         """Keeps the counters of these workers, which are about to end.
@@ -185,9 +185,9 @@ class Meter:
         variable is set, such as that of `np.errstate`; numpy's functions would read it just then, and CPython would
         remember a value that is about to be freed ("invalid PyCapsule object" ever after).
         """
-        mark = self.mark([gauges])
-        words = [memoryview(one).cast("q") for one in mark.times]
-        self._counts, self._times = mark.workers, array("q", map(sum, zip(*words, strict=True))).tobytes()
+        snapshot = self.snapshot([gauges])
+        words = [memoryview(one).cast("q") for one in snapshot.times]
+        self._counts, self._times = snapshot.workers, array("q", map(sum, zip(*words, strict=True))).tobytes()
         self._slowest = self.slowest([gauges])
         self._nodes = self.nodes([gauges])
         gauges.seats = frozenset()

@@ -34,21 +34,21 @@ NAME = "penstock-loader"
 MOST_PAGES = 64
 """The largest number of pages of this process, each a descriptor. Further loaders are not shown."""
 
-ROOM = 64 << 10
+PUBLICATION_BYTES = 64 << 10
 """Bytes of a publication and its head."""
 
 _COUNTER = struct.Struct("Q")  # native, and so stored at once
 _HEAD = struct.Struct("QQ")  # length and checksum of the text
 _FIRST = mmap.PAGESIZE
-_SIZE = _FIRST + 2 * ROOM
+_SIZE = _FIRST + 2 * PUBLICATION_BYTES
 
 
-class _Published(NamedTuple):
+class _OpenPage(NamedTuple):
     memory: mmap.mmap
     end: CallAtEnd
 
 
-_pages: dict[int, _Published] = {}
+_pages: dict[int, _OpenPage] = {}
 """The pages of this process, by the id of their publisher.
 
 Dropping an `mmap.mmap` unmaps its memory and closes its descriptor, all in C code: it may happen at any instruction.
@@ -62,11 +62,11 @@ def publish(by: object, text: bytes) -> None:
     A text that is too long is not published.
     """
     page = _pages.get(id(by)) or _opened(by)
-    if page is None or len(text) > ROOM - _HEAD.size:
+    if page is None or len(text) > PUBLICATION_BYTES - _HEAD.size:
         return
     memory = page.memory
     (count,) = _COUNTER.unpack_from(memory, 0)
-    at = _FIRST + (count + 1) % 2 * ROOM
+    at = _FIRST + (count + 1) % 2 * PUBLICATION_BYTES
     memory[at + _HEAD.size : at + _HEAD.size + len(text)] = text
     _HEAD.pack_into(memory, at, len(text), crc32(text))
     _COUNTER.pack_into(memory, 0, count + 1)
@@ -77,7 +77,7 @@ def withdraw(by: object) -> None:
     _pages.pop(id(by), None)
 
 
-def _opened(by: object) -> _Published | None:
+def _opened(by: object) -> _OpenPage | None:
     # As one step: a forked child finds all of it in `_pages`, or nothing.
     with interrupts_deferred(), no_fork():
         if len(_pages) >= MOST_PAGES:
@@ -94,14 +94,14 @@ def _opened(by: object) -> _Published | None:
             return None
         finally:
             os.close(fd)
-        page = _pages[id(by)] = _Published(memory, call_at_end(by, partial(_pages.pop, id(by), None)))
+        page = _pages[id(by)] = _OpenPage(memory, call_at_end(by, partial(_pages.pop, id(by), None)))
         return page
 
 
 os.register_at_fork(after_in_child=_pages.clear)
 
 
-class Found(NamedTuple):
+class FoundPage(NamedTuple):
     """A page of a process. `inode` tells pages apart."""
 
     pid: int
@@ -109,21 +109,21 @@ class Found(NamedTuple):
     text: bytes
 
 
-def find(uid: int) -> Iterator[Found]:
+def find(uid: int) -> Iterator[FoundPage]:
     """The readable pages of all processes of a user. A process that inherited a page has it too."""
     for pid in trust.processes(uid):
         with suppress(OSError):  # it has ended, or is not ours to read
             yield from _of_process(pid, uid)
 
 
-def _of_process(pid: int, uid: int) -> Iterator[Found]:
+def _of_process(pid: int, uid: int) -> Iterator[FoundPage]:
     folder = f"/proc/{pid}/fd"
     for name in os.listdir(folder):
         with suppress(OSError, struct.error):  # no page: another user's or program's, of the same name
             if trust.is_memfd(f"{folder}/{name}", NAME):
                 inode, text = _read(f"{folder}/{name}", uid)
                 if text is not None:
-                    yield Found(pid, inode, text)
+                    yield FoundPage(pid, inode, text)
 
 
 def _read(path: str, uid: int) -> tuple[int, bytes | None]:
@@ -135,7 +135,7 @@ def _read(path: str, uid: int) -> tuple[int, bytes | None]:
             counter = os.pread(fd, _COUNTER.size, 0)
             if not any(counter):
                 break
-            read = os.pread(fd, ROOM, _FIRST + _COUNTER.unpack(counter)[0] % 2 * ROOM)
+            read = os.pread(fd, PUBLICATION_BYTES, _FIRST + _COUNTER.unpack(counter)[0] % 2 * PUBLICATION_BYTES)
             length, checksum = _HEAD.unpack_from(read)
             text = read[_HEAD.size :][:length]
             if crc32(text) == checksum:

@@ -17,7 +17,7 @@ import os
 from functools import partial
 
 from penstock._memory.mapping import map_memory, unmap
-from penstock._system.interrupts import Living, free_at_end
+from penstock._system.interrupts import LiveObjects, free_at_end
 
 MOST = 64
 """The largest number of witnesses, each a descriptor. Slabs that are lent at further forks are never used again."""
@@ -50,7 +50,7 @@ class Fork:
         return True
 
 
-_living = Living[Fork]()
+_living = LiveObjects[Fork]()
 
 
 def begun() -> Fork | None:

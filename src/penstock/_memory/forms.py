@@ -25,7 +25,7 @@ _K = TypeVar("_K")
 _V = TypeVar("_V")
 
 
-class Table(dict[_K, _V]):
+class MemoTable(dict[_K, _V]):
     """Makes missing values, and is cleared when it is full, so that new keys cannot fill the memory."""
 
     def __init__(self, make: Callable[[_K], _V], most: int = TABLE_LIMIT) -> None:
@@ -179,7 +179,7 @@ def _form(kind: type) -> Form | None:
     return None
 
 
-FORMS: Table[type, Form | None] = Table(_form)
+FORMS: MemoTable[type, Form | None] = MemoTable(_form)
 
 
 # ---- the forms of containers that pickle rebuilds from the same parts -------------------------------
@@ -254,4 +254,4 @@ def _is_generated(kind: type) -> bool:
     return written and _inherits(kind, maker, "__new__", "__getnewargs__", "__getstate__")
 
 
-EXACT_FORMS: Table[type, Form | None] = Table(_exact_form)
+EXACT_FORMS: MemoTable[type, Form | None] = MemoTable(_exact_form)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from penstock._memory.forms import Table
+from penstock._memory.forms import MemoTable
 from penstock._system.interrupts import import_whole
 
 if TYPE_CHECKING:
@@ -52,15 +52,15 @@ def ranks_of_libraries() -> tuple[int, int] | None:
     return None
 
 
-Make = Callable[[tuple[int, ...], Any, Any, int], Any]
+MakeLeaf = Callable[[tuple[int, ...], Any, Any, int], Any]
 """Makes a leaf that is a view: arguments are shape, dtype, an array of bytes, and the first byte in it.
 
 `np.ndarray` is one. The others are module-level functions, so that a layout pickles them by name and the receiving
 process imports what they need.
 """
 
-Spot = tuple[Make, tuple[int, ...], Any, int]
-"""Where a leaf is in its slab: its Make, followed by the Make's arguments without the array of bytes."""
+Spot = tuple[MakeLeaf, tuple[int, ...], Any, int]
+"""Where a leaf is in its slab: its MakeLeaf, followed by the MakeLeaf's arguments without the array of bytes."""
 
 Reduce = Callable[[Any], Any]
 """Like `__reduce_ex__(5)` of its argument; may return PickleBuffers, or NotImplemented for pickle's own way."""
@@ -165,7 +165,7 @@ def _handler(kind: type) -> Handler | None:
     return None
 
 
-HANDLERS: Mapping[type, Handler | None] = Table(_handler)
+HANDLERS: Mapping[type, Handler | None] = MemoTable(_handler)
 """The handler of any class: None for a class that belongs to no guest."""
 
 

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from penstock._memory import forks
 from penstock._memory.mapping import advise, grow, mapped
-from penstock._system.interrupts import Living
+from penstock._system.interrupts import LiveObjects
 
 # Bytes of address space: an extent takes memory as its pages are written.
 EXTENT = 64 << 20
@@ -228,7 +228,7 @@ class Leases:
         self._inherited.clear()
 
 
-_all = Living[Leases]()
+_all = LiveObjects[Leases]()
 
 own_fork = threading.local()
 """While `own_fork.now` is true, penstock itself forks a worker, which reads no batch."""

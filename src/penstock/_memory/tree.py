@@ -16,7 +16,7 @@ from itertools import islice
 from operator import is_
 from typing import Any
 
-from penstock._memory.forms import EXACT_FORMS, FORMS, LEAVES, MARKED, Form, Table
+from penstock._memory.forms import EXACT_FORMS, FORMS, LEAVES, MARKED, Form, MemoTable
 
 MAX_DEPTH = 64
 """The largest depth of nested containers. Deeper structures are assumed to contain themselves."""
@@ -139,7 +139,7 @@ class _TooDeep(Exception):
 
 
 def _walk(
-    node: Any, leaves: list[object], depth: int, forms: Table[type, Form | None], nodes: list[int]
+    node: Any, leaves: list[object], depth: int, forms: MemoTable[type, Form | None], nodes: list[int]
 ) -> Spec | None:
     """Appends the leaves of `node` to `leaves`; returns its Spec, or None if `node` is itself a leaf.
 
@@ -197,7 +197,7 @@ def _spec(kind: type, keys: Hashable, children: tuple[Spec | None, ...] | None, 
     return spec
 
 
-_SPECS: Table[tuple[Any, ...], Spec] = Table(lambda key: Spec(*key))
+_SPECS: MemoTable[tuple[Any, ...], Spec] = MemoTable(lambda key: Spec(*key))
 
 
 def _alike(one: Any, other: Any) -> bool:

@@ -12,7 +12,7 @@ from penstock.errors import FormatError
 from penstock.source._folders import PICTURES
 
 
-class _Kind(NamedTuple):
+class _FileKind(NamedTuple):
     """A kind of file, by the ends of names or the first bytes.
 
     `lines` is the program that makes the dataset; FILE stands for the path, and STEM.parquet for the same path with
@@ -34,7 +34,7 @@ _OWN = (
 )
 
 _KINDS = (
-    _Kind(
+    _FileKind(
         "CSV",
         (".csv",),
         (),
@@ -44,7 +44,7 @@ import penstock, pyarrow.csv, pyarrow.parquet
 pyarrow.parquet.write_table(pyarrow.csv.read_csv(FILE), STEM.parquet)
 data = penstock.open(STEM.parquet)""",
     ),
-    _Kind(
+    _FileKind(
         "TSV",
         (".tsv", ".tab"),
         (),
@@ -55,7 +55,7 @@ table = pyarrow.csv.read_csv(FILE, parse_options=pyarrow.csv.ParseOptions(delimi
 pyarrow.parquet.write_table(table, STEM.parquet)
 data = penstock.open(STEM.parquet)""",
     ),
-    _Kind(
+    _FileKind(
         "ORC",
         (".orc",),
         (),
@@ -65,7 +65,7 @@ import penstock, pyarrow.orc, pyarrow.parquet
 pyarrow.parquet.write_table(pyarrow.orc.read_table(FILE), STEM.parquet)
 data = penstock.open(STEM.parquet)""",
     ),
-    _Kind(
+    _FileKind(
         "NumPy's .npy",
         (".npy",),
         (b"\x93NUMPY",),
@@ -74,7 +74,7 @@ data = penstock.open(STEM.parquet)""",
 import numpy, penstock
 data = penstock.ArrayDataset(numpy.load(FILE, mmap_mode="r"))""",
     ),
-    _Kind(
+    _FileKind(
         "NumPy's .npz",
         (".npz",),
         (),
@@ -83,7 +83,7 @@ data = penstock.ArrayDataset(numpy.load(FILE, mmap_mode="r"))""",
 import numpy, penstock
 data = penstock.ArrayDataset(**numpy.load(FILE))""",
     ),
-    _Kind(
+    _FileKind(
         "HDF5",
         (".h5", ".hdf5", ".he5"),
         (b"\x89HDF\r\n\x1a\n",),
@@ -97,7 +97,7 @@ class Rows:
         with h5py.File(FILE) as file: return file["x"][key]
 data = Rows()""",
     ),
-    _Kind(
+    _FileKind(
         "zip",
         (".zip",),
         (),
@@ -111,7 +111,7 @@ class Members:
         with zipfile.ZipFile(FILE) as file: return file.read(self.names[key])
 data = Members()""",
     ),
-    _Kind(
+    _FileKind(
         "pickle",
         (".pkl", ".pickle"),
         (),
@@ -121,7 +121,7 @@ import pickle
 with open(FILE, "rb") as file: data = pickle.load(file)
 # A list is a dataset; for a dict of arrays it is penstock.ArrayDataset(**data).""",
     ),
-    _Kind(
+    _FileKind(
         "PyTorch's .pt",
         (".pt", ".pth"),
         (),
@@ -131,7 +131,7 @@ import torch
 data = torch.load(FILE)
 # A tensor or a list is a dataset; for a dict of arrays it is penstock.ArrayDataset(**data).""",
     ),
-    _Kind(
+    _FileKind(
         "Excel's files",
         (".xlsx", ".xls"),
         (),
@@ -141,15 +141,15 @@ import pandas, penstock
 pandas.read_excel(FILE).to_parquet(STEM.parquet)
 data = penstock.open(STEM.parquet)""",
     ),
-    _Kind(
+    _FileKind(
         "a single shard of MosaicML's",
         (".mds",),
         (),
         "Pass the folder of all shards, or the index.json in it: penstock.formats.MDS reads these.",
     ),
-    *(_Kind(end, (end,), (), _OWN) for end in (".beton", ".lance", ".zarr", ".avro")),
+    *(_FileKind(end, (end,), (), _OWN) for end in (".beton", ".lance", ".zarr", ".avro")),
 )
-_ARRAY = _Kind(
+_ARRAY = _FileKind(
     "JSON arrays",
     (".json",),
     (),
@@ -158,7 +158,7 @@ _ARRAY = _Kind(
 import json
 with open(FILE) as file: data = json.load(file)  # a list is a dataset: penstock.DataLoader(data, ...)""",
 )
-_VALUE = _Kind(
+_VALUE = _FileKind(
     "a file that is one JSON value",
     (".json",),
     (),
@@ -259,7 +259,7 @@ def _of_json(path: str, begin: bytes) -> str:
     return _said(_VALUE, path)
 
 
-def _said(kind: _Kind, path: str) -> str:
+def _said(kind: _FileKind, path: str) -> str:
     stem = os.path.splitext(path)[0]
     lines = kind.lines.replace("FILE", repr(path)).replace("STEM.parquet", repr(f"{stem}.parquet"))
     copy = " Copy the file to a local disk first." if is_url(path) else ""

@@ -23,11 +23,11 @@ from penstock.formats._megatron import idx_path
 from penstock.formats._registry import load_entry_points, registered
 from penstock.source._folders import PICTURES, folders_below
 
-Found = type[Any]
+FormatClass = type[Any]
 """A class that reads files, and says which: with `suffixes`, `companions` and `matches` as `Format` has them."""
 
 # In the order in which they are asked. ImageFolder is found by the names of the files in a folder.
-_OURS: tuple[Found, ...] = (
+_OURS: tuple[FormatClass, ...] = (
     formats.Parquet,
     formats.Arrow,
     formats.Megatron,
@@ -62,7 +62,7 @@ def open_files(path: FilePath | Iterable[FilePath], settings: dict[str, Any]) ->
     return _made(found, files, settings)
 
 
-def _made(made: Found, paths: Any, settings: dict[str, Any]) -> Any:
+def _made(made: FormatClass, paths: Any, settings: dict[str, Any]) -> Any:
     known = list(signature(made).parameters)[1:]
     if unknown := sorted(settings.keys() - known):
         raise TypeError(
@@ -72,7 +72,7 @@ def _made(made: Found, paths: Any, settings: dict[str, Any]) -> Any:
     return made(paths, **settings)
 
 
-def _classes() -> Iterator[Found]:
+def _classes() -> Iterator[FormatClass]:
     yield from registered()
     yield from _OURS
 
@@ -162,7 +162,7 @@ def _own_index(file: AnyFile, by_path: Mapping[str, AnyFile]) -> AnyFile | None:
     return index if formats.Megatron.matches(_begin(index)) else None
 
 
-def _format(files: list[AnyFile]) -> Found:
+def _format(files: list[AnyFile]) -> FormatClass:
     """The class that reads the files, which all must be of one format."""
     by_end: dict[str, AnyFile] = {}
     for file in files:
@@ -180,21 +180,21 @@ def _begin(file: AnyFile) -> bytes:
     return bytes(file.peek(0, min(file.size, HEADER)))
 
 
-def _by_content(begin: bytes) -> Found | None:
+def _by_content(begin: bytes) -> FormatClass | None:
     return next((each for each in _classes() if each.matches(begin)), None)
 
 
-def _by_name(path: str) -> Found | None:
+def _by_name(path: str) -> FormatClass | None:
     name = path.lower()
     return next((each for each in _classes() if name.endswith(_own_ends(each))), None)
 
 
-def _own_ends(found: Found) -> tuple[str, ...]:
+def _own_ends(found: FormatClass) -> tuple[str, ...]:
     """The suffixes that only files of this format have: index.json may be of anything, and .idx, too."""
     return tuple(end for end in found.suffixes if end.startswith(".") and end != ".idx")
 
 
-def _format_of(file: AnyFile) -> Found:
+def _format_of(file: AnyFile) -> FormatClass:
     begin = _begin(file)
     found, named = _by_content(begin), _by_name(file.path)
     if found is None and named is None and load_entry_points():

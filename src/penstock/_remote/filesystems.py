@@ -9,8 +9,8 @@ from datetime import datetime
 from inspect import signature
 from typing import Any
 
-from penstock._remote.retry import Failed, Fault
-from penstock._remote.store import Page, Stored
+from penstock._remote.retry import RequestFailed, RequestFault
+from penstock._remote.store import Page, StoredObject
 
 # What fsspec's file systems call a mark of the content, the surest first.
 _SUMS = ("ETag", "etag", "e_tag", "blob_id", "sha256", "sha", "md5Hash", "content_md5", "checksum", "generation")
@@ -30,7 +30,7 @@ class FileSystem:
             raise ImportError(
                 f'URLs of the scheme {scheme}:// need fsspec: pip install ".[remote]" in a clone of penstock'
             ) from error
-        self._looks: dict[str, Stored] = {}  # at objects when they were read first in this process
+        self._looks: dict[str, StoredObject] = {}  # at objects when they were read first in this process
         self._root = root
         try:
             system = fsspec.get_filesystem_class(scheme)
@@ -45,33 +45,33 @@ class FileSystem:
             said = str(error).partition("\n")[0][:300]
         else:
             return
-        raise Failed(Fault.FINAL, said, "Install the package that reads this scheme, or check the URL.")
+        raise RequestFailed(RequestFault.FINAL, said, "Install the package that reads this scheme, or check the URL.")
 
-    def find(self, key: str) -> Stored:
+    def find(self, key: str) -> StoredObject:
         try:
             with self._turn:
                 about = self._system.info(self._path(key))
             if about["type"] == "file":
                 return self._stored(about)
-            failed = Failed(Fault.MISSING, "it is a folder")
+            failed = RequestFailed(RequestFault.MISSING, "it is a folder")
         except Exception as error:
             failed = _failed(error)
         raise failed
 
-    def read(self, stored: Stored, start: int, stop: int) -> Any:
+    def read(self, stored: StoredObject, start: int, stop: int) -> Any:
         try:
             with self._turn:
                 found = self._system.cat_file(self._path(stored.key), start=start, end=stop)
             now = self._look(stored.key)
             # A list of files may have marks of another kind. Looks at the same object have the same kind.
             if _differ(now, stored) or now != self._looks.setdefault(stored.key, now):
-                raise Failed(Fault.CHANGED, "the file has another size, mark or time now")
+                raise RequestFailed(RequestFault.CHANGED, "the file has another size, mark or time now")
             return found
         except Exception as error:
             failed = _failed(error)
         raise failed
 
-    def _look(self, key: str) -> Stored:
+    def _look(self, key: str) -> StoredObject:
         """What is known of an object at this moment."""
         path = self._path(key)
         with self._turn:
@@ -109,10 +109,10 @@ class FileSystem:
         """The key of a file that fsspec names: without what the root stands for."""
         return name.removeprefix(self._path("").rstrip("/")).lstrip("/")
 
-    def _stored(self, about: Mapping[str, Any]) -> Stored:
+    def _stored(self, about: Mapping[str, Any]) -> StoredObject:
         names = (name for name in (*_SUMS, *_TIMES) if about.get(name))
         token = next((f"{name} {_mark(about[name])}" for name in names), "")
-        return Stored(self._key(about["name"]), about["size"], token)
+        return StoredObject(self._key(about["name"]), about["size"], token)
 
 
 def _mark(value: Any) -> str:
@@ -121,22 +121,24 @@ def _mark(value: Any) -> str:
     return f"{seconds:.6f}" if isinstance(seconds, (int, float)) else str(seconds)
 
 
-def _differ(one: Stored, other: Stored) -> bool:
+def _differ(one: StoredObject, other: StoredObject) -> bool:
     """True for different content. Marks of different kinds, as a listing may have, say nothing."""
     kinds = {each.token.partition(" ")[0] for each in (one, other)}
     return one.size != other.size or (len(kinds) == 1 and one.token != other.token)
 
 
-def _failed(error: Exception) -> Failed:
+def _failed(error: Exception) -> RequestFailed:
     if isinstance(error, MemoryError):
         raise error
-    if isinstance(error, Failed):
+    if isinstance(error, RequestFailed):
         return error
     said = f"{type(error).__name__}: {str(error)[:300]}"
     if isinstance(error, FileNotFoundError):
-        return Failed(Fault.MISSING, "there is no such file", "Check the URL: names are case-sensitive.")
+        return RequestFailed(
+            RequestFault.MISSING, "there is no such file", "Check the URL: names are case-sensitive."
+        )
     if isinstance(error, PermissionError):
-        return Failed(Fault.FINAL, said, "Check the credentials, and that they may read this file.")
+        return RequestFailed(RequestFault.FINAL, said, "Check the credentials, and that they may read this file.")
     names = {base.__name__ for base in type(error).__mro__}
     passing = any(name.startswith(_PASSING) for name in names) or type(error) is OSError
-    return Failed(Fault.PASSING if passing else Fault.FINAL, said)
+    return RequestFailed(RequestFault.PASSING if passing else RequestFault.FINAL, said)

@@ -13,26 +13,26 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from penstock._remote.parallel import Pause, in_parallel
-from penstock._remote.store import IN_FLIGHT, Remote, Stored
+from penstock._remote.store import IN_FLIGHT, Remote, StoredObject
 
 _PAGES = 4  # of a range before it is cut again
 _POSITIONS = 2  # at which names are cut
 _HEX = re.compile(r"[0-9a-f]{8}")
 
-Range = tuple[str, str]
+NameRange = tuple[str, str]
 """Names greater than the first, up to the second; "" is no limit."""
 
 
-def listed(remote: Remote, folder: str) -> Iterator[list[Stored]]:
+def listed(remote: Remote, folder: str) -> Iterator[list[StoredObject]]:
     """All objects below a folder, in lists, in no order."""
     if not remote.sorts:
         yield from (page.objects for page in remote.below(folder, True))
         return
-    ranges: list[Range] = [("", "")]
+    ranges: list[NameRange] = [("", "")]
     pages = 1  # few objects need no cuts
     while ranges:
 
-        def some(each: Range, pause: Pause, pages: int = pages) -> tuple[list[Stored], list[Range]]:
+        def some(each: NameRange, pause: Pause, pages: int = pages) -> tuple[list[StoredObject], list[NameRange]]:
             return _some(remote, folder, each, pages, pause)
 
         found = in_parallel(some, ranges, IN_FLIGHT)
@@ -43,10 +43,12 @@ def listed(remote: Remote, folder: str) -> Iterator[list[Stored]]:
         pages = _PAGES
 
 
-def _some(remote: Remote, folder: str, limits: Range, pages: int, pause: Pause) -> tuple[list[Stored], list[Range]]:
+def _some(
+    remote: Remote, folder: str, limits: NameRange, pages: int, pause: Pause
+) -> tuple[list[StoredObject], list[NameRange]]:
     """The objects of the first pages of a range, and the ranges that are left."""
     after, until = limits
-    objects: list[Stored] = []
+    objects: list[StoredObject] = []
     for page in remote.below(folder, True, after, pause):
         inside = [each for each in page.objects if not until or each.key <= until]
         objects += inside

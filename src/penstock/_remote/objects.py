@@ -13,8 +13,8 @@ from typing import Any
 
 from penstock._remote import options
 from penstock._remote.client import CERTIFICATES, Client
-from penstock._remote.retry import Failed, Fault, answered, is_passing
-from penstock._remote.store import Page, Stored
+from penstock._remote.retry import RequestFailed, RequestFault, answered, is_passing
+from penstock._remote.store import Page, StoredObject
 from penstock._remote.urls import is_web, redacted
 from penstock._system.panics import NO_PANICS
 from penstock.errors import RemoteError
@@ -80,9 +80,9 @@ class Objects:
             failed = _failed(error)
         else:
             return
-        raise refused or Failed(Fault.FINAL, failed.came, "Check the URL and the options in storage=.")
+        raise refused or RequestFailed(RequestFault.FINAL, failed.came, "Check the URL and the options in storage=.")
 
-    def find(self, key: str) -> Stored:
+    def find(self, key: str) -> StoredObject:
         try:
             with NO_PANICS:
                 return self._peeked(key) if self._is_web else self._headed(key)
@@ -90,7 +90,7 @@ class Objects:
             failed = self._failed(error)
         raise failed
 
-    def _headed(self, key: str) -> Stored:
+    def _headed(self, key: str) -> StoredObject:
         try:
             return _stored(self._store.head(key))
         except Exception as error:
@@ -98,7 +98,7 @@ class Objects:
                 raise
         return self._peeked(key)  # only the answer to a GET says why
 
-    def _peeked(self, key: str) -> Stored:
+    def _peeked(self, key: str) -> StoredObject:
         """Asks for the first byte: a URL that is signed for GET is not valid for HEAD."""
         try:
             answer = self._store.get(key, options={"range": (0, 1)})
@@ -109,7 +109,7 @@ class Objects:
         answer.bytes()
         return _stored(answer.meta)
 
-    def read(self, stored: Stored, start: int, stop: int) -> Any:
+    def read(self, stored: StoredObject, start: int, stop: int) -> Any:
         how: dict[str, Any] = {"range": (start, stop)}
         if is_strong(stored.token):
             how["if_match"] = f'"{stored.token}"'
@@ -119,14 +119,14 @@ class Objects:
                 now = _stored(answer.meta)
                 if (now.size, now.token or stored.token) == (stored.size, stored.token):
                     return answer.bytes()
-            failed = Failed(Fault.CHANGED, f"the object has {now.size:,} bytes now, or another ETag")
+            failed = RequestFailed(RequestFault.CHANGED, f"the object has {now.size:,} bytes now, or another ETag")
         except Exception as error:
             failed = self._failed(error)
         raise failed
 
     def write(self, key: str, content: bytes) -> None:
         if self._is_web:  # some servers would take it for something else
-            raise Failed(Fault.FINAL, "files of web servers are not written")
+            raise RequestFailed(RequestFault.FINAL, "files of web servers are not written")
         try:
             self._store.put(key, content)
             return
@@ -148,7 +148,7 @@ class Objects:
             failed = self._failed(error)
         raise failed
 
-    def _failed(self, error: Exception) -> Failed:
+    def _failed(self, error: Exception) -> RequestFailed:
         return (self._is_s3 and _elsewhere(str(error))) or _failed(error)
 
 
@@ -173,60 +173,66 @@ def _imported() -> Any:
     return obstore
 
 
-def _stored(meta: Any) -> Stored:
+def _stored(meta: Any) -> StoredObject:
     time = meta["last_modified"]
     token = (meta["e_tag"] or "").removeprefix('"').removesuffix('"')
     if not token and time is not None and time.timestamp() > 0:  # without a time, obstore returns that of 1970
         token = f"at {time.isoformat()}"
-    return Stored(meta["path"], meta["size"], token)
+    return StoredObject(meta["path"], meta["size"], token)
 
 
-def _failed(error: Exception) -> Failed:
+def _failed(error: Exception) -> RequestFailed:
     """What an error of obstore means. Its text has URLs and answers of servers: only a few words of it are kept."""
     if isinstance(error, MemoryError):
         raise error
-    if isinstance(error, Failed):
+    if isinstance(error, RequestFailed):
         return error
     text, kind = str(error), type(error).__name__
     head = text.partition("\n\nDebug source")[0]
     status = _status_of(error)
     if _METADATA.search(head) and not is_passing(status):
-        return Failed(Fault.FINAL, "no credentials were found", _NO_CREDENTIALS)
+        return RequestFailed(RequestFault.FINAL, "no credentials were found", _NO_CREDENTIALS)
     if status:
         said, code = _STATUS.search(head), _CODE.search(text)
         words = f"{said[1]}{said[2].rstrip()}" if said else f"{status}"
         came = f"the server answered {words}" + (f" ({code[1]})" if code else "")
         return answered(status, came)
     if kind == "NotSupportedError" or "non-partial response" in head:
-        return Failed(
-            Fault.FINAL,
+        return RequestFailed(
+            RequestFault.FINAL,
             "the server answered with the whole file instead of a part",
             "It cannot serve ranges of bytes, as Python's http.server cannot. Use another server, or copy the file.",
         )
     if "Requested " in head or "Content-Range" in head:
-        return Failed(Fault.ODD, f"the answer has another range: {head.rpartition('error: ')[2]}")
+        return RequestFailed(RequestFault.ODD, f"the answer has another range: {head.rpartition('error: ')[2]}")
     if "invalid list response" in head:
-        return Failed(Fault.ODD, "the list of objects is cut off or is not XML")
+        return RequestFailed(RequestFault.ODD, "the list of objects is cut off or is not XML")
     if "redential" in head:
-        return Failed(Fault.FINAL, "no credentials were found", _NO_CREDENTIALS)
+        return RequestFailed(RequestFault.FINAL, "no credentials were found", _NO_CREDENTIALS)
     return _broken(kind, head, text)
 
 
-def _broken(kind: str, head: str, text: str) -> Failed:
+def _broken(kind: str, head: str, text: str) -> RequestFailed:
     """The failure of a connection, or of a call that was never sent."""
     cause = _CAUSE.search(text)
     why = next(filter(None, cause.groups()), "") if cause else ""
     if "ertificate" in text:
         remedy = next((said for start, said in CERTIFICATES.items() if why.startswith(start)), "")
-        return Failed(Fault.FINAL, f"the certificate of the server is not valid ({why or 'refused'})", remedy)
+        return RequestFailed(
+            RequestFault.FINAL, f"the certificate of the server is not valid ({why or 'refused'})", remedy
+        )
     broken = _KIND.search(text)
     if kind != "GenericError" or (broken is None and not _ASKED.search(head)):
-        return Failed(Fault.FINAL, f"{kind}: {head[:300]}")
+        return RequestFailed(RequestFault.FINAL, f"{kind}: {head[:300]}")
     host = _host(head)
     if "BadScheme" in text:
-        return Failed(Fault.FINAL, f"{host} is to be read by http://, but allow_http is false", "Pass https://.")
+        return RequestFailed(
+            RequestFault.FINAL, f"{host} is to be read by http://, but allow_http is false", "Pass https://."
+        )
     if "InvalidContentType" in text:
-        return Failed(Fault.FINAL, f"{host} does not speak https", "Pass the server with http:// if it has no TLS.")
+        return RequestFailed(
+            RequestFault.FINAL, f"{host} does not speak https", "Pass the server with http:// if it has no TLS."
+        )
     how = broken[1] if broken else ""
     said = _SAID.get(how, "the connection to {} failed").format(host)
     why = why or next((words for word, words in _CAUSES if word in text), "")
@@ -234,7 +240,7 @@ def _broken(kind: str, head: str, text: str) -> Failed:
     if why and at and at[1] != host:
         why = f"{why} by {at[1]}"
     remedy = "Check the name of the host and the network." if how == "Connect" else ""
-    return Failed(Fault.PASSING, f"{said} ({why})" if why else said, remedy)
+    return RequestFailed(RequestFault.PASSING, f"{said} ({why})" if why else said, remedy)
 
 
 def _host(head: str) -> str:
@@ -243,7 +249,7 @@ def _host(head: str) -> str:
     return redacted(asked[1]).partition("://")[2].partition("/")[0] if asked else "the server"
 
 
-def _elsewhere(text: str) -> Failed | None:
+def _elsewhere(text: str) -> RequestFailed | None:
     """The failure of a request of S3 that went to another region than the bucket's; None for any other failure."""
     head, asked = text.partition("\n\nDebug source")[0], _ASKED.search(text)
     named = _REGION.search(head)
@@ -254,9 +260,13 @@ def _elsewhere(text: str) -> Failed | None:
     else:
         return None
     if not region:
-        return Failed(Fault.FINAL, "the bucket is in another region", 'Pass it: storage={"region": "..."}.')
+        return RequestFailed(
+            RequestFault.FINAL, "the bucket is in another region", 'Pass it: storage={"region": "..."}.'
+        )
     remedy = f'Pass storage={{"region": "{region}"}}, or set AWS_REGION={region}.'
-    return Failed(Fault.FINAL, f"the bucket is in the region {region}, and another one was asked", remedy)
+    return RequestFailed(
+        RequestFault.FINAL, f"the bucket is in the region {region}, and another one was asked", remedy
+    )
 
 
 def _region_at(url: str) -> str:

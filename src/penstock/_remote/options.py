@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from penstock._remote.urls import is_web, scheme_of
 
 
-class _Kind(NamedTuple):
+class _StoreKind(NamedTuple):
     """A kind of store: how its options begin, other names of options, the server, and where variables name it."""
 
     prefixes: tuple[str, ...]
@@ -28,7 +28,7 @@ class _Kind(NamedTuple):
 
 
 _ANYBODY = {"anon": "skip_signature", "anonymous": "skip_signature"}
-_S3 = _Kind(
+_S3 = _StoreKind(
     ("aws_",),
     {
         **_ANYBODY,
@@ -49,7 +49,7 @@ _S3 = _Kind(
         *("container_credentials_full_uri", "container_credentials_relative_uri", "sse_customer_key_base64"),
     ),
 )
-_GOOGLE = _Kind(
+_GOOGLE = _StoreKind(
     ("google_",),
     {
         **_ANYBODY,
@@ -63,7 +63,7 @@ _GOOGLE = _Kind(
         "skip_signature",
     ),
 )
-_AZURE = _Kind(
+_AZURE = _StoreKind(
     ("azure_storage_", "azure_"),
     {
         **_ANYBODY,
@@ -83,7 +83,7 @@ _AZURE = _Kind(
         *("msi_endpoint", "msi_resource_id", "object_id", "federated_token_file", "container_name"),
     ),
 )
-_WEB = _Kind((), {}, "", (), ())
+_WEB = _StoreKind((), {}, "", (), ())
 _KINDS = {
     **dict.fromkeys(("s3", "s3a"), _S3),
     "gs": _GOOGLE,
@@ -202,13 +202,13 @@ def _whole(storage: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
     return value
 
 
-def _plain(name: str, kind: _Kind) -> str:
+def _plain(name: str, kind: _StoreKind) -> str:
     """The name in small letters, and without what the names of variables begin with."""
     name = str(name).lower()
     return next((name.removeprefix(each) for each in kind.prefixes if name.startswith(each)), name)
 
 
-def _told(given: str, name: str, value: Any, kind: _Kind) -> tuple[str, Any]:
+def _told(given: str, name: str, value: Any, kind: _StoreKind) -> tuple[str, Any]:
     """Name and value of options that other libraries spell by their value. No name: there is nothing to pass on."""
     if name == "verify" and isinstance(value, bool):
         return ("", None) if value else ("allow_invalid_certificates", True)
@@ -226,7 +226,7 @@ def _told(given: str, name: str, value: Any, kind: _Kind) -> tuple[str, Any]:
     return name, value
 
 
-def _checked(given: str, name: str, value: Any, kind: _Kind) -> Any:
+def _checked(given: str, name: str, value: Any, kind: _StoreKind) -> Any:
     if name in _SECONDS and isinstance(value, (int, float)) and not isinstance(value, bool):
         return f"{round(value * 1000)}ms"
     if name not in kind.known or isinstance(value, (str, bool)):

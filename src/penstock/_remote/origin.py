@@ -20,8 +20,8 @@ from urllib.parse import quote, urljoin, urlsplit
 
 from penstock._remote.client import CERTIFICATES, Client
 from penstock._remote.objects import Objects, is_strong
-from penstock._remote.retry import Failed, Fault, answered
-from penstock._remote.store import Page, Stored
+from penstock._remote.retry import RequestFailed, RequestFault, answered
+from penstock._remote.store import Page, StoredObject
 from penstock._remote.urls import split
 
 _HOPS = 10
@@ -38,7 +38,7 @@ _REASONS = (  # OpenSSL's words, and rustls' names, which obstore shows
 )
 
 
-class _Answer(NamedTuple):
+class _HttpAnswer(NamedTuple):
     status: int
     headers: Mapping[str, str]
     body: bytes
@@ -69,21 +69,23 @@ class Origin:
             self._origin = _origin_of(self._place)
             self._via = self._client.proxy(*self._origin[:2])
         except ValueError:
-            failed = Failed(Fault.FINAL, "the URL, or that of its proxy, has no valid host and port", "Check them.")
+            failed = RequestFailed(
+                RequestFault.FINAL, "the URL, or that of its proxy, has no valid host and port", "Check them."
+            )
         else:
             return
         raise failed  # without the error itself, which may show the URL
 
-    def find(self, key: str) -> Stored:
+    def find(self, key: str) -> StoredObject:
         found = self._asked(key, "GET", {"range": "bytes=0-0"})
-        if isinstance(found, _Answer) and found.status == 416:  # an empty file
+        if isinstance(found, _HttpAnswer) and found.status == 416:  # an empty file
             found = self._asked(key, "HEAD", {})
-        if not isinstance(found, _Answer):
+        if not isinstance(found, _HttpAnswer):
             store, there = found
             return store.find(there)._replace(key=key)
         return _stored(key, found)
 
-    def read(self, stored: Stored, start: int, stop: int) -> Any:
+    def read(self, stored: StoredObject, start: int, stop: int) -> Any:
         key = stored.key
         how = {"range": f"bytes={start}-{stop - 1}"}
         if is_strong(stored.token):
@@ -92,30 +94,30 @@ class Origin:
             store, there = self._elsewhere[key]
             try:
                 return store.read(stored._replace(key=there), start, stop)
-            except Failed as failed:
-                if failed.fault not in (Fault.FINAL, Fault.MISSING):
+            except RequestFailed as failed:
+                if failed.fault not in (RequestFault.FINAL, RequestFault.MISSING):
                     raise
                 del self._elsewhere[key]  # a redirect may be signed for some minutes: ask for another
         found = self._asked(key, "GET", how)
-        if not isinstance(found, _Answer):
+        if not isinstance(found, _HttpAnswer):
             store, there = found
             return store.read(stored._replace(key=there), start, stop)
         if found.status == 416:
             raise answered(416, "the server answered 416")
         now = _stored(key, found)
         if (now.size, now.token or stored.token) != (stored.size, stored.token):
-            raise Failed(Fault.CHANGED, f"the object has {now.size:,} bytes now, or another ETag")
+            raise RequestFailed(RequestFault.CHANGED, f"the object has {now.size:,} bytes now, or another ETag")
         if not found.headers.get("content-range", "").startswith(f"bytes {start}-{stop - 1}/"):
-            raise Failed(Fault.ODD, "the answer has another range")
+            raise RequestFailed(RequestFault.ODD, "the answer has another range")
         return found.body
 
     def write(self, key: str, content: bytes) -> None:
-        raise Failed(Fault.FINAL, "files of web servers are not written")
+        raise RequestFailed(RequestFault.FINAL, "files of web servers are not written")
 
     def below(self, folder: str, deep: bool, after: str) -> Iterator[Page]:
-        raise Failed(Fault.FINAL, "web servers have no list of files", "Name the files one by one.")
+        raise RequestFailed(RequestFault.FINAL, "web servers have no list of files", "Name the files one by one.")
 
-    def _asked(self, key: str, method: str, how: dict[str, str]) -> _Answer | tuple[Objects, str]:
+    def _asked(self, key: str, method: str, how: dict[str, str]) -> _HttpAnswer | tuple[Objects, str]:
         """The answer of this server, or the store and the key that it redirects to."""
         target = "/" + quote(key, safe="/:@!$&'()*+,;=~-._") + (f"?{self._query}" if self._query else "")
         for _ in range(_HOPS):
@@ -128,20 +130,22 @@ class Origin:
                 url = urljoin(self._place + target, answer.headers.get("location", "")).partition("#")[0]
                 there = _origin_of(url)
             except ValueError:
-                raise Failed(Fault.FINAL, f"the server answered {answer.status} without a URL to follow") from None
+                raise RequestFailed(
+                    RequestFault.FINAL, f"the server answered {answer.status} without a URL to follow"
+                ) from None
             if there == self._origin:
                 parts = urlsplit(url)
                 target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
                 continue
             self._elsewhere[key] = found = self._stranger(url, there)
             return found
-        raise Failed(Fault.FINAL, f"the server redirects more than {_HOPS} times")
+        raise RequestFailed(RequestFault.FINAL, f"the server redirects more than {_HOPS} times")
 
     def _stranger(self, url: str, there: tuple[str, str, int]) -> tuple[Objects, str]:
         """The store of another server, which gets no headers, and the key in it."""
         if self._origin[0] == "https" and there[0] == "http" and not self._client.allows_http:
-            raise Failed(
-                Fault.FINAL,
+            raise RequestFailed(
+                RequestFault.FINAL,
                 f"{self._origin[1]} redirects from https to {there[1]} by http, which is not encrypted",
                 'Pass the URL of the file itself, or storage={"allow_http": True}.',
             )
@@ -149,7 +153,7 @@ class Origin:
         client = {name: value for name, value in self._client.options.items() if name != "default_headers"}
         return Objects(root, user, {**self._storage, "client_options": client}), key
 
-    def _exchanged(self, method: str, target: str, how: dict[str, str]) -> _Answer:
+    def _exchanged(self, method: str, target: str, how: dict[str, str]) -> _HttpAnswer:
         try:
             while True:
                 connection, is_new = (self._idle.pop(), False) if self._idle else (self._connection(), True)
@@ -165,7 +169,7 @@ class Origin:
             failed = self._failed(error)
         raise failed
 
-    def _sent(self, connection: HTTPConnection, method: str, target: str, how: dict[str, str]) -> _Answer:
+    def _sent(self, connection: HTTPConnection, method: str, target: str, how: dict[str, str]) -> _HttpAnswer:
         headers = {**self._client.headers, **how}
         if self._via and self._origin[0] == "http":
             headers, target = {**headers, **self._via.headers}, self._place + target
@@ -173,7 +177,7 @@ class Origin:
         assert connection.sock is not None
         connection.sock.settimeout(self._client.seconds("read_timeout"))
         response = connection.getresponse()
-        answer = _Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, self._body(response))
+        answer = _HttpAnswer(response.status, {k.lower(): v for k, v in response.getheaders()}, self._body(response))
         if response.will_close:
             connection.close()
         else:
@@ -205,20 +209,24 @@ class Origin:
             connection.set_tunnel(host, port, self._via.headers)
         return connection
 
-    def _failed(self, error: Exception) -> Failed:
+    def _failed(self, error: Exception) -> RequestFailed:
         host = self._place.partition("://")[2]
         if isinstance(error, ssl.SSLCertVerificationError):
             why = next((name for words, name in _REASONS if words in str(error)), "UnknownIssuer")
-            return Failed(Fault.FINAL, f"the certificate of the server is not valid ({why})", CERTIFICATES[why])
+            return RequestFailed(
+                RequestFault.FINAL, f"the certificate of the server is not valid ({why})", CERTIFICATES[why]
+            )
         if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
-            return Failed(Fault.FINAL, f"{host} does not speak https", "Pass http:// if it has no TLS.")
+            return RequestFailed(RequestFault.FINAL, f"{host} does not speak https", "Pass http:// if it has no TLS.")
         if isinstance(error, InvalidURL):
-            return Failed(Fault.FINAL, "the URL has a space or a control character", "Encode it: %20 is a space.")
+            return RequestFailed(
+                RequestFault.FINAL, "the URL has a space or a control character", "Encode it: %20 is a space."
+            )
         if isinstance(error, TimeoutError):
-            return Failed(Fault.PASSING, f"no answer from {host} in time")
+            return RequestFailed(RequestFault.PASSING, f"no answer from {host} in time")
         said = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
         remedy = "Check the name of the host and the network."
-        return Failed(Fault.PASSING, f"the connection to {host} failed ({said})", remedy)
+        return RequestFailed(RequestFault.PASSING, f"the connection to {host} failed ({said})", remedy)
 
 
 def _close(connections: list[HTTPConnection]) -> None:
@@ -226,14 +234,14 @@ def _close(connections: list[HTTPConnection]) -> None:
         connection.close()
 
 
-def _stored(key: str, answer: _Answer) -> Stored:
+def _stored(key: str, answer: _HttpAnswer) -> StoredObject:
     headers = answer.headers
     ranged = _RANGE.match(headers.get("content-range", ""))
     if ranged is None and answer.status == 206:
-        raise Failed(Fault.ODD, "the answer has no Content-Range")
+        raise RequestFailed(RequestFault.ODD, "the answer has no Content-Range")
     if ranged is None and answer.body:
-        raise Failed(
-            Fault.FINAL,
+        raise RequestFailed(
+            RequestFault.FINAL,
             "the server answered with the whole file instead of a part",
             "It cannot serve ranges of bytes, as Python's http.server cannot. Use another server, or copy the file.",
         )
@@ -242,7 +250,7 @@ def _stored(key: str, answer: _Answer) -> Stored:
     if not token and "last-modified" in headers:
         with suppress(ValueError, TypeError):
             token = f"at {parsedate_to_datetime(headers['last-modified']).isoformat()}"
-    return Stored(key, size, token)
+    return StoredObject(key, size, token)
 
 
 def _origin_of(url: str) -> tuple[str, str, int]:

@@ -30,7 +30,7 @@ def in_parallel(call: Callable[[A, Pause], T], items: Iterable[A], threads: int)
         for item in items:
             yield call(item, time.sleep)
         return
-    run = _Run(call, items, 2 * threads)
+    run = _ParallelRun(call, items, 2 * threads)
     try:
         count = min(threads, len(items))
         workers = [started("penstock-request", run.work, run.end) for _ in range(count)]
@@ -46,7 +46,7 @@ def interruptibly(call: Callable[[], T]) -> T:
     """The result of a call of a library that does not notice Ctrl-C: for the main thread, another one makes it."""
     if threading.current_thread() is not threading.main_thread():
         return call()
-    run = _Run(lambda *_: call(), [None], 1)
+    run = _ParallelRun(lambda *_: call(), [None], 1)
     thread = started("penstock-request", run.work, run.end)
     try:
         result: T = run.result(0)
@@ -56,7 +56,7 @@ def interruptibly(call: Callable[[], T]) -> T:
     return result
 
 
-class _Run:
+class _ParallelRun:
     """The state of one `in_parallel`, guarded by one condition."""
 
     def __init__(self, call: Callable[[Any, Pause], Any], items: list[Any], ahead: int) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Fault(Enum):
+class RequestFault(Enum):
     PASSING = "passing"
     ODD = "odd"
     MISSING = "missing"
@@ -19,10 +19,10 @@ class Fault(Enum):
     FINAL = "final"
 
 
-class Failed(Exception):
+class RequestFailed(Exception):
     """A request that failed: what came instead of an answer, and what the user can do. Holds no credentials."""
 
-    def __init__(self, fault: Fault, came: str, remedy: str = "") -> None:
+    def __init__(self, fault: RequestFault, came: str, remedy: str = "") -> None:
         super().__init__(came)
         self.fault, self.came, self.remedy = fault, came, remedy
 
@@ -34,23 +34,23 @@ def is_passing(status: int) -> bool:
     return status in _AGAIN or status >= 500
 
 
-def answered(status: int, came: str) -> Failed:
+def answered(status: int, came: str) -> RequestFailed:
     """What the status of an answer means."""
     if is_passing(status):
-        return Failed(Fault.PASSING, came, "The store is overloaded or down: try again later.")
+        return RequestFailed(RequestFault.PASSING, came, "The store is overloaded or down: try again later.")
     if status in (404, 410):
-        return Failed(Fault.MISSING, came, "Check the URL: names are case-sensitive.")
+        return RequestFailed(RequestFault.MISSING, came, "Check the URL: names are case-sensitive.")
     if status == 412:
-        return Failed(Fault.CHANGED, came)
+        return RequestFailed(RequestFault.CHANGED, came)
     if status in (401, 403):
-        return Failed(
-            Fault.FINAL,
+        return RequestFailed(
+            RequestFault.FINAL,
             came,
             "Check the credentials, and that they may read this object; a signed URL may have expired.",
         )
     if status == 416:
-        return Failed(Fault.CHANGED, came)
-    return Failed(Fault.FINAL, came, "Check the URL and the options in storage=.")
+        return RequestFailed(RequestFault.CHANGED, came)
+    return RequestFailed(RequestFault.FINAL, came, "Check the URL and the options in storage=.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +63,14 @@ class Patience:
     odd: int = 5
     """Answers that do not fit before one of them is an error."""
 
-    def pause(self, fault: Fault, failures: int, odd: int, elapsed: float, dice: float) -> float | None:
+    def pause(self, fault: RequestFault, failures: int, odd: int, elapsed: float, dice: float) -> float | None:
         """Seconds until the next try, after so many failures in so many seconds; None if there is none.
 
         `odd` counts those of that kind: an outage before an odd answer does not count. `dice` is a random number
         from 0 to 1: workers that failed together do not come back together.
         """
-        tries_left = fault is Fault.ODD and odd < self.odd
-        time_left = fault is Fault.PASSING and elapsed < self.seconds
+        tries_left = fault is RequestFault.ODD and odd < self.odd
+        time_left = fault is RequestFault.PASSING and elapsed < self.seconds
         if not tries_left and not time_left:
             return None
         longest = min(self.longest, self.first * 2.0 ** min(failures - 1, 30))

@@ -14,7 +14,7 @@ from urllib.parse import quote_plus, unquote
 from penstock._measure.cached import Request, counting
 from penstock._remote.options import SCHEMES, client_options, named
 from penstock._remote.parallel import Pause, interruptibly
-from penstock._remote.retry import FINDING, READING, Failed, Fault, Patience
+from penstock._remote.retry import FINDING, READING, Patience, RequestFailed, RequestFault
 from penstock._remote.urls import (
     faithful,
     identified,
@@ -43,7 +43,7 @@ _ACCOUNT = "AZURE_STORAGE_ACCOUNT_NAME"  # other variables that name a place are
 _OPEN = ("endpoint", "base_url", "account_name", "region", "bucket", "container_name")  # options that are no secrets
 
 
-class Stored(NamedTuple):
+class StoredObject(NamedTuple):
     """An object of a store. `token` changes with its content: the ETag, else the time; "" if there is neither."""
 
     key: str
@@ -54,17 +54,17 @@ class Stored(NamedTuple):
 class Page(NamedTuple):
     """A part of a listing. A listing that is not deep names the folders, but not the objects in them."""
 
-    objects: list[Stored]
+    objects: list[StoredObject]
     folders: list[str]
 
 
 class Store(Protocol):
-    """What a library must do. Each call is one try, and raises `Failed` if it fails."""
+    """What a library must do. Each call is one try, and raises `RequestFailed` if it fails."""
 
-    def find(self, key: str) -> Stored: ...
+    def find(self, key: str) -> StoredObject: ...
 
-    def read(self, stored: Stored, start: int, stop: int) -> Any:
-        """The bytes, as a buffer. Raises `Failed` if the object is not the one that was found before."""
+    def read(self, stored: StoredObject, start: int, stop: int) -> Any:
+        """The bytes, as a buffer. Raises `RequestFailed` if the object is not the one that was found before."""
 
     def write(self, key: str, content: bytes) -> None: ...
 
@@ -87,17 +87,19 @@ class Remote:
         self._process = 0
         self._lock = threading.Lock()
 
-    def find(self, key: str, pause: Pause = time.sleep) -> Stored:
-        return self._tried(lambda store: store.find(key), f"{self.shown(key)} cannot be found", FINDING, pause, key)
+    def find(self, key: str, pause: Pause = time.sleep) -> StoredObject:
+        return self._tried(
+            lambda store: store.find(key), f"{self.display_url(key)} cannot be found", FINDING, pause, key
+        )
 
-    def read(self, stored: Stored, start: int, stop: int, pause: Pause = time.sleep) -> Any:
+    def read(self, stored: StoredObject, start: int, stop: int, pause: Pause = time.sleep) -> Any:
         """Exactly these bytes of an object, as a buffer. `pause` waits between two tries."""
-        what = f"Bytes {start:,} to {stop:,} of {self.shown(stored.key)} cannot be read"
+        what = f"Bytes {start:,} to {stop:,} of {self.display_url(stored.key)} cannot be read"
 
         def read(store: Store) -> Any:
             found = store.read(stored, start, stop)
             if len(found) != stop - start:
-                raise Failed(Fault.ODD, f"{len(found):,} bytes came instead of {stop - start:,}")
+                raise RequestFailed(RequestFault.ODD, f"{len(found):,} bytes came instead of {stop - start:,}")
             return found
 
         found = self._tried(read, what, READING, pause, stored.key)
@@ -106,7 +108,9 @@ class Remote:
 
     def write(self, key: str, content: bytes) -> None:
         """Writes a whole object, in the place of one that is there."""
-        self._tried(lambda store: store.write(key, content), f"{self.shown(key)} cannot be written", FINDING, key=key)
+        self._tried(
+            lambda store: store.write(key, content), f"{self.display_url(key)} cannot be written", FINDING, key=key
+        )
 
     @property
     def sorts(self) -> bool:
@@ -119,7 +123,7 @@ class Remote:
         If a page fails, the listing begins again after the last page, or, where objects are not sorted, anew: then
         some objects may come twice.
         """
-        what = f"The files below {self.shown(folder)} cannot be listed"
+        what = f"The files below {self.display_url(folder)} cannot be listed"
         listing: Iterator[Page] | None = None
 
         def next_page(store: Store) -> Page | None:
@@ -137,7 +141,7 @@ class Remote:
             patience = READING
             after = page.objects[-1].key if page.objects else after
 
-    def shown(self, key: str) -> str:
+    def display_url(self, key: str) -> str:
         """The URL of an object, for messages. The URL may be wrong, and its parts not what they look like."""
         return redacted(f"{self._root.partition('/?')[0]}/{key}")
 
@@ -166,14 +170,14 @@ class Remote:
     ) -> T:
         begun, failures, odd = time.monotonic(), 0, 0
         while True:
-            failed: Failed | None = None
+            failed: RequestFailed | None = None
             counting().requests += 1
             try:
                 return interruptibly(lambda: self._answer(call))
-            except Failed as error:
+            except RequestFailed as error:
                 failed = error.with_traceback(None)  # which would keep this frame, and its connections, alive
             failures += 1
-            odd += failed.fault is Fault.ODD
+            odd += failed.fault is RequestFault.ODD
             elapsed = time.monotonic() - begun
             seconds = patience.pause(failed.fault, failures, odd, elapsed, _dice.random())
             if seconds is None:
@@ -189,16 +193,16 @@ class Remote:
             return call(self._connected())
 
     def _give_up(
-        self, failed: Failed, what: str, failures: int, elapsed: float, secrets: tuple[str, ...]
+        self, failed: RequestFailed, what: str, failures: int, elapsed: float, secrets: tuple[str, ...]
     ) -> NoReturn:
         came = scrubbed(failed.came, secrets).rstrip(".")
         tried = "once" if failures == 1 else f"{failures} times in {elapsed:.0f} s"
         text = f"{what}: {came}. It was tried {tried}."
         text = f"{text} {failed.remedy}".rstrip()
-        if failed.fault is Fault.MISSING:
+        if failed.fault is RequestFault.MISSING:
             raise RemoteFileNotFound(text)
         error = RemoteError(text)
-        error.changed, error.refused = failed.fault is Fault.CHANGED, failed.fault is Fault.FINAL
+        error.changed, error.refused = failed.fault is RequestFault.CHANGED, failed.fault is RequestFault.FINAL
         raise error
 
     def _secrets(self, key: str) -> tuple[str, ...]:

@@ -76,7 +76,7 @@ _SIGNATURES = (
 )
 
 
-class Parts(NamedTuple):
+class UrlParts(NamedTuple):
     """A URL as a store and the key of an object in it. `root` may hold a signed query; `user` is "name:password"."""
 
     root: str
@@ -98,15 +98,17 @@ def is_web(url: str) -> bool:
     return scheme_of(url) in _WEB
 
 
-def split(url: str) -> Parts:
+def split(url: str) -> UrlParts:
     """The store of a URL, and the key of an object in it. Only http and https have queries and encoded letters."""
     if is_web(url):
         scheme, place, path, query = _parts(url)
         user, _, host = place.rpartition("@")
-        return Parts(f"{scheme}://{host}" + (f"/?{query}" if query else ""), unquote(path).lstrip("/"), unquote(user))
+        return UrlParts(
+            f"{scheme}://{host}" + (f"/?{query}" if query else ""), unquote(path).lstrip("/"), unquote(user)
+        )
     scheme, _, rest = url.partition("://")
     place, _, key = rest.partition("/")
-    return Parts(f"{scheme.lower()}://{place}", key, "")
+    return UrlParts(f"{scheme.lower()}://{place}", key, "")
 
 
 def redacted(url: str) -> str:

@@ -50,7 +50,7 @@ class Assigned(Scheduler):
             if seat is None:
                 return
             seq, slab = self._next_seq, self._slabs.take()
-            self._next_seq = seq + self._room
+            self._next_seq = seq + self._spacing
             self._steps[seq] = Step(POSTED, slab, 0, -1, seat)
             out.append(Post(seq, slab, seat))
 

@@ -38,7 +38,7 @@ from penstock._schedule.states import (
     NEW,
     OPEN,
     POSTED,
-    Log,
+    EventLog,
     Phase,
     Step,
     method_for,
@@ -61,7 +61,7 @@ class Scheduler:
 
     `window`: how many steps may be undelivered at once. `workers`: the number of workers. `retries`: how many workers
     a step may kill, beyond the first, before it fails for good. `spare`: how many free slabs keep their pages
-    (default: window + 2). `room`: the distance between two seqs, if a step may be a bundle.
+    (default: window + 2). `spacing`: the distance between two seqs, if a step may be a bundle.
     """
 
     _rescinds = True  # an abandoned step is withdrawn, unless a worker has claimed it
@@ -74,7 +74,7 @@ class Scheduler:
         retries: int,
         in_order: bool = True,
         spare: int | None = None,
-        room: int = 1,
+        spacing: int = 1,
     ) -> None:
         if window < 1 or workers < 1 or retries < 0:
             raise ValueError(
@@ -84,7 +84,7 @@ class Scheduler:
         self._window = window
         self._retries = retries
         self._in_order = in_order
-        self._room = room
+        self._spacing = spacing
 
         self.phase: Phase = NEW
         self.ask_is_open = False
@@ -100,7 +100,7 @@ class Scheduler:
         self._slabs = SlabStates(window + 2 if spare is None else spare)
         self._crew = Crew(workers, retries)
         self._next_seq = 0
-        self._log = Log()
+        self._log = EventLog()
 
     @property
     def run_is_over(self) -> bool:
@@ -190,7 +190,7 @@ class Scheduler:
             return
         while len(self._steps) < self._window:
             seq = self._next_seq
-            self._next_seq = seq + self._room
+            self._next_seq = seq + self._spacing
             slab = self._slabs.take()
             self._steps[seq] = Step(POSTED, slab)
             out.append(Post(seq, slab))

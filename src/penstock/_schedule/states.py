@@ -52,7 +52,7 @@ def method_for(kind: type) -> str:
     return re.sub("(?=[A-Z])", "_", kind.__name__).lower()
 
 
-class Log(deque[Event | Command]):
+class EventLog(deque[Event | Command]):
     """The last thousand events and commands: those of all pending steps, and more."""
 
     def __init__(self, entries: object = ()) -> None:

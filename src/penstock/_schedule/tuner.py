@@ -53,7 +53,7 @@ _UNSTEADY = 0.1
 # Workers that compute for less than this share of their busy time wait: they may outnumber the processors.
 _MOSTLY_CPU = 0.7
 # Shares of the memory's limit: nothing grows beyond the first, and something shrinks beyond the second.
-_ROOM, _FULL = 0.85, 0.92
+_USABLE, _FULL = 0.85, 0.92
 # How many measurements in a row must differ to end a rest. The number doubles when an attempt fails.
 _PATIENCE, _MOST_PATIENCE = 2, 16
 
@@ -133,13 +133,13 @@ class Resize:
     reason: str
 
 
-class State(Enum):
+class TunerState(Enum):
     SETTLING = "settling"
     MEASURING = "measuring"
     RESTING = "resting"
 
 
-SETTLING, MEASURING, RESTING = State
+SETTLING, MEASURING, RESTING = TunerState
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class Findings:
     """What is known about the current load: `least` workers are needed, more than `most` do not help."""
 
     least: int = 1
@@ -224,7 +224,7 @@ class Known:
 
 
 @dataclass(slots=True)
-class Rest:
+class RestMeasurements:
     """The measurements of a rest. `sum`: the first ones. `waiting`: how much the caller waited recently."""
 
     usual: Load
@@ -251,13 +251,13 @@ class Tuner:
     bounds: Bounds
     workers: int = 0
     prefetch_factor: int = 0
-    state: State = SETTLING
+    state: TunerState = SETTLING
     _sum: Interval | None = None
     _attempt: Attempt | None = None
     _last: Load | None = None  # the load that led to a Resize or to a rest
-    _rest: Rest | None = None
+    _rest: RestMeasurements | None = None
     _patience: int = _PATIENCE
-    _known: Known = field(default_factory=Known)
+    _known: Findings = field(default_factory=Findings)
     _each: float | None = None  # bytes of memory that another worker takes
     _saves_memory: bool = False
 
@@ -295,7 +295,7 @@ class Tuner:
         look = rest.left == 1
         rest.take(measured, load)
         if rest.others >= self._patience:
-            self._known = Known()
+            self._known = Findings()
             return self._apply(self._wish(load, changed=True), load)
         if not look or rest.sum is None:
             return None
@@ -344,7 +344,7 @@ class Tuner:
             return None
         self._attempt = None
         if self._last is not None and load.is_other(self._last):
-            self._known = Known()
+            self._known = Findings()
         elif attempt is not None:
             if load.workers > attempt.workers:
                 self._each = max(0, load.memory - attempt.load.memory) / (load.workers - attempt.workers)
@@ -356,7 +356,7 @@ class Tuner:
     def _apply(self, wish: tuple[int, int, str] | None, load: Load) -> Resize | None:
         self._last = load
         if wish is None:
-            self.state, self._rest = MEASURING if load.seconds < _SHORTEST else RESTING, Rest(load)
+            self.state, self._rest = MEASURING if load.seconds < _SHORTEST else RESTING, RestMeasurements(load)
             return None
         workers, prefetch, reason = wish
         if workers > self.workers:
@@ -412,11 +412,11 @@ class Tuner:
         more = min(2 * now, max(need, now + 1), known.most, bounds.workers.most, self._most_by_cpu(load))
         if need <= now:
             farther = min(2 * ahead, known.farthest, bounds.prefetch.most)
-            if farther > ahead and self._room(load.memory) > 0:
+            if farther > ahead and self._more_workers_that_fit(load.memory) > 0:
                 why = f"{waits}, though {_workers(now)} can do as many batches as it takes"
                 return now, farther, f"{why}: trying prefetch_factor={farther}."
             more = min(more, now + max(1, now // 4)) if load.waiting > _UNSTEADY else now
-        more = min(more, now + self._room(load.memory))
+        more = min(more, now + self._more_workers_that_fit(load.memory))
         if more <= now:
             return None
         why = f"A step takes a worker {_seconds(load.step)}, and the caller {_seconds(load.turn)}"
@@ -429,14 +429,14 @@ class Tuner:
             return processors
         return max(processors, math.ceil(_HEADROOM * self.bounds.cpus / max(load.cpu, 1e-3)))
 
-    def _room(self, used: int) -> int:
+    def _more_workers_that_fit(self, used: int) -> int:
         """How many more workers fit into the memory."""
         if self.bounds.memory is None:
             return self.bounds.workers.most
-        room = _ROOM * self.bounds.memory - used
+        left = _USABLE * self.bounds.memory - used
         # Until an attempt has shown what a worker takes, all memory in use is attributed to the current workers.
         each = used / self.workers if self._each is None else self._each
-        return 0 if room <= 0 else min(self.bounds.workers.most, int(room / max(each, 1.0)))
+        return 0 if left <= 0 else min(self.bounds.workers.most, int(left / max(each, 1.0)))
 
     def check(self) -> None:
         """Raise AssertionError unless the numbers are within the bounds."""

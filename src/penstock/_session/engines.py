@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from penstock._engine.engine import Engine
 from penstock._engine.turn import INSIDE
 from penstock._measure.meter import Meter
-from penstock._system.interrupts import Living, interrupts_deferred
+from penstock._system.interrupts import LiveObjects, interrupts_deferred
 from penstock._wire.updates import Change
 from penstock._work.job import Job
 
@@ -31,7 +31,7 @@ class Engines:
     """
 
     def __init__(self) -> None:
-        self.live = Living[Engine]()
+        self.live = LiveObjects[Engine]()
         self._idle: Engine | None = None
         self._last: weakref.ref[Engine] | None = None
         self._changing: dict[int, threading.RLock] = {}

@@ -6,7 +6,7 @@ import os
 from functools import partial
 from typing import Any
 
-from penstock._feed.base import Plan
+from penstock._feed.base import AnyPlan
 from penstock._measure.cached import CacheCounts
 from penstock._resume.state import Progress
 from penstock._system.exit import ends_at_exit
@@ -77,7 +77,7 @@ class Foresight(NoForesight):
 
 
 def foresee(
-    last: NoForesight, dataset: Any, plan: Plan | None, progress: Progress, counts: CacheCounts
+    last: NoForesight, dataset: Any, plan: AnyPlan | None, progress: Progress, counts: CacheCounts
 ) -> NoForesight:
     """The foresight for an epoch that begins: the last one, a new one, or none if the dataset does not want any.
 

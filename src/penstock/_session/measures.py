@@ -18,7 +18,7 @@ from penstock._measure import page
 from penstock._measure.cached import CacheCounts
 from penstock._measure.gauges import Counts, Gauges, Slow
 from penstock._measure.histogram import bounds, quantile
-from penstock._measure.meter import Answer, Mark, Meter, Stopwatch, Totals, clock
+from penstock._measure.meter import Answer, Meter, MeterSnapshot, Stopwatch, Totals, clock
 from penstock._system.interrupts import import_whole, interrupts_deferred
 from penstock.stats._figures import (
     Bucket,
@@ -61,7 +61,7 @@ def _here(settings: Mapping[str, Any]) -> str:
     return "worker {} (thread)" if settings.get("threads") else _IN_THE_CALLER.get(str(settings.get("backend")), "")
 
 
-class Crew(Protocol):
+class MeasuredCrew(Protocol):
     """Workers whose figures are taken: an Engine, or the thread of `prefetch`."""
 
     @property
@@ -80,7 +80,7 @@ class Measures:
     """`crews`: the loader's live crews. `settings`: the settings that are shown with the figures."""
 
     def __init__(
-        self, name: str, settings: Callable[[], Mapping[str, Any]], crews: Callable[[], Iterable[Crew]]
+        self, name: str, settings: Callable[[], Mapping[str, Any]], crews: Callable[[], Iterable[MeasuredCrew]]
     ) -> None:
         self.name = name
         self.meter = Meter()
@@ -88,7 +88,7 @@ class Measures:
         self._began = self._started = 0  # the first `iter()`: when it was called, and when workers were asked for
         self._shipped = 0.0
         self._first: FirstBatch | None = None
-        self._nothing = self.meter.mark([])
+        self._nothing = self.meter.snapshot([])
         self._epoch, self._base = 0, self._nothing  # what was counted when the epoch began
         self._history: list[Moment] = []
         self._ticks, self._every = 0, 1
@@ -111,7 +111,7 @@ class Measures:
             # What the program did between two epochs does not count.
             before = 0.0 if self._strain is None else self._strain.throttled
             self._throttled = throttled() - before
-        self._epoch, self._base = epoch, self._mark()
+        self._epoch, self._base = epoch, self._snapshot()
         self.meter.longest[:] = 0, 0
         self._epochs += 1
 
@@ -174,11 +174,11 @@ class Measures:
 
     def sums(self) -> tuple[Answer, list[Counts]]:
         """Everything that the caller and its workers have counted so far."""
-        mark = self._mark()
-        return mark.sum().sums, list(mark.workers.values())
+        snapshot = self._snapshot()
+        return snapshot.sum().sums, list(snapshot.workers.values())
 
     def stats(self) -> Stats:
-        now, meter = self._mark(), self.meter
+        now, meter = self._snapshot(), self.meter
         epoch = self._period(now, self._base, meter.longest, self._epoch)
         life = self._period(now, self._nothing, meter.longest_ever, None)
         return Stats(
@@ -210,12 +210,12 @@ class Measures:
     def _live(self) -> list[Gauges]:
         return [crew.gauges for crew in self._crews()]
 
-    def _mark(self) -> Mark:
+    def _snapshot(self) -> MeterSnapshot:
         """Everything so far, with what was handed out of the last answers."""
         answers = [answer for crew in self._crews() if (answer := crew.open_answer()) is not None]
-        return self.meter.mark(self._live(), answers)
+        return self.meter.snapshot(self._live(), answers)
 
-    def _period(self, now: Mark, before: Mark, longest: list[int], epoch: int | None) -> Period:
+    def _period(self, now: MeterSnapshot, before: MeterSnapshot, longest: list[int], epoch: int | None) -> Period:
         """What was counted between two moments, in an epoch or in all of them."""
         totals = now.sum().minus(before.sum())
         sums, known = totals.sums, before.workers
@@ -279,7 +279,7 @@ class Measures:
         return replace(found, throttled=self._strain.throttled, swapped=self._strain.swapped)
 
     def _moment(self) -> Moment:
-        sums, memory = self._mark().sum().sums, self._memory()
+        sums, memory = self._snapshot().sum().sums, self._memory()
         crews = list(self._crews())
         return Moment(
             at=(clock() - self._began) * 1e-9,

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from penstock._engine.engine import Engine
-from penstock._engine.handout import Handout
+from penstock._engine.result import StepResult
 from penstock._feed.base import Run
 from penstock._resume.state import State
 from penstock._session.foresight import NO_FORESIGHT, NoForesight
-from penstock._system.ending import END, Instead, raises_instead
+from penstock._system.ending import END, NoBatch, raises_instead
 from penstock._system.interrupts import finalizer, interrupts_deferred
 from penstock._wire.failure import annotate
 from penstock._wire.task import Mended
@@ -49,12 +49,12 @@ class Reader:
         self._session.measures.started(self._engine)
 
     def take(self) -> Any:
-        """The next batch, or an Instead."""
+        """The next batch, or a NoBatch."""
         data = self._next().data
-        return data if self._deliver is None or type(data) is Instead else self._deliver(data)
+        return data if self._deliver is None or type(data) is NoBatch else self._deliver(data)
 
-    def _next(self) -> Handout:
-        """The next batch; or an Instead, with no task."""
+    def _next(self) -> StepResult:
+        """The next batch; or a NoBatch, with no task."""
         run = self._run
         while True:
             if self._engine is None:
@@ -79,7 +79,7 @@ class Reader:
             if run.error is not None and run.raises_at_once:
                 error = run.take_error()
             if error is not None:
-                return Handout(None, Instead(error))
+                return StepResult(None, NoBatch(error))
             if task is None:
                 self.position.finish(run.end, run.ends)
                 try:
@@ -168,7 +168,7 @@ class SeedReader(Reader):
         raise TypeError("A loader's iterator cannot be pickled: it has workers. Pickle the loader, or its settings.")
 
 
-_ENDED = Handout(None, END)
+_ENDED = StepResult(None, END)
 
 
 class Batches(SeedReader):
@@ -177,10 +177,10 @@ class Batches(SeedReader):
 
 class IndexedBatches(SeedReader):
     @raises_instead
-    def __next__(self) -> Batch[Any] | Instead:
+    def __next__(self) -> Batch[Any] | NoBatch:
         task, data, rows, _, mended, _ = self._next()
         if task is None:
-            instead: Instead = data
+            instead: NoBatch = data
             return instead
         index, pad = self._feed.index(task, rows, mended), self._feed.pad(self._plan, task, mended)
         if self._deliver is not None:

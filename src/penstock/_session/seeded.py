@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 
 from penstock._engine.engine import Engine
 from penstock._feed import Feed
-from penstock._feed.base import Begin, Plan, Run, shown
+from penstock._feed.base import AnyPlan, Begin, Run, displayed_settings
 from penstock._fill.cast import Cast
 from penstock._options import Options, is_int, warn_of_ranks
 from penstock._resume.reading import asked, has_state, known
@@ -47,7 +47,7 @@ S = TypeVar("S", bound=SeedReader)
 class SeedSession(Session):
     """Has the methods of `Semantics` too: seed, plan and epochs live as long as the loader.
 
-    `face` and `make_runner` are for a face whose batches hold other arrays: see `shown` and `Job`.
+    `face` and `make_runner` are for a face whose batches hold other arrays: see `displayed_settings` and `Job`.
     """
 
     deliver: Callable[[Any], Any] | None = None
@@ -63,7 +63,9 @@ class SeedSession(Session):
         self._give_engines()
 
     def _give_engines(self) -> None:
-        super().__init__(f"DataLoader({type(self.dataset).__name__})", partial(shown, self.feed, self._face))
+        super().__init__(
+            f"DataLoader({type(self.dataset).__name__})", partial(displayed_settings, self.feed, self._face)
+        )
         self.skipped: list[tuple[Any, Exception]] = []  # of the epoch that was begun last
         self.foresight: NoForesight = NO_FORESIGHT
         self._begin_tuning()
@@ -129,7 +131,7 @@ class SeedSession(Session):
             epochs.begin(progress)
             return reader
 
-    def _take_engine(self, plan: Plan | None, length: int | None) -> Engine:
+    def _take_engine(self, plan: AnyPlan | None, length: int | None) -> Engine:
         """The idle engine, if its workers have the present dataset and order; else a new one."""
         engine, order = self.engines.take(), self.feed.replacements(plan)
         if engine is not None:
@@ -143,7 +145,7 @@ class SeedSession(Session):
         self._length, self._order = length, order
         return engine or self.hire(self)
 
-    def _run(self, engine: Engine, plan: Plan | None, start: State) -> tuple[Run, State]:
+    def _run(self, engine: Engine, plan: AnyPlan | None, start: State) -> tuple[Run, State]:
         """The run of the next epoch: the one that was prefetched, if it is still the right one. And its start."""
         epochs, feed, run = self.epochs, self.feed, engine.ahead
         if run is None or run.epoch != epochs.next or run.plan != plan or epochs.loaded is not None:
@@ -222,7 +224,7 @@ class SeedSession(Session):
         if self.feed.one_reader and self.options.num_workers:
             return OneReader(window=self.window, retries=retries, in_order=in_order)
         size = max(1, self.crew_size)
-        return Scheduler(window=self.window, workers=size, retries=retries, in_order=in_order, room=MOST_STEPS)
+        return Scheduler(window=self.window, workers=size, retries=retries, in_order=in_order, spacing=MOST_STEPS)
 
     def backend(self, job: Job) -> Backend:
         return make(self.options.backend, job, self.options.context)

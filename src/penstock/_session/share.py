@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock._session.reading import Batches
-from penstock._system.ending import END, Instead, raises_instead
-from penstock._system.interrupts import LOOK_AGAIN, Changes, finalizer, interrupts_deferred
+from penstock._system.ending import END, NoBatch, raises_instead
+from penstock._system.interrupts import LOOK_AGAIN, InterruptSafeCondition, finalizer, interrupts_deferred
 from penstock._wire.failure import caught
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Consumer(AbstractContextManager["Consumer"]):
 
 
 class _Item(NamedTuple):
-    """A batch, or an Instead, and the steps that are done when it is handed out."""
+    """A batch, or a NoBatch, and the steps that are done when it is handed out."""
 
     steps: list[tuple[int, bytes | None, int]]
     batch: Any
@@ -55,7 +55,7 @@ class _Item(NamedTuple):
 _ENDED = _Item([], END)
 
 
-class _Call:
+class _NextCall:
     """One call of `next()`, and the item that only it has: after an interrupt, that item is lost."""
 
     item: _Item | None = None
@@ -76,8 +76,8 @@ class SharedEpoch:
         self._window = window
         # Of all attributes below. The lock is not held while a batch is read, so a consumer whose batch is here gets
         # it at once.
-        self._changes = Changes()
-        self._reading: _Call | None = None
+        self._changes = InterruptSafeCondition()
+        self._reading: _NextCall | None = None
         self._queues: dict[int, deque[_Item]] = {number: deque() for number in range(consumers)}
         self._left: deque[_Item] = deque()  # from consumers that have left
         self._turn = 0
@@ -96,7 +96,7 @@ class SharedEpoch:
         self._end = end, ends
 
     def next(self, number: int) -> Any:
-        call = _Call()
+        call = _NextCall()
         try:
             while not self._find(number, call):
                 self._read(call)
@@ -115,7 +115,7 @@ class SharedEpoch:
             self._left.extend(self._queues.pop(number, ()))
             self._wake()
 
-    def _find(self, number: int, call: _Call) -> bool:
+    def _find(self, number: int, call: _NextCall) -> bool:
         """Waits for the consumer's next batch; returns False if the calling thread has to read one."""
         while True:
             with self._changes.lock:
@@ -155,7 +155,7 @@ class SharedEpoch:
             return asking
         return min((number for number in self._queues if number >= self._turn), default=min(self._queues))
 
-    def _read(self, call: _Call) -> None:
+    def _read(self, call: _NextCall) -> None:
         """Takes the next batch, or the error in its place; nothing at the end. Raises errors of no batch."""
         if self._left:
             call.item = self._left[0]
@@ -166,12 +166,12 @@ class SharedEpoch:
         except Exception as error:
             if not self._steps:
                 raise
-            batch = Instead(caught(error))
+            batch = NoBatch(caught(error))
         if batch is not END:
             call.item = _Item(self._steps, batch)
             self._steps = []
 
-    def _pass_on(self, asking: int, call: _Call) -> None:
+    def _pass_on(self, asking: int, call: _NextCall) -> None:
         with self._changes.lock:
             item = call.item
             if item is None:

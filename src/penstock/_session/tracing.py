@@ -16,7 +16,7 @@ from penstock._engine.engine import Engine
 from penstock._measure.gauges import Gauges
 from penstock._measure.meter import clock
 from penstock._schedule.course import Course
-from penstock._session.measures import Crew
+from penstock._session.measures import MeasuredCrew
 from penstock._wire.task import Task, shorten
 from penstock.stats._trace import Trace
 
@@ -25,7 +25,7 @@ class Tracing:
     """What `loader.trace(path)` returns: ends with its `with` block, `close()`, or the loader's `close()`."""
 
     def __init__(
-        self, path: str | os.PathLike[str], name: str, worker: str, crews: Callable[[], Iterable[Crew]]
+        self, path: str | os.PathLike[str], name: str, worker: str, crews: Callable[[], Iterable[MeasuredCrew]]
     ) -> None:
         self._trace, self._worker, self._crews = Trace(path, name), worker, crews
         self.path = self._trace.path
@@ -37,7 +37,7 @@ class Tracing:
         """Whether nothing more is written: also if the disk was full, or the file too large."""
         return self._trace.closed
 
-    def follow(self, crew: Crew) -> None:
+    def follow(self, crew: MeasuredCrew) -> None:
         """This crew is in the trace from now on."""
         if crew.stopwatch.tracer is None and not self.closed:
             course = crew._course if isinstance(crew, Engine) else None

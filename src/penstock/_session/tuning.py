@@ -126,11 +126,11 @@ def _bounds(options: Options, feed: Feed) -> Bounds:
     from penstock.stats._machine import machine
 
     found = machine()
-    room = backends.registered(options.backend).room(options.context)  # on other machines
-    cpus = found.cpus if room is None else float(max(1, room))
+    fitting = backends.registered(options.backend).room(options.context)  # on other machines
+    cpus = found.cpus if fitting is None else float(max(1, fitting))
     workers = prefetch = None
     if "num_workers" in options.auto:
-        most = options.max_workers or (room or max(_MOST_WORKERS, math.ceil(found.cpus)))
+        most = options.max_workers or (fitting or max(_MOST_WORKERS, math.ceil(found.cpus)))
         workers = Range(1, 1 if feed.one_reader else most)
     if "prefetch_factor" in options.auto:
         prefetch = Range(1, _MOST_PREFETCH)

@@ -26,17 +26,17 @@ _NOT_THE_END = (
 )
 
 
-class Instead(NamedTuple):
+class NoBatch(NamedTuple):
     """The result of an iterator that has no batch: an error, or None at the end."""
 
     error: BaseException | None
 
 
-END = Instead(None)
+END = NoBatch(None)
 
 
-def raises_instead(take: Callable[[S], T | Instead]) -> Callable[[S], T]:
-    """Makes a `__next__` of a method that returns a batch or an Instead."""
+def raises_instead(take: Callable[[S], T | NoBatch]) -> Callable[[S], T]:
+    """Makes a `__next__` of a method that returns a batch or a NoBatch."""
 
     @wraps(take)
     def raising(self: S) -> T:
@@ -47,7 +47,7 @@ def raises_instead(take: Callable[[S], T | Instead]) -> Callable[[S], T]:
         except BaseException as trouble:
             raise_ordinary(trouble)
             raise
-        if type(taken) is not Instead:
+        if type(taken) is not NoBatch:
             return taken  # type: ignore[return-value]
         error = taken.error
         del taken

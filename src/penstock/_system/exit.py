@@ -19,7 +19,7 @@ import time
 from typing import Protocol
 
 from penstock._system import threads
-from penstock._system.interrupts import Living, interrupts_deferred, over
+from penstock._system.interrupts import LiveObjects, interrupts_deferred, over
 
 
 class _Open(Protocol):
@@ -27,7 +27,7 @@ class _Open(Protocol):
         """Ends the object. Of the user's threads, only daemon threads may still be using it."""
 
 
-_open = Living[_Open]()
+_open = LiveObjects[_Open]()
 
 
 def ends_at_exit(one: _Open) -> None:

@@ -12,7 +12,7 @@ opcodes RESUME, JUMP_BACKWARD and CALL.) Hence four rules:
 - A resource is released under `interrupts_deferred`.
 - A late import goes through `import_whole`.
 
-Threads wait for each other by `Changes`, not by a Condition or an Event of `threading`.
+Threads wait for each other by `InterruptSafeCondition`, not by a Condition or an Event of `threading`.
 
 docs/decisions/0022 has the reasons, and tests/faults/test_interrupts.py interrupts at each of these points.
 """
@@ -57,13 +57,13 @@ class interrupts_deferred:
     __slots__ = ("_catcher", "_caught", "_handlers")
 
     def __enter__(self) -> None:
-        global _block
+        global _deferring
         self._caught: dict[int, tuple[Any, FrameType | None]] = {}
         self._handlers: dict[int, Any] = {}
         self._catcher: Any = self._catch  # a cycle, until the end of the block
-        if threading.current_thread() is not threading.main_thread() or _block is not None:
+        if threading.current_thread() is not threading.main_thread() or _deferring is not None:
             return
-        _block = self
+        _deferring = self
         try:
             handlers = list(map(_getsignal, _NUMBERS))
             for number, handler in compress(zip(_NUMBERS, handlers, strict=True), map(callable, handlers)):
@@ -74,12 +74,12 @@ class interrupts_deferred:
             raise
 
     def __exit__(self, *error: object) -> None:
-        global _block
+        global _deferring
         try:
             self.restore()
         finally:
-            if _block is self:
-                _block = None
+            if _deferring is self:
+                _deferring = None
             if self._handlers:  # a handler that was already restored has raised
                 self.restore()
             self._catcher = None
@@ -117,16 +117,16 @@ class interrupts_after(interrupts_deferred):
         self._caught.clear()
 
 
-_block: interrupts_deferred | None = None
+_deferring: interrupts_deferred | None = None
 """The block that the main thread is in, if any."""
 
 
 def _after_fork_in_child() -> None:
     # The child inherits the replaced handlers, but may have been forked by a thread outside of the block.
-    global _block
-    if _block is not None:
-        _block.restore()
-        _block = None
+    global _deferring
+    if _deferring is not None:
+        _deferring.restore()
+        _deferring = None
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -170,7 +170,7 @@ def free_at_end(of: object, action: Callable[[], object]) -> None:
     _waiting[number] = call_at_end(of, partial(deque, map(_call, both), 0))
 
 
-class Living(Generic[T]):
+class LiveObjects(Generic[T]):
     """The added objects that are still alive: a WeakSet that runs no Python code when an object is deallocated."""
 
     __slots__ = ("_references",)
@@ -296,7 +296,7 @@ def with_loan(loan: Loan, work: Callable[..., T], *args: Any) -> T:
 LOOK_AGAIN = 1.0
 
 
-class Changes:
+class InterruptSafeCondition:
     """A lock, and the threads that wait for a change of what it guards: a Condition that survives interrupts.
 
     The `with` of a Condition or an Event is Python code, and an interrupt could leave its lock locked for ever.

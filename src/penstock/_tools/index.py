@@ -19,7 +19,7 @@ from penstock._system import trust
 from penstock.errors import FormatError, RemoteError
 from penstock.formats._beside import NAME, Beside, Entry, entry_of, folder_of, neighbour, packed, unpacked
 from penstock.formats._samples import KIND, find_samples
-from penstock.formats._tar import Bad, Tar
+from penstock.formats._tar import BadRows, Tar
 from penstock.stats._units import size
 
 
@@ -54,7 +54,7 @@ def _index(files: Sequence[AnyFile], indexes: Sequence[Index], out: str | None) 
     tars = f"{len(files):,} {'tar' if len(files) == 1 else 'tars'} with {samples:,} samples"
     print(printable(f"{where}: {tars}, {size(len(content))}"))
     for file, index in zip(files, indexes, strict=True):
-        bad = Bad.of(index)
+        bad = BadRows.of(index)
         if "fault" in index:
             what = f"byte {bad.byte:,}: the tar is cut off or damaged here, and the rest cannot be read"
             print(f"{printable(file.path)}, {what}")

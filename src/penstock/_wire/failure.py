@@ -32,7 +32,7 @@ _UNSET = object()
 _members = vars(BaseException)
 dict_of, _args_of, _trace_of = (_members[name].__get__ for name in ("__dict__", "args", "__traceback__"))
 _set = BaseException.__setattr__
-_SHOWN = 200  # characters of a repr that a note may hold
+_MOST_CHARACTERS = 200  # characters of a repr that a note may hold
 
 _by_tag = by_tag()
 
@@ -60,9 +60,9 @@ class Failure:
             body = b""
         own, message = list[str](), ""
         with suppress(BaseException):
-            message = shown(exc)
+            message = safe_text(exc)
         with suppress(BaseException):  # it has none, or `__notes__` is not a list
-            own = [shown(note) for note in exc.__notes__]
+            own = [safe_text(note) for note in exc.__notes__]
         return dumps(cls(type_name(exc), message, where, text_of(exc), (*own, *dropped, *notes), body))
 
     def exception(self) -> BaseException:
@@ -168,9 +168,9 @@ def _body(exc: BaseException, dropped: list[str]) -> bytes:
     """`exc` pickled in its own way if the copy equals it, else taken apart."""
     data, copy = _round_trip(exc)
     # An __init__ that formats its argument pickles well and comes back with the text formatted twice.
-    if type(copy) is type(exc) and all(shown(copy, show) == shown(exc, show) for show in (str, _args)):
+    if type(copy) is type(exc) and all(safe_text(copy, show) == safe_text(exc, show) for show in (str, _args)):
         return data
-    return dumps(_Parts(exc, dropped), override=_by_tag)
+    return dumps(_ExceptionParts(exc, dropped), override=_by_tag)
 
 
 def _args(exc: Any) -> str:
@@ -186,7 +186,7 @@ def _round_trip(obj: object) -> tuple[bytes, Any]:
         return b"", None
 
 
-class _Parts:
+class _ExceptionParts:
     """An exception taken apart. Unpickling it returns the exception."""
 
     def __init__(self, exc: BaseException, dropped: list[str]) -> None:
@@ -202,10 +202,10 @@ def _sendable(value: Any, dropped: list[str]) -> Any:
     if _round_trip(value)[0]:
         return value
     if isinstance(value, BaseException):  # a member of an exception group
-        return _Parts(value, dropped)
+        return _ExceptionParts(value, dropped)
     if type(value) in (list, tuple):
         return type(value)(_sendable(item, dropped) for item in value)
-    return shown(value, repr)
+    return safe_text(value, repr)
 
 
 def _only_sendable(values: Mapping[str, Any], dropped: list[str]) -> dict[str, Any]:
@@ -214,7 +214,7 @@ def _only_sendable(values: Mapping[str, Any], dropped: list[str]) -> dict[str, A
         if _round_trip(value)[0]:
             kept[name] = value
         else:
-            dropped.append(f"its attribute {name!r} could not be sent: {shown(value, repr)[:_SHOWN]}")
+            dropped.append(f"its attribute {name!r} could not be sent: {safe_text(value, repr)[:_MOST_CHARACTERS]}")
     return kept
 
 
@@ -266,10 +266,10 @@ def type_name(obj: object) -> str:
 
 def described(exc: BaseException) -> str:
     """The type and the message, for a sentence."""
-    return f"{type(exc).__name__}: {shown(exc)}"
+    return f"{type(exc).__name__}: {safe_text(exc)}"
 
 
-def shown(obj: object, show: Callable[[object], str] = str) -> str:
+def safe_text(obj: object, show: Callable[[object], str] = str) -> str:
     """`str(obj)`, or `repr(obj)`. Nothing that these raise comes out, except a Ctrl-C of the calling process."""
     try:
         return "".join((show(obj),))  # joined: __str__ may return a subclass of str
@@ -285,4 +285,4 @@ def text_of(exc: BaseException) -> str:
         return "".join(traceback.format_exception(exc))
     except BaseException:  # e.g. a __cause__ that is a property
         frames = "".join(traceback.format_tb(exc.__traceback__))
-        return f"Traceback (most recent call last):\n{frames}{type_name(exc)}: {shown(exc)}\n"
+        return f"Traceback (most recent call last):\n{frames}{type_name(exc)}: {safe_text(exc)}\n"

@@ -82,13 +82,13 @@ def is_importable(name: str) -> bool:
         path = getattr(sys.modules.get(parent), "__path__", None)
         if path is None:
             return True  # made by its parent, which is no package
-    found = _found(name, path)
+    found = _find_spec(name, path)
     if found is None or not found.has_location:  # built-in, frozen, or a namespace package
         return found is not None
     return _is_same(found.origin, getattr(module, "__file__", None) or spec.origin)
 
 
-def _found(name: str, path: Any) -> Any:
+def _find_spec(name: str, path: Any) -> Any:
     for finder in tuple(sys.meta_path):
         with suppress(Exception):  # a finder of the program
             spec = finder.find_spec(name, path, None)

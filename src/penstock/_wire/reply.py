@@ -30,7 +30,7 @@ from penstock._memory.layout import Layout, Writer
 from penstock._memory.mapping import grow, mapped
 from penstock._memory.tree import Spec
 from penstock._system.descriptors import close, close_in_child, no_fork
-from penstock._system.interrupts import Living, interrupts_deferred
+from penstock._system.interrupts import LiveObjects, interrupts_deferred
 from penstock._wire.failure import caught, copied, restore
 from penstock._wire.pickling import by_tag, dumps, loads
 from penstock._wire.task import Bundle, Ended, Failed, Filled, Mended
@@ -191,7 +191,7 @@ class StrayFiles:
             os.close(fd)
 
 
-class Taken(Protocol):
+class StrayReceiver(Protocol):
     """Where the parent finds the strays that replies tell of."""
 
     def take(self, seq: int, worker: int, size: int) -> NDArray[np.uint8]:
@@ -201,13 +201,13 @@ class Taken(Protocol):
         """Drops the strays of a worker that is gone, and whose replies were all read: no reply tells of them."""
 
 
-class Strays:
+class SocketStrays:
     """In the parent: strays that were received, and not yet taken by the reply that they belong to."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self._received: dict[tuple[int, int], tuple[int, int]] = {}  # descriptor and size
-        self._used = Living[NDArray[np.uint8]]()
+        self._used = LiveObjects[NDArray[np.uint8]]()
 
     @property
     def nbytes(self) -> int:
@@ -264,7 +264,7 @@ class Strays:
 class Receiver:
     """The parent's half: reads replies, and opens batches. `names` has the names of workers for messages."""
 
-    def __init__(self, strays: Taken, names: Mapping[int, str]) -> None:
+    def __init__(self, strays: StrayReceiver, names: Mapping[int, str]) -> None:
         self._strays = strays
         self._names = names
         # By worker and number. An exception stands for a layout that could not be unpickled.

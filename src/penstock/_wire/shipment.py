@@ -151,14 +151,14 @@ def _passing_on(descriptors: list[int]) -> Iterator[None]:
     from multiprocessing import context
 
     outer = context.get_spawning_popen()
-    context.set_spawning_popen(_Popen(descriptors))  # type: ignore[arg-type]
+    context.set_spawning_popen(_ShippingPopen(descriptors))  # type: ignore[arg-type]
     try:
         yield
     finally:
         context.set_spawning_popen(outer)
 
 
-class _Descriptor:
+class _InheritedDescriptor:
     """A descriptor that a worker has inherited. multiprocessing calls `detach()` to take it."""
 
     def __init__(self, fd: int) -> None:
@@ -168,10 +168,10 @@ class _Descriptor:
         return self._fd
 
 
-class _Popen:
+class _ShippingPopen:
     """What multiprocessing asks of a process that is being started, on behalf of the objects that it pickles."""
 
-    DupFd = _Descriptor
+    DupFd = _InheritedDescriptor
 
     def __init__(self, descriptors: list[int]) -> None:
         self._descriptors = descriptors

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._wire.failure import described, shown
+from penstock._wire.failure import described, safe_text
 from penstock._wire.modules import ABSENT
 from penstock._wire.pickling import dumps, loads
 from penstock.errors import StateError
@@ -133,9 +133,9 @@ def encode_keys(keys: Any, batched: bool, main_is_there: bool) -> tuple[NDArray[
 def shorten(keys: Any) -> str:
     """The first few keys of a step and their number, for a message."""
     if not isinstance(keys, (list, np.ndarray)):
-        return shown(keys, repr)
+        return safe_text(keys, repr)
     few = keys[:6].tolist() if isinstance(keys, np.ndarray) else keys[:6]
-    text = ", ".join(shown(key, repr) for key in few)
+    text = ", ".join(safe_text(key, repr) for key in few)
     return f"[{text}, ... {len(keys)} in all]" if len(keys) > 6 else f"[{text}]"
 
 

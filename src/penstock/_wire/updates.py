@@ -35,7 +35,7 @@ def encode(change: Change, known: frozenset[bytes] = frozenset(), *, fresh: bool
     return dumps(change, override=by_tag(known), by_value=True, fresh=fresh)
 
 
-class Log:
+class UpdateLog:
     """A position in the log: `end` bytes were written by this process, or applied to its dataset.
 
     A forked worker starts at the position of its parent, whose dataset it has. Any other worker starts at the

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from penstock._work.samples import Samples
+from penstock._work.samples import SampleFetcher
 
 if TYPE_CHECKING:
     from penstock._fill.cast import Empty
@@ -22,7 +22,7 @@ class Fetch:
     def __init__(self, focus: Focus) -> None:
         self._focus = focus
         self._job = focus.job
-        self._samples = Samples(focus)
+        self._samples = SampleFetcher(focus)
         self.look_up()
 
     def look_up(self) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from penstock._at_work import Source
 from penstock._measure.gauges import NO_GAUGE, Gauge, NoGauge
 from penstock._system.interrupts import import_whole
-from penstock._wire.failure import dict_of, shown
+from penstock._wire.failure import dict_of, safe_text
 from penstock._wire.task import Mended, Task, shorten
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # A loop over samples: the keys, the iterator over them, and their rows. How much is left of the iterator tells which
 # sample is at work, at no cost until somebody asks.
-Loop = tuple[Sequence[Any], Any, Sequence[int]]
+KeyLoop = tuple[Sequence[Any], Any, Sequence[int]]
 
 
 class Focus(Source):
@@ -39,7 +39,7 @@ class Focus(Source):
         self.gauge: Gauge | NoGauge = NO_GAUGE
         self.notes: list[str] = []
         self.rngs: dict[int, Generator] = {}  # by row, and -1 for the step
-        self.loop: Loop | None = None
+        self.loop: KeyLoop | None = None
         self.naming = job.fetch
         self._rank, self._world = job.shard
         self._who, self._generators = who, generators
@@ -53,7 +53,7 @@ class Focus(Source):
             self.notes.clear()
         self.loop = self.part = None
         # A loop over `each` that was left before its end: by an error, which names its sample.
-        self._left: Loop | None = None
+        self._left: KeyLoop | None = None
         number = self._drawing = task.step * self._world + self._rank  # as `job.number`, without a call
         if self.rngs:
             self.rngs.clear()
@@ -136,16 +136,16 @@ class Focus(Source):
         loop = self.loop or self._left
         if loop is not None:
             key, row = _now(loop)
-            self.doing(f"sample {shown(key, repr)} (row {row}), ", None)
+            self.doing(f"sample {safe_text(key, repr)} (row {row}), ", None)
 
     def name_rows(self, error: Exception, mended: Mended | None = None) -> None:
         """Notes for an error about rows (see CollateError) which samples they are, if samples have keys."""
         keys = self.names() if mended is None else mended.keys
         rows = [row for row in dict_of(error).get("rows", ()) if row < len(keys)]
         if not self.job.batched and keys:
-            self.notes.append(f"It is sample {shown(keys[0])}.")
+            self.notes.append(f"It is sample {safe_text(keys[0])}.")
         elif rows:
-            named = ", ".join(f"row {row} is sample {shown(keys[row])}" for row in rows[:8])
+            named = ", ".join(f"row {row} is sample {safe_text(keys[row])}" for row in rows[:8])
             self.notes.append(f"{named}{', ...' if len(rows) > 8 else ''}.")
 
     def where(self) -> str:
@@ -154,7 +154,7 @@ class Focus(Source):
         return f"In {self._at}{keys}step {self.task.step} of epoch {self.task.epoch}, in {self._who}."
 
 
-def _now(loop: Loop) -> tuple[Any, int]:
+def _now(loop: KeyLoop) -> tuple[Any, int]:
     """The key at work, and its row."""
     keys, left, rows = loop
     at = len(keys) - left.__length_hint__() - 1

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock._wire.updates import Change, Log
+from penstock._wire.updates import Change, UpdateLog
 
 if TYPE_CHECKING:
     from penstock._fill.cast import Cast
@@ -59,7 +59,7 @@ class Job:
     cast: Cast | None = None  # how the numbers in a batch are converted
     make_runner: Callable[[Job, str], TaskRunner] | None = None  # for workers that run tasks in another way
     assigned: bool = False  # each task is for one worker, and not for the first that is free
-    log: Log = field(default_factory=Log)
+    log: UpdateLog = field(default_factory=UpdateLog)
 
     def number(self, step: int) -> int:
         """The step's number among those of all ranks: ranks at the same step draw different numbers."""

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from penstock._at_work import at_work, set_worker_info
-from penstock._fill.cast import Empty, Into
+from penstock._fill.cast import Empty, FieldMemory
 from penstock._fill.collate import collate, convert
 from penstock._measure.gauges import Gauge, NoGauge
 from penstock._memory.layout import Writer
@@ -101,7 +101,7 @@ class Runner:
 
     def _run(self, task: Task, writer: Writer, gauge: Gauge | NoGauge) -> Done | AtEnd:
         custom, fetch, mended = self._job.collate_fn, self._fetch, None
-        into = None if self._field is None else Into(self._field, writer.empty)
+        into = None if self._field is None else FieldMemory(self._field, writer.empty)
         empty = writer.empty if into is None else into
         gathered = fetch.gather(task, empty) if custom is None else None
         if gathered is not None:

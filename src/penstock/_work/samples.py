@@ -12,7 +12,7 @@ from penstock._measure.gauges import Slow
 from penstock._system.interrupts import import_whole
 from penstock._system.panics import raise_ordinary
 from penstock._system.shortage import is_shortage
-from penstock._wire.failure import Failure, keep, shown
+from penstock._wire.failure import Failure, keep, safe_text
 from penstock._wire.task import Mended, Task, shorten
 from penstock._work.paths import path_of
 from penstock.plan._seeds import mix
@@ -31,7 +31,7 @@ _NOT_BAD = (
 )
 
 
-class Samples:
+class SampleFetcher:
     """Fetches samples one by one. `mends`: those that fail are left out or replaced."""
 
     def __init__(self, focus: Focus) -> None:
@@ -73,7 +73,7 @@ class Samples:
         focus, task = self._focus, self._focus.task
         item, row = focus.sample()
         key = focus.naming.key(self._job, task, item, row)
-        focus.gauge.note(Slow(ns, task.epoch, task.step, shown(key, repr), path_of(self._job.dataset, item)))
+        focus.gauge.note(Slow(ns, task.epoch, task.step, safe_text(key, repr), path_of(self._job.dataset, item)))
 
     def _mend(self, get: Callable[[Any], Any], keys: Sequence[Any]) -> tuple[list[Any], Mended | None]:
         """The samples without those that fail, or with others in their place."""
@@ -96,7 +96,7 @@ class Samples:
                         raise
                     if 0 < most == len(tried):
                         others = f"{len(tried) - 1} others in its place: {shorten(tried[1:])}"
-                        named = shown(key, repr)
+                        named = safe_text(key, repr)
                         focus.notes.append(f"It stood in for sample {named}, which failed, as did {others}.")
                         raise
                     mended.errors.append((key_of(job, task, item, row), kept(error, where=focus.where())))

@@ -108,7 +108,7 @@ def number_of(key: object) -> int:
 
 if TYPE_CHECKING:
 
-    class Saved(Protocol):
+    class SavedGenerators(Protocol):
         """How the generators were. `put_back` may be repeated, and works also if `take` was interrupted."""
 
         def take(self) -> None: ...
@@ -124,14 +124,14 @@ class Lending:
     other's step, which may itself wait for a batch that the waiting thread makes.
     """
 
-    def __init__(self, saved: Callable[[], Saved]) -> None:
+    def __init__(self, saved: Callable[[], SavedGenerators]) -> None:
         self._saved = saved
         self._renew()
         os.register_at_fork(after_in_child=self._adopt)
 
     def _renew(self) -> None:
         self._lock = threading.RLock()  # the thread that has it may be interrupted, and borrow
-        self._open: dict[int, Lent] = {}  # the outermost of each thread
+        self._open: dict[int, GeneratorLoan] = {}  # the outermost of each thread
 
     def _adopt(self) -> None:
         """In a forked child, which has one thread: what the others borrowed is returned."""
@@ -144,7 +144,7 @@ class Lending:
         elif saved is not None:
             saved.put_back()
 
-    def begin(self, lent: Lent) -> None:
+    def begin(self, lent: GeneratorLoan) -> None:
         me = threading.get_ident()
         with self._lock:
             if me in self._open or not self._open:
@@ -152,7 +152,7 @@ class Lending:
                 lent.saved.take()
             self._open.setdefault(me, lent)
 
-    def end(self, lent: Lent) -> None:
+    def end(self, lent: GeneratorLoan) -> None:
         me = threading.get_ident()
         with self._lock:
             outermost = self._open.get(me) is lent
@@ -167,10 +167,10 @@ class Lending:
                 del self._open[me]
 
 
-class Lent:
+class GeneratorLoan:
     """One loan. `saved`: what it restores, if that is its task."""
 
-    saved: Saved | None = None
+    saved: SavedGenerators | None = None
 
 
 class Borrowed:
@@ -178,7 +178,7 @@ class Borrowed:
 
     def __init__(self, seed: int, epoch: int, step: int, use: int = LOAD) -> None:
         self._of = seed, epoch, step, use
-        self._lent = Lent()
+        self._lent = GeneratorLoan()
 
     def begin(self) -> int:
         """Returns what `seed_step` returns."""
@@ -189,7 +189,7 @@ class Borrowed:
         _lending.end(self._lent)
 
 
-class _State:
+class _PythonAndNumpyState:
     """The states of `random` and `numpy.random`."""
 
     def __init__(self) -> None:
@@ -206,7 +206,7 @@ class _State:
             self._numpy.put_back()
 
 
-_lending = Lending(_State)
+_lending = Lending(_PythonAndNumpyState)
 
 
 class _NumpyState:

@@ -172,7 +172,7 @@ class Backend(Protocol):
         """Ends the workers without waiting for their tasks. May be called again, also after an interrupt."""
 
 
-Make = Callable[[Job, Any], Backend]
+MakeBackend = Callable[[Job, Any], Backend]
 """Makes a backend for a job. The second argument is the value of the loader's argument that the backend declares."""
 
 
@@ -188,7 +188,7 @@ def _unlimited(given: Any) -> None:
 class Registered:
     """A backend as it was registered. See `register`."""
 
-    make: Make
+    make: MakeBackend
     argument: str | None = None
     check: Callable[[Any, int], object] = _fits
     room: Callable[[Any], int | None] = _unlimited
@@ -213,7 +213,7 @@ TABLE: dict[str, Registered] = {}
 
 def register(
     name: str,
-    make: Make,
+    make: MakeBackend,
     *,
     argument: str | None = ARGUMENT,
     check: Callable[[Any, int], object] = _fits,

@@ -148,18 +148,18 @@ def opencv_stopped() -> Iterator[None]:
 
 def _look_into(library: ctypes.CDLL, name: str) -> None:
     if name in _FUNCTIONS:
-        _setters.extend(_found(library, _FUNCTIONS[name]))
+        _setters.extend(_functions_of(library, _FUNCTIONS[name]))
         return
-    _stops.extend(_found(library, _OPENBLAS_STOP))
+    _stops.extend(_functions_of(library, _OPENBLAS_STOP))
     try:
         number = ctypes.c_int.in_dll(library, _OPENBLAS_NUMBER)
     except ValueError:  # numpy 2.5 hides it
-        _setters.extend(_found(library, *_OPENBLAS))
+        _setters.extend(_functions_of(library, *_OPENBLAS))
     else:
         _setters.append(lambda most: setattr(number, "value", min(most, number.value)))
 
 
-def _found(library: ctypes.CDLL, *functions: str) -> list[Any]:
+def _functions_of(library: ctypes.CDLL, *functions: str) -> list[Any]:
     return [getattr(library, name) for name in functions if hasattr(library, name)]
 
 

@@ -60,9 +60,9 @@ def _check_ray(options: Any, workers: int) -> None:
 
 
 def _room_on_ray(options: Any) -> int | None:
-    from penstock.backends._ray.settings import room
+    from penstock.backends._ray.settings import workers_that_fit
 
-    return room(options)
+    return workers_that_fit(options)
 
 
 TABLE[INLINE] = Registered(make=_inline, kills=False)

@@ -46,7 +46,7 @@ def tell_when_asked(fd: int) -> None:
     faulthandler.register(_SIGNAL, fd, all_threads=False)
 
 
-class _Asked:
+class _StackRequest:
     """A process that was asked for its stack, which it writes to `file`."""
 
     def __init__(self, file: int) -> None:
@@ -60,7 +60,7 @@ class _Asked:
 
     def told(self) -> str:
         text = os.pread(self.file, self.size - self.start, self.start).decode(errors="replace")
-        return _shown([line.strip() for line in text.splitlines() if line.startswith("  File ")])
+        return _user_calls([line.strip() for line in text.splitlines() if line.startswith("  File ")])
 
 
 def ask(processes: Sequence[tuple[int, int]], fd: int) -> list[str]:
@@ -81,12 +81,12 @@ def ask(processes: Sequence[tuple[int, int]], fd: int) -> list[str]:
     return told
 
 
-def _asked(pid: int, pidfd: int, fd: int) -> _Asked | None:
+def _asked(pid: int, pidfd: int, fd: int) -> _StackRequest | None:
     file = -1
     try:
         if _tells(pid):
             file = trust.open_sealed(f"/proc/{pid}/fd/{fd}", _NAME, seals=0)
-            found = _Asked(file)
+            found = _StackRequest(file)
             signal.pidfd_send_signal(pidfd, _SIGNAL)
             return found
     except OSError:  # the worker is dead, or /proc is closed to this process
@@ -122,10 +122,10 @@ def of_thread(ident: int | None) -> str:
     """The stack of a thread of this process, in the same form."""
     frame = sys._current_frames().get(ident or 0)
     calls = reversed(traceback.extract_stack(frame)) if frame is not None else ()
-    return _shown([f'File "{call.filename}", line {call.lineno} in {call.name}' for call in calls])
+    return _user_calls([f'File "{call.filename}", line {call.lineno} in {call.name}' for call in calls])
 
 
-def _shown(calls: list[str]) -> str:
+def _user_calls(calls: list[str]) -> str:
     """The calls without the frames of penstock around the user's code."""
     if calls and re.search(_WAITING, calls[0]):
         return ""

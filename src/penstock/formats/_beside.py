@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._at_work import is_worker_process
-from penstock._files.index import Arrays, Elsewhere, Index, Make, cached
+from penstock._files.index import Arrays, Index, MakeIndex, OtherIndexes, cached
 from penstock._files.local import AnyFile, File
 from penstock._files.remote import RemoteFile
 from penstock._remote.parallel import in_parallel
@@ -42,7 +42,7 @@ from penstock._system.warnings import warn_caller
 from penstock.errors import FormatError, RemoteError
 from penstock.formats._archive import HEADER, Member, member_at, plain_member
 from penstock.formats._extents import compact
-from penstock.formats._samples import Samples
+from penstock.formats._samples import TarSamples
 from penstock.stats import _units
 
 NAME = "penstock.index"
@@ -146,14 +146,14 @@ def unpacked(content: bytes, kind: str) -> dict[str, Entry]:
         raise ValueError(f"it is damaged, or no index of penstock: {error!r}") from error
 
 
-class Late(Index):
+class LateIndex(Index):
     """The index of a tar that is made when a sample is read. The number of samples may be known before, by wids.
 
     A process makes it once, or finds the one that another has made, or the one `elsewhere`.
     """
 
     def __init__(
-        self, file: AnyFile, kind: str, make: Make, count: int | None, elsewhere: Elsewhere | None = None
+        self, file: AnyFile, kind: str, make: MakeIndex, count: int | None, elsewhere: OtherIndexes | None = None
     ) -> None:
         super().__init__(file, kind, make, {}, False)
         self._known, self._elsewhere = count, elsewhere
@@ -173,7 +173,7 @@ class Late(Index):
         return len(self._whole())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Late, (*self._origin, self._known)
+        return LateIndex, (*self._origin, self._known)
 
     def _whole(self) -> Arrays:
         if not self._arrays:
@@ -343,7 +343,7 @@ def _from_dali(file: AnyFile, text: str) -> Arrays:
     width = {"v1.1": 3, "v1.2": 4}[version] if version in ("v1.1", "v1.2") else 0
     if not width or int(count) != len(lines):
         raise ValueError(version)
-    samples, at, members = Samples(), 0, list[Member]()
+    samples, at, members = TarSamples(), 0, list[Member]()
     for number, line in enumerate(lines):
         words = line.split(" ")
         for end, data, size, *name in (words[each : each + width] for each in range(0, len(words), width)):

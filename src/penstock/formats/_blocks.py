@@ -10,7 +10,7 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._cache.kept import Kept
+from penstock._cache.lru import LruCache
 from penstock._files.access import FileOptions, check_bytes
 from penstock._files.paths import Paths
 from penstock._fill.cast import Empty
@@ -48,7 +48,7 @@ class Blocks(Format):
         check_bytes("keep", keep)
         super().__init__(paths, **files)
         self.keep = keep
-        self._kept: Kept[int, Any] = Kept(keep)
+        self._kept: LruCache[int, Any] = LruCache(keep)
 
     def read(self, rows: FileRows) -> Any:
         """The samples of a block: an array, a dict of arrays, or a list."""
@@ -112,7 +112,7 @@ class Blocks(Format):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._kept = Kept(self.keep)
+        self._kept = LruCache(self.keep)
 
 
 def _taken(block: Any, row: int) -> Any:

@@ -178,21 +178,21 @@ class JoinedCells(Cells):
         self.is_direct = all(part.is_direct for part in parts)
         self.is_text = all(part.is_text for part in parts)
 
-    def _found(self, row: int) -> tuple[Cells, int]:
+    def _part_of(self, row: int) -> tuple[Cells, int]:
         number = bisect_right(self._edges, row) - 1
         return self._parts[number], row - self._edges[number]
 
     def _item(self, row: int) -> Any:
-        part, inside = self._found(row)
+        part, inside = self._part_of(row)
         return part.item(inside)
 
     def form(self, row: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        part, inside = self._found(row)
+        part, inside = self._part_of(row)
         return part.form(inside)
 
     def _put(self, out: Any, places: Sequence[int], rows: list[int]) -> bool:
         for place, row in zip(places, rows, strict=True):
-            part, inside = self._found(row)
+            part, inside = self._part_of(row)
             if not part.put(out, range(place, place + 1), [inside]):
                 return False
         return True

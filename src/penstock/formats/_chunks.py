@@ -24,7 +24,7 @@ from penstock._files.remote import PIECE, RemoteFile
 
 _GAP = 1 << 20  # bytes between two extents that are read rather than asked around: 10 ms at 100 MB/s
 
-Extent = tuple[int, int]
+ByteRange = tuple[int, int]
 """The first byte, and the end."""
 
 
@@ -46,13 +46,13 @@ def places(footer: bytes, columns: Sequence[str]) -> NDArray[np.int64]:
         raise ValueError(f"the footer is damaged: {error!r}") from error
 
 
-def _extent(about: dict[int, Any]) -> Extent:
+def _extent(about: dict[int, Any]) -> ByteRange:
     start = min(about[_PAGES], about.get(_DICTIONARY) or about[_PAGES])
     return start, start + about[_SIZE]
 
 
-def _joined(found: list[Extent]) -> list[Extent]:
-    joined: list[Extent] = []
+def _joined(found: list[ByteRange]) -> list[ByteRange]:
+    joined: list[ByteRange] = []
     for start, stop in sorted(found):
         if joined and start - joined[-1][1] < _GAP:
             joined[-1] = joined[-1][0], max(stop, joined[-1][1])
@@ -72,7 +72,7 @@ def edges(places: NDArray[np.int64], size: int) -> NDArray[np.int64]:
 class Fetched:
     """Extents of a remote file, read at once; other bytes are read when they are asked for."""
 
-    def __init__(self, file: RemoteFile, extents: Sequence[Extent]) -> None:
+    def __init__(self, file: RemoteFile, extents: Sequence[ByteRange]) -> None:
         self._file, self.size = file, file.size
         inside = [(start, stop) for start, stop in extents if 0 <= start <= stop <= file.size]
         self._starts = [start for start, _ in inside]
@@ -87,7 +87,7 @@ class Fetched:
         return self._file.read(start, length)
 
 
-Reader = Callable[[bytes, int], tuple[Any, int]]
+ReadValue = Callable[[bytes, int], tuple[Any, int]]
 """Reads the value at a position; returns it, and the position after it."""
 
 
@@ -109,7 +109,7 @@ def _bytes(footer: bytes, at: int) -> tuple[bytes, int]:
     return footer[at : at + length], at + length
 
 
-def _list(footer: bytes, at: int, read: Reader) -> tuple[list[Any], int]:
+def _list(footer: bytes, at: int, read: ReadValue) -> tuple[list[Any], int]:
     _, length, at = _head(footer, at)
     found = []
     for _ in range(length):
@@ -118,7 +118,7 @@ def _list(footer: bytes, at: int, read: Reader) -> tuple[list[Any], int]:
     return found, at
 
 
-def _struct(footer: bytes, at: int, wanted: Mapping[int, Reader]) -> tuple[dict[int, Any], int]:
+def _struct(footer: bytes, at: int, wanted: Mapping[int, ReadValue]) -> tuple[dict[int, Any], int]:
     """Some fields of a struct, by their numbers. Numbers are skipped here: that is where the time goes."""
     found: dict[int, Any] = {}
     number = 0
@@ -172,8 +172,8 @@ _FIXED = {1: 1, 2: 1, 3: 1, 7: 8}
 # The parts of parquet.thrift that are read: FileMetaData, RowGroup, ColumnChunk, ColumnMetaData.
 _ROW_GROUPS, _COLUMNS, _ABOUT = 4, 1, 3
 _PATH, _SIZE, _PAGES, _DICTIONARY = 3, 7, 9, 11
-_OF_ABOUT: dict[int, Reader] = {_PATH: partial(_list, read=_bytes)}
+_OF_ABOUT: dict[int, ReadValue] = {_PATH: partial(_list, read=_bytes)}
 _OF_ABOUT |= {_SIZE: _signed, _PAGES: _signed, _DICTIONARY: _signed}
-_OF_CHUNK: dict[int, Reader] = {_ABOUT: partial(_struct, wanted=_OF_ABOUT)}
-_OF_GROUP: dict[int, Reader] = {_COLUMNS: partial(_list, read=partial(_struct, wanted=_OF_CHUNK))}
-_OF_FILE: dict[int, Reader] = {_ROW_GROUPS: partial(_list, read=partial(_struct, wanted=_OF_GROUP))}
+_OF_CHUNK: dict[int, ReadValue] = {_ABOUT: partial(_struct, wanted=_OF_ABOUT)}
+_OF_GROUP: dict[int, ReadValue] = {_COLUMNS: partial(_list, read=partial(_struct, wanted=_OF_CHUNK))}
+_OF_FILE: dict[int, ReadValue] = {_ROW_GROUPS: partial(_list, read=partial(_struct, wanted=_OF_GROUP))}

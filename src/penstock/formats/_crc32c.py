@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _POLYNOMIAL = 0x82F63B78
-_BLOCK = 512  # bytes: their table, of 512 KB, stays in the processor's cache
+_ROW_BYTES = 512  # bytes: their table, of 512 KB, stays in the processor's cache
 _AT_ONCE = 64  # blocks
 _SHORT = 64  # bytes that a plain loop takes less time for
 
@@ -32,12 +32,12 @@ def crc32c(data: bytes) -> int:
     if len(data) <= _SHORT:
         return _plain(0xFFFFFFFF, data) ^ 0xFFFFFFFF
     # To begin with all bits set is the same as inverting the first four bytes; zeros before them change nothing.
-    whole = np.zeros(-(-len(data) // _BLOCK) * _BLOCK, np.uint8)
+    whole = np.zeros(-(-len(data) // _ROW_BYTES) * _ROW_BYTES, np.uint8)
     whole[-len(data) :] = np.frombuffer(data, np.uint8)
     whole[len(whole) - len(data) :][:4] ^= 0xFF
     crc = 0
-    for at in range(0, len(whole), _BLOCK * _AT_ONCE):
-        crc = _of_blocks(crc, whole[at : at + _BLOCK * _AT_ONCE].reshape(-1, _BLOCK))
+    for at in range(0, len(whole), _ROW_BYTES * _AT_ONCE):
+        crc = _of_rows(crc, whole[at : at + _ROW_BYTES * _AT_ONCE].reshape(-1, _ROW_BYTES))
     return crc ^ 0xFFFFFFFF
 
 
@@ -52,7 +52,7 @@ def _plain(crc: int, data: bytes) -> int:
     return crc
 
 
-def _of_blocks(crc: int, blocks: NDArray[np.uint8]) -> int:
+def _of_rows(crc: int, blocks: NDArray[np.uint8]) -> int:
     table, places, first = _tables()
     alone: list[int] = np.bitwise_xor.reduce(table.take(blocks + places), 1).tolist()
     for block in alone:
@@ -67,7 +67,7 @@ def _tables() -> tuple[NDArray[np.uint32], NDArray[np.intp], list[int]]:
     """What a byte contributes, by its position in a block and its value; where each position begins; the first 4."""
     one = np.array(_TABLE, np.uint32)
     rows: list[NDArray[Any]] = [one]
-    for _ in range(_BLOCK - 1):
+    for _ in range(_ROW_BYTES - 1):
         rows.append(rows[-1] >> np.uint32(8) ^ one[rows[-1] & np.uint32(0xFF)])
     table = np.concatenate(rows[::-1])
-    return table, np.arange(_BLOCK) * 256, table[: 4 * 256].tolist()
+    return table, np.arange(_ROW_BYTES) * 256, table[: 4 * 256].tolist()

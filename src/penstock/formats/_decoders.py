@@ -47,7 +47,7 @@ class Decoding(NamedTuple):
     """The shape of all results, if the function writes them into `out`."""
 
 
-Room = Callable[[str, tuple[int, ...], "np.dtype[Any]"], NDArray[Any]]
+Allocate = Callable[[str, tuple[int, ...], "np.dtype[Any]"], NDArray[Any]]
 """Memory in the batch for one sample of a field."""
 
 _TEXTS = ("txt", "text", "transcript")
@@ -109,13 +109,13 @@ def decoded(
     end: str,
     data: bytes,
     name: object,
-    room: Room | None = None,
+    allocate: Allocate | None = None,
     limit: int | None = None,
 ) -> Any:
     """The member's content. `end` is all that follows the first dot of its name; its last part counts, too.
 
     `name` has the file, the member and the byte, for errors. Results of one shape are written into memory that
-    `room(end, shape, dtype)` returns. `limit` is for the bytes of the result of our own functions.
+    `allocate(end, shape, dtype)` returns. `limit` is for the bytes of the result of our own functions.
     """
     found = end if end in functions else end.rpartition(".")[2]
     decoding = functions.get(found)
@@ -125,9 +125,9 @@ def decoded(
     try:
         if decoding.is_ours:
             return function(data, name, limit)
-        if room is None or decoding.shape is None:
+        if allocate is None or decoding.shape is None:
             return function(data)
-        out = room(end, decoding.shape, np.dtype(function.dtype))
+        out = allocate(end, decoding.shape, np.dtype(function.dtype))
         if function(data, out=out) is not out:
             raise TypeError(f"{function!r} takes out=, so it must write its result into it, and return it.")
         return out

@@ -129,9 +129,11 @@ class Extents(Format):
         return self.decoded(self.files[number].read(start, length), number, row)
 
     def samples(self, keys: Sequence[int], rows: NDArray[np.int64]) -> list[Any]:
-        return [self.decoded(*found) for found in self._found(keys, rows)]
+        return [self.decoded(*found) for found in self._raw_samples(keys, rows)]
 
-    def _found(self, keys: Sequence[int] | NDArray[Any], rows: NDArray[np.int64]) -> Iterator[tuple[bytes, int, int]]:
+    def _raw_samples(
+        self, keys: Sequence[int] | NDArray[Any], rows: NDArray[np.int64]
+    ) -> Iterator[tuple[bytes, int, int]]:
         """For each key the bytes of its sample, the number of the file, and the row in it.
 
         The bytes are read when they are due, just before they are decoded: so they are in the processor's cache, and

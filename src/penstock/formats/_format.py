@@ -12,16 +12,16 @@ from typing import Any, ClassVar, NamedTuple, NoReturn, SupportsIndex, Unpack, c
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from penstock._cache.lookout import Wanted
+from penstock._cache.lookout import WantedPiece
 from penstock._cache.scout import Scout
 from penstock._files.access import Access, FileOptions, PiecesOnDisk, RemoteOptions
 from penstock._files.identity import fingerprint
-from penstock._files.index import Index, Make, cached_each
+from penstock._files.index import Index, MakeIndex, cached_each
 from penstock._files.local import AnyFile
 from penstock._files.paths import Paths, find_files
 from penstock._files.remote import RemoteFile
 from penstock._files.too_large import LIMIT, checked_limit
-from penstock._wire.failure import shown
+from penstock._wire.failure import safe_text
 from penstock.formats._inspection import FieldInfo, Inspection, fields_of
 from penstock.plan._forecast import Forecast
 from penstock.random import each
@@ -142,7 +142,7 @@ class Format(Dataset[Any]):
         remote = {name: value for name, value in files.items() if name != "max_sample_bytes"}
         return Access.of(cls.__name__, cast(RemoteOptions, remote))
 
-    def index(self, kind: str, find: Make) -> list[Index]:
+    def index(self, kind: str, find: MakeIndex) -> list[Index]:
         """For each file the arrays that `find(file)` returns, by name. They are made once and kept (docs/formats.md).
 
         `kind` names what `find` does, with a version, such as "tar-2": change it whenever `find` changes. `find` is a
@@ -234,7 +234,7 @@ class Format(Dataset[Any]):
             what += ", and columns=[...] reads some fields only" if hasattr(self, "columns") else ""
         elif isinstance(key, (list, tuple, np.ndarray)):
             what += ". For several keys use penstock.Subset(data, keys)"
-        raise TypeError(f"{what}; got {shown(key, repr)}, of type {type(key).__name__}.") from None
+        raise TypeError(f"{what}; got {safe_text(key, repr)}, of type {type(key).__name__}.") from None
 
     def __getitems__(self, keys: Sequence[int]) -> list[Any]:
         return self.samples(keys, self.checked(keys))
@@ -280,13 +280,13 @@ class FilesInPieces:
         self.blocks = samples.blocks
         self._samples = samples
 
-    def pieces_of(self, block: int) -> list[Wanted]:
+    def pieces_of(self, block: int) -> list[WantedPiece]:
         rows = self._samples.file_rows(block)
         file = self._samples.files[rows.file]
         if not isinstance(file, RemoteFile) or not isinstance(file.pieces, PiecesOnDisk):
             return []
         pieces = [piece for some in self._samples.ranges(rows) for piece in file.pieces_of(*some)]
-        return [Wanted(piece.name, piece.stop - piece.start, partial(file.fetch, piece)) for piece in pieces]
+        return [WantedPiece(piece.name, piece.stop - piece.start, partial(file.fetch, piece)) for piece in pieces]
 
 
 def _spelt_out(made: type[Format]) -> Any:

@@ -19,7 +19,7 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._cache.kept import Kept
+from penstock._cache.lru import LruCache
 from penstock._files.access import FileOptions
 from penstock._files.local import AnyFile
 from penstock._files.paths import Paths
@@ -70,7 +70,7 @@ class LitData(Sharded):
         self._decode, self.block_size = decode, block_size
         self._config: dict[str, Any] | None = None
         self._ids: dict[str, int] = {}  # of the chunks of a token dataset
-        self._tables: Kept[int, Any] = Kept(KEEP)
+        self._tables: LruCache[int, Any] = LruCache(KEEP)
         super().__init__(paths, **files)
 
     @classmethod
@@ -179,7 +179,7 @@ class LitData(Sharded):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._tables = Kept(KEEP)
+        self._tables = LruCache(KEEP)
 
 
 def _keys(form: Any) -> Sequence[Any]:

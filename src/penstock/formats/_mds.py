@@ -117,14 +117,14 @@ class MDS(Sharded):
             return field(name, encoding, _DECODERS, self._decode)
         dtype = np.dtype(about[0]) if about else None
         shape = tuple(map(int, about[1].split(","))) if len(about) > 1 else None
-        return field(name, encoding, {encoding: _Array(dtype, shape)}, self._decode)
+        return field(name, encoding, {encoding: _ArrayDecoder(dtype, shape)}, self._decode)
 
     def decoded(self, raw: bytes, number: int, row: int) -> dict[str, Any]:
         parts = self.parts(raw, number, row, self._fixed)
         return {each.name: self.value(each, parts[at], number, row) for at, each in self._read}
 
 
-class _Array:
+class _ArrayDecoder:
     """Reads an array. The dtype and the shape are in front of the numbers, unless the column has one for all."""
 
     def __init__(self, dtype: np.dtype[Any] | None, shape: tuple[int, ...] | None) -> None:

@@ -30,7 +30,7 @@ _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
 _MOST_METADATA = 256 << 20
 _LOOK, _MOST_JOINED = 64 << 10, 4 << 20  # bytes that are read at once from a remote file
 
-Extent = tuple[int, int]
+MessageRange = tuple[int, int]
 """The first byte of a message, and its end."""
 
 
@@ -38,8 +38,8 @@ Extent = tuple[int, int]
 class Messages:
     """The messages of a file: of each record batch where it is, its rows, and whether it is compressed."""
 
-    schema: Extent
-    dictionaries: tuple[Extent, ...]
+    schema: MessageRange
+    dictionaries: tuple[MessageRange, ...]
     extents: NDArray[np.int64]
     rows: NDArray[np.int64]
     compressed: NDArray[np.bool_]
@@ -60,9 +60,9 @@ def find_messages(file: AnyFile, look: Look) -> Messages:
         file.damaged(0, "this is Feather V1, which is not read. Write it again as Feather V2 or Arrow IPC")
     if is_file and bytes(look(file.size - 6, file.size)) != b"ARROW1":
         file.damaged(file.size, "an Arrow file ends with ARROW1, and this one does not: it was cut off")
-    schema: Extent | None = None
-    dictionaries: list[Extent] = []
-    extents: list[Extent] = []
+    schema: MessageRange | None = None
+    dictionaries: list[MessageRange] = []
+    extents: list[MessageRange] = []
     rows: list[int] = []
     compressed: list[bool] = []
     at = 8 if is_file else 0
@@ -103,9 +103,9 @@ def _message(file: AnyFile, look: Look, at: int) -> tuple[int, int, bool, int] |
         if not 8 < length < _MOST_METADATA or begin + length > file.size:
             raise struct.error
         message = look(begin, begin + length)
-        table = _Table(message, *struct.unpack_from("<I", message))
+        table = _FlatBufferTable(message, *struct.unpack_from("<I", message))
         kind, body = table.number(1, "<B"), table.number(3, "<q")
-        header = _Table(message, table.below(2))
+        header = _FlatBufferTable(message, table.below(2))
         rows, packed = (header.number(0, "<q"), header.has(3)) if kind == _BATCH else (0, False)
     except struct.error:
         _unreadable(file, at)
@@ -128,10 +128,10 @@ def unpacked_bytes(content: Any) -> int:
         if length == _CONTINUED:
             length, begin = struct.unpack_from("<I", content, 4)[0], 8
         message, body = content[begin : begin + length], begin + length
-        table = _Table(message, *struct.unpack_from("<I", message))
-        header = _Table(message, table.below(2))
+        table = _FlatBufferTable(message, *struct.unpack_from("<I", message))
+        header = _FlatBufferTable(message, table.below(2))
         if table.number(1, "<B") == _DICTIONARY:
-            header = _Table(message, header.below(1))
+            header = _FlatBufferTable(message, header.below(1))
         if not header.has(3):
             return 0
         at, total = header.below(2), 0
@@ -154,17 +154,17 @@ def count_batches(file: AnyFile, look: Look) -> int:
     return len(_named(file, look)[1])
 
 
-def _named(file: AnyFile, look: Look) -> tuple[list[Extent], list[Extent]]:
+def _named(file: AnyFile, look: Look) -> tuple[list[MessageRange], list[MessageRange]]:
     """The metadata of the dictionaries, and of the record batches, that the footer of a file names."""
     (length,) = struct.unpack("<i", look(file.size - 10, file.size - 6))
     if not 8 < length <= file.size - 10:
         raise struct.error
     footer = look(file.size - 10 - length, file.size - 10)
-    table = _Table(footer, *struct.unpack_from("<I", footer))
+    table = _FlatBufferTable(footer, *struct.unpack_from("<I", footer))
     return _blocks(footer, table, 2), _blocks(footer, table, 3)
 
 
-def _blocks(footer: Any, table: _Table, field: int) -> list[Extent]:
+def _blocks(footer: Any, table: _FlatBufferTable, field: int) -> list[MessageRange]:
     """A field of a footer with positions: of each message the first byte, and the end of its metadata."""
     if not table.has(field):
         return []
@@ -202,9 +202,9 @@ class _Looks:
         at = start - self._starts[number]
         return self._parts[number][at : at + stop - start]
 
-    def ask(self, extents: list[Extent]) -> None:
+    def ask(self, extents: list[MessageRange]) -> None:
         """Reads these extents, many at a time; those with a small gap between them together."""
-        joined: list[Extent] = []
+        joined: list[MessageRange] = []
         for start, stop in sorted(extent for extent in extents if 0 <= extent[0] < extent[1] <= self._file.size):
             if joined and start - joined[-1][1] < _LOOK and stop - joined[-1][0] < _MOST_JOINED:
                 joined[-1] = joined[-1][0], max(stop, joined[-1][1])
@@ -221,7 +221,7 @@ class _Looks:
         return number
 
 
-class _Table:
+class _FlatBufferTable:
     """A table of a FlatBuffer: fields are found by their number. Raises struct.error outside of the buffer."""
 
     def __init__(self, content: Any, at: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any, NoReturn, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._cache.kept import Kept
+from penstock._cache.lru import LruCache
 from penstock._files.access import FileOptions
 from penstock._files.index import cached, for_each
 from penstock._files.local import AnyFile, File
@@ -20,7 +20,7 @@ from penstock._files.remote import RemoteFile
 from penstock._files.too_large import AT_ONCE, check_block
 from penstock.errors import FormatError
 from penstock.formats._blocks import KEEP
-from penstock.formats._chunks import Extent, Fetched, edges, places
+from penstock.formats._chunks import ByteRange, Fetched, edges, places
 from penstock.formats._format import FileRows, Format
 from penstock.formats._table import Table, need_pyarrow, unreadable
 
@@ -85,7 +85,7 @@ class Parquet(Table):
 
     def _set_kept(self) -> None:
         super()._set_kept()
-        self._metadata: Kept[int, Any] = Kept(_METADATA)
+        self._metadata: LruCache[int, Any] = LruCache(_METADATA)
         self._places: dict[int, NDArray[np.int64]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -108,20 +108,20 @@ class Parquet(Table):
         if self.max_sample_bytes is not None:
             text = _Text(metadata.row_group(part), part, self.columns, self.max_sample_bytes)
             if text.may_exceed:
-                nbytes = text.nbytes(opened(_Reader.of(file), read_dictionary=text.paths))
+                nbytes = text.nbytes(opened(_PyarrowFile.of(file), read_dictionary=text.paths))
                 check_block(self._place(block), text.rows, nbytes, self.max_sample_bytes)
-        return _batches(opened(_Reader.of(file)), part, self.columns)
+        return _batches(opened(_PyarrowFile.of(file)), part, self.columns)
 
-    def ranges(self, rows: FileRows) -> list[Extent]:
+    def ranges(self, rows: FileRows) -> list[ByteRange]:
         if not isinstance(self.files[rows.file], RemoteFile):
             return [(0, self.files[rows.file].size)]
         found = self._places.get(rows.file)
         if found is None:  # late: it takes 12 µs for each column of each row group
-            found = self._places[rows.file] = self._found(rows.file)
+            found = self._places[rows.file] = self._find_columns(rows.file)
         begin, end = found[:, 0].searchsorted([rows.part, rows.part + 1])
         return [(start, stop) for start, stop in found[begin:end, 1:].tolist()]
 
-    def _found(self, number: int) -> NDArray[np.int64]:
+    def _find_columns(self, number: int) -> NDArray[np.int64]:
         """Where the columns of a remote file are. It is divided into pieces by that from now on."""
         file = self.files[number]
         assert isinstance(file, RemoteFile)
@@ -334,7 +334,7 @@ def _metadata(file: AnyFile, end: bytes) -> Any:
         unreadable(f"the footer of {file.path}", error)
 
 
-class _Reader:
+class _PyarrowFile:
     """A file as pyarrow reads it: with a position. Each reading has its own, so threads do not share one."""
 
     closed = False

@@ -55,7 +55,7 @@ def integer(message: memoryview, at: int) -> tuple[int, int]:
     raise MessageError(f"an integer at byte {at:,} does not end")
 
 
-def block(message: memoryview, at: int) -> tuple[memoryview, int]:
+def length_delimited(message: memoryview, at: int) -> tuple[memoryview, int]:
     """The bytes at a position, which has their length, and the position after them."""
     size, at = integer(message, at)
     if size > len(message) - at:
@@ -68,7 +68,7 @@ def value(message: memoryview, at: int, wire_type: int) -> tuple[int | memoryvie
     if wire_type == VARINT:
         return integer(message, at)
     if wire_type == BYTES:
-        return block(message, at)
+        return length_delimited(message, at)
     if wire_type not in (EIGHT, FOUR):
         raise MessageError(f"a field at byte {at:,} has the unknown wire type {wire_type}")
     end = at + (8 if wire_type == EIGHT else 4)

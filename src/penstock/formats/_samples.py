@@ -31,12 +31,12 @@ def split_name(member: Member) -> tuple[str, str] | None:
     return folder + slash + stem, field.lower()
 
 
-class Fault(FormatError):
+class TarFault(FormatError):
     """What is wrong with a tar at some byte. Not for a disk or a network that fails, or a file that has changed."""
 
 
-class Judged:
-    """A file in which what is wrong is a `Fault`."""
+class FaultRaisingFile:
+    """A file in which what is wrong is a `TarFault`."""
 
     def __init__(self, file: AnyFile) -> None:
         self._file, self.size, self.read = file, file.size, file.read
@@ -52,7 +52,7 @@ class Judged:
             refuse(place, what)
         except FormatError as error:
             said = str(error)
-        raise Fault(said)
+        raise TarFault(said)
 
 
 def find_samples(file: AnyFile) -> Arrays:
@@ -62,7 +62,7 @@ def find_samples(file: AnyFile) -> Arrays:
     `fault`, if the tar has one: the byte from which on it cannot be read, and the last row, which stands for it.
     """
     refuse_compressed(file)
-    archive, samples = Judged(file), Samples()
+    archive, samples = FaultRaisingFile(file), TarSamples()
     at, fault = 0, False
     try:
         while (member := member_at(archive, at)) is not None:
@@ -71,12 +71,12 @@ def find_samples(file: AnyFile) -> Arrays:
             at = member.stop
         samples.close()
         _check_rest(archive, at)
-    except Fault:
+    except TarFault:
         fault = True
     return samples.index(at, fault, file.size)
 
 
-class Samples:
+class TarSamples:
     """The samples of a tar, whose members are added one by one."""
 
     def __init__(self) -> None:

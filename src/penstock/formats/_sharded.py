@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._cache.kept import Kept
+from penstock._cache.lru import LruCache
 from penstock._files.access import FileOptions
 from penstock._files.damage import raise_unless_damage
 from penstock._files.local import AnyFile
@@ -63,7 +63,7 @@ class Sharded(Extents):
                 shards.setdefault(file.identity.name, (file, shard))
         self._shards = [shard for _, shard in shards.values()]
         self.files = [file for file, _ in shards.values()]
-        self._heads: Kept[int, NDArray[np.uint32]] = Kept(_KEEP)
+        self._heads: LruCache[int, NDArray[np.uint32]] = LruCache(_KEEP)
         self.set_rows([self.rows_of(shard) for shard in self._shards])
 
     def listed(self, index: AnyFile, about: Any) -> list[Shard]:
@@ -141,7 +141,7 @@ class Sharded(Extents):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._heads = Kept(_KEEP)
+        self._heads = LruCache(_KEEP)
 
 
 class Field(NamedTuple):

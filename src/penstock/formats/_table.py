@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from penstock._at_work import is_worker_process
 from penstock._cache.keeper import Keeper
-from penstock._cache.kept import Kept
+from penstock._cache.lru import LruCache
 from penstock._cache.shared import Shared
 from penstock._cache.watches import Watches
 from penstock._files.access import check_bytes
 from penstock._files.damage import raise_unless_damage
 from penstock._files.identity import digest_of
-from penstock._fill.cast import Empty, Into
+from penstock._fill.cast import Empty, FieldMemory
 from penstock._measure.cached import counting
 from penstock._system.warnings import warn_caller
 from penstock.errors import FormatError, RemoteError
@@ -64,7 +64,7 @@ class Table(Format):
         self._set_kept()
 
     def _set_kept(self) -> None:
-        self._kept: Kept[int, Block] = Kept(self.keep)
+        self._kept: LruCache[int, Block] = LruCache(self.keep)
         self._shared: Shared | None = None
         self._mapped: set[int] = set()  # blocks of `_kept` that are shared memory
         self._decoded = self._used = 0  # rows
@@ -255,7 +255,7 @@ class Table(Format):
         if not all(each.is_direct for each in block.cells):
             return []
         fields: Iterable[Empty] = repeat(empty, len(self.columns))
-        if type(empty) is Into:
+        if type(empty) is FieldMemory:
             fields = empty.below(self.columns)
         return [_Out(each, row, size, its) for each, its in zip(block.cells, fields, strict=True)]
 
@@ -313,15 +313,15 @@ class _Out:
     __slots__ = ("_into", "array")
 
     def __init__(self, first: Cells, row: int, size: int, empty: Empty) -> None:
-        self._into: Into | None = None
+        self._into: FieldMemory | None = None
         self.array: Any
         if first.is_text:
-            if type(empty) is Into:
+            if type(empty) is FieldMemory:
                 empty.field.wanted("U", "text")
             self.array = [None] * size
             return
         shape, dtype = first.form(row)
-        if type(empty) is Into and empty.field.target(dtype) is not None:
+        if type(empty) is FieldMemory and empty.field.target(dtype) is not None:
             self._into, empty = empty, np.empty
         self.array = empty((size, *shape), dtype)
 

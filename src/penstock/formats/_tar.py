@@ -15,15 +15,15 @@ from penstock._files.index import Arrays, Index, cached_each
 from penstock._files.local import AnyFile
 from penstock._files.paths import FilePath, Paths, find_files
 from penstock._files.too_large import refuse_large
-from penstock._fill.cast import Empty, Into
+from penstock._fill.cast import Empty, FieldMemory
 from penstock._fill.collate import collate
 from penstock.errors import FormatError
 from penstock.formats._archive import Member, check_complete, is_archive, member_at
-from penstock.formats._beside import Beside, Late
+from penstock.formats._beside import Beside, LateIndex
 from penstock.formats._decoders import (
     SIZED,
+    Allocate,
     Decoder,
-    Room,
     decoded,
     decoders,
     nbytes_of,
@@ -31,7 +31,7 @@ from penstock.formats._decoders import (
 )
 from penstock.formats._extents import Extents
 from penstock.formats._format import FileRows
-from penstock.formats._samples import KIND, Fault, Judged, find_samples, follow, split_name
+from penstock.formats._samples import KIND, FaultRaisingFile, TarFault, find_samples, follow, split_name
 
 
 class Tar(Extents):
@@ -106,7 +106,7 @@ class Tar(Extents):
         others = [file for file, count in zip(self.files, counts, strict=True) if count is None]
         known = iter(cached_each(others, kind, make, beside))
         return [
-            next(known) if count is None else Late(file, kind, make, count)
+            next(known) if count is None else LateIndex(file, kind, make, count)
             for file, count in zip(self.files, counts, strict=True)
         ]
 
@@ -116,21 +116,23 @@ class Tar(Extents):
 
     def _set_indexes(self, indexes: list[Index]) -> None:
         super()._set_indexes(indexes)
-        self._bad: list[Bad | None] = [None if isinstance(each, Late) else Bad.of(each) for each in indexes]
+        self._bad: list[BadRows | None] = [
+            None if isinstance(each, LateIndex) else BadRows.of(each) for each in indexes
+        ]
         bad = [(number, each) for number, each in enumerate(self._bad) if each]
         if len(self) and len(self) == sum(len(each) for _, each in bad):
             self._refuse(bad[0][0], bad[0][1].first)  # not one sample can be read: more likely, these are no tars
 
     def _count(self, index: Index) -> int:
-        return index.count if isinstance(index, Late) else super()._count(index)
+        return index.count if isinstance(index, LateIndex) else super()._count(index)
 
     def _firsts(self, number: int) -> NDArray[np.int64]:
-        if isinstance(self.indexes[number], Late):  # read as a whole, so that its index can be made
+        if isinstance(self.indexes[number], LateIndex):  # read as a whole, so that its index can be made
             return np.empty(0, np.int64)
         return super()._firsts(number)
 
     def ranges(self, rows: FileRows) -> list[tuple[int, int]]:
-        if isinstance(self.indexes[rows.file], Late):
+        if isinstance(self.indexes[rows.file], LateIndex):
             return [(0, self.files[rows.file].size)]
         return super().ranges(rows)
 
@@ -148,42 +150,42 @@ class Tar(Extents):
         A `ShapedDecoder` writes its results straight into the batch. NotImplemented if there is none with a shape, or
         if the samples have different fields: then the samples are collated, and an error names the rows.
         """
-        if type(empty) is Into or all(each is None or each.shape is None for each in self._decoders.values()):
+        if type(empty) is FieldMemory or all(each is None or each.shape is None for each in self._decoders.values()):
             return NotImplemented
         rows = self.checked(keys)
         outs: dict[str, NDArray[Any]] = {}
         samples: list[dict[str, Any]] = []
 
-        def room(field: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        def allocate(field: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
             if field not in outs:
                 outs[field] = empty((len(rows), *shape), dtype)
             here: NDArray[Any] = outs[field][len(samples)]
             return here
 
-        for found in self._found(keys, rows):
-            samples.append(self.decoded(*found, room))  # noqa: PERF401 - `room` counts them
+        for found in self._raw_samples(keys, rows):
+            samples.append(self.decoded(*found, allocate))  # noqa: PERF401 - `allocate` counts them
         if not samples or any(sample.keys() != samples[0].keys() for sample in samples):
             return NotImplemented
         others = [{field: value for field, value in sample.items() if field not in outs} for sample in samples]
         batch = collate(others, empty)
         return {field: outs[field] if field in outs else batch[field] for field in samples[0]}
 
-    def decoded(self, raw: bytes, number: int, row: int, room: Room | None = None) -> dict[str, Any]:
+    def decoded(self, raw: bytes, number: int, row: int, allocate: Allocate | None = None) -> dict[str, Any]:
         bad = self._bad[number]
         if bad is None:
-            bad = self._bad[number] = Bad.of(self.indexes[number])
+            bad = self._bad[number] = BadRows.of(self.indexes[number])
         if bad and row in bad:
             self._refuse(number, row)
         file = self.files[number]
         start, _ = self.extent(number, row)
-        part = _Part(file, raw, start)
+        part = _TarPart(file, raw, start)
         key, members = self._members(part, start, self._read)
         sample: dict[str, Any] = {"__key__": key}
         left = self.max_sample_bytes
         if self._wanted is None:
             for field, member in members.items():
                 where = _Where(file, member)
-                value = decoded(self._decoders, field, _content(part, member, where), where, room, left)
+                value = decoded(self._decoders, field, _content(part, member, where), where, allocate, left)
                 sample[field] = value
                 if left is not None and type(value) in SIZED:
                     left = self._left(left, value, where)
@@ -195,7 +197,7 @@ class Tar(Extents):
                 remedy = 'Name other fields=, or let the loader leave such samples out: on_error="skip"'
                 file.refused(start, f"the sample {key!r} has no member {field!r}, but {has}. {remedy}")
             where = _Where(file, members[end])
-            into = room if room is None or end == field else partial(_room_of, room, field)
+            into = allocate if allocate is None or end == field else partial(_allocate_as, allocate, field)
             value = decoded(self._decoders, end, _content(part, members[end], where), where, into, left)
             sample[field] = value
             if left is not None and type(value) in SIZED:
@@ -210,7 +212,7 @@ class Tar(Extents):
             refuse_large(where, self.max_sample_bytes - left + 1, self.max_sample_bytes)
         return left
 
-    def _members(self, part: _Part, start: int, read: Set[str] | None) -> tuple[str, dict[str, Member]]:
+    def _members(self, part: _TarPart, start: int, read: Set[str] | None) -> tuple[str, dict[str, Member]]:
         """The key of the sample that begins here, and its members by field: those in `read`."""
         key: str | None = None
         members: dict[str, Member] = {}
@@ -242,8 +244,8 @@ class Tar(Extents):
         assert bad is not None
         if row not in bad.others:
             try:
-                follow(Judged(file), bad.byte)
-            except Fault as fault:
+                follow(FaultRaisingFile(file), bad.byte)
+            except TarFault as fault:
                 raise FormatError(f"{fault} {_rest(bad.lost, file.size - bad.byte)}") from None
             file.has_changed()
         other = bad.others[row]
@@ -259,7 +261,7 @@ class Tar(Extents):
         )
 
 
-class Bad:
+class BadRows:
     """The rows of a tar that cannot be read: from the row `lost` on because of a fault at `byte`, and `others`: rows
     of samples whose members are apart, with the row of their other members.
     """
@@ -268,7 +270,7 @@ class Bad:
         self._rows, self.lost, self.byte, self.others = rows, lost, byte, others
 
     @classmethod
-    def of(cls, index: Mapping[str, NDArray[Any]]) -> Bad:
+    def of(cls, index: Mapping[str, NDArray[Any]]) -> BadRows:
         if "fault" not in index and "apart" not in index:
             return _SOUND  # one object for all tars: a dataset is pickled with them
         rows = len(index["starts"]) - 1
@@ -287,7 +289,7 @@ class Bad:
         return min([*self.others, self.lost])
 
 
-_SOUND = Bad(1 << 62, 1 << 62, 0, {})
+_SOUND = BadRows(1 << 62, 1 << 62, 0, {})
 
 
 def _rest(row: int, nbytes: int) -> str:
@@ -310,7 +312,7 @@ class _Where:
         return f"{self._file.path}, member {self._member.name!r}, byte {self._member.data:,}"
 
 
-def _content(part: _Part, member: Member, where: _Where) -> bytes:
+def _content(part: _TarPart, member: Member, where: _Where) -> bytes:
     if not member.is_file:
         remedy = "Write the tar with --dereference and --hard-dereference, and without --sparse"
         _refuse(where, f"it is {member.kind}, and only plain files can be read. {remedy}")
@@ -319,11 +321,13 @@ def _content(part: _Part, member: Member, where: _Where) -> bytes:
     return part.read(member.data, member.size)
 
 
-def _room_of(room: Room, field: str, _: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    return room(field, shape, dtype)
+def _allocate_as(
+    allocate: Allocate, field: str, _: str, shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> NDArray[Any]:
+    return allocate(field, shape, dtype)
 
 
-class _Part:
+class _TarPart:
     """The bytes of a file from `start` on that were read at once. `size` is that of the file up to their end."""
 
     def __init__(self, file: AnyFile, raw: bytes, start: int) -> None:

@@ -19,7 +19,7 @@ from penstock._files.mapping import mapped
 from penstock._files.paths import Paths
 from penstock._files.remote import RemoteFile
 from penstock._files.span import Span, span_of
-from penstock._fill.cast import Empty, Into
+from penstock._fill.cast import Empty, FieldMemory
 from penstock.errors import FormatError
 from penstock.formats._format import BLOCK, FileRows, Format
 from penstock.formats._inspection import FieldInfo
@@ -70,7 +70,7 @@ class Tokens(Format):
     """
 
     suffixes = (".bin",)
-    _windows: _Windows | _RemoteWindows | _Ranges | None = None
+    _samples: _MappedSamples | _PartlyMappedSamples | _ReadSamples | None = None
 
     def __init__(
         self,
@@ -127,24 +127,24 @@ class Tokens(Format):
 
     def _gathered(self, rows: NDArray[np.int64], empty: Empty) -> NDArray[Any]:
         view, shape = self._mapped(), (len(rows), self.length)
-        if type(empty) is not Into or empty.field.target(self.dtype) is None:
+        if type(empty) is not FieldMemory or empty.field.target(self.dtype) is None:
             out = empty(shape, self.dtype)
             view.copy(rows, out)
             return out
-        out, size = empty.room(shape, self.dtype), max(1, _SCRATCH // view.width)
+        out, size = empty.allocate(shape, self.dtype), max(1, _SCRATCH // view.width)
         for at in range(0, len(rows), size):
             empty.field.write(out[at : at + size], view.taken(rows[at : at + size]), at)
         return out
 
-    def _mapped(self) -> _Windows | _RemoteWindows | _Ranges:
-        if self._windows is None:
+    def _mapped(self) -> _MappedSamples | _PartlyMappedSamples | _ReadSamples:
+        if self._samples is None:
             local = [file for file in self.files if isinstance(file, File)]
             if len(local) == len(self.files):
-                self._windows = _Windows(self, *mapped(local))
+                self._samples = _MappedSamples(self, *mapped(local))
             else:
                 span = span_of(self.files, self.length * self.dtype.itemsize)
-                self._windows = _Ranges(self) if span is None else _RemoteWindows(self, span)
-        return self._windows
+                self._samples = _ReadSamples(self) if span is None else _PartlyMappedSamples(self, span)
+        return self._samples
 
     def _header(self, file: AnyFile) -> tuple[int, int]:
         """The number of bytes before the first id of a file, and a check of its first bytes."""
@@ -158,10 +158,10 @@ class Tokens(Format):
         return (FieldInfo("", str(self.dtype), (self.length,)),)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_windows"}
+        return {name: value for name, value in self.__dict__.items() if name != "_samples"}
 
 
-class _Windows:
+class _MappedSamples:
     """The memory of all files, and the samples in it.
 
     Memory is divided into equal units, at which samples begin. If a sample is a number of whole units, mostly one,
@@ -231,25 +231,25 @@ class _Windows:
         return starts if len(self._parts) == 1 else (starts[:, np.newaxis] + self._parts).reshape(-1)
 
 
-class _RemoteWindows:
+class _PartlyMappedSamples:
     """The samples of files of which some are remote: copied from the pieces that are mapped, or else read."""
 
     def __init__(self, tokens: Tokens, span: Span) -> None:
-        self._span, self._ranges = span, _Ranges(tokens)
-        self._windows = _Windows(tokens, span.memory, span.begins)
-        self.width = self._windows.width
+        self._span, self._read = span, _ReadSamples(tokens)
+        self._mapped = _MappedSamples(tokens, span.memory, span.begins)
+        self.width = self._mapped.width
 
     def taken(self, rows: NDArray[np.int64]) -> NDArray[Any]:
         """The samples of these rows, in memory of their own."""
-        return self._got(rows, self._windows.taken_from, self._ranges.taken)
+        return self._got(rows, self._mapped.taken_from, self._read.taken)
 
     def copy(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
         """Copies the samples of these rows into `out`."""
-        self._got(rows, partial(self._windows.copy_from, out=out), partial(self._ranges.copy, out=out))
+        self._got(rows, partial(self._mapped.copy_from, out=out), partial(self._read.copy, out=out))
 
     def _got(self, rows: NDArray[np.int64], copied: Callable[..., T], read: Callable[..., T]) -> T:
-        mark, starts = self._span.mark, self._windows.starts(rows)
-        at = self._windows.positions(starts)
+        mark, starts = self._span.mark, self._mapped.starts(rows)
+        at = self._mapped.positions(starts)
         if self._span.has(at, self.width):
             found = copied(starts)
             if self._span.mark is mark:
@@ -259,7 +259,7 @@ class _RemoteWindows:
         return found
 
 
-class _Ranges:
+class _ReadSamples:
     """The samples of files of which some are remote: read, not mapped."""
 
     def __init__(self, tokens: Tokens) -> None:

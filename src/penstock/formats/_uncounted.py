@@ -14,7 +14,7 @@ from penstock._files.access import Access
 from penstock._files.index import Index
 from penstock._remote.parallel import in_parallel
 from penstock._remote.urls import is_url
-from penstock.formats._beside import Late
+from penstock.formats._beside import LateIndex
 from penstock.formats._tar import Tar
 from penstock.plan._blocks import WINDOW, division
 from penstock.plan._order import Permutation
@@ -43,7 +43,7 @@ class UncountedTar(Tar):
 
     def _find_indexes(self, access: Access) -> list[Index]:
         beside = self._beside(access, warns=False)
-        return [Late(file, self.kind, self.find, None, beside) for file in self.files]
+        return [LateIndex(file, self.kind, self.find, None, beside) for file in self.files]
 
     def _set_indexes(self, indexes: list[Index]) -> None:
         self.indexes, self._bad = indexes, [None] * len(indexes)

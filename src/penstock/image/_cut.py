@@ -38,12 +38,12 @@ class Box(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """The `window` of the image is resized `to` a size, and the sample is the box `inside` the result.
+    """The `region` of the image is resized `to` a size, and the sample is the box `inside` the result.
 
     `crop` is the box of the sample in the resized image as it is `before` the crop: a mean image is cropped alike.
     """
 
-    window: Box
+    region: Box
     to: Size
     inside: Box
     crop: Box

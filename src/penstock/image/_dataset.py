@@ -15,7 +15,7 @@ from penstock._files.access import Access, RemoteOptions
 from penstock._files.local import AnyFile
 from penstock._files.remote import THREADS
 from penstock._files.too_large import refuse_large
-from penstock._fill.cast import Empty, Into
+from penstock._fill.cast import Empty, FieldMemory
 from penstock._fill.collate import collate
 from penstock._remote.parallel import in_parallel
 from penstock.errors import CollateError, FormatError
@@ -67,7 +67,7 @@ class Images(Dataset[Any]):
         return self._gathered((self.read(key) for key in each(keys)), len(keys), empty)
 
     def _gathered(self, stored: Iterable[StoredImage], count: int, empty: Empty) -> Any:
-        if type(empty) is Into:  # dtype= is applied later, to the fields of the whole batch
+        if type(empty) is FieldMemory:  # dtype= is applied later, to the fields of the whole batch
             empty = empty.empty
         transform = self.transform
         fixed = None if transform.shape is None else empty((count, *transform.shape), transform.dtype)

@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._files.access import Access
-from penstock._files.index import shown
+from penstock._files.index import with_progress_bar
 from penstock._files.local import AnyFile, File
 from penstock._files.paths import find_files, text_of
 from penstock._files.pieces import Pieces
 from penstock._files.remote import RemoteFile
 from penstock._remote.listing import listed
 from penstock._remote.parallel import in_parallel
-from penstock._remote.store import IN_FLIGHT, Remote, Stored, remotes
+from penstock._remote.store import IN_FLIGHT, Remote, StoredObject, remotes
 from penstock._remote.urls import is_url, is_web, local
 from penstock.errors import RemoteFileNotFound
 from penstock.source._folders import files_below
@@ -70,11 +70,11 @@ class RemoteFolder:
         self._tokens: PackedList[str] = PackedList(())
 
     @cached_property
-    def _listed(self) -> dict[str, Stored]:
+    def _listed(self) -> dict[str, StoredObject]:
         """The objects by their paths, without hidden ones."""
         pages = listed(self._remote, self._begin.rstrip("/"))
         found = {}
-        for each in shown(chain.from_iterable(pages), None, "listing files"):
+        for each in with_progress_bar(chain.from_iterable(pages), None, "listing files"):
             path = each.key[len(self._begin) :]
             if path and not any(part.startswith(".") for part in path.split("/")):
                 found[path] = each
@@ -106,7 +106,7 @@ class RemoteFolder:
     def file(self, paths: Sequence[str], key: int) -> AnyFile:
         name = self._begin + paths[key]
         if paths is self._paths:
-            stored = Stored(name, int(self._sizes[key]), self._tokens[key])
+            stored = StoredObject(name, int(self._sizes[key]), self._tokens[key])
         else:
             stored = self._remote.find(name)
         return RemoteFile(self._remote, stored, self._pieces)

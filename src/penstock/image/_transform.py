@@ -107,10 +107,10 @@ class Transform:
         _limit_threads(os.getpid())
         picture, normalizer = open_image(image, self.color, name, self.max_sample_bytes), self._normalizer
         cut, mirror = self._cut((picture.height, picture.width), name)
-        window, to, inside = cut.window, cut.to, cut.inside
+        region, to, inside = cut.region, cut.to, cut.inside
         mean = None if normalizer.mean_image is None else normalizer.mean_of(cut.before, cut.crop, name)
-        pixels, times = picture.pixels(window.top + window.height, window.shrinking(to), decoder_scratch)
-        box, extent = window.shrunk(times)
+        pixels, times = picture.pixels(region.top + region.height, region.shrinking(to), decoder_scratch)
+        box, extent = region.shrunk(times)
         pixels = _resized(pixels[box.slices()], extent, to)[inside.slices()]
         shape, dtype = normalizer.shape((inside.height, inside.width)), normalizer.dtype
         if out is None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.plan._grouping import Grouping, Inside, Keys
+from penstock.plan._grouping import Grouping, InnerBlocks, KeyArray
 from penstock.plan._order import Order, Sequential
 from penstock.plan._plan import OrderPlan
 
@@ -81,7 +81,7 @@ class Forecast:
                 found.append(self.order.at(epoch, np.arange(first, last)))
         return np.concatenate(found)
 
-    def inner(self, keys: Keys) -> Keys:
+    def inner(self, keys: KeyArray) -> KeyArray:
         """The keys in this dataset, for keys of the loader's dataset; -1 for a key that is not in this one."""
         return keys
 
@@ -89,7 +89,7 @@ class Forecast:
         """True if the order says when each of these blocks is needed: `spans` may be called."""
         return blocks.is_of(self.order) or (type(self.order) is Sequential and blocks.keys is None)
 
-    def spans(self, blocks: Grouping, epoch: int) -> tuple[Keys, Keys, Keys]:
+    def spans(self, blocks: Grouping, epoch: int) -> tuple[KeyArray, KeyArray, KeyArray]:
         """Block numbers, the first position of the epoch that may need each, and the position after the last."""
         order: Any = self.order
         if type(order) is Sequential:
@@ -107,9 +107,11 @@ class InnerForecast(Forecast):
     dataset. `blocks`, called if needed, returns the position of its blocks, if that is known.
     """
 
-    def __init__(self, outer: Forecast, keys: Callable[[Keys], Keys], blocks: Callable[[], Inside | None]) -> None:
+    def __init__(
+        self, outer: Forecast, keys: Callable[[KeyArray], KeyArray], blocks: Callable[[], InnerBlocks | None]
+    ) -> None:
         self._outer, self._keys, self._blocks = outer, keys, blocks
-        self._inside: Inside | None = None
+        self._inside: InnerBlocks | None = None
         self.counts = outer.counts
 
     @property
@@ -127,10 +129,10 @@ class InnerForecast(Forecast):
     def epochs(self) -> Iterator[tuple[int, int, int]]:
         return self.root.epochs()
 
-    def keys(self, start: int, stop: int) -> Keys:
+    def keys(self, start: int, stop: int) -> KeyArray:
         return self.inner(self.root.keys(start, stop))
 
-    def inner(self, keys: Keys) -> Keys:
+    def inner(self, keys: KeyArray) -> KeyArray:
         return self._keys(self._outer.inner(keys))
 
     def knows(self, blocks: Grouping) -> bool:
@@ -139,7 +141,7 @@ class InnerForecast(Forecast):
         inside = self._inside
         return inside is not None and inside.inner == blocks and self._outer.knows(inside.outer)
 
-    def spans(self, blocks: Grouping, epoch: int) -> tuple[Keys, Keys, Keys]:
+    def spans(self, blocks: Grouping, epoch: int) -> tuple[KeyArray, KeyArray, KeyArray]:
         assert self._inside is not None
         outer, first, stop = self._outer.spans(self._inside.outer, epoch)
         numbers = self._inside.numbers[outer]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from penstock.plan._blocks import BlockOrder
 from penstock.plan._order import Order, Selected
 
-Keys = NDArray[np.int64]
+KeyArray = NDArray[np.int64]
 
 
 class Grouping:
@@ -21,11 +21,13 @@ class Grouping:
     `of` returns the numbers of the blocks of some keys.
     """
 
-    def __init__(self, edges: Keys, keys: Keys | None = None, of: Callable[[Keys], Keys] | None = None) -> None:
+    def __init__(
+        self, edges: KeyArray, keys: KeyArray | None = None, of: Callable[[KeyArray], KeyArray] | None = None
+    ) -> None:
         self.edges, self.keys = edges, keys
         self.of = of or self._searched
 
-    def _searched(self, keys: Keys) -> Keys:
+    def _searched(self, keys: KeyArray) -> KeyArray:
         return self.edges.searchsorted(keys, "right") - 1
 
     def __len__(self) -> int:
@@ -50,20 +52,20 @@ class Grouping:
         return hasattr(base, "spans") and _equal(base.edges, self.edges) and _equal(keys, self.keys)
 
 
-def _equal(one: Keys | range | None, other: Keys | range | None) -> bool:
+def _equal(one: KeyArray | range | None, other: KeyArray | range | None) -> bool:
     return one is other or (one is not None and other is not None and np.array_equal(one, other))
 
 
-class Inside(NamedTuple):
+class InnerBlocks(NamedTuple):
     """Maps the blocks of an outer dataset to those of a nested one: block b is the nested block `numbers[b]`, or in
     another dataset if that is -1."""
 
     outer: Grouping
     inner: Grouping
-    numbers: Keys
+    numbers: KeyArray
 
 
-def chosen(inner: Grouping, indices: Keys) -> Inside:
+def chosen(inner: Grouping, indices: KeyArray) -> InnerBlocks:
     """The blocks of the samples at these indices: samples from the same block of the inner dataset form one block."""
     last = max(0, len(inner) - 1)
     of = inner.of(indices).clip(0, last)  # an index that does not exist fails when it is read
@@ -73,7 +75,9 @@ def chosen(inner: Grouping, indices: Keys) -> Inside:
     keys = None if (np.diff(of) >= 0).all() else of.argsort(kind="stable")
     ours = np.full(len(counts), -1)
     ours[numbers] = np.arange(len(numbers))
-    return Inside(Grouping(edges, keys, lambda keys: ours[inner.of(indices[keys]).clip(0, last)]), inner, numbers)
+    return InnerBlocks(
+        Grouping(edges, keys, lambda keys: ours[inner.of(indices[keys]).clip(0, last)]), inner, numbers
+    )
 
 
 def joined(parts: Sequence[Grouping]) -> Grouping:
@@ -81,7 +85,7 @@ def joined(parts: Sequence[Grouping]) -> Grouping:
     firsts = np.cumsum([0, *(part.edges.item(-1) for part in parts)])
     blocks = np.cumsum([0, *map(len, parts)])
 
-    def of(keys: Keys) -> Keys:
+    def of(keys: KeyArray) -> KeyArray:
         numbers, places = np.empty(len(keys), np.int64), firsts.searchsorted(keys, "right") - 1
         for place in np.unique(places.clip(0, len(parts) - 1)).tolist():
             here = places == place

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import StateError
 from penstock.plan._order import Order
-from penstock.plan._samplers import BLOCK, batches, check_drop_last, positive
+from penstock.plan._samplers import KEYS_AT_ONCE, batches, check_drop_last, positive
 
 _Take = Callable[[int], list[Any]]
 
@@ -48,7 +48,7 @@ class OrderPlan:
     [[0, 1], [2, 3], [4]]
 
     A step of all `world` ranks together is the next world * batch_size positions of the order, and rank r gets
-    the r-th block of them. So after any step a prefix of the order is consumed, and the rest, from position
+    the r-th part of them. So after any step a prefix of the order is consumed, and the rest, from position
     `start` on, can be divided among another number of ranks or into batches of another size. (Steps are numbered
     as if all earlier ones had the new shape, so the numbers continue if the shape is the same.)
 
@@ -111,8 +111,8 @@ class OrderPlan:
         steps = self.steps(epoch)
         if not self.first_step <= step < steps:
             raise IndexError(f"step {step} is outside epoch {epoch}, which has {steps} steps.")
-        block = self.block(epoch, step, step + 1)
-        return int(block[0]) if self.batch_size is None else block
+        keys = self.block(epoch, step, step + 1)
+        return int(keys[0]) if self.batch_size is None else keys
 
     def pad(self, epoch: int, step: int) -> int:
         beyond = self._position(step, epoch) + self._size - self.order.size(epoch)
@@ -142,9 +142,9 @@ class OrderPlan:
         n = self.order.size(epoch)
         if positions.size and positions[-1] >= n:
             positions = positions % n if self.padded else positions[positions < n]
-        block = self._over_epochs(epoch, positions) if begin < 0 else self.order.at(epoch, positions).view()
-        block.flags.writeable = False
-        return block
+        keys = self._over_epochs(epoch, positions) if begin < 0 else self.order.at(epoch, positions).view()
+        keys.flags.writeable = False
+        return keys
 
     def _over_epochs(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """The keys at these positions; negative positions count from the end of the epochs before."""
@@ -168,7 +168,7 @@ class OrderPlan:
         return epoch * self.order.size(epoch) % self._stride if self.rollover else 0
 
     def _position(self, step: int, epoch: int) -> int:
-        """The position in the order where this rank's block of the step begins."""
+        """The position in the order where this rank's part of the step begins."""
         begin = self.start - self._carried(epoch)
         return begin + (step - self.first_step) * self._stride + self.rank * self._size
 
@@ -179,8 +179,8 @@ class Draw:
     def __init__(self, plan: OrderPlan, epoch: int, start: int) -> None:
         self._plan, self._epoch, self._step, self._steps = plan, epoch, start, plan.steps(epoch)
         self.batched, self._size = plan.batch_size is not None, plan.batch_size or 1
-        self._at_once = max(1, BLOCK // self._size)
-        self._block: NDArray[np.int64] = np.empty(0, np.int64)
+        self._at_once = max(1, KEYS_AT_ONCE // self._size)
+        self._keys: NDArray[np.int64] = np.empty(0, np.int64)
         self._at = 0
 
     def __iter__(self) -> Draw:
@@ -193,17 +193,17 @@ class Draw:
     def take(self, most: int) -> tuple[NDArray[np.int64], int]:
         """The keys of up to `most` further steps, and the number of these steps; all have the same number of keys."""
         at, size = self._at, self._size
-        left = len(self._block) - at
+        left = len(self._keys) - at
         if not left:
             if self._step >= self._steps:
                 raise StopIteration
             last = min(self._step + self._at_once, self._steps)
-            self._block = self._plan.block(self._epoch, self._step, last)
-            at, left = 0, len(self._block)
+            self._keys = self._plan.block(self._epoch, self._step, last)
+            at, left = 0, len(self._keys)
         count = min(most, left // size) or 1  # an incomplete last step is taken alone
         self._step += count
         self._at = min(at + count * size, at + left)
-        return self._block[at : self._at], count
+        return self._keys[at : self._at], count
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ They are for programs that compose samplers by hand. `DataLoader(shuffle=True)` 
 order is a function (see `_order.py`) and can be resumed at any step. A loader replaces a sampler of this
 module that has no generator of its own by the same kind of order (`order_of`), with the loader's seed.
 
-No sampler builds a list of n keys: each computes blocks of `BLOCK` keys while it is read.
+No sampler builds a list of n keys: each computes `KEYS_AT_ONCE` keys at a time while it is read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 # Keys computed in one numpy call. A call costs as much as some 500 keys, so small steps share one.
-BLOCK = 4096
+KEYS_AT_ONCE = 4096
 
 
 class Sampler(Generic[T_co]):
@@ -99,14 +99,14 @@ class RandomSampler(Sampler[int]):
             raise ValueError(f"{count} samples cannot be drawn from an empty data source.")
         if self.replacement:
             generator = _generator(self.generator)
-            return _one_by_one(generator.integers(0, n, size=block.size) for block in _blocks(count))
+            return _one_by_one(generator.integers(0, n, size=positions.size) for positions in _positions(count))
         return _one_by_one(self._without_replacement(n, count, draw_key(self.generator)))
 
     @staticmethod
     def _without_replacement(n: int, count: int, key: int) -> Iterator[NDArray[np.int64]]:
         for turn, first in enumerate(range(0, count, max(n, 1))):
             permutation = Permutation(n, mix(key, turn))
-            yield from (permutation.at(block) for block in _blocks(min(n, count - first)))
+            yield from (permutation.at(block) for block in _positions(min(n, count - first)))
 
     def __len__(self) -> int:
         return self.num_samples
@@ -126,9 +126,9 @@ class SubsetRandomSampler(Sampler[T]):
     def __iter__(self) -> Iterator[T]:
         n, indices = len(self.indices), self.indices
         permutation = Permutation(max(n, 1), draw_key(self.generator))
-        at = (permutation.at(block) for block in _blocks(n))
+        at = (permutation.at(positions) for positions in _positions(n))
         if isinstance(indices, np.ndarray):
-            return _one_by_one(indices[block] for block in at)
+            return _one_by_one(indices[positions] for positions in at)
         return (indices[i] for i in _one_by_one(at))
 
     def __len__(self) -> int:
@@ -154,7 +154,7 @@ class BlockSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         order = BlockOrder(self.blocks, self.window, draw_key(self.generator))
-        return _one_by_one(order.at(0, positions) for positions in _blocks(len(self)))
+        return _one_by_one(order.at(0, positions) for positions in _positions(len(self)))
 
     def __len__(self) -> int:
         return self.blocks.item(-1)
@@ -216,7 +216,7 @@ class WeightedRandomSampler(Sampler[int]):
         edges = np.cumsum(self.weights)
         # With weights near the smallest float the product can round up to the last edge, which has no key.
         last = np.flatnonzero(self.weights)[-1]
-        points = (generator.random(block.size) * edges[-1] for block in _blocks(self.num_samples))
+        points = (generator.random(block.size) * edges[-1] for block in _positions(self.num_samples))
         return _one_by_one(np.minimum(np.searchsorted(edges, at, side="right"), last) for at in points)
 
     def _without_replacement(self, generator: np.random.Generator) -> NDArray[np.int64]:
@@ -298,7 +298,7 @@ class DistributedSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         n, epoch = len(self.dataset), self.epoch
         order: Order = Shuffled(n, self.seed) if self.shuffle else Sequential(n)
-        at = ((block * self.num_replicas + self.rank) % n for block in _blocks(self.num_samples))
+        at = ((positions * self.num_replicas + self.rank) % n for positions in _positions(self.num_samples))
         return _one_by_one(order.at(epoch, positions) for positions in at)
 
     def __len__(self) -> int:
@@ -372,8 +372,8 @@ def group(keys: Iterator[T], size: int, drop_last: bool) -> Iterator[list[T]]:
         yield batch
 
 
-def _blocks(count: int) -> Iterator[NDArray[np.int64]]:
-    return (np.arange(start, min(start + BLOCK, count)) for start in range(0, count, BLOCK))
+def _positions(count: int) -> Iterator[NDArray[np.int64]]:
+    return (np.arange(start, min(start + KEYS_AT_ONCE, count)) for start in range(0, count, KEYS_AT_ONCE))
 
 
 def _one_by_one(blocks: Iterable[NDArray[Any]]) -> Iterator[Any]:

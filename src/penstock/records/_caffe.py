@@ -26,7 +26,7 @@ from penstock.formats._format import BLOCK, FileRows
 from penstock.formats._protobuf import BYTES, FOUR, VARINT, MessageError, fields, floats_of, numbers
 from penstock.records._datum import Datum, dump, parse
 from penstock.records._lmdbfile import find_values, is_lmdb, value_of
-from penstock.records._samples import Samples
+from penstock.records._samples import RecordSamples
 from penstock.source._packed import PackedList
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _MAP = 1 << 40  # bytes of address space, not of memory; as in Caffe
 _PER_TRANSACTION = 1000  # items, as in Caffe
 
 
-class CaffeLMDB(Samples):
+class CaffeLMDB(RecordSamples):
     """Caffe's LMDB of Datum, in key order: samples `(array, label)` with the axes (channels, height, width).
 
     Raw data is uint8, and `float_data` is float32. Encoded images are decoded (which needs the extra "image"), gray

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.formats._protobuf import BYTES, FOUR, VARINT, MessageError, block, floats_of, integer, value
+from penstock.formats._protobuf import BYTES, FOUR, VARINT, MessageError, floats_of, integer, length_delimited, value
 
 _CHANNELS, _HEIGHT, _WIDTH, _DATA, _LABEL, _FLOATS, _ENCODED = range(1, 8)
 _NUMBERS = (_CHANNELS, _HEIGHT, _WIDTH, _LABEL, _ENCODED)
@@ -44,9 +44,9 @@ def parse(message: memoryview) -> Datum:
         if field in _NUMBERS and wire_type == VARINT and field not in numbers:
             numbers[field], at = integer(message, at)
         elif field == _DATA and wire_type == BYTES and data is None:
-            data, at = block(message, at)
+            data, at = length_delimited(message, at)
         elif field == _FLOATS and wire_type == BYTES:
-            packed, at = block(message, at)
+            packed, at = length_delimited(message, at)
             floats.append(floats_of(packed))
         elif field == _FLOATS and wire_type == FOUR:
             values, at = _tagged_floats(message, at)
@@ -85,10 +85,10 @@ def _tagged_floats(message: memoryview, at: int) -> tuple[NDArray[np.float32], i
 def dump(content: NDArray[np.uint8] | NDArray[np.float32] | bytes, label: int) -> bytes:
     """The message for an array, channels first, or for an encoded image, as Caffe writes it."""
     if isinstance(content, bytes):
-        return b"".join((_dump_block(_DATA, content), _number(_LABEL, label), _number(_ENCODED, 1)))
+        return b"".join((_dump_length_delimited(_DATA, content), _number(_LABEL, label), _number(_ENCODED, 1)))
     shape = [_number(field, size) for field, size in zip((_CHANNELS, _HEIGHT, _WIDTH), content.shape, strict=True)]
     if content.dtype == np.uint8:
-        return b"".join((*shape, _dump_block(_DATA, content.tobytes()), _number(_LABEL, label)))
+        return b"".join((*shape, _dump_length_delimited(_DATA, content.tobytes()), _number(_LABEL, label)))
     floats = np.empty((content.size, 5), np.uint8)
     floats[:, 0] = _FLOATS << 3 | FOUR
     floats[:, 1:] = np.frombuffer(content.astype("<f4").tobytes(), np.uint8).reshape(-1, 4)
@@ -99,7 +99,7 @@ def _number(field: int, value: int) -> bytes:
     return _varint(field << 3 | VARINT) + _varint(value & (1 << 64) - 1)
 
 
-def _dump_block(field: int, content: bytes) -> bytes:
+def _dump_length_delimited(field: int, content: bytes) -> bytes:
     return _varint(field << 3 | BYTES) + _varint(len(content)) + content
 
 

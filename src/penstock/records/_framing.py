@@ -44,7 +44,7 @@ def framed(content: bytes) -> list[bytes]:
     return pieces
 
 
-class Misfit(ValueError):
+class NotARecord(ValueError):
     """The bytes are not a record: `what` is wrong at the byte `at` of them."""
 
     def __init__(self, at: int, what: str) -> None:
@@ -53,23 +53,23 @@ class Misfit(ValueError):
 
 
 def record(raw: bytes) -> memoryview:
-    """The content of the record that is exactly these bytes. Raises Misfit."""
+    """The content of the record that is exactly these bytes. Raises NotARecord."""
     begins = _marks(raw)
     if not begins or begins[0] != 0:
-        raise Misfit(0, "a record should begin here, but none does")
+        raise NotARecord(0, "a record should begin here, but none does")
     between = [_MIDDLE] * (len(begins) - 2)
     flags = [_ALONE] if len(begins) == 1 else [_FIRST, *between, _LAST]
     parts: list[memoryview | bytes] = []
     for expected, begin, end in zip(flags, begins, [*begins[1:], len(raw)], strict=True):
         if end < begin + 8:
-            raise Misfit(begin, "the header of a part is cut off")
+            raise NotARecord(begin, "the header of a part is cut off")
         _, word = _HEAD.unpack_from(raw, begin)
         flag, length = word >> 29, word & LONGEST
         stop = begin + 8 + length
         # Only the last part may end before a multiple of 4; zeros fill the rest.
         fits = end == stop if expected in (_FIRST, _MIDDLE) else stop <= end < stop + 4 and not any(raw[stop:end])
         if flag != expected or not fits:
-            raise Misfit(begin, f"a part of {length:,} bytes with flag {flag} does not fit here")
+            raise NotARecord(begin, f"a part of {length:,} bytes with flag {flag} does not fit here")
         parts += _MARK, memoryview(raw)[begin + 8 : stop]
     return memoryview(parts[1] if len(parts) == 2 else b"".join(parts[1:]))
 

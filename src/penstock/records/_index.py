@@ -67,7 +67,7 @@ def _wrong(starts: NDArray[np.int64], file: AnyFile) -> str:
     try:
         last = int(starts[-1])
         framing.record(file.peek(last, file.size - last))
-    except framing.Misfit:
+    except framing.NotARecord:
         return f"its last record, at byte {starts[-1]:,}, does not end where the file does"
     return framing.disagreement(file, starts) if isinstance(file, File) else ""
 

@@ -30,7 +30,7 @@ import simplejpeg  # after penstock.image, whose error says how to install it
 
 BATCH = 16
 QUALITY = 95  # as in MXNet's own tool
-SHOWN = 20  # skipped files that are listed
+MOST_LISTED = 20  # skipped files that are listed
 
 
 def run(options: argparse.Namespace) -> int:
@@ -51,10 +51,10 @@ def run(options: argparse.Namespace) -> int:
     console.print(f"  {printable(options.out)}\n  {printable(idx_path(options.out))}")
     if skipped:
         errors.print(f"{len(skipped):,} files were left out:")
-        for _, why in skipped[:SHOWN]:
+        for _, why in skipped[:MOST_LISTED]:
             errors.print(f"  {printable(str(why))}")
-        if len(skipped) > SHOWN:
-            errors.print(f"  and {len(skipped) - SHOWN:,} more")
+        if len(skipped) > MOST_LISTED:
+            errors.print(f"  and {len(skipped) - MOST_LISTED:,} more")
     return 0
 
 

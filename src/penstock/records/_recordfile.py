@@ -29,7 +29,7 @@ from penstock.errors import FormatError, RemoteError
 from penstock.formats._extents import compact
 from penstock.records import _framing as framing
 from penstock.records._index import read_index, write_index
-from penstock.records._samples import Samples, as_images
+from penstock.records._samples import RecordSamples, as_images
 from penstock.source._dataset import IterableDataset
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Record(NamedTuple):
     data: bytes
 
 
-class RecordFile(Samples):
+class RecordFile(RecordSamples):
     """The records of MXNet's `.rec` files, in the order of the files; each is a `Record(id, label, data)`.
 
     With a `transform` of `penstock.image` a sample is `(image, label)`, or the image alone with `labels=False`.
@@ -140,7 +140,7 @@ class RecordFile(Samples):
     def stored(self, raw: bytes, number: int, row: int) -> Record:
         try:
             return _record(raw)
-        except framing.Misfit as error:
+        except framing.NotARecord as error:
             index, start = self._idx_paths[number], self.extent(number, row)[0]
             _damaged(self.files[number], start, error, index)
 
@@ -238,7 +238,7 @@ class RecordStream(IterableDataset[Any]):
             refuse_large(name, stop - start, self.max_sample_bytes)
         try:
             record = _record(self._file.read(start, stop - start))
-        except framing.Misfit as error:
+        except framing.NotARecord as error:
             _damaged(self._file, start, error)
         if self.transform is None:
             return record
@@ -251,22 +251,22 @@ def _edges(starts: NDArray[np.int64], file: AnyFile) -> NDArray[Any]:
 
 
 def _record(raw: bytes) -> Record:
-    """The record of these bytes. Raises Misfit."""
+    """The record of these bytes. Raises NotARecord."""
     content = framing.record(raw)
     if len(content) < _HEAD.size:
         what = f"a record of {len(content)} bytes is too short for the header of {_HEAD.size} with its id and label"
-        raise framing.Misfit(0, what)
+        raise framing.NotARecord(0, what)
     count, label, id_, _ = _HEAD.unpack_from(content)
     begin = _HEAD.size + 4 * count
     if begin > len(content):
         what = f"a record of {len(content):,} bytes cannot hold the {count:,} labels that its header names"
-        raise framing.Misfit(0, what)
+        raise framing.NotARecord(0, what)
     if count:
         label = np.frombuffer(content, "<f4", count, _HEAD.size).astype(np.float32)
     return Record(id_, label, bytes(content[begin:]))
 
 
-def _damaged(file: AnyFile, start: int, error: framing.Misfit, index: str | None = None) -> NoReturn:
+def _damaged(file: AnyFile, start: int, error: framing.NotARecord, index: str | None = None) -> NoReturn:
     """Raises FormatError for the record that begins at the byte `start`, and was found by this index."""
     try:
         file.damaged(start + error.at, error.what)
@@ -292,7 +292,7 @@ def _id(file: AnyFile, head: bytes, start: int, stop: int) -> int:
     if content is None or len(content) < _HEAD.size:
         try:  # it has several parts, or is damaged
             return _record(file.read(start, stop - start)).id
-        except framing.Misfit as error:
+        except framing.NotARecord as error:
             _damaged(file, start, error)
     id_: int = _HEAD.unpack(content)[2]
     return id_

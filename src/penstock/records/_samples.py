@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from penstock.image._dataset import StoredImage
 
 
-class Samples(Extents):
+class RecordSamples(Extents):
     """The samples of files: as stored or, with a transform, `(image, label)` as in ImageFolder.
 
     A subclass defines `stored(raw, number, row)`, a sample without a transform, and `image(raw, number, row)`.
@@ -53,7 +53,7 @@ class Samples(Extents):
     def _gathered(self, keys: Any, empty: Empty) -> Any:
         if self.transform is None:  # it was taken away meanwhile
             return NotImplemented
-        stored = (self.image(*found) for found in self._found(keys, self.checked(keys)))
+        stored = (self.image(*found) for found in self._raw_samples(keys, self.checked(keys)))
         return as_images(self.transform, self.labels)._gathered(stored, len(keys), empty)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._fill.cast import Empty, Into
+from penstock._fill.cast import Empty, FieldMemory
 from penstock.source._dataset import Dataset, check_either
 
 Array = NDArray[Any]
@@ -59,12 +59,12 @@ class ArrayDataset(Dataset[Any]):
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
         """The batch of these keys, equal to the collated samples; `empty(shape, dtype)` allocates its memory."""
         checked = checked_keys(keys, len(self))
-        if type(empty) is Into:
+        if type(empty) is FieldMemory:
             columns = zip(self._views, self._into(empty), strict=True)
             return self._sample([_converted(view, checked, into) for view, into in columns])
         return self._sample([_gathered(view, checked, empty) for view in self._views])
 
-    def _into(self, batch: Into) -> Sequence[Into]:
+    def _into(self, batch: FieldMemory) -> Sequence[FieldMemory]:
         """The part of the batch's memory for each column."""
         if self.names is not None:
             return batch.below(self.names)
@@ -159,7 +159,7 @@ def _gathered(column: Array, keys: NDArray[np.int64], empty: Empty) -> Any:
     return out
 
 
-def _converted(column: Array, keys: NDArray[np.int64], into: Into) -> Any:
+def _converted(column: Array, keys: NDArray[np.int64], into: FieldMemory) -> Any:
     if _is_text(column):
         into.field.wanted("U", "text")
     elif into.field.target(column.dtype) is not None:

@@ -191,7 +191,7 @@ class ConcatDataset(Dataset[T_co]):
         return part, index - self.cumulative_sizes[part - 1] if part else index
 
 
-class Link(NamedTuple):
+class ChainItem(NamedTuple):
     """An item of a ChainDataset that is not loaded yet, with the number of the stream it comes from."""
 
     stream: int
@@ -201,7 +201,7 @@ class Link(NamedTuple):
 class ChainDataset(IterableDataset[T_co]):
     """Several streams, one after the other, each opened when the previous one has ended.
 
-    If one of them defines `load`, so does the chain: it yields a `Link` for each item, and the workers load the
+    If one of them defines `load`, so does the chain: it yields a `ChainItem` for each item, and the workers load the
     item with the stream that it came from.
 
     >>> list(ChainDataset(["ab", range(2)]))
@@ -218,15 +218,15 @@ class ChainDataset(IterableDataset[T_co]):
     def __iter__(self) -> Iterator[T_co]:
         linked = hasattr(self, "load")
         for position, stream in enumerate(self.datasets):
-            yield from (cast(T_co, Link(position, item)) for item in stream) if linked else stream
+            yield from (cast(T_co, ChainItem(position, item)) for item in stream) if linked else stream
 
     @property
-    def load(self) -> Callable[[Link], Any]:
+    def load(self) -> Callable[[ChainItem], Any]:
         if not any(hasattr(stream, "load") for stream in self.datasets):
             raise AttributeError("none of the chained streams defines load")
         return self._load
 
-    def _load(self, link: Link) -> Any:
+    def _load(self, link: ChainItem) -> Any:
         load = getattr(self.datasets[link.stream], "load", None)
         return link.item if load is None else load(link.item)
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from penstock._system.interrupts import import_whole
 from penstock.plan._forecast import Forecast, InnerForecast
-from penstock.plan._grouping import Grouping, Inside, Keys, chosen, joined
+from penstock.plan._grouping import Grouping, InnerBlocks, KeyArray, chosen, joined
 
 Foresee = Callable[[Forecast], Any]
 
@@ -72,10 +72,10 @@ def _grouping(dataset: Any) -> Grouping:
 
 
 # Sorting 10^7 indices takes a second, and a loader asks for the order in each epoch, and for its length.
-_known: weakref.WeakKeyDictionary[Any, tuple[Any, Inside]] = weakref.WeakKeyDictionary()
+_known: weakref.WeakKeyDictionary[Any, tuple[Any, InnerBlocks]] = weakref.WeakKeyDictionary()
 
 
-def blocks_of_subset(subset: Any) -> Inside:
+def blocks_of_subset(subset: Any) -> InnerBlocks:
     """The blocks of a Subset: samples from the same block of the inner dataset form one block."""
     try:
         inner = _grouping(subset.dataset)
@@ -106,7 +106,7 @@ def blocks_of_parts(joint: Any) -> list[Grouping]:
     return found
 
 
-def _keys(indices: Any, length: int) -> Keys | None:
+def _keys(indices: Any, length: int) -> KeyArray | None:
     """The indices of a Subset as an array of keys of 0 or more; None if they are something else."""
     found: NDArray[Any] = np.asarray(indices)
     if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
@@ -153,7 +153,7 @@ def foresee_of_subset(subset: Any) -> Foresee | None:
     if foresee is None or keys is None:
         return None
 
-    def inner(outer: Keys) -> Keys:
+    def inner(outer: KeyArray) -> KeyArray:
         return np.where(outer < 0, -1, keys[outer]) if len(keys) else outer
 
     return lambda forecast: foresee(InnerForecast(forecast, inner, partial(_or_none, blocks_of_subset, subset)))
@@ -184,20 +184,20 @@ def foresee_of_parts(joint: Any) -> Foresee | None:
 def _of_part(forecast: Forecast, joint: Any, number: int) -> InnerForecast:
     first, stop = (0, *joint.cumulative_sizes)[number : number + 2]
 
-    def inner(outer: Keys) -> Keys:
+    def inner(outer: KeyArray) -> KeyArray:
         return np.where((first <= outer) & (outer < stop), outer - first, -1)
 
-    def inside() -> Inside:
+    def inside() -> InnerBlocks:
         groupings = blocks_of_parts(joint)
         before = sum(map(len, groupings[:number]))
         numbers = np.arange(sum(map(len, groupings))) - before
         numbers[numbers >= len(groupings[number])] = -1
-        return Inside(joined(groupings), groupings[number], numbers.clip(-1))
+        return InnerBlocks(joined(groupings), groupings[number], numbers.clip(-1))
 
     return InnerForecast(forecast, inner, partial(_or_none, inside))
 
 
-def _or_none(blocks: Callable[..., Inside], *args: Any) -> Inside | None:
+def _or_none(blocks: Callable[..., InnerBlocks], *args: Any) -> InnerBlocks | None:
     """The position of the blocks; None if a dataset has no blocks."""
     try:
         return blocks(*args)

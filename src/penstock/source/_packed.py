@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 T = TypeVar("T")
 ItemKind = Literal["str", "bytes", "pickle"]
 
-_BLOCK = 1024
+_ITEMS_AT_ONCE = 1024
 
 
 class PackedList(Sequence[T], Generic[T]):
@@ -83,8 +83,8 @@ class PackedList(Sequence[T], Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         decode, data = self._decode, self._bytes
-        for first in range(0, len(self), _BLOCK):
-            edges = self.offsets[first : first + _BLOCK + 1].tolist()
+        for first in range(0, len(self), _ITEMS_AT_ONCE):
+            edges = self.offsets[first : first + _ITEMS_AT_ONCE + 1].tolist()
             for start, stop in pairwise(edges):
                 yield decode(data[start:stop])
 

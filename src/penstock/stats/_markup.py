@@ -14,7 +14,7 @@ from html import escape
 from itertools import pairwise
 
 from penstock._printable import printable
-from penstock._wire.failure import shown
+from penstock._wire.failure import safe_text
 
 WIDE, HIGH = 1000, 100
 Point = tuple[float, float]  # x and y, each from 0 to 1
@@ -25,7 +25,7 @@ def text(value: object, most: int = 300) -> str:
 
     Characters that cannot be seen (and half surrogates, which no file can hold) are written as escapes.
     """
-    plain = value if isinstance(value, str) else shown(value, repr)
+    plain = value if isinstance(value, str) else safe_text(value, repr)
     if len(plain) > most:
         plain = f"{plain[: most // 2]} … {plain[-most // 3 :]}"
     return escape(printable(plain, lines=True))

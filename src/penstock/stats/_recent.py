@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from penstock.stats._figures import Moment, Stats
 
-WINDOW = 5.0
+RECENT_SECONDS = 5.0
 """The least number of seconds. Rows of the history may be further apart if a loader has run for a long time."""
 
 
@@ -28,7 +28,7 @@ def recent(stats: Stats) -> Recent:
     waited, worked, batches = stats.life.waits.total, stats.life.works.total, stats.life.batches
     before, busy = Moment(0, 0, 0, 0, 0, 0, 0, 0, 0), []
     for row in reversed(stats.history):
-        if waited + worked - row.waited - row.worked >= WINDOW:
+        if waited + worked - row.waited - row.worked >= RECENT_SECONDS:
             before = row
             break
         busy.append(row.busy)

@@ -13,12 +13,15 @@ import time
 import warnings
 from typing import Any
 
-from penstock._measure.gauges import Record
+from penstock._measure.gauges import TracedTask
 from penstock._printable import printable
 from penstock._system import trust
 from penstock._system.interrupts import interrupts_deferred
 
 _CALLER, _FIRST_WORKER = 1, 2  # rows; Perfetto takes 0 for the kernel's idle thread
+_PAGE = 4096
+"""No event crosses a page of the file: a program that is killed while it writes has written whole pages."""
+
 _PIECE = 1 << 16  # characters
 _LATEST = 1_000_000_000  # ns: a killed program loses the events of the last second at most
 # Viewers load the whole file into memory, and more than this takes them minutes.
@@ -56,7 +59,7 @@ class Trace:
         """The caller did something from `began` to `ended`."""
         self._span(_CALLER, name, began, ended, _arguments(details))
 
-    def task(self, record: Record, worker: str, keys: str = "") -> None:
+    def task(self, record: TracedTask, worker: str, keys: str = "") -> None:
         """A worker did a task. Before it, since its last one, the worker waited."""
         seat, began, fetched, made, ended, _, epoch, step, steps = record
         row = _FIRST_WORKER + seat
@@ -100,6 +103,9 @@ class Trace:
         with self._lock:
             if self.closed:
                 return
+            room = _PAGE - (self._written + self._size) % _PAGE
+            if len(event) > room:
+                event = " " * room + event
             self._piece.append(event)
             self._size += len(event)
             if self._size > _PIECE or now - self._written_at > _LATEST:

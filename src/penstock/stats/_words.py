@@ -13,10 +13,10 @@ from penstock.stats._units import count, seconds, share, size
 
 def say(text: str, facts: Facts) -> str:
     """The text with the pieces filled in."""
-    return text.format_map(_Pieces(facts))
+    return text.format_map(_Phrases(facts))
 
 
-class _Pieces(dict[str, str]):
+class _Phrases(dict[str, str]):
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
 

@@ -21,7 +21,7 @@ from penstock.errors import LoaderTimeout, WorkerLost
 from penstock.testing import _sources as sources
 from penstock.testing._laws import Laws, raises, same, until
 from penstock.testing._same import assert_resumes_everywhere
-from penstock.testing._sources import Countdown, Light, Made, Numbers, Raising, Stateful
+from penstock.testing._sources import Countdown, FunctionDataset, Light, Numbers, Raising, Stateful
 
 _SHUFFLED: dict[str, Any] = {"batch_size": 3, "shuffle": True, "seed": 5}
 _ROWS = np.arange(230, dtype=np.int32).reshape(46, 5)
@@ -50,7 +50,7 @@ class LoaderLaws(Laws):
             (Numbers(3), {"batch_size": 7}),
             (Numbers(0), {"batch_size": 2}),
             (Numbers(40), _SHUFFLED),
-            (Made(23, sources.rich), {"batch_size": 4}, {"batch_size": None}),
+            (FunctionDataset(23, sources.rich), {"batch_size": 4}, {"batch_size": None}),
             (sources.ragged([1, 5, 100, 1000, 0, 3]), {}),
             (_ROWS, _SHUFFLED),
             (["a", "bc", "def"], {"batch_size": 2}),
@@ -79,7 +79,7 @@ class LoaderLaws(Laws):
 
     def test_a_key_keeps_its_type_and_value(self) -> None:
         keys: list[Any] = [7, np.int64(7), -1, 2**70, 3.5, ("a", 1), "name", [1, 2], np.array([[1.5]])]
-        dataset = Made(0, lambda key: (type(key).__name__, key))
+        dataset = FunctionDataset(0, lambda key: (type(key).__name__, key))
         for key, found in zip(keys, self.loader(dataset, batch_size=None, sampler=keys), strict=True):
             assert found[0] == type(key).__name__ and np.array_equal(found[1], key), f"{key!r}: {found}"
 
@@ -95,12 +95,12 @@ class LoaderLaws(Laws):
 
     def test_random_numbers_belong_to_the_sample(self) -> None:
         for make in (sources.drawn, sources.drawn_everywhere)[: 1 + self.own_generators]:
-            self.equal(Made(20, make), **_SHUFFLED)
+            self.equal(FunctionDataset(20, make), **_SHUFFLED)
 
     def test_the_generators_of_the_caller_are_left_alone(self) -> None:
         self.needs("own_generators")
         before = np.random.get_state()[1].tolist()  # type: ignore[index]
-        list(self.loader(Made(20, sources.drawn_everywhere), seed=1))
+        list(self.loader(FunctionDataset(20, sources.drawn_everywhere), seed=1))
         assert np.random.get_state()[1].tolist() == before  # type: ignore[index]
 
     # Law 7: an error names its sample.
@@ -137,7 +137,7 @@ class LoaderLaws(Laws):
 
     def test_keys_that_cannot_be_sent_end_the_epoch_with_an_error(self) -> None:
         self.needs("workers")
-        batches = iter(self.loader(Made(0, str), batch_size=None, sampler=[1, 2, sources.Unsendable(), 4]))
+        batches = iter(self.loader(FunctionDataset(0, str), batch_size=None, sampler=[1, 2, sources.Unsendable(), 4]))
         found = [next(batches), next(batches)]
         self.skip_unless(batches._engine.backend.copies_dataset, "keys are not sent")
         with raises(LookupError, "could not be sent to a worker"):
@@ -368,7 +368,7 @@ def _rows(batches: Iterable[Any]) -> list[Any]:
 
 
 @contextmanager
-def _gated() -> Iterator[tuple[Made, Callable[[], None]]]:
+def _gated() -> Iterator[tuple[FunctionDataset, Callable[[], None]]]:
     """Six samples, of which sample 1 waits at a gate, and the function that opens the gate.
 
     The gate is a file, and open when the file is gone: so it is open after the block too, if a worker looks late.
@@ -382,7 +382,7 @@ def _gated() -> Iterator[tuple[Made, Callable[[], None]]]:
                 time.sleep(0.001)
             return key
 
-        yield Made(6, sample), gate.unlink
+        yield FunctionDataset(6, sample), gate.unlink
 
 
 def _told(loader: Any) -> list[str]:

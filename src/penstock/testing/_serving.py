@@ -103,11 +103,11 @@ class Answering(BaseHTTPRequestHandler):
 
 class _Server(Closing):
     def __init__(self, folder: Path) -> None:
-        super().__init__(_Handler)
+        super().__init__(_RequestHandler)
         self.folder = folder
 
 
-class _Handler(Answering):
+class _RequestHandler(Answering):
     server: _Server
 
     def do_GET(self) -> None:

@@ -54,7 +54,7 @@ def sleep(seconds: float) -> None:
         _slept[-1] += seconds
 
 
-class _Posted:
+class _PostedTask:
     """A task on the board."""
 
     worker: int | None = None
@@ -70,12 +70,12 @@ class _Posted:
         return self.task.single()[min(len(self.done), self.steps - 1)]
 
 
-class _Worker:
+class _SimulatedWorker:
     """One worker, which `loader.workers` also shows. Tests may kill it."""
 
     runner: Runner | None = None
     info: Any = None
-    posted: _Posted | None = None
+    posted: _PostedTask | None = None
     busy_until = took = 0.0
     changes = 0  # how many of them its dataset has
     cause: BaseException | None = None
@@ -109,8 +109,8 @@ class SimulatedBackend(Backend):
         self._job = job
         self._shipped = dumps(job, by_value=True) if self.copies_dataset else b""
         self._slabs, self.gauges = Slabs(None), Gauges(None)
-        self._board: dict[int, _Posted] = {}
-        self._workers: dict[int, _Worker] = {}
+        self._board: dict[int, _PostedTask] = {}
+        self._workers: dict[int, _SimulatedWorker] = {}
         self._hired: set[int] = set()
         self._outbox: list[Outcome] = []
         self._changes: list[bytes] = []
@@ -124,14 +124,14 @@ class SimulatedBackend(Backend):
 
     @property
     def workers(self) -> list[Any]:
-        return sorted(filter(_Worker.is_alive, self._workers.values()), key=lambda worker: worker.seat)
+        return sorted(filter(_SimulatedWorker.is_alive, self._workers.values()), key=lambda worker: worker.seat)
 
     def hire(self, worker: int, seat: int) -> None:
         self._simulation.refuse(seat)
         assert worker not in self._hired, "a worker id is used once"
         assert all(other.seat != seat for other in self._workers.values()), "a seat has one worker"
         self._hired.add(worker)
-        self._workers[worker] = _Worker(worker, seat)
+        self._workers[worker] = _SimulatedWorker(worker, seat)
         self.flush()
 
     def retire(self, seat: int = -1) -> None:
@@ -149,7 +149,7 @@ class SimulatedBackend(Backend):
         if self.copies_dataset and not isinstance(task.keys, np.ndarray):
             task = task._replace(keys=loads(dumps(task.keys)))
         root = self._slabs.arena.root(self._slabs.region(slab, 0, task.steps, self.most_steps))
-        self._board[task.seq] = _Posted(task, slab, root, seat, len(self._changes))
+        self._board[task.seq] = _PostedTask(task, slab, root, seat, len(self._changes))
         self.flush()
 
     def cool(self, slab: int) -> None:
@@ -247,7 +247,7 @@ class SimulatedBackend(Backend):
             actions += [worker.does("die") for worker in self.workers]
         return actions
 
-    def _action(self, worker: _Worker) -> Action | None:
+    def _action(self, worker: _SimulatedWorker) -> Action | None:
         """The next action of this worker, if it need not wait and does not leave."""
         posted = worker.posted
         if not worker.is_alive():
@@ -261,7 +261,7 @@ class SimulatedBackend(Backend):
         task = self._next_task(worker.seat)
         return None if task is None else Action("claim", worker.id, task.step)
 
-    def _task(self, worker: _Worker, kind: str) -> Task | None:
+    def _task(self, worker: _SimulatedWorker, kind: str) -> Task | None:
         """The task, or the single step, that an action is about."""
         if worker.posted is None:
             return self._next_task(worker.seat) if kind == "claim" else None
@@ -291,11 +291,11 @@ class SimulatedBackend(Backend):
         else:
             getattr(self, f"_{action.kind}")(worker)
 
-    def _die(self, worker: _Worker) -> None:
+    def _die(self, worker: _SimulatedWorker) -> None:
         self._simulation.deaths -= 1
         worker.kill()
 
-    def _start(self, worker: _Worker) -> None:
+    def _start(self, worker: _SimulatedWorker) -> None:
         try:
             job: Job = loads(self._shipped) if self.copies_dataset else self._job
         except Exception as error:
@@ -308,7 +308,7 @@ class SimulatedBackend(Backend):
             with_loan(loan, partial(runner.begin, worker.seat, alone=False))
 
     @contextmanager
-    def _at_work(self, worker: _Worker) -> Iterator[None]:
+    def _at_work(self, worker: _SimulatedWorker) -> Iterator[None]:
         """During the block, the calling thread is this worker, which is busy as long as the block sleeps."""
         outer = get_worker_info()
         set_worker_info(worker.info, of_process=False)
@@ -321,13 +321,13 @@ class SimulatedBackend(Backend):
             worker.took = _slept.pop()
             worker.busy_until = self.clock() + worker.took
 
-    def _claim(self, worker: _Worker) -> None:
+    def _claim(self, worker: _SimulatedWorker) -> None:
         task = self._next_task(worker.seat)
         assert task is not None
         worker.posted = self._board[task.seq]
         worker.posted.worker = worker.id
 
-    def _fill(self, worker: _Worker) -> None:
+    def _fill(self, worker: _SimulatedWorker) -> None:
         posted, runner = worker.posted, worker.runner
         assert posted is not None and runner is not None
         task = posted.current()
@@ -344,7 +344,7 @@ class SimulatedBackend(Backend):
         posted.done.append(outcome)
         posted.used = base + writer.used
 
-    def _report(self, worker: _Worker) -> None:
+    def _report(self, worker: _SimulatedWorker) -> None:
         posted, worker.posted = worker.posted, None
         assert posted is not None
         del self._board[posted.task.seq]
@@ -356,12 +356,12 @@ class SimulatedBackend(Backend):
         self._slabs.learn(posted.used // len(done) + 1)
         self._outbox.append(outcome)
 
-    def _leave(self, worker: _Worker) -> None:
+    def _leave(self, worker: _SimulatedWorker) -> None:
         self._leaving -= 1
         del self._workers[worker.id]
         self._outbox.append(Left(worker.id))
 
-    def _bury(self, worker: _Worker) -> None:
+    def _bury(self, worker: _SimulatedWorker) -> None:
         del self._workers[worker.id]
         seq, at = None, 0
         if worker.posted is not None:

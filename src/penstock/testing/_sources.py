@@ -121,7 +121,7 @@ def once_more(dataset: Any) -> None:
     dataset.times += 1
 
 
-class Made(Numbers):
+class FunctionDataset(Numbers):
     """Sample i is `make(i)`."""
 
     def __init__(self, n: int, make: Callable[[Any], Any]) -> None:
@@ -153,9 +153,9 @@ def drawn_everywhere(key: int) -> Any:
     return np.array([key, rng().random(), random.random(), np.random.random()])
 
 
-def ragged(sizes: list[int]) -> Made:
+def ragged(sizes: list[int]) -> FunctionDataset:
     """Sample i is an array of `sizes[i]` numbers, all i."""
-    return Made(len(sizes), lambda key: np.full(sizes[key], key))
+    return FunctionDataset(len(sizes), lambda key: np.full(sizes[key], key))
 
 
 class Countdown(IterableDataset[Any]):

@@ -42,7 +42,7 @@ from unittest import SkipTest
 import numpy as np
 
 import penstock
-from penstock._files.pieces import Fetch, Piece, PiecesInMemory
+from penstock._files.pieces import FetchPiece, Piece, PiecesInMemory
 from penstock._files.remote import RemoteFile
 from penstock.errors import CollateError, FormatError, ImageError
 from penstock.source._nested import method_of
@@ -55,14 +55,14 @@ __all__ = ["BrokenLaw", "Suite", "check"]
 _SMALL = 64  # bytes of a piece, so that reading a byte too many is noticed
 
 
-class _Laws:
+class _FormatLaws:
     def __init_subclass__(cls) -> None:
         for name, value in list(vars(cls).items()):
             if name.startswith("test_") and callable(value):
                 setattr(cls, name, law(value))
 
 
-class Suite(_Laws):
+class Suite(_FormatLaws):
     """All laws. Derive a class from it, and declare what to check:
 
     - `make(paths, **files)`: makes a dataset; mostly the class itself. `files` are the keywords of `FileOptions`.
@@ -348,7 +348,7 @@ class _Noting(PiecesInMemory):
         super().__init__()
         self._fetched = fetched
 
-    def get(self, piece: Piece, fetch: Fetch) -> memoryview:
+    def get(self, piece: Piece, fetch: FetchPiece) -> memoryview:
         self._fetched.append(piece)
         return super().get(piece, fetch)
 

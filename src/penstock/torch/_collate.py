@@ -24,7 +24,7 @@ from torch.utils.data import default_collate
 from torch.utils.data._utils import collate as theirs
 
 import penstock.collate
-from penstock._fill.cast import DTYPES, Empty, Into
+from penstock._fill.cast import DTYPES, Empty, FieldMemory
 from penstock.errors import CollateError
 from penstock.torch._tensors import NATIVE, blank
 
@@ -83,7 +83,7 @@ def _collate(batch: Any, empty: Empty, rules: Rules, alone: bool) -> Any:
     elif issubclass(kind, tuple) and hasattr(first, "_fields"):
         columns = zip(zip(*batch, strict=False), _below(empty, first._fields), strict=False)
         return kind(*[_collate(column, its, rules, alone) for column, its in columns])
-    if type(empty) is Into:
+    if type(empty) is FieldMemory:
         empty = empty.empty  # the values are converted afterwards
     # Other containers are left to torch, with our rules in its table.
     ours: Rules = {key: partial(_apply, rule, empty, rules, alone) for key, rule in rules.items()}
@@ -91,7 +91,7 @@ def _collate(batch: Any, empty: Empty, rules: Rules, alone: bool) -> Any:
 
 
 def _below(empty: Empty, keys: Iterable[Any]) -> Iterable[Empty]:
-    return empty.below(keys) if type(empty) is Into else repeat(empty)
+    return empty.below(keys) if type(empty) is FieldMemory else repeat(empty)
 
 
 def _apply(
@@ -99,7 +99,7 @@ def _apply(
 ) -> Any:
     usual = type(rule) is FunctionType and type(batch) in _BATCHES
     ours = _OURS.get(rule) if usual else None
-    if type(empty) is Into:
+    if type(empty) is FieldMemory:
         made = None if ours is None else _converted(batch, empty)
         if made is not None:
             return made
@@ -108,7 +108,7 @@ def _apply(
     return rule(batch, collate_fn_map=rules) if made is None else made
 
 
-def _converted(batch: Any, into: Into) -> torch.Tensor | None:
+def _converted(batch: Any, into: FieldMemory) -> torch.Tensor | None:
     """The column, converted while it is written; None if it is not certain that torch would do the same."""
     first, kinds = batch[0], set(map(type, batch))
     if kinds == {torch.Tensor} and set(map(attrgetter("dtype"), batch)) <= NATIVE.keys():

@@ -21,7 +21,7 @@ from penstock._session.seeded import SeedSession
 from penstock._wire.failure import dict_of
 from penstock._work.generators import Generators
 from penstock._work.runner import Runner
-from penstock._work.seeding import Borrowed, Lending, Lent
+from penstock._work.seeding import Borrowed, GeneratorLoan, Lending
 from penstock.backends import _base as backends
 from penstock.backends._process.methods import configured_method
 from penstock.source._dataset import is_stream
@@ -55,7 +55,7 @@ def _fit(first: Any, other: Any) -> bool:
 _STACKED = Stacked()
 
 
-class _Generators(Generators):
+class _TorchGenerators(Generators):
     """Torch's global generator too."""
 
     def seed(self, epoch: int, number: int) -> int:
@@ -65,13 +65,13 @@ class _Generators(Generators):
 
     def allow(self) -> None:
         super().allow()
-        self._borrow = _Borrowed
+        self._borrow = _BorrowedWithTorch
 
 
 class SeededRunner(Runner):
     """Runner for datasets that use torch's worker info and torch's global generator."""
 
-    make_generators = _Generators
+    make_generators = _TorchGenerators
 
     def begin(self, seat: int, *, alone: bool) -> None:
         job = self._job
@@ -79,12 +79,12 @@ class SeededRunner(Runner):
         super().begin(seat, alone=alone)
 
 
-class _Borrowed(Borrowed):
+class _BorrowedWithTorch(Borrowed):
     """Torch's global generator too."""
 
     def __init__(self, *of: int) -> None:
         super().__init__(*of)
-        self._torch = Lent()
+        self._torch = GeneratorLoan()
 
     def begin(self) -> int:
         _lending.begin(self._torch)
@@ -97,7 +97,7 @@ class _Borrowed(Borrowed):
         _lending.end(self._torch)
 
 
-class _State:
+class _TorchState:
     """The state of torch's global generator."""
 
     _torch: torch.Tensor | None = None
@@ -110,7 +110,7 @@ class _State:
             torch.set_rng_state(self._torch)
 
 
-_lending = Lending(_State)
+_lending = Lending(_TorchState)
 
 
 class Core(SeedSession):
@@ -124,7 +124,7 @@ class Core(SeedSession):
             options = Options.resolve(is_stream=is_stream(dataset), **given)
             # A torch dataset may have a method of this name for another purpose.
             has_load = isinstance(dataset, penstock.IterableDataset) and hasattr(dataset, "load")
-            feed = feed_of(dataset, options, has_load, _Borrowed)
+            feed = feed_of(dataset, options, has_load, _BorrowedWithTorch)
         super().__init__(feed, "penstock.torch", SeededRunner)
         self.given = settings
         self.face: Callable[[], Any] = type(None)  # the torch loader, by a weak reference

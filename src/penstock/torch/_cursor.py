@@ -21,9 +21,9 @@ from penstock.source._nested import fingerprint_of
 from penstock.torch import _private as private
 from penstock.torch._sampling import (
     Ahead,
-    Lent,
     Restored,
     Sampling,
+    TemporaryStates,
     given_to,
     parse_states,
     sampler_of,
@@ -36,7 +36,7 @@ from penstock.torch._sampling import (
 PART = "torch"
 
 
-class Copy:
+class CopyPosition:
     """The position of one copy of the dataset, a worker's or the caller's: its last mark, and batches since then."""
 
     def __init__(self, mark: bytes | Mark | None = None, more: int = 0) -> None:
@@ -50,17 +50,17 @@ class Copy:
         else:
             self.mark, self.more = mark, 0
 
-    def next_epoch(self) -> Copy:
+    def next_epoch(self) -> CopyPosition:
         """The copy of a stream at the start of the next epoch, unknown if the mark could not be taken."""
         mark = known(self.mark)
-        return Copy(self.mark if mark is None else mark.next_epoch())
+        return CopyPosition(self.mark if mark is None else mark.next_epoch())
 
     def as_dict(self) -> dict[str, Any]:
         mark = opened(self.mark)
         return {"more": self.more} | ({} if mark is None else {"states": mark.states, "kept": mark.kept})
 
     @classmethod
-    def parse(cls, plain: Mapping[str, Any], dataset: Any) -> Copy:
+    def parse(cls, plain: Mapping[str, Any], dataset: Any) -> CopyPosition:
         more, mark = number(plain, "more"), None
         if "states" in plain:
             mark = Mark.parse(0, plain["states"], plain["kept"])
@@ -68,7 +68,7 @@ class Copy:
         return cls(mark, more)
 
 
-class Saved(NamedTuple):
+class LoadedState(NamedTuple):
     """A state that was loaded. `origin` and `given`: see `Sampling`; `states` are the random states in `origin`.
 
     `ahead`: see `Ahead`. It is empty if all that is random in the epoch was drawn before the state was taken.
@@ -80,7 +80,7 @@ class Saved(NamedTuple):
     origin: dict[str, Any] | None
     states: dict[str, Any]
     given: list[str]
-    copies: list[Copy]
+    copies: list[CopyPosition]
     seat: int
     ahead: dict[str, Any]
 
@@ -92,7 +92,7 @@ class Cursor:
     """
 
     def __init__(
-        self, loader: Any, saved: Saved | None = None, before: Cursor | None = None, *, lives: bool = False
+        self, loader: Any, saved: LoadedState | None = None, before: Cursor | None = None, *, lives: bool = False
     ) -> None:
         # A loader of torch's own class (see `enable`) has no state, so its sampler and workers send no marks.
         self.is_tracked = "_saved" in loader.__dict__
@@ -115,7 +115,7 @@ class Cursor:
         self.generators = given_to(loader) if self.sampling is None else self.sampling.generators
         self.base_seed: int | None = None
         copies = max(1, self._workers) if self.is_stream or has_state(self.dataset) else 0
-        self._copies = [Copy() for _ in range(copies)]
+        self._copies = [CopyPosition() for _ in range(copies)]
         self._seat = 0
         self._ahead = None if saved is None else Ahead.of(saved.ahead)
         # An epoch that was resumed at its end restored nothing, since nothing was left to read: the next epoch does.
@@ -130,11 +130,11 @@ class Cursor:
             self._began_at_end = any(mark is not None and mark.at_end for mark in marks)
         elif before is not None and lives:
             self.base_seed = before.base_seed
-            self._copies = [old.next_epoch() if self.is_stream else Copy(old.mark) for old in before._copies]
+            self._copies = [old.next_epoch() if self.is_stream else CopyPosition(old.mark) for old in before._copies]
         elif before is not None and self.is_stream and not self._workers and before.progress.is_over:
             self._copies = [copy.next_epoch() for copy in before._copies]
         if saved is None and self.is_stream and not self._workers and self._copies[0].mark is None:
-            self._copies = [Copy(self._beginning(self.dataset, before))]
+            self._copies = [CopyPosition(self._beginning(self.dataset, before))]
         # Of the caller's own copy of the dataset. `_fetcher` is set if that is a stream with a state: torch reads it.
         self._reading = Restored(self.dataset)
         self._fetcher: Any = None
@@ -155,20 +155,20 @@ class Cursor:
         return self._seat if self.is_stream else self.progress.steps % max(1, self._workers)
 
     @property
-    def copies(self) -> list[Copy]:
+    def copies(self) -> list[CopyPosition]:
         here = self._copies and not self._workers
         return [asked(self.dataset, self._copy_here)] if here else self._copies
 
-    def _copy_here(self) -> Copy:
+    def _copy_here(self) -> CopyPosition:
         if not self.is_stream:
-            return Copy(Mark(0, {"iterable": self.dataset.state_dict()}))
+            return CopyPosition(Mark(0, {"iterable": self.dataset.state_dict()}))
         if self._fetcher is None:
             return self._copies[0]
         if self.progress.steps == self._first and not self._reading.has_begun_state:
             return self._copies[0]  # a generator that has not run yet has not used a state
         self._reading.ended = self._reading.ended or self._fetcher.ended
         mark = self._reading.mark()
-        return self._copies[0] if mark is None else Copy(mark)
+        return self._copies[0] if mark is None else CopyPosition(mark)
 
     def restore(self) -> None:
         """Restores the generators, the sampler, and the caller's own copy of the dataset."""
@@ -181,7 +181,7 @@ class Cursor:
         mark = opened(self._copies[0].mark) if self._copies and not self._workers else None
         if mark is not None:
             if mark.kept:
-                with_loan(Lent({}), self._reading.prepare, mark)
+                with_loan(TemporaryStates({}), self._reading.prepare, mark)
             else:
                 self._reading.prepare(mark)
 
@@ -198,7 +198,7 @@ class Cursor:
         if saved is None:
             work() if self._ahead is None else self._ahead.lent(work)
         else:
-            with_loan(Lent(saved.states), work)
+            with_loan(TemporaryStates(saved.states), work)
         if saved is not None and (not sampler or saved.origin is None):
             set_all(self.generators, saved.given)  # otherwise the sampler draws from them again
         if iterator is not None:
@@ -257,7 +257,7 @@ class Cursor:
             self._reading.gave = self.progress.steps > 0
             here = taken(self.dataset, self._reading.end)
             if here is not None or self._reading.is_broken():
-                self._copies = [Copy(here)]
+                self._copies = [CopyPosition(here)]
         self._fetcher = None
 
 
@@ -327,7 +327,7 @@ def check_maker(value: object, seed: int | None) -> None:
         )
 
 
-def loaded(loader: Any, value: Any) -> Saved:
+def loaded(loader: Any, value: Any) -> LoadedState:
     """The state in the result of `state_of`, possibly read from a JSON file; StateError if it does not fit."""
     state, cursor = State.parse(value), Cursor(loader)
     state.check(_about(loader, cursor))
@@ -339,7 +339,7 @@ def loaded(loader: Any, value: Any) -> Saved:
         raise damaged(f"its part {PART!r} cannot be read ({type(error).__name__}: {error})") from error
 
 
-def _parse(value: Mapping[str, Any], state: State, cursor: Cursor) -> Saved:
+def _parse(value: Mapping[str, Any], state: State, cursor: Cursor) -> LoadedState:
     part, sampling = value[PART], cursor.sampling
     base_seed, origin = part["base_seed"], part["origin"]
     if state.steps and (base_seed is None or (sampling is not None and origin is None)):
@@ -353,9 +353,9 @@ def _parse(value: Mapping[str, Any], state: State, cursor: Cursor) -> Saved:
     mark = opened(state.mark)
     if mark is not None:
         mark.check_owner(None if sampling is None else sampling.sampler)
-    copies = [Copy.parse(plain, cursor.dataset) for plain in part["workers"]]
+    copies = [CopyPosition.parse(plain, cursor.dataset) for plain in part["workers"]]
     if len(copies) != len(cursor._copies):
         raise ValueError(f"it has positions of {len(copies)} dataset copies, not of {len(cursor._copies)}")
     ahead = part.get("ahead") or {}  # a state of an older penstock has none
     ahead = {name: ahead[name] for name in parse_states(ahead)}
-    return Saved(dict(value), state, base_seed, origin, states, given, copies, part["seat"], ahead)
+    return LoadedState(dict(value), state, base_seed, origin, states, given, copies, part["seat"], ahead)

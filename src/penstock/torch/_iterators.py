@@ -15,7 +15,7 @@ from torch.autograd.profiler import record_function
 from torch.utils.data import default_collate
 
 from penstock._engine.engine import Engine
-from penstock._fill.cast import Into
+from penstock._fill.cast import FieldMemory
 from penstock._measure.meter import Stopwatch
 from penstock._session.reading import Batches
 from penstock._system.ending import END, never_ends, raises_instead
@@ -44,7 +44,7 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
         self._num_yielded += cursor.progress.steps  # SpeechBrain's patched constructor may have skipped some
         self._profile_name = private.profiled_as(private.InlineIterator)
         cast = getattr(loader, "_cast", None)
-        self._into = None if cast is None else Into(cast.root(), np.empty)
+        self._into = None if cast is None else FieldMemory(cast.root(), np.empty)
         self._deliver = delivery(self)
         session = session_of(loader)
         self._measures = session.measures
@@ -173,7 +173,7 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
     __del__ = finalizer(_shutdown_workers)
 
 
-class _Closed:
+class _ClosedBatches:
     """In the place of the batches of a closed iterator. The garbage collector may close it at any moment."""
 
     def __next__(self) -> Any:
@@ -188,7 +188,7 @@ class Seeded(private.WorkersIterator):  # type: ignore[misc]
     _persistent_workers = False
 
     def __init__(self, loader: Any) -> None:
-        self._stream: Any = _Closed()
+        self._stream: Any = _ClosedBatches()
         self._persistent_workers = loader.persistent_workers
         kind = private.WorkersIterator if loader.num_workers else private.InlineIterator
         self._profile_name = private.profiled_as(kind)
@@ -198,7 +198,7 @@ class Seeded(private.WorkersIterator):  # type: ignore[misc]
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         self._core = core = core_of(loader)
         core.take_back()
-        self._stream = _Closed()  # gives its engine back
+        self._stream = _ClosedBatches()  # gives its engine back
         self._stream = core.begin(Batches)
         self._handles: Any = self._stream._engine.backend.handles
         _begun(loader)
@@ -218,12 +218,12 @@ class Seeded(private.WorkersIterator):  # type: ignore[misc]
 
     def _shutdown_workers(self) -> None:
         with interrupts_deferred():
-            self._stream = _Closed()
+            self._stream = _ClosedBatches()
             if self._core is not None and self._persistent_workers:
                 self._core.close()
 
     def _drop(self) -> None:
-        self._stream = _Closed()
+        self._stream = _ClosedBatches()
         core = self._core if self._persistent_workers else None
         if core is not None and (engine := core.engines.take()) is not None:
             engine.close()  # its workers are idle: no other iterator uses them

@@ -25,7 +25,7 @@ from penstock.source._dataset import Keyed
 from penstock.stats import Stats
 from penstock.torch import _private as private
 from penstock.torch._core import Core, core_of
-from penstock.torch._cursor import Cursor, Saved, check_maker, loaded, state_of
+from penstock.torch._cursor import Cursor, LoadedState, check_maker, loaded, state_of
 from penstock.torch._iterators import Inline, Seeded, Workers
 from penstock.torch._rebuilt import DEFAULTS, Given, adopt, given_in, is_default, refusal, with_given
 from penstock.torch._semantics import close, measures_of, stats
@@ -64,7 +64,7 @@ class _Newer(TypedDict, total=False):
     """Arguments of a newer torch, which its constructor gets. A type checker knows none of them."""
 
 
-class _Shown(Generic[T]):
+class _NonDataProperty(Generic[T]):
     """A property that an attribute of a subclass may hide."""
 
     def __init__(self, read: Callable[[Any], T]) -> None:
@@ -196,7 +196,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         for name, value in {**shown, **self._ours}.items():
             if not hasattr(type(self), name):
                 vars(self).setdefault(name, value)
-        self._saved: Saved | None = None
+        self._saved: LoadedState | None = None
         self._cursor: Cursor | None = None  # of the epoch begun last
         self._engine: weakref.ref[Engine] | None = None  # and its workers
         if given:
@@ -264,7 +264,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             state |= {"_penstock": copy.copy(state["_penstock"]), "_iterator": None}
         return state
 
-    @_Shown
+    @_NonDataProperty
     def skipped(self) -> list[tuple[Any, Exception]]:
         """With `on_error=`: key and exception of each sample that has failed in this epoch."""
         return [] if self._ours["seed"] is None else list(core_of(self).skipped)
@@ -329,7 +329,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         given = ", ".join(f"{name}={value!r}" for name, value in shown.items())
         return f"{type(self).__name__}({type(self.dataset).__name__}, {given})"
 
-    @_Shown
+    @_NonDataProperty
     def _is_accelerate_prepared(self) -> bool:
         """accelerate reads this before it makes a loader of torch's class from this one."""
         if not enable._on and not self._given:

@@ -23,7 +23,7 @@ from penstock._system.interrupts import with_loan
 from penstock.plan import END, Calls
 
 if TYPE_CHECKING:
-    from penstock.torch._cursor import Saved
+    from penstock.torch._cursor import LoadedState
 
 # torch's own samplers (not their subclasses) have no state, and draw from the generator that they were given, or else
 # from torch's global one.
@@ -116,7 +116,7 @@ class Sampling:
         """Restores a sampler that starts from the end of the previous epoch. No generator is advanced."""
         mark = opened(self._begin)
         if mark is not None and not mark.at_end and mark.kept:
-            with_loan(Lent({}, self.generators), self._reading.prepare, mark)
+            with_loan(TemporaryStates({}, self.generators), self._reading.prepare, mark)
 
     def prepare(self) -> None:
         """Called before torch calls `iter()` of its index sampler."""
@@ -161,7 +161,7 @@ class Sampling:
         if isinstance(epoch, int) and hasattr(self.sampler, "set_epoch"):
             self._origin["epoch"] = epoch
 
-    def resumed(self, begun: Iterator[Any], saved: Saved) -> Iterator[Any]:
+    def resumed(self, begun: Iterator[Any], saved: LoadedState) -> Iterator[Any]:
         """The keys of the rest of an epoch: drawn again from the origin in the state, or read from the mark."""
         self._origin, self._given, mark = dict(saved.origin or {}), [*saved.given], opened(self._begin)
         if mark is not None and mark.kept and not mark.at_end:
@@ -176,7 +176,7 @@ class Sampling:
         """The same, and the sampler is asked for its first keys now."""
         if self._origin is not None and "epoch" in self._origin:
             self.sampler.set_epoch(self._origin["epoch"])
-        return with_loan(Lent(states), self._open_rest, begun, mark)
+        return with_loan(TemporaryStates(states), self._open_rest, begun, mark)
 
     def _open_rest(self, begun: Iterator[Any], mark: Mark | None) -> Iterator[Any]:
         origin, steps = self._origin or {}, self._progress.steps
@@ -329,19 +329,19 @@ def take_states(names: Iterable[str] = _GLOBALS) -> dict[str, Any]:
 
 
 def parse_states(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """The states among the results of `take_states`, ready for `Lent`; any exception if one is damaged."""
+    """The states among the results of `take_states`, ready for `TemporaryStates`; any exception if one is damaged."""
     states = {name: kind.parse(plain[name]) for name, kind in _GLOBALS.items() if name in plain}
-    with_loan(Lent(states), bool)  # raises if one is damaged
+    with_loan(TemporaryStates(states), bool)  # raises if one is damaged
     return states
 
 
-class Lent:
+class TemporaryStates:
     """Global generators in these states; afterwards all of them, and those in `given`, are as they were.
 
     But what a `load_state_dict` of the user's sets meanwhile stays set: see `Restored`.
     """
 
-    _begun: ClassVar[list[Lent]] = []
+    _begun: ClassVar[list[TemporaryStates]] = []
 
     def __init__(self, states: Mapping[str, Any], given: Iterable[torch.Generator] = ()) -> None:
         self._states = states
@@ -398,7 +398,7 @@ class Ahead:
         return next(steps) if number else self.lent(next, steps)
 
 
-class _Continued(Lent):
+class _Continued(TemporaryStates):
     """A loan that goes on where the one before it ended."""
 
     def __init__(self, ahead: Ahead) -> None:
@@ -418,7 +418,7 @@ class Restored(Reading):
         before = take_states()
         super().restore(part, state)
         after = take_states()
-        Lent.keep({name: _GLOBALS[name].take() for name in after if after[name] != before[name]})
+        TemporaryStates.keep({name: _GLOBALS[name].take() for name in after if after[name] != before[name]})
 
 
 def given_to(*holders: object) -> list[torch.Generator]:

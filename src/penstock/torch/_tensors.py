@@ -20,8 +20,8 @@ from torch.multiprocessing import reductions
 from penstock._memory.guests import Handler
 
 if TYPE_CHECKING:
-    from penstock._fill.cast import Empty, Field
-    from penstock._memory.guests import Guest, Make, Reduce, Spot
+    from penstock._fill.cast import Empty, FieldCast
+    from penstock._memory.guests import Guest, MakeLeaf, Reduce, Spot
     from penstock._memory.layout import Writer
 
 Shape = tuple[int, ...]
@@ -66,7 +66,7 @@ def reinterpreted(shape: Shape, dtype: torch.dtype, root: Any, at: int) -> torch
     return native(shape, NATIVE[_INTEGERS[dtype.itemsize]], root, at).view(dtype)
 
 
-def strided(shape: Shape, how: tuple[Make, Any, int, Shape], root: Any, at: int) -> torch.Tensor:
+def strided(shape: Shape, how: tuple[MakeLeaf, Any, int, Shape], root: Any, at: int) -> torch.Tensor:
     """A view of `root` that is not C-contiguous: its axes are in another order in memory, or rows are repeated."""
     make, dtype, span, stride = how
     view: torch.Tensor = make((span,), dtype, root, at)
@@ -116,7 +116,7 @@ def _quietly(function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
 
 
-def cast(tensor: torch.Tensor, field: Field, empty: Empty) -> torch.Tensor:
+def cast(tensor: torch.Tensor, field: FieldCast, empty: Empty) -> torch.Tensor:
     """The tensor converted to the field's dtype, in memory from `empty` if possible; itself if unchanged."""
     known = NATIVE.get(tensor.dtype)
     kind = "f" if tensor.is_floating_point() else "" if known is None else known.kind
@@ -192,13 +192,13 @@ def rebuild_sparse(layout: torch.layout, parts: tuple[Any, ...], requires_grad: 
     return made.requires_grad_(requires_grad)
 
 
-def _describe(tensor: torch.Tensor) -> tuple[Make, Shape, Any, torch.Tensor] | None:
-    """How a tensor is opened (a Make with its shape and dtype), and its bytes as a tensor that numpy can read."""
+def _describe(tensor: torch.Tensor) -> tuple[MakeLeaf, Shape, Any, torch.Tensor] | None:
+    """How a tensor is opened (a MakeLeaf with its shape and dtype), and its bytes as a tensor that numpy can read."""
     plain = tensor.layout is torch.strided and tensor.is_cpu and not tensor.is_nested
     if not plain or tensor.requires_grad or tensor.is_conj() or tensor.is_neg():
         return None
     shape, dtype = tuple(tensor.shape), tensor.dtype
-    make: Make = native
+    make: MakeLeaf = native
     how: Any = NATIVE.get(dtype)
     if how is None:
         if tensor.is_quantized:

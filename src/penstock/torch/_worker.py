@@ -14,12 +14,12 @@ import numpy.random  # takes 20 ms: imported here so that forked workers need no
 import torch
 
 from penstock._at_work import set_worker_info
-from penstock._fill.cast import Into
+from penstock._fill.cast import FieldMemory
 from penstock._measure.gauges import NO_GAUGE, Gauge, NoGauge, Slow
 from penstock._memory.layout import Writer
 from penstock._resume.reading import Mark, Reading, has_state, taken
 from penstock._system.panics import ordinary
-from penstock._wire.failure import annotate, caught, copied, forget_earlier, shown, text_of, without_trace
+from penstock._wire.failure import annotate, caught, copied, forget_earlier, safe_text, text_of, without_trace
 from penstock._wire.pickling import dumps, loads
 from penstock._wire.task import Task, shorten
 from penstock._wire.updates import Change
@@ -101,7 +101,7 @@ class Replica:
         samples, rows = fetched
         if self._gauge.detailed:
             self._gauge.fetched = perf_counter_ns()
-        into = None if self._field is None else Into(self._field, writer.empty)
+        into = None if self._field is None else FieldMemory(self._field, writer.empty)
         if job.collate_fn is None:
             try:
                 batch = collate(samples, into or writer.empty, alone=False)
@@ -121,7 +121,7 @@ class Replica:
             raise error
         where = f"step {task.step}, in {self._who}."
         if self._at is not None:
-            where = f"sample {shown(self._at, repr)} of {where}"
+            where = f"sample {safe_text(self._at, repr)} of {where}"
         elif not self._is_stream:
             where = f"the step of samples {shorten(_keys(task.keys))}: {where}"
         return Errored(error, f"In {where}", mark=mark)
@@ -173,7 +173,7 @@ class Replica:
         took = perf_counter_ns() - before
         if self._gauge.sample(took):
             path = path_of(self._job.dataset, key)
-            self._gauge.note(Slow(took, self._task.run, self._task.step, shown(key, repr), path))
+            self._gauge.note(Slow(took, self._task.run, self._task.step, safe_text(key, repr), path))
         return sample
 
     def _pull(self, task: Task) -> tuple[Any, int] | None:

@@ -15,7 +15,7 @@ from penstock._wire.reply import REPLY
 from penstock.backends._ray.actor import Inbox
 from penstock.backends._ray.exchange import Exchange, Posted
 from penstock.backends._ray.link import BROKEN, CHANGE, GARBLED, READY, REPLIED, STACK, TASK, TOLD, VOID, head
-from penstock.backends._ray.remote import RemoteWorker, State
+from penstock.backends._ray.remote import RemoteWorker, RemoteWorkerState
 from tests.fuzz.fed import Fed
 
 ALLOWED = GARBLED  # the connection ends, and the worker counts as lost
@@ -66,7 +66,7 @@ def _driver(link: Fed) -> None:
     """A worker that has connected, with a task."""
     exchange: Any = Exchange(Nowhere(), False)  # type: ignore[arg-type]
     remote = RemoteWorker(1, 0)
-    remote.link, remote.state = link, State.STARTING
+    remote.link, remote.state = link, RemoteWorkerState.STARTING
     exchange._remotes[1] = remote
     exchange._ledger.hire(1, 0)
     exchange._posted[4] = Posted(bytes(8), bytes(8), 0, 0, 1, np.zeros(4096, np.uint8))

@@ -10,7 +10,7 @@ import pickle
 from functools import cache
 
 from penstock.backends._ray import handshake
-from penstock.backends._ray.challenge import PREFACE, PROOF_SIZE, Driver, Refused, Worker
+from penstock.backends._ray.challenge import PREFACE, PROOF_SIZE, DriverEnd, Refused, WorkerEnd
 from penstock.backends._ray.handshake import Handshake, Hello
 
 ALLOWED = (Refused, ValueError)
@@ -26,7 +26,7 @@ def hello() -> bytes:
 @cache
 def seeds() -> list[bytes]:
     """A whole handshake, as each end hears it."""
-    driver, worker = Driver(TOKEN, OURS), Worker(TOKEN, THEIRS, hello())
+    driver, worker = DriverEnd(TOKEN, OURS), WorkerEnd(TOKEN, THEIRS, hello())
     answer = driver.receive(worker.greeting)
     said = worker.receive(answer)
     return [b"d" + worker.greeting + said, b"w" + answer + b"\6"]
@@ -53,7 +53,7 @@ def attack(data: bytes) -> None:
 
 
 def _driver(data: bytes) -> None:
-    challenge = Driver(TOKEN, OURS)
+    challenge = DriverEnd(TOKEN, OURS)
     heard = _hear(Handshake(challenge, None), data)
     if heard:
         proof = seeds()[0][1 + len(PREFACE) + 32 :][:PROOF_SIZE]
@@ -62,7 +62,7 @@ def _driver(data: bytes) -> None:
 
 
 def _worker(data: bytes) -> None:
-    heard = _hear(Handshake(Worker(TOKEN, THEIRS, hello()), None), data)
+    heard = _hear(Handshake(WorkerEnd(TOKEN, THEIRS, hello()), None), data)
     assert not heard or data.startswith(seeds()[1][1:-1]), "a false driver was believed"
 
 

@@ -63,6 +63,6 @@ def attack(data: bytes) -> None:
         (folder / "pieces" / name).chmod(0o600)
         for _ in range(2):
             assert bytes(cache.get(NAME, lambda: SOUND)) == SOUND
-            cache.room().take(digest_of("other"), 1000)
+            cache.free_space().take(digest_of("other"), 1000)
             cache = Cache(folder / "pieces", 1 << 20)
         cache.get("other", lambda: bytes(100))

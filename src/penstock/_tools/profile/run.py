@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
     done: dict[Choice, tuple[Trial, Stats | None]] = {}
     try:
         limits = _limits(subject, options.max_workers)
-        with _shown(errors, subject) as show:
+        with _live_display(errors, subject) as show:
             while (choice := next_choice([trial for trial, _ in done.values()], limits)) is not None:
                 done[choice] = try_out(subject, choice, lambda part: show(done, choice, part))
     except Exception as error:
@@ -182,11 +182,11 @@ def _endless(loader: DataLoader[Any]) -> Generator[Any, None, None]:
             raise ValueError("the dataset gives no batch: is it empty?")
 
 
-Done = dict[Choice, tuple[Trial, Stats | None]]
+TrialResults = dict[Choice, tuple[Trial, Stats | None]]
 
 
 @contextmanager
-def _shown(console: Console, subject: Subject) -> Iterator[Callable[[Done, Choice, float], None]]:
+def _live_display(console: Console, subject: Subject) -> Iterator[Callable[[TrialResults, Choice, float], None]]:
     """Shows the trials so far, and the progress of the present one, if there is a terminal.
 
     Drawn in this thread: with a second thread, workers would not be forked.
@@ -198,7 +198,7 @@ def _shown(console: Console, subject: Subject) -> Iterator[Callable[[Done, Choic
         console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
     ) as live:
 
-        def show(done: Done, choice: Choice, part: float) -> None:
+        def show(done: TrialResults, choice: Choice, part: float) -> None:
             row = Table.grid(padding=(0, 2, 0, 0))
             row.add_row(f"trying {choice}", ProgressBar(1.0, part, width=24))
             live.update(Group(table([trial for trial, _ in done.values()], subject), row), refresh=True)

@@ -19,7 +19,7 @@ from penstock._system.interrupts import interrupts_deferred
 from penstock._system.warnings import warn_caller
 from penstock._wire.failure import described
 from penstock._wire.pickling import tags_of_main
-from penstock._wire.reply import REPLY, WAKE, Receiver, Strays
+from penstock._wire.reply import REPLY, WAKE, Receiver, SocketStrays
 from penstock._wire.task import MOST_STEPS, Bundle, Filled, Task, encode_keys
 from penstock._wire.updates import Change, encode
 from penstock._work.job import Job
@@ -69,7 +69,7 @@ class ProcessBackend(Backend):
         self._workers: dict[int, WorkerProcess] = {}
         self._hung: dict[int, float] = {}  # workers that were killed because they hung, and after how many seconds
         self.handles: dict[int, WorkerProcess] = {}  # by seat: its last worker, which may be dead
-        self._strays = Strays(-1)
+        self._strays = SocketStrays(-1)
         self._launchers: list[Launcher] = []  # the last one starts workers; workers of the others may be alive
         among.append(self)  # if anything fails from here on, `start` closes it
         with interrupts_deferred(), no_fork():
@@ -108,7 +108,7 @@ class ProcessBackend(Backend):
         self._poller, self._deaths = select.poll(), select.poll()  # of everything, and of dead workers only
         self._poller.register(self._replies, select.POLLIN)
         self._poller.register(strays, select.POLLIN)
-        self._strays = Strays(strays)
+        self._strays = SocketStrays(strays)
         self._receiver = Receiver(self._strays, self._names)
         self._unsent = [b""] * len(self._tokens)
         self._retired: set[int] = set()  # seats whose workers leave when they have done their tasks
@@ -261,14 +261,14 @@ class ProcessBackend(Backend):
 
     @property
     def workers(self) -> list[WorkerProcess]:
-        return sorted(self._workers.values(), key=lambda process: process.worker)
+        return sorted(self._workers.values(), key=lambda process: process.seat)
 
     def end_hung(self, seconds: float) -> list[Doing]:
         before = time.perf_counter_ns() - int(seconds * 1e9)
         stuck = {
             worker: process
             for worker, process in self._workers.items()
-            if worker not in self._hung and 0 < self.gauges.counts(process.worker).since < before
+            if worker not in self._hung and 0 < self.gauges.counts(process.seat).since < before
         }
         slots = {self._board.claimant(slot): slot for slot, _ in self._posted.values()} if stuck else {}
         hung = [worker for worker in stuck if worker in slots]  # the others have finished meanwhile
@@ -380,7 +380,7 @@ class ProcessBackend(Backend):
                 lost, at = seq, self._board.at(slot)
         if lost is not None:
             self._forget(lost)
-        if process.worker in self._retired:  # its task is not wanted
+        if process.seat in self._retired:  # its task is not wanted
             return Left(worker)
         if not self._assigned:
             self._send_tokens_again()

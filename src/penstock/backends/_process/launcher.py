@@ -53,7 +53,7 @@ from penstock.backends._native_threads import limit, look_up, opencv_stopped, va
 from penstock.backends._process import forking, methods
 from penstock.backends._process import process as processes
 from penstock.backends._process.process import UNKNOWN, Handle, Main, WorkerProcess, fork, live, seat_of
-from penstock.backends._process.relatives import Itself, Lineage, inheriting, next_child
+from penstock.backends._process.relatives import CurrentWorker, Lineage, inheriting, next_child
 from penstock.errors import InternalError, WorkerLost
 
 _REQUEST = struct.Struct("=Bqq")  # what, number or pid, number as a child of the parent
@@ -191,7 +191,7 @@ class Launcher:
             with opencv_stopped(), kept_by_child((*self._fds.values(), lifeline)):
                 pid = fork()
             if pid == 0:
-                itself = Itself(self.lineage, child)
+                itself = CurrentWorker(self.lineage, child)
                 live(number, itself, self._main, self._payload, self._fds, lifeline=lifeline)
         finally:
             own_fork.now = False
@@ -386,7 +386,7 @@ def enter(boot: dict[str, Any], role: str, number: int, child: int) -> NoReturn:
     called_through("<string>")  # _ENTER: no line of the user's
     sys.argv[:] = boot["argv"]
     sentinel = processes.settle(boot["lifeline"])
-    requests, itself = None, Itself(Lineage._make(boot["lineage"]), child)
+    requests, itself = None, CurrentWorker(Lineage._make(boot["lineage"]), child)
     if boot["tracker"] is not None:
         from multiprocessing import resource_tracker
 
@@ -444,7 +444,7 @@ def _serve(requests: socket.socket, main: Main, payload: object, boot: dict[str,
             if not os.read(go[0], 1):  # the template has died before it told the parent of this worker
                 os._exit(1)
             os.close(go[0])
-            itself = Itself(Lineage._make(boot["lineage"]), child)
+            itself = CurrentWorker(Lineage._make(boot["lineage"]), child)
             live(about, itself, main, payload, boot["fds"], lifeline=boot["lifeline"])
         socket.send_fds(requests, [_ANSWER.pack(_STARTED, pid, 0)], [pidfd])
         os.write(go[1], b"\0")

@@ -28,7 +28,7 @@ from penstock._system.interrupts import interrupts_deferred
 from penstock._system.limits import no_more_processes
 from penstock._system.threads import started
 from penstock._wire.failure import Failure, restore
-from penstock.backends._process.relatives import Child, Itself
+from penstock.backends._process.relatives import Child, CurrentWorker
 
 if TYPE_CHECKING:
     from penstock.backends._process.launcher import Launcher, Template
@@ -138,12 +138,12 @@ class Handle:
 
 
 class WorkerProcess(Handle, Child):
-    """The handle of a worker process. `worker` is its seat. It can do what a `multiprocessing.Process` can."""
+    """The handle of a worker process. `seat` is its seat. It can do what a `multiprocessing.Process` can."""
 
     def __init__(self, number: int, child: int, pid: int, pidfd: int, launcher: Launcher) -> None:
         Child.__init__(self, launcher.lineage, child)
         Handle.__init__(self, pid, pidfd, launcher.template)
-        self.worker = seat_of(number)
+        self.seat = seat_of(number)
         self._launcher = launcher
         self._past = -1
         self.beside = 0  # other threads of this process when the worker was forked from it
@@ -151,7 +151,7 @@ class WorkerProcess(Handle, Child):
         self.register()
 
     def __repr__(self) -> str:
-        return f"<WorkerProcess {self.worker} name={self.name!r} pid={self.pid} exitcode={self.exitcode}>"
+        return f"<WorkerProcess {self.seat} name={self.name!r} pid={self.pid} exitcode={self.exitcode}>"
 
     @property
     def ident(self) -> int:
@@ -290,7 +290,7 @@ def fork() -> int:
 
 def live(
     number: int,
-    itself: Itself,
+    itself: CurrentWorker,
     main: Main,
     payload: object,
     fds: Mapping[str, int],

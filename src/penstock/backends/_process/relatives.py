@@ -61,7 +61,7 @@ class Relative(BaseProcess):
         self._closed = False
 
 
-class Itself(Relative):
+class CurrentWorker(Relative):
     """In a worker: what `multiprocessing.current_process()` returns."""
 
     def __init__(self, lineage: Lineage, child: int) -> None:
@@ -104,7 +104,7 @@ class Child(Relative):
     """In the parent: a worker that `active_children()` lists. A subclass knows the process itself."""
 
     def register(self) -> None:
-        self._popen = _Popen(self)
+        self._popen = _ChildPopen(self)
         _known._children.add(self)
 
     def unregister(self) -> None:
@@ -112,7 +112,7 @@ class Child(Relative):
         _known._children.discard(self)
 
 
-class _Popen:
+class _ChildPopen:
     """The methods that multiprocessing calls: `active_children()` polls, the interpreter's exit terminates."""
 
     def __init__(self, child: Child) -> None:

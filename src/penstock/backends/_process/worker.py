@@ -15,7 +15,7 @@ from penstock._measure.gauges import Gauge, Gauges
 from penstock._memory.slabs import Arena, Region
 from penstock._wire.reply import Replier, StrayFiles
 from penstock._work.job import Job
-from penstock.backends._desk import Desk
+from penstock.backends._executor import TaskExecutor
 from penstock.backends._native_threads import limit
 from penstock.backends._process.board import TOKEN, Board
 from penstock.backends._process.process import SEATS
@@ -41,14 +41,14 @@ def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
     with socket.socket(fileno=fds["strays"]) as strays:
         replier = Replier(worker, StrayFiles(worker, strays).make)
         changes = partial(job.log.read, fds["updates"])
-        desk = Desk(job, seat, f"worker {seat} (pid {os.getpid()})", gauge, replier, changes)
+        executor = TaskExecutor(job, seat, f"worker {seat} (pid {os.getpid()})", gauge, replier, changes)
         tokens = fds[f"tokens {seat if job.assigned else 0}"]
         while not board.take_leave(worker) and (token := os.read(tokens, TOKEN.size)):
             slot, seq = TOKEN.unpack(token)
             notice = board.claim(slot, seq, worker)
             if notice is not None:
                 root = arena.root(Region._make(notice[7:]))
-                os.write(fds["replies"], desk.do(notice, root, partial(board.begin, slot)))
+                os.write(fds["replies"], executor.do(notice, root, partial(board.begin, slot)))
                 del root
         gauge.flush()
         board.end(worker)

@@ -28,7 +28,7 @@ from penstock._wire.shipment import unpack_from
 from penstock._wire.task import NOTICE, Notice
 from penstock._work.job import Job
 from penstock.backends import _stack as stack
-from penstock.backends._desk import Desk
+from penstock.backends._executor import TaskExecutor
 from penstock.backends._native_threads import limit
 from penstock.backends._ray.handshake import connect, this_process
 from penstock.backends._ray.link import (
@@ -82,7 +82,7 @@ def _serve(link: Link, worker: int, seat: int, node: str, fetch: Callable[[], An
     gauges.hear_caller(waited, tracing)
     inbox = Inbox(link, gauges, ended)
     who = f"worker {seat} (pid {os.getpid()} on {node})"
-    made = Strays()
+    made = StrayArrays()
     try:
         shipped = memoryview(fetch()).cast("B")
         memory = mapped(None, max(1, len(shipped)))
@@ -91,18 +91,18 @@ def _serve(link: Link, worker: int, seat: int, node: str, fetch: Callable[[], An
         job: Job = unpack_from(memory[: len(shipped)])
         limit()
         gauge = Gauge(gauges, seat, os.getpid(), process_time_ns)
-        desk = Desk(job, seat, who, gauge, Replier(worker, made.make))
+        executor = TaskExecutor(job, seat, who, gauge, Replier(worker, made.make))
     except Exception as error:
         said = Failure.capture(error, where=f"While worker {seat} was started on node {node} (pid {os.getpid()}).")
         link.send(head(BROKEN, len(said)), said)
         return
     figures = gauges.tell(seat)
     link.send(head(READY, len(figures)), figures)
-    Loop(link, inbox, desk, gauges, made, seat).run()
+    Loop(link, inbox, executor, gauges, made, seat).run()
     gauge.flush()
 
 
-class Strays:
+class StrayArrays:
     """The strays of one reply: they follow it on the link."""
 
     def __init__(self) -> None:
@@ -159,8 +159,10 @@ class Inbox:
 class Loop:
     """Carries out one order after another."""
 
-    def __init__(self, link: Link, inbox: Inbox, desk: Desk, gauges: Gauges, strays: Strays, seat: int) -> None:
-        self._link, self._inbox, self._desk, self._gauges, self._strays = link, inbox, desk, gauges, strays
+    def __init__(
+        self, link: Link, inbox: Inbox, executor: TaskExecutor, gauges: Gauges, strays: StrayArrays, seat: int
+    ) -> None:
+        self._link, self._inbox, self._executor, self._gauges, self._strays = link, inbox, executor, gauges, strays
         self._seat = seat
         self._memory: NDArray[np.uint8] = np.empty(0, np.uint8)
         self._next_whole = self._told = 0
@@ -168,7 +170,7 @@ class Loop:
     def run(self) -> None:
         while (order := self._inbox.orders.get()) is not None:
             if isinstance(order, bytearray):
-                self._desk.change(map(loads, [order]))
+                self._executor.change(map(loads, [order]))
             else:
                 self._do(*order)
             del order
@@ -180,7 +182,7 @@ class Loop:
         if seq not in inbox.void:
             root = self._slab(notice.capacity)
             root[: len(keys)] = np.frombuffer(keys, np.uint8)
-            reply = self._desk.do(notice, root, self._begin)
+            reply = self._executor.do(notice, root, self._begin)
             used = min(used_bytes(reply), len(root))
         inbox.void.discard(seq)
         # Keys that are an array stand before the batch, and need not be sent: the driver has them.

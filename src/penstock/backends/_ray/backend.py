@@ -24,7 +24,7 @@ from penstock.backends._base import LONGEST_WAIT, Backend, Doing, Outcome
 from penstock.backends._ray.door import Door
 from penstock.backends._ray.exchange import Exchange, Posted
 from penstock.backends._ray.link import CHANGE, VOID, head
-from penstock.backends._ray.remote import Call, Cluster, RemoteWorker, State
+from penstock.backends._ray.remote import Call, Cluster, RemoteWorker, RemoteWorkerState
 
 # Seconds that workers have to show their stacks, and that close() waits for the threads of connections.
 _STACKS = 0.5
@@ -60,7 +60,7 @@ class RayBackend(Exchange, Backend):
     @property
     def workers(self) -> list[RemoteWorker]:
         with self._lock:
-            return sorted(self._remotes.values(), key=lambda remote: remote.worker)
+            return sorted(self._remotes.values(), key=lambda remote: remote.seat)
 
     def hire(self, worker: int, seat: int) -> None:
         remote = RemoteWorker(worker, seat)
@@ -104,7 +104,11 @@ class RayBackend(Exchange, Backend):
         with self._lock:
             self._changes.append(change)
             self._log.end += len(change)
-            up = [remote.link for remote in self._remotes.values() if remote.state is State.UP and remote.link]
+            up = [
+                remote.link
+                for remote in self._remotes.values()
+                if remote.state is RemoteWorkerState.UP and remote.link
+            ]
             for link in up:
                 link.post(head(CHANGE, len(change)), change)
         for link in up:
@@ -145,7 +149,7 @@ class RayBackend(Exchange, Backend):
         with self._lock:
             busy = {remote: self._ledger.has(remote.id) for remote in self._remotes.values()}
         mine = [remote for remote, task in busy.items() if task == seq is not None]
-        return self._asked(mine or [remote for remote in busy if remote.state is not State.COMING])
+        return self._asked(mine or [remote for remote in busy if remote.state is not RemoteWorkerState.COMING])
 
     def _asked(self, remotes: list[RemoteWorker]) -> list[Doing]:
         """What these workers are doing. All are asked before the first answer is awaited."""
@@ -169,7 +173,7 @@ class RayBackend(Exchange, Backend):
     def end_hung(self, seconds: float) -> list[Doing]:
         now = time.monotonic()
         with self._lock:
-            up = [one for one in self._remotes.values() if one.state is State.UP and not one.hung]
+            up = [one for one in self._remotes.values() if one.state is RemoteWorkerState.UP and not one.hung]
             hung = [one for one in up if self._ledger.has(one.id) is not None and one.began < now - seconds]
         found = self._asked(hung)
         for remote in hung:
@@ -206,7 +210,7 @@ class RayBackend(Exchange, Backend):
             if self._ledger.all_joined:
                 return LONGEST_WAIT
             remotes = [*self._remotes.values()]
-        late = [remote.hired + self._patience for remote in remotes if remote.state is State.COMING]
+        late = [remote.hired + self._patience for remote in remotes if remote.state is RemoteWorkerState.COMING]
         if not late:
             return LONGEST_WAIT
         if not self._cluster.is_there():

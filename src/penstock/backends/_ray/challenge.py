@@ -35,7 +35,7 @@ ADMITTED = b"\6"
 _LENGTH = struct.Struct("<I")
 
 
-class State(enum.Enum):
+class ChallengeState(enum.Enum):
     """What an end waits for."""
 
     GREETED = "the preface and the nonce of the other end; from the driver also its proof"
@@ -65,7 +65,7 @@ class Challenge:
         self._token, self._nonce = token, nonce
         self._got = bytearray()
         self.wants = wants
-        self.state = State.GREETED
+        self.state = ChallengeState.GREETED
 
     def receive(self, data: bytes) -> bytes:
         """Takes bytes from the other end. Returns the bytes to send now."""
@@ -73,7 +73,7 @@ class Challenge:
             raise Refused(f"it has sent {len(data)} bytes, and {self.wants} were due")
         self._got += data
         self.wants -= len(data)
-        if self.state is State.GREETED:
+        if self.state is ChallengeState.GREETED:
             self._check_preface(bytes(self._got[: len(PREFACE)]))
         if self.wants or not data:
             return b""
@@ -103,7 +103,7 @@ class Challenge:
             raise Refused("it does not have the token of this loader")
 
 
-class Driver(Challenge):
+class DriverEnd(Challenge):
     """The driver's end. `hello`: what the worker said about itself, once the state is DONE."""
 
     def __init__(self, token: bytes, nonce: bytes) -> None:
@@ -111,23 +111,23 @@ class Driver(Challenge):
         self.hello = self._expected = b""
 
     def _answer(self, message: bytes) -> bytes:
-        if self.state is State.GREETED:
+        if self.state is ChallengeState.GREETED:
             theirs = message[len(PREFACE) :]
             self._expected = self._proof(b"worker", theirs, self._nonce)
-            self.state, self.wants = State.PROVED, PROOF_SIZE + _LENGTH.size
+            self.state, self.wants = ChallengeState.PROVED, PROOF_SIZE + _LENGTH.size
             return PREFACE + self._nonce + self._proof(b"driver", theirs, self._nonce)
-        if self.state is State.PROVED:
+        if self.state is ChallengeState.PROVED:
             self._check(message[:PROOF_SIZE], self._expected)
             (length,) = _LENGTH.unpack(message[PROOF_SIZE:])
             if not 0 < length <= MOST_HELLO:
                 raise Refused(f"its hello has {length} bytes, and at most {MOST_HELLO} are taken")
-            self.state, self.wants = State.TOLD, length
+            self.state, self.wants = ChallengeState.TOLD, length
             return b""
-        self.hello, self.state = message, State.DONE
+        self.hello, self.state = message, ChallengeState.DONE
         return ADMITTED
 
 
-class Worker(Challenge):
+class WorkerEnd(Challenge):
     """The worker's end, which speaks first: `greeting`. It sends its hello only to the driver."""
 
     def __init__(self, token: bytes, nonce: bytes, hello: bytes) -> None:
@@ -136,12 +136,12 @@ class Worker(Challenge):
         self.greeting = PREFACE + nonce
 
     def _answer(self, message: bytes) -> bytes:
-        if self.state is State.LET_IN:
+        if self.state is ChallengeState.LET_IN:
             if message != ADMITTED:
                 raise Refused("it does not speak penstock's protocol")
-            self.state = State.DONE
+            self.state = ChallengeState.DONE
             return b""
         theirs, proof = message[len(PREFACE) : -PROOF_SIZE], message[-PROOF_SIZE:]
         self._check(proof, self._proof(b"driver", self._nonce, theirs))
-        self.state, self.wants = State.LET_IN, len(ADMITTED)
+        self.state, self.wants = ChallengeState.LET_IN, len(ADMITTED)
         return self._proof(b"worker", self._nonce, theirs) + _LENGTH.pack(len(self._hello)) + self._hello

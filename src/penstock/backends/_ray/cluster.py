@@ -26,8 +26,8 @@ from ray import exceptions
 from ray.util import get_node_ip_address
 from ray.util.scheduling_strategies import NodeLabelSchedulingStrategy, NotIn
 
-from penstock.backends._ray.handshake import Tls
-from penstock.backends._ray.remote import Actor, Call, End
+from penstock.backends._ray.handshake import TlsFiles
+from penstock.backends._ray.remote import Actor, Call, ProcessEnd
 
 _INIT = 'backend="ray" needs a cluster: call ray.init(address=...) before the first iter(loader).'
 _CLIENT = (
@@ -50,7 +50,7 @@ class RayCluster:
         self._options = dict(options)
         self._job = _job()
         self.address: str = get_node_ip_address()
-        self.tls = Tls.of(os.environ)
+        self.tls = TlsFiles.of(os.environ)
 
     def is_there(self) -> bool:
         return bool(ray.is_initialized()) and _job() == self._job
@@ -58,7 +58,7 @@ class RayCluster:
     def ship(self, data: memoryview) -> object:
         return ray.put(np.frombuffer(data, np.uint8))
 
-    def start(self, call: Call, shipped: object, told: Callable[[End], None], avoid: Collection[str]) -> Actor:
+    def start(self, call: Call, shipped: object, told: Callable[[ProcessEnd], None], avoid: Collection[str]) -> Actor:
         if not self.is_there():
             raise RuntimeError("Ray was shut down, or another cluster is in use now.")
         actor = _worker_class().options(**_elsewhere(self._options, avoid)).remote()
@@ -67,7 +67,7 @@ class RayCluster:
         reference = actor.serve.remote(tuple(call), [shipped])
         _pending.add(reference)
         reference.future().add_done_callback(partial(_ended, reference, told))
-        return _Actor(actor, self)
+        return _RayActor(actor, self)
 
     def shortage(self, workers: int) -> str:
         free, whole = ray.available_resources(), ray.cluster_resources()
@@ -84,7 +84,7 @@ class RayCluster:
         )
 
 
-class _Actor:
+class _RayActor:
     def __init__(self, handle: Any, cluster: RayCluster) -> None:
         self._handle, self._cluster = handle, cluster
 
@@ -118,7 +118,7 @@ def _worker_class() -> Any:
     return ray.remote(max_restarts=0, max_task_retries=0)(PenstockWorker)
 
 
-def room(options: Mapping[str, Any]) -> int | None:
+def actors_that_fit(options: Mapping[str, Any]) -> int | None:
     """How many actors with these options an empty cluster could hold; None if there is no cluster."""
     if not ray.is_initialized():
         return None
@@ -152,20 +152,20 @@ def _elsewhere(options: dict[str, Any], avoid: Collection[str]) -> dict[str, Any
     return {**options, "scheduling_strategy": others}
 
 
-def _ended(reference: Any, told: Callable[[End], None], future: Any) -> None:
+def _ended(reference: Any, told: Callable[[ProcessEnd], None], future: Any) -> None:
     _pending.discard(reference)
     told(_end(future.exception()))
 
 
-def _end(error: BaseException | None) -> End:
+def _end(error: BaseException | None) -> ProcessEnd:
     if error is None:
-        return End("ended")
+        return ProcessEnd("ended")
     if isinstance(error, exceptions.RayTaskError):
         cause = error.cause if isinstance(error.cause, BaseException) else RuntimeError(str(error))
-        return End("raised an exception", error, cause.with_traceback(None))
+        return ProcessEnd("raised an exception", error, cause.with_traceback(None))
     if isinstance(error, exceptions.RuntimeEnvSetupError):
-        return End("could not be given its runtime_env", error, error)
-    return End(f"was lost; Ray says: {_reason(error)}", error)
+        return ProcessEnd("could not be given its runtime_env", error, error)
+    return ProcessEnd(f"was lost; Ray says: {_reason(error)}", error)
 
 
 # From here on, Ray's messages list possible causes.

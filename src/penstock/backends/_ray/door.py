@@ -27,7 +27,7 @@ from contextlib import suppress
 from functools import partial
 
 from penstock._system.descriptors import close, close_in_child, no_fork
-from penstock._system.interrupts import Living
+from penstock._system.interrupts import LiveObjects
 from penstock._system.threads import started
 from penstock.backends._ray import handshake
 from penstock.backends._ray.handshake import Hello
@@ -252,7 +252,7 @@ class Door:
                 os.close(sock.detach())
 
 
-_living = Living[Door]()
+_living = LiveObjects[Door]()
 
 
 def _leave_all_to_parent() -> None:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from penstock._measure.gauges import Gauges
 from penstock._memory.mapping import mapped
 from penstock._memory.slabs import Slabs
-from penstock._system.interrupts import Living
+from penstock._system.interrupts import LiveObjects
 from penstock._system.threads import started
 from penstock._system.warnings import warn_caller
 from penstock._wire.failure import annotate, restore
@@ -47,7 +47,7 @@ from penstock.backends._ray.link import (
     Link,
     head,
 )
-from penstock.backends._ray.remote import Cluster, End, RemoteWorker, State
+from penstock.backends._ray.remote import Cluster, ProcessEnd, RemoteWorker, RemoteWorkerState
 
 # A worker whose tasks take less than this has a second task, and does not wait while its reply travels. With longer
 # tasks the gain would be small, and another worker might have begun the second task earlier.
@@ -75,12 +75,12 @@ class Posted(NamedTuple):
     root: NDArray[np.uint8]
 
 
-class Strays:
+class LinkStrays:
     """Strays that have arrived and were not taken yet, and the memory of those that are still used."""
 
     def __init__(self) -> None:
         self._arrived: dict[tuple[int, int], NDArray[np.uint8]] = {}
-        self._used = Living[NDArray[np.uint8]]()
+        self._used = LiveObjects[NDArray[np.uint8]]()
 
     def add(self, seq: int, worker: int, root: NDArray[np.uint8]) -> None:
         self._used.add(root)
@@ -116,7 +116,7 @@ class Exchange:
         self._versions = handshake.versions()
         self._warned: set[str] = set()
         self._names: dict[int, str] = {}
-        self._strays = Strays()
+        self._strays = LinkStrays()
         self._receiver = Receiver(self._strays, self._names)
         # Functions that `poll` calls in the thread of the caller; None only wakes it.
         self._news: SimpleQueue[Callable[[], Outcome | None] | None] = SimpleQueue()
@@ -143,7 +143,7 @@ class Exchange:
             link.cut()
             with self._lock:
                 self._ledger.halt(remote.id)
-            remote.told.wait(0.0 if self._closed or remote.state is State.LEAVING else _REASON)
+            remote.told.wait(0.0 if self._closed or remote.state is RemoteWorkerState.LEAVING else _REASON)
             self._news.put(partial(self._bury, remote))
             remote.ended.set()
 
@@ -151,11 +151,11 @@ class Exchange:
         """The worker at the other end; None if it is not expected, or cannot be used."""
         with self._lock:
             remote = self._remotes.get(hello.worker)
-            if remote is None or remote.state is not State.COMING or self._closed:
+            if remote is None or remote.state is not RemoteWorkerState.COMING or self._closed:
                 return None
             remote.greet(hello, link)
             self._names[remote.id] = remote.who
-            self.gauges.nodes = {**self.gauges.nodes, remote.worker: remote.node}
+            self.gauges.nodes = {**self.gauges.nodes, remote.seat: remote.node}
             self._silent.pop(remote.node, None)
         wrong = handshake.refusal(self._versions, hello.versions, hello.node)
         if wrong:
@@ -164,7 +164,7 @@ class Exchange:
         differs = handshake.difference(self._versions, hello.versions, hello.node)
         if differs:
             self._news.put(partial(self._warn, "versions", differs))
-        row = self.gauges.tell(remote.worker)
+        row = self.gauges.tell(remote.seat)
         link.post(head(WELCOME, self.gauges.waited(), self.gauges.tracing, len(row), -remote.shift), row)
         link.push()
         return remote
@@ -177,7 +177,7 @@ class Exchange:
         elif kind == TOLD:
             remote.stacks.put((one, link.receive(two).decode(errors="replace"), three, four))
         elif kind == READY:
-            self.gauges.hear(remote.worker, link.receive(one), remote.shift)
+            self.gauges.hear(remote.seat, link.receive(one), remote.shift)
             self._join(remote, link)
         elif kind == BROKEN:
             self._news.put(partial(_raise_restored, bytes(link.receive(one))))
@@ -186,11 +186,11 @@ class Exchange:
 
     def _join(self, remote: RemoteWorker, link: Link) -> None:
         with self._lock:
-            if remote.state is not State.STARTING:
+            if remote.state is not RemoteWorkerState.STARTING:
                 return
             for change in self._changes:
                 link.post(head(CHANGE, len(change)), change)
-            remote.state = State.UP
+            remote.state = RemoteWorkerState.UP
             self._ledger.join(remote.id)
         self.flush()
 
@@ -214,7 +214,7 @@ class Exchange:
             link.receive_into(stray.data)
             if wanted or may_teach(reply):
                 self._strays.add(at, remote.id, stray)
-        self.gauges.hear(remote.worker, told, remote.shift)
+        self.gauges.hear(remote.seat, told, remote.shift)
         with self._lock:
             self._ledger.answered(remote.id, REPLY.unpack(reply)[_TOOK] < _QUICK)
             if wanted:
@@ -230,19 +230,19 @@ class Exchange:
         """Notes since when the worker has had its present task."""
         is_busy = self._ledger.has(remote.id) is not None
         remote.began = time.monotonic()
-        self.gauges.begun(remote.worker, time.perf_counter_ns() if is_busy else 0)
+        self.gauges.begun(remote.seat, time.perf_counter_ns() if is_busy else 0)
 
     def _dealt(self) -> list[Link]:
         """Under the lock: queues what is to be sent now. Returns the links that have something to send."""
         links: dict[Link, None] = {}
         for worker in self._ledger.leave():
             remote = self._remotes[worker]
-            if remote.state is State.UP and remote.link is not None:
+            if remote.state is RemoteWorkerState.UP and remote.link is not None:
                 remote.link.post(head(LEAVE))
                 links[remote.link] = None
-                remote.state = State.LEAVING
+                remote.state = RemoteWorkerState.LEAVING
             else:
-                remote.state = State.LEAVING
+                remote.state = RemoteWorkerState.LEAVING
                 self._news.put(partial(self._bury, remote))
         dealt = self._ledger.deal()
         if dealt:
@@ -256,7 +256,7 @@ class Exchange:
                     self._begin(remote)
         return [*links]
 
-    def _told(self, remote: RemoteWorker, end: End) -> None:
+    def _told(self, remote: RemoteWorker, end: ProcessEnd) -> None:
         """Called by a thread of the cluster when the process of a worker has ended."""
         remote.end = end
         remote.told.set()
@@ -283,9 +283,9 @@ class Exchange:
         return outcome
 
     def _bury(self, remote: RemoteWorker) -> Lost | Left | None:
-        if remote.state is State.GONE or self._closed:
+        if remote.state is RemoteWorkerState.GONE or self._closed:
             return None
-        left = remote.state is State.LEAVING
+        left = remote.state is RemoteWorkerState.LEAVING
         seq, steps = self._forget(remote)
         # Ray reports a process that dies on a live node at once. If a node is lost, Ray takes 15 s to notice, and
         # starts other workers there meanwhile.
@@ -295,7 +295,7 @@ class Exchange:
         self._kill([remote])
         if left:
             return Left(remote.id)
-        end = remote.end or End("closed its connection, and Ray has not told why")
+        end = remote.end or ProcessEnd("closed its connection, and Ray has not told why")
         how, signal = end.how, "unknown"
         if remote.hung:
             how, signal = f"hung for more than {remote.hung:g} seconds, and was killed (hang=)", HUNG
@@ -305,14 +305,14 @@ class Exchange:
     def _forget(self, remote: RemoteWorker) -> tuple[int | None, int]:
         """The worker is gone. Returns the task that it may have been doing, and the number of its steps."""
         with self._lock:
-            remote.state = State.GONE
+            remote.state = RemoteWorkerState.GONE
             seq = self._ledger.lose(remote.id)
             steps = 1 if seq is None else self._posted.pop(seq).steps
             self._remotes.pop(remote.id, None)
             self._names.pop(remote.id, None)
-            if not any(one.state is not State.COMING for one in self._remotes.values()):
+            if not any(one.state is not RemoteWorkerState.COMING for one in self._remotes.values()):
                 self._alone_since = time.monotonic()
-            self.gauges.begun(remote.worker, 0)
+            self.gauges.begun(remote.seat, 0)
         self._receiver.forget(remote.id)
         return seq, steps
 

@@ -25,7 +25,15 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock._memory.guests import GUESTS
-from penstock.backends._ray.challenge import NONCE_SIZE, TOKEN_SIZE, Challenge, Driver, Refused, State, Worker
+from penstock.backends._ray.challenge import (
+    NONCE_SIZE,
+    TOKEN_SIZE,
+    Challenge,
+    ChallengeState,
+    DriverEnd,
+    Refused,
+    WorkerEnd,
+)
 from penstock.backends._ray.link import WORKER_PATIENCE, Link, Secure
 
 _CONNECT = 10.0  # seconds for a connection to be made
@@ -47,7 +55,7 @@ class Hello(NamedTuple):
     versions: Mapping[str, str]
 
 
-class Tls(NamedTuple):
+class TlsFiles(NamedTuple):
     """The certificate files that Ray itself uses."""
 
     certificate: str
@@ -55,7 +63,7 @@ class Tls(NamedTuple):
     authority: str
 
     @classmethod
-    def of(cls, environment: Mapping[str, str]) -> Tls | None:
+    def of(cls, environment: Mapping[str, str]) -> TlsFiles | None:
         """The files that this node's environment names; None if Ray does not use TLS."""
         if environment.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
             return None
@@ -134,7 +142,7 @@ class Handshake:
 
     @property
     def is_done(self) -> bool:
-        return self._challenge.state is State.DONE
+        return self._challenge.state is ChallengeState.DONE
 
     @property
     def wants(self) -> int:
@@ -179,13 +187,13 @@ def connect(address: tuple[str, int], encrypted: bool, token: bytes, hello: Hell
 
     The driver may drop a connection because there are too many strangers (see `door.py`), so the worker tries again.
     """
-    tls = Tls.of({**os.environ, "RAY_USE_TLS": "1"}) if encrypted else None
+    tls = TlsFiles.of({**os.environ, "RAY_USE_TLS": "1"}) if encrypted else None
     context = None if tls is None else tls.context(server=False)
     deadline = time.monotonic() + _PATIENCE
     while True:
         sock = _reach(address, hello.node)
         try:
-            challenge = Worker(token, secrets.token_bytes(NONCE_SIZE), json.dumps(hello).encode())
+            challenge = WorkerEnd(token, secrets.token_bytes(NONCE_SIZE), json.dumps(hello).encode())
             secure = None if context is None else Secure(context, address[0])
             _shake_hands(sock, Handshake(challenge, secure), deadline)
             return Link(sock, WORKER_PATIENCE, secure)
@@ -248,9 +256,9 @@ def told(said: bytes) -> Hello:
     return Hello(worker, pid, node, clock, versions)
 
 
-def awaited(token: bytes, context: ssl.SSLContext | None) -> tuple[Driver, Handshake]:
+def awaited(token: bytes, context: ssl.SSLContext | None) -> tuple[DriverEnd, Handshake]:
     """In the driver: the handshake of a connection that was accepted."""
-    challenge = Driver(token, secrets.token_bytes(NONCE_SIZE))
+    challenge = DriverEnd(token, secrets.token_bytes(NONCE_SIZE))
     return challenge, Handshake(challenge, None if context is None else Secure(context))
 
 

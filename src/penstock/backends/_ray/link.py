@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from penstock._system.interrupts import Living
+from penstock._system.interrupts import LiveObjects
 from penstock._system.threads import started
 
 HEAD = struct.Struct("<6q")
@@ -60,7 +60,7 @@ class Link:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, patience)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         _send_unpaced(sock)
-        self._tls = None if secure is None else _Tls(sock, secure)
+        self._tls = None if secure is None else _TlsSocket(sock, secure)
         self._outbox: deque[memoryview] = deque()
         self._sending = threading.Lock()
         _living.add(self)
@@ -178,7 +178,7 @@ class Secure:
         self.tls = context.wrap_bio(self.incoming, self.outgoing, **side)
 
 
-class _Tls:
+class _TlsSocket:
     """TLS on a blocking socket, of which one thread reads while others write, as `ssl.SSLSocket` does not allow."""
 
     def __init__(self, sock: socket.socket, secure: Secure) -> None:
@@ -210,7 +210,7 @@ class _Tls:
         return bool(data)
 
 
-_living = Living[Link]()
+_living = LiveObjects[Link]()
 
 
 def _leave_all_to_parent() -> None:

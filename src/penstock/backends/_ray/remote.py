@@ -9,11 +9,11 @@ from collections.abc import Collection
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
-from penstock.backends._ray.handshake import Hello, Tls
+from penstock.backends._ray.handshake import Hello, TlsFiles
 from penstock.backends._ray.link import STACK, Link, head
 
 
-class End(NamedTuple):
+class ProcessEnd(NamedTuple):
     """How the process of a worker ended, as a clause that follows the worker's name.
 
     `broken`: the error, if the worker could not be started and any other would fail in the same way.
@@ -46,7 +46,7 @@ class Cluster(Protocol):
 
     address: str
     """The address of this node."""
-    tls: Tls | None
+    tls: TlsFiles | None
 
     def ship(self, data: memoryview) -> object:
         """Makes these bytes available on all nodes."""
@@ -64,7 +64,7 @@ class Cluster(Protocol):
         """A message: what this many workers need, what is free, and what to do if that is too little."""
 
 
-class State(enum.Enum):
+class RemoteWorkerState(enum.Enum):
     COMING = "waits for a place, or starts"
     STARTING = "connected, and unpacks the dataset"
     UP = "takes tasks"
@@ -78,32 +78,32 @@ class RemoteWorker:
     actor: Actor
 
     def __init__(self, number: int, seat: int) -> None:
-        self.id, self.worker = number, seat
+        self.id, self.seat = number, seat
         self.who, self.node, self.pid = f"worker {seat} (not started yet)", "", 0
-        self.state = State.COMING
+        self.state = RemoteWorkerState.COMING
         self.link: Link | None = None
         self.hired = time.monotonic()
         self.shift = 0  # nanoseconds from the worker's clock to ours
         self.began = 0.0  # when it began its present task, by `time.monotonic`
         self.hung = 0.0  # seconds: it was killed because it hung for longer than this
-        self.end: End | None = None
+        self.end: ProcessEnd | None = None
         self.told = threading.Event()  # the cluster has reported its end
         self.ended = threading.Event()  # nothing more is received from it
         self.stacks: SimpleQueue[tuple[int, str, int, int]] = SimpleQueue()
 
     def __repr__(self) -> str:
-        return f"<RemoteWorker {self.worker} pid={self.pid} node={self.node!r} {self.state.value}>"
+        return f"<RemoteWorker {self.seat} pid={self.pid} node={self.node!r} {self.state.value}>"
 
     def greet(self, hello: Hello, link: Link) -> None:
         """The worker has connected."""
         self.link, self.pid, self.node = link, hello.pid, hello.node
         self.shift = time.perf_counter_ns() - hello.clock
-        self.who = f"worker {self.worker} (pid {hello.pid} on {hello.node})"
-        self.state = State.STARTING
+        self.who = f"worker {self.seat} (pid {hello.pid} on {hello.node})"
+        self.state = RemoteWorkerState.STARTING
 
     def is_alive(self) -> bool:
         """True until its end is known."""
-        return self.state is not State.GONE and not self.ended.is_set()
+        return self.state is not RemoteWorkerState.GONE and not self.ended.is_set()
 
     def kill(self) -> None:
         """Kills its process."""

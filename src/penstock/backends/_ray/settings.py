@@ -45,10 +45,10 @@ def on_cluster(job: Job, given: Any) -> Backend:
     return start(job, RayCluster(options), patience)
 
 
-def room(given: Any) -> int | None:
+def workers_that_fit(given: Any) -> int | None:
     """How many workers fit on the cluster; None if there is no cluster yet."""
     try:
-        from penstock.backends._ray.cluster import room
+        from penstock.backends._ray.cluster import actors_that_fit
     except ModuleNotFoundError:
         return None
-    return room(resolved(given))
+    return actors_that_fit(resolved(given))

@@ -12,7 +12,7 @@ K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 
-class Kept(Generic[K, T]):
+class LruCache(Generic[K, T]):
     """Values by number or another key; each is read when it is asked for, and dropped when others were used later.
 
     At least one value is kept, however large. Several threads may ask at once: a value is then read by one of them,

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from penstock._wire.task import Mended, Task
 
 
-class Handout(NamedTuple):
+class StepResult(NamedTuple):
     """What `next` returns: a batch, the error in its place, or the end of the run (no task). `worker` did it."""
 
     task: Task | None

@@ -26,7 +26,7 @@ def _no_changes(end: int) -> Iterable[Change]:
     return ()
 
 
-class Desk:
+class TaskExecutor:
     """Does the tasks of one worker. `changes(end)` are the changes of the dataset up to a position of the log."""
 
     def __init__(

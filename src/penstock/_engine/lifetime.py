@@ -14,7 +14,7 @@ from penstock._system.interrupts import finalizer, interrupts_deferred
 from penstock.backends import Backend
 
 
-class Held:
+class EngineLifetime:
     """The life of an engine: which thread has its turn, and how its workers end."""
 
     def __init__(self, backend: Backend) -> None:
