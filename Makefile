@@ -3,7 +3,7 @@
 #
 ## make demo              runs `penstock demo`                                                          seconds
 ## make check             between two edits: lint, and the quickest tests of each part                  1 minute
-## make test              lint, and every test that needs no more than .venv                            minutes
+## make test              lint, and every test that needs no more than .venv                            6 minutes
 ## make lint              ruff and mypy                                                                 seconds
 ## make bench             benchmarks beside other loaders, on a quiet machine: BENCH="--only ints,rows"
 ## make group NAME=ray    one of the groups below; NAME="ray remote" runs two

@@ -110,7 +110,7 @@ def test_a_slow_caller_and_slow_steps_are_not_hangs(tmp_path: Path, clock: Clock
         iterator: Any = iter(loader)
         next(iterator)
         (process,), figures = loader.workers, iterator._engine.backend.gauges
-        until(lambda: figures.counts(process.worker).tasks == 2, "the worker is idle: it is one step ahead")
+        until(lambda: figures.counts(process.seat).tasks == 2, "the worker is idle: it is one step ahead")
         clock.forward(1000)
         assert len(list(iterator)) == 11
         assert loader.stats().life.replaced == 0
