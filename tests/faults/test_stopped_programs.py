@@ -146,8 +146,8 @@ def test_a_block_that_a_stopped_process_decodes_is_decoded_by_others() -> None:
 def test_an_inventory_whose_lock_is_not_let_go_does_not_stop_a_loader() -> None:
     table = f"stopped{next(TABLES)}x{os.getpid()}"
     with closing(Inventory(table, Claim(np.empty(0, np.int64), 1000))) as inventory:
-        code = "shared = Shared(sys.argv[1], 100)\nwith_loan(ByteLock(again(shared._find_inventory()), 0, LockPatience()), stop)"
-        code = "from penstock._cache.locks import *\n" + code
+        code = "from penstock._cache.locks import *\nshared = Shared(sys.argv[1], 100)\n"
+        code += "with_loan(ByteLock(again(shared._find_inventory()), 0, LockPatience()), stop)"
         with program(code, table) as running, closing(Shared(table, 100)) as shared:
             until_stopped(running)
             with pytest.warns(RuntimeWarning, match=rf"process {running.pid} \(stopped\)"):
