@@ -144,12 +144,13 @@ class Numbers:
     def __len__(self):
         return 40
     def __getitem__(self, key):
+        if key == 19 and not DIED.exists():
+            os.write = last_words  # for the reply of the next step: a worker looks it up before it begins a step
         if key == 20 and not DIED.exists():
             DIED.touch()
             while not ASKED.exists():
                 time.sleep(0.001)
             wait_for_parent("S")
-            os.write = last_words
         return key
 
 def last_words(fd, reply, write=os.write):
