@@ -220,7 +220,7 @@ def test_importing_penstock_imports_little() -> None:
     others = {name.partition(".")[0] for name in found if not name.startswith("penstock")}
     slow = "asyncio cloudpickle concurrent email http logging multiprocessing rich socket ssl subprocess tempfile"
     assert others.isdisjoint(slow.split())
-    assert len(found) < 145
+    assert len(found) < 140
 
 
 @pytest.mark.quiet
