@@ -63,7 +63,7 @@ class Engines:
 
     def ours(self) -> list[Engine]:
         """The engines that serve this process."""
-        return [engine for engine in self.all() if engine.is_ours() and not engine.closed]
+        return [engine for engine in self.live if engine.is_ours() and not engine.closed]
 
     def _refuse_inside(self) -> None:
         """Before anything is waited for: raises for a thread that would wait for itself.
@@ -102,7 +102,9 @@ class Engines:
         self._last = engine.reference
 
     def taken_back(self) -> list[Engine]:
-        """Those whose iterators have handed out their last batch, and were not asked for the end: they are free."""
+        """Engines whose iterators have handed out their last batch without being asked for the end: they are free."""
+        if self._idle is not None and len(self.live) == 1:  # between two epochs, in most programs
+            return []
         return [engine for engine in self.ours() if engine is not self._idle and engine.take_back()]
 
     def put(self, engine: Engine) -> None:

@@ -212,8 +212,9 @@ class Measures:
 
     def _snapshot(self) -> MeterSnapshot:
         """Everything so far, with what was handed out of the last answers."""
-        answers = [answer for crew in self._crews() if (answer := crew.open_answer()) is not None]
-        return self.meter.snapshot(self._live(), answers)
+        crews = list(self._crews())
+        answers = [answer for crew in crews if (answer := crew.open_answer()) is not None]
+        return self.meter.snapshot([crew.gauges for crew in crews], answers)
 
     def _period(self, now: MeterSnapshot, before: MeterSnapshot, longest: list[int], epoch: int | None) -> Period:
         """What was counted between two moments, in an epoch or in all of them."""
