@@ -1,4 +1,4 @@
-"""Samples by key: of every dataset that has `__getitem__`."""
+"""The feed for datasets with `__getitem__`: samples are fetched by key."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from penstock.source._nested import blocks_of, method_of
 
 
 class KeyFetch(Fetch):
-    """The worker's half: `__gather__`, `__getitems__` or `__getitem__`."""
+    """The worker's half: calls the dataset's `__gather__`, `__getitems__` or `__getitem__`."""
 
-    _one_by_one: Task | None = None  # a task of which some samples fail
+    _one_by_one: Task | None = None  # the task whose samples are fetched one by one, because some fail
     _getitems: Callable[[Any], Any] | None = None
     _gather: Callable[[Any, Any], Any] | None = None
 
@@ -71,7 +71,7 @@ class KeyFetch(Fetch):
         return self._samples.fetch(self._dataset.__getitem__, keys)
 
     def _may_go_on(self, error: BaseException, task: Task) -> bool:
-        """Whether the samples may be fetched one by one, to find those that fail."""
+        """True if the samples may be fetched one by one instead, to find those that fail."""
         if not self._samples.mends or not isinstance(ordinary(error), Exception):
             self._focus.name_sample()
             return False
@@ -86,7 +86,7 @@ class KeyFetch(Fetch):
 
 
 class ByKey(Feed):
-    """The caller's half: keys from an order of penstock's, or from a sampler of the user's."""
+    """The caller's half: keys come from one of penstock's orders, or from the user's sampler."""
 
     names = "keys", "key"
     fetch = KeyFetch
@@ -161,13 +161,13 @@ class ByKey(Feed):
         if options.last_batch in ("pad", "rollover"):
             raise ValueError(
                 f'last_batch="{options.last_batch}" was given for a {type(sampler).__name__} whose order was known. '
-                "The sampler was changed since (a generator, or keys that are not integers from 0 on), so its end is "
-                "not known beforehand any more."
+                "The sampler has been changed since then (it got a generator, or keys that are not integers from 0 "
+                "on), so its last batch is no longer known in advance. Undo the change, or make another loader."
             )
         return SamplerPlan(sampler, options.batch_size, options.drop_last, batched, *options.shard)
 
     def _order(self, seed: int) -> Order | None:
-        """The order, if it is a function; None for a sampler that is not one of penstock's."""
+        """The order as a pure function; None if the sampler must be iterated."""
         if self.options.sampler is not None:
             return order_of(self.options.sampler, seed)
         n = len(self.dataset)
@@ -179,7 +179,7 @@ class ByKey(Feed):
         if isinstance(plan, OrderPlan):
             return Run(numbers, epoch, plan.draw(epoch, at.steps), plan, at)
         assert plan is not None
-        # A plain sequence draws nothing, and need not be given random generators, which takes 50 µs for each batch.
+        # A plain sequence draws no random numbers. Setting the generators takes 50 µs for each batch.
         plain = type(plan.sampler) in (list, tuple, range, np.ndarray)
         reading = Reading(plan.sampler) if plain else _DrawnKeys(plan.sampler, partial(self.drawing, seed, epoch))
         reading.open(at.mark)
@@ -219,7 +219,7 @@ class ByKey(Feed):
 
 
 class _DrawnKeys(Reading):
-    """The keys of a sampler that may draw random numbers: `drawing` sets the generators for each batch."""
+    """Reads a sampler that may draw random numbers: `drawing` sets the generators for each batch."""
 
     def __init__(self, sampler: Any, drawing: Callable[..., Any]) -> None:
         super().__init__(sampler)

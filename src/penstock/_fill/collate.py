@@ -43,7 +43,7 @@ def collate(samples: Sequence[object], empty: Empty) -> Any:
             if isinstance(samples, (Mapping, str, bytes)):
                 raise Misfit(f"a {name_of(type(samples))} is not a sequence of samples. Give a list of them")
             given, samples = samples, list(samples)
-            if isinstance(given, Sized) and len(given) != len(samples):  # an IndexError or StopIteration ends a loop
+            if isinstance(given, Sized) and len(given) != len(samples):  # an IndexError ended it early
                 raise Misfit(f"a {name_of(type(given))} has {len(given)} samples, and ends after {len(samples)}")
         if not samples:
             raise Misfit(_NO_SAMPLES)
@@ -204,7 +204,7 @@ def _numbers(values: Column, kind: type, empty: Empty) -> Array:
 
 
 def _arrays(values: Sequence[Array], empty: Empty) -> Array:
-    """Stacks arrays of one shape, which are plain or memory-mapped, and of no other class."""
+    """Stacks arrays of one shape. Their class is np.ndarray or np.memmap, and no other."""
     first = values[0]
     shape, size = first.shape, len(values)
     dtype = _common_dtype(values)

@@ -1,4 +1,4 @@
-"""Why samples cannot be collated, in words: which field, which rows, and what to do."""
+"""Error messages for samples that cannot be collated: which field, which rows, and what to do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Misfit(Exception):
-    """Why a column cannot be collated. Each level of nesting that it passes adds its part of the path."""
+    """Says why a column cannot be collated. Each level of nesting on its way adds its part of the path."""
 
     def __init__(self, text: str, rows: Sequence[int] = ()) -> None:
         super().__init__(text)
@@ -27,7 +27,7 @@ class Misfit(Exception):
 
     @classmethod
     def of(cls, what: str, groups: dict[Any, list[int]], remedy: str) -> Misfit:
-        """For rows that differ: `groups` has the rows of each value."""
+        """The error for rows that differ: `groups` has the rows of each value."""
         return cls(f"{what}: {listed_rows(groups)}{remedy}, or pass collate_fn=", odd_rows(groups))
 
     @classmethod
