@@ -75,7 +75,7 @@ class Handler(NamedTuple):
     store: Callable[[Any, Writer], Spot | None] | None = None
     """Puts the bytes into the slab; returns None for a leaf that must be pickled."""
     cast: Callable[[Any, Any, Any], Any] | None = None
-    """Converts to the dtype of a `_fill.cast.Field`, in memory from an `_fill.cast.Empty`."""
+    """Converts to the dtype of a `_fill.cast.FieldCast`, in memory from a `_fill.cast.Empty`."""
 
 
 class Guest(Protocol):
@@ -103,7 +103,7 @@ class Guest(Protocol):
 _met: dict[str, Guest] = {}
 
 REDUCERS: dict[type, Reduce] = {}
-"""Reducers of all guests that were seen, and of numpy's arrays."""
+"""The reducers of all guests seen so far, and of numpy's arrays."""
 
 
 def guest_in(module: object) -> Guest | None:

@@ -1,8 +1,8 @@
-"""Which modules a fresh interpreter can import: classes and functions of all others are sent to it by value.
+"""Decides which modules a fresh interpreter can import. Classes and functions of all others are sent by value.
 
 A fresh interpreter has the same `sys.path`, and imports nothing of the program by itself. So it has no `__main__` of
 the program, no `__mp_main__` (the name of a script in a process that multiprocessing has spawned), and no module that
-was made by `exec`, by `runpy`, or from a file that is not on the path. For a name that means another file there, it
+was made by `exec`, by `runpy`, or from a file that is not on the path. If a name leads to another file there, it
 would import the wrong module.
 """
 
@@ -20,10 +20,10 @@ ABSENT = {b"__main__", b"__mp_main__"}
 
 
 class ByValue:
-    """For one pickle: has cloudpickle send what is in modules that cannot be imported by value."""
+    """During one pickle, makes cloudpickle send by value what is in modules that cannot be imported."""
 
     def __init__(self) -> None:
-        self._seen: set[str] = {"__main__"}  # cloudpickle never refers to it
+        self._seen: set[str] = {"__main__"}  # cloudpickle always sends what is in it by value
         self._registered: list[types.ModuleType] = []
 
     def look_at(self, part: Any) -> None:
@@ -81,7 +81,7 @@ def is_importable(name: str) -> bool:
     if parent:
         path = getattr(sys.modules.get(parent), "__path__", None)
         if path is None:
-            return True  # made by its parent, which is no package
+            return True  # made by its parent, which is not a package
     found = _find_spec(name, path)
     if found is None or not found.has_location:  # built-in, frozen, or a namespace package
         return found is not None
@@ -90,7 +90,7 @@ def is_importable(name: str) -> bool:
 
 def _find_spec(name: str, path: Any) -> Any:
     for finder in tuple(sys.meta_path):
-        with suppress(Exception):  # a finder of the program
+        with suppress(Exception):  # the program's own finder may raise
             spec = finder.find_spec(name, path, None)
             if spec is not None:
                 return spec

@@ -1,4 +1,4 @@
-"""A task: one step of the plan, or several, on its way to a worker; its outcome; and the mark that travels with it.
+"""Tasks for workers, their outcomes, and the marks that travel with them. A task is one step of a plan, or several.
 
 The parent writes the keys of a task to the beginning of its slab, and a notice of fixed size onto the board. A worker
 reads the notice, and makes the task from both. Tasks and outcomes are named tuples because one is made for every
@@ -26,8 +26,8 @@ MOST_STEPS = 32
 class Task(NamedTuple):
     """`seq` is unique in the life of an engine; `run` is unique in the life of a loader, one for each `iter()`.
 
-    The feed that drew `keys` knows what they are. Short steps travel several in one task (a bundle): `steps` equal
-    shares of `keys`.
+    The feed that drew `keys` knows what they are. Several short steps may travel in one task (a bundle): then `keys`
+    has `steps` equal shares.
 
     `mark` is the position of the sampler or stream after this step, if it has a state. It stays in the calling
     process, or comes from the worker that reads the stream.
@@ -51,10 +51,10 @@ class Task(NamedTuple):
 
 
 class Opening(NamedTuple):
-    """The keys of a task at which a worker may have to open a stream, in the place of `size` alone.
+    """Takes the place of a task's keys, which are `size` alone, if the worker may have to open the stream first.
 
-    The stream continues from `mark`, or begins if there is none. A worker that has read the run number `after` to its
-    end holds the stream in that state already.
+    The stream continues from `mark`, or begins if there is none. If a worker has read the run number `after` to its
+    end, its stream is in that state already.
     """
 
     size: int
@@ -90,7 +90,7 @@ class Notice(NamedTuple):
     step: int
     keys: int  # length in bytes; negative if the keys are pickled
     steps: int
-    updates: int  # the length of the log that a worker applies first
+    updates: int  # the length of the log that the worker must apply first
     extent: int
     length: int
     start: int
@@ -203,5 +203,5 @@ def decode_mark(data: bytes) -> Any:
         try:
             raise found
         finally:
-            del found  # its traceback holds this frame, which must not hold it in turn
+            del found  # breaks a cycle: its traceback refers to this frame
     return found
