@@ -718,7 +718,7 @@ def test_a_state_that_does_not_fit_says_why_and_changes_nothing(name: str) -> No
     before = loader.state_dict()
     with pytest.raises(StateError, match=why) as caught:
         loader.load_state_dict(state)
-    assert re.search(r"\. (Take|Make|Give|Load|If|Of|Finish) [^.]*", str(caught.value)), "what is to be done?"
+    assert re.search(r"\. (Take|Make|Give|Load|If|From|Finish) [^.]*", str(caught.value)), "what is to be done?"
     assert loader.state_dict() == before
     assert same(list(batches), whole[1:])
 

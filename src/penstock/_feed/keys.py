@@ -127,7 +127,7 @@ class ByKey(Feed):
 
     @property
     def order_name(self) -> str:
-        order = self._given()
+        order = self.read_from()
         if order is None:
             if self.options.shuffle == "blocks":
                 return "shuffled by blocks"
@@ -135,12 +135,9 @@ class ByKey(Feed):
         drawn = " with a generator" if getattr(order, "generator", None) is not None else ""
         return type(order).__name__ + drawn
 
-    def _given(self) -> Any:
+    def read_from(self) -> Any:
         options = self.options
         return options.sampler if options.batch_sampler is None else options.batch_sampler
-
-    def read_from(self) -> Any:
-        return self._given()
 
     def length(self) -> int | None:
         return len(self.dataset) if isinstance(self.dataset, Sized) else None
@@ -193,7 +190,7 @@ class ByKey(Feed):
         assert plan is not None
         steps = plan.steps(epoch)
         if steps is None:
-            raise TypeError(f"{type(self._given()).__name__} has no len(), so the loader has none.")
+            raise TypeError(f"{type(self.read_from()).__name__} has no len(), so the loader has none.")
         return steps
 
     def index(self, task: Task, rows: int, mended: Mended | None) -> NDArray[np.uint64] | None:
@@ -210,7 +207,7 @@ class ByKey(Feed):
         return pad
 
     def sampler(self, now: Now) -> Any:
-        return Keys(now) if self._given() is None else self.options.sampler
+        return Keys(now) if self.read_from() is None else self.options.sampler
 
     def batch_sampler(self, now: Now) -> Any:
         if self.options.batch_sampler is not None or not self.batched:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from penstock._memory.forms import is_dataclass
+from penstock._wire.failure import type_name
 
 Column = Sequence[Any]
 Array = np.ndarray[Any, Any]
@@ -39,7 +40,7 @@ class Misfit(Exception):
     def of_types(cls, values: Column) -> Misfit:
         groups = rows_of_each(map(type, values))
         unknown = [kind for kind in groups if not _is_known(kind)]
-        named = {name_of(kind): rows for kind, rows in groups.items()}
+        named = {type_name(values[rows[0]]): rows for rows in groups.values()}
         if len(groups) > 1:
             return cls(
                 f"values of different types cannot be collated: {listed_rows(named)}. "
@@ -115,7 +116,3 @@ def _listed_keys(keys: frozenset[Any]) -> str:
     if len(texts) > 12:
         texts = [*texts[:10], f"... ({len(texts)} keys)"]
     return f"[{', '.join(texts)}]" if texts else ""
-
-
-def name_of(kind: type) -> str:
-    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

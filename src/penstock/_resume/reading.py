@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from penstock._memory.guests import guest_in
 from penstock._wire.failure import described
-from penstock._wire.task import decode_mark, encode_mark
+from penstock._wire.pickling import dumps, loads
 from penstock.errors import StateError
 
 T = TypeVar("T")
@@ -247,7 +247,7 @@ def initial(source: Any, *, is_fresh: bool) -> bytes | None:
     if not has_state(source) or not (is_fresh or hasattr(type(source), "__next__")):
         return None
     with suppress(Exception):  # some iterables have a state only while they are iterated
-        return encode_mark(Mark(0, {}, {"iterable": source.state_dict(), "fresh": True}))
+        return dumps(Mark(0, {}, {"iterable": source.state_dict(), "fresh": True}))
     return None
 
 
@@ -289,17 +289,17 @@ def _check_stateful(part: object) -> None:
 
 # ---- marks in transit: pickled at once, because the user's objects change while a mark travels ----
 #
-# A mark that cannot be taken does not fail its step, since the caller may never ask for a state. It travels as a
-# StateError, which is raised when a state is asked for.
+# A mark that cannot be taken does not fail its step, since the caller may never ask for a state. It travels as the
+# StateError that says why, which is raised when the mark is needed.
 
 
 def taken(owner: object, take: Callable[[], Mark | None]) -> bytes | None:
     """The mark that `take` returns, or a StateError in its place, as bytes; None if the owner has no state."""
     try:
         mark = take()
-        return None if mark is None else encode_mark(mark)
+        return None if mark is None else dumps(mark)
     except Exception as error:
-        return encode_mark(_refusal(owner, error))
+        return dumps(_refusal(owner, error))
 
 
 def asked(owner: object, take: Callable[[], T]) -> T:
@@ -311,9 +311,20 @@ def asked(owner: object, take: Callable[[], T]) -> T:
 
 
 def opened(mark: bytes | Mark | None) -> Mark | None:
-    """The mark; a StateError if it could not be taken."""
-    made: Mark | None = decode_mark(mark) if isinstance(mark, bytes) else mark
-    return made
+    """The mark. Raises a StateError if it could not be taken, or cannot be unpickled."""
+    if not isinstance(mark, bytes):
+        return mark
+    try:
+        found: Mark | StateError = loads(mark)
+    except Exception as error:
+        why = f"the state that a worker sent cannot be unpickled here ({described(error)})."
+        raise StateError(f"The loader has no state now: {why}") from error
+    if isinstance(found, StateError):
+        try:
+            raise found
+        finally:
+            del found  # breaks a cycle: its traceback refers to this frame
+    return found
 
 
 def known(mark: bytes | Mark | None) -> Mark | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -19,51 +19,41 @@ ABSENT = {b"__main__", b"__mp_main__"}
 """Names of modules that are known not to be importable, as they occur in a pickle."""
 
 
-class ByValue:
-    """During one pickle, makes cloudpickle send by value what is in modules that cannot be imported."""
+@contextmanager
+def sent_by_value() -> Iterator[Callable[[Any], None]]:
+    """In the block, cloudpickle sends by value what is in modules that cannot be imported.
 
-    def __init__(self) -> None:
-        self._seen: set[str] = {"__main__"}  # cloudpickle always sends what is in it by value
-        self._registered: list[types.ModuleType] = []
+    The function that it yields must be called with each object before the object is pickled.
+    """
+    import cloudpickle
 
-    def look_at(self, part: Any) -> None:
-        """Called with each object before it is pickled."""
+    seen = {"__main__"}  # cloudpickle always sends what is in it by value
+    registered: list[types.ModuleType] = []
+
+    def look_at(part: Any) -> None:
         if issubclass(type(part), type) or isinstance(part, types.FunctionType):
             name = part.__module__
         elif isinstance(part, types.ModuleType):
             name = part.__name__
         else:
             return
-        if isinstance(name, str) and name not in self._seen:
-            self._seen.add(name)
-            module = sys.modules.get(name)
-            if isinstance(module, types.ModuleType) and not is_importable(name):
-                self._register(module)
+        if not isinstance(name, str) or name in seen:
+            return
+        seen.add(name)
+        module = sys.modules.get(name)
+        if isinstance(module, types.ModuleType) and not is_importable(name):
+            own = module.__name__
+            ABSENT.add(own.encode())
+            if own in sys.modules and own not in cloudpickle.list_registry_pickle_by_value():
+                cloudpickle.register_pickle_by_value(module)
+                registered.append(module)
 
-    def _register(self, module: types.ModuleType) -> None:
-        import cloudpickle
-
-        ABSENT.add(module.__name__.encode())
-        if module.__name__ in sys.modules and module.__name__ not in cloudpickle.list_registry_pickle_by_value():
-            cloudpickle.register_pickle_by_value(module)
-            self._registered.append(module)
-
-    def end(self) -> None:
-        import cloudpickle
-
-        for module in self._registered:
+    try:
+        yield look_at
+    finally:
+        for module in registered:
             with suppress(ValueError):  # another thread has done it
                 cloudpickle.unregister_pickle_by_value(module)
-
-
-@contextmanager
-def sent_by_value() -> Iterator[ByValue]:
-    """A `ByValue` for one pickle. What it has registered with cloudpickle is undone at the end."""
-    by_value = ByValue()
-    try:
-        yield by_value
-    finally:
-        by_value.end()
 
 
 def is_importable(name: str) -> bool:

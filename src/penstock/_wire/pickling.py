@@ -112,11 +112,11 @@ def dump(
         pickler.dump(value)
         return
     otherwise = pickler.reducer_override
-    with sent_by_value() if fresh else nullcontext() as modules:
+    with sent_by_value() if fresh else nullcontext() as look_at:
 
         def reduce(part: Any) -> Any:
-            if modules is not None:
-                modules.look_at(part)
+            if look_at is not None:
+                look_at(part)
             return otherwise(part) if override is None else override(part, otherwise)
 
         pickler.reducer_override = reduce

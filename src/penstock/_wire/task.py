@@ -1,4 +1,4 @@
-"""Tasks for workers, their outcomes, and the marks that travel with them. A task is one step of a plan, or several.
+"""Tasks for workers, and their outcomes. A task is one step of a plan, or several.
 
 The parent writes the keys of a task to the beginning of its slab, and a notice of fixed size onto the board. A worker
 reads the notice, and makes the task from both. Tasks and outcomes are named tuples because one is made for every
@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._wire.failure import described, safe_text
+from penstock._wire.failure import safe_text
 from penstock._wire.modules import ABSENT
 from penstock._wire.pickling import dumps, loads
-from penstock.errors import StateError
 
 # The largest number of steps in one task.
 MOST_STEPS = 32
@@ -182,26 +181,3 @@ class Ended(NamedTuple):
     seq: int
     worker: int
     mark: bytes | None = None
-
-
-encode_mark = dumps
-"""A mark, the position of a sampler or stream after a step, as bytes.
-
-A mark that cannot be taken travels as the StateError that says why, and does not fail the step, since the caller may
-never ask for a state.
-"""
-
-
-def decode_mark(data: bytes) -> Any:
-    """The mark. Raises the StateError that was encoded in its place, and any error of unpickling as a StateError."""
-    try:
-        found = loads(data)
-    except Exception as error:
-        why = f"the state that a worker sent cannot be unpickled here ({described(error)})."
-        raise StateError(f"The loader has no state now: {why}") from error
-    if isinstance(found, StateError):
-        try:
-            raise found
-        finally:
-            del found  # breaks a cycle: its traceback refers to this frame
-    return found

@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock._at_work import at_work, set_worker_info
 from penstock._fill.cast import Empty, FieldMemory
-from penstock._fill.collate import collate, convert
+from penstock._fill.collate import collate
 from penstock._measure.gauges import Gauge, NoGauge
 from penstock._memory.layout import Writer
 from penstock._system.interrupts import Loan
@@ -131,7 +131,7 @@ class Runner:
     def _collate(self, samples: Sequence[Any], empty: Empty, mended: Mended | None) -> object:
         custom = self._job.collate_fn
         if not self._job.batched:
-            return convert(samples[0]) if custom is None else custom(samples[0])
+            return samples[0] if custom is None else custom(samples[0])
         self._focus.doing("collate of ", None)
         if custom is not None and self._into is None:
             return custom(samples)

@@ -190,27 +190,7 @@ class Borrowed:
 
 
 class _PythonAndNumpyState:
-    """The states of `random` and `numpy.random`."""
-
-    def __init__(self) -> None:
-        self._python: Any = None
-        self._numpy = _NumpyState()
-
-    def take(self) -> None:
-        self._python = random.getstate()
-        self._numpy.take()
-
-    def put_back(self) -> None:
-        if self._python is not None:
-            random.setstate(self._python)
-            self._numpy.put_back()
-
-
-_lending = Lending(_PythonAndNumpyState)
-
-
-class _NumpyState:
-    """The state of `numpy.random`, taken and restored in a few microseconds.
+    """The states of `random` and `numpy.random`, the latter taken and restored in a few microseconds.
 
     `numpy.random.get_state` and `set_state` copy 624 numbers one by one and take 170 µs together. Copying the
     generator's memory, whose address is public in numpy, takes 1 µs. That memory does not include the second of a
@@ -222,6 +202,7 @@ class _NumpyState:
     _SIZE = 625 * 4
 
     def __init__(self) -> None:
+        self._python: Any = None
         self._generator: Any = None
         self._whole: Any = None
         self._address = 0
@@ -230,6 +211,7 @@ class _NumpyState:
         self._is_kept: bool | None = None  # None until that is known
 
     def take(self) -> None:
+        self._python = random.getstate()
         generator: Any = _global.get_bit_generator()
         if isinstance(generator, np.random.MT19937):
             self._address = generator.ctypes.state_address
@@ -247,6 +229,8 @@ class _NumpyState:
             self._is_kept = ctypes.string_at(self._address, self._SIZE) == self._raw
 
     def put_back(self) -> None:
+        if self._python is not None:
+            random.setstate(self._python)
         if self._generator is None:
             return
         if _global.get_bit_generator() is not self._generator:
@@ -262,3 +246,6 @@ class _NumpyState:
         if self._is_kept:
             state: Any = np.random.get_state(legacy=False)
             np.random.set_state({**state, "has_gauss": 1, "gauss": self._drawn[0]})
+
+
+_lending = Lending(_PythonAndNumpyState)
