@@ -285,7 +285,7 @@ class Feed:
 
 
 def displayed_settings(feed: Feed, face: str) -> dict[str, Any]:
-    """The settings of a loader that are shown with its figures."""
+    """The settings of a loader that are shown with its statistics."""
     return {**feed.options.shown(), "one_reader": feed.one_reader, "face": face}
 
 

@@ -25,7 +25,7 @@ from penstock.source._nested import blocks_of, method_of
 
 
 class KeyFetch(Fetch):
-    """The worker's half: calls the dataset's `__gather__`, `__getitems__` or `__getitem__`."""
+    """The worker's half of the feed: calls the dataset's `__gather__`, `__getitems__` or `__getitem__`."""
 
     _one_by_one: Task | None = None  # the task whose samples are fetched one by one, because some fail
     _getitems: Callable[[Any], Any] | None = None
@@ -86,7 +86,7 @@ class KeyFetch(Fetch):
 
 
 class ByKey(Feed):
-    """The caller's half: keys come from one of penstock's orders, or from the user's sampler."""
+    """The caller's half of the feed: keys come from one of penstock's orders, or from the user's sampler."""
 
     names = "keys", "key"
     fetch = KeyFetch

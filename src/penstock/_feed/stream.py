@@ -50,7 +50,7 @@ class Stream(Feed):
 
 
 class ItemFetch(Fetch):
-    """The worker's half: calls `load` with each item."""
+    """The worker's half of the feed: calls `load` with each item."""
 
     def look_up(self) -> None:
         self._load: Callable[[Any], Any] = self._job.dataset.load
@@ -66,7 +66,7 @@ class ItemFetch(Fetch):
 
 
 class ByItem(Stream):
-    """The caller's half: reads the light items."""
+    """The caller's half of the feed: reads the light items."""
 
     names = "items", "item"
     fetch = ItemFetch
@@ -96,7 +96,7 @@ class ByItem(Stream):
 
 
 class StreamFetch(Fetch):
-    """The worker's half: reads the stream, and skips the batches of other ranks."""
+    """The worker's half of the feed: reads the stream, and skips the batches of other ranks."""
 
     _stream: Reading
     _run = -1  # the run that the stream is open for
@@ -193,7 +193,7 @@ class StreamFetch(Fetch):
 
 
 class ByStream(Stream):
-    """The caller's half: says how many samples to read for each step."""
+    """The caller's half of the feed: says how many samples to read for each step."""
 
     names = "pull", "pull_one"
     fetch = StreamFetch

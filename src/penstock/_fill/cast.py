@@ -39,7 +39,7 @@ _NUMBERS = frozenset("iuf")  # numpy's codes for kinds of dtypes
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """For each named field, by its path, the dtype to convert it to (None: unchanged). The path () is the batch."""
+    """The dtype that each named field, by its path, is converted to (None: unchanged). The path () is the batch."""
 
     fields: tuple[tuple[tuple[str, ...], str | None], ...]
     named: bool
@@ -118,7 +118,7 @@ class FieldCast:
         return f"the field {'.'.join(self.path)!r}" if self.path else "the batch"
 
     def below(self, keys: Iterable[Any]) -> list[FieldCast]:
-        """The fields of a container that has these keys."""
+        """Returns the field of each key of a container."""
         names = list(map(str, keys))
         missing = self._children.keys() - set(names)
         if missing:
@@ -130,7 +130,7 @@ class FieldCast:
         return FieldCast((*self.path, name), self._children.get(name, ()), self._dtype, self.checked, True)
 
     def of(self, spec: Spec) -> list[FieldCast]:
-        """The field of each leaf of a tree. Of a `Batch` only the data is converted."""
+        """Returns the field of each leaf of a tree. Only the data of a `Batch` is converted."""
         return self._specs[spec]
 
     def _walk(self, spec: Spec | None) -> list[FieldCast]:
@@ -289,23 +289,23 @@ class FieldMemory:
         return [FieldMemory(field, self.empty) for field in self.field.below(keys)]
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Memory for an array that has this dtype before it is converted."""
+        """Allocates memory for an array that has this dtype before it is converted."""
         return self.empty(shape, self.field.target(dtype) or dtype)
 
     def put(self, array: NDArray[Any]) -> NDArray[Any]:
-        """A converted copy of the array."""
+        """Returns a converted copy of the array."""
         out = self.allocate(array.shape, array.dtype)
         self.field.write(out, array)
         return out
 
     def stack(self, rows: Sequence[NDArray[Any]], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Arrays of one shape, stacked and converted. `dtype` can hold the values of all of them."""
+        """Stacks and converts arrays of one shape. `dtype` can hold the values of all of them."""
         out = self.allocate((len(rows), *rows[0].shape), dtype)
         self.field.stack(out, rows, dtype)
         return out
 
     def gather(self, column: NDArray[Any], keys: NDArray[np.int64]) -> NDArray[Any]:
-        """The rows of a column that have these keys, converted in parts that fit into the processor's cache."""
+        """Takes the rows of a column at these keys, converted in parts that fit into the processor's cache."""
         out = self.allocate((len(keys), *column.shape[1:]), column.dtype)
         size = max(1, BYTES_AT_ONCE * len(column) // max(1, column.nbytes))
         # take is faster, but first copies a whole column that is not contiguous.

@@ -83,7 +83,7 @@ def _is_known(kind: type) -> bool:
 
 
 def rows_of_each(values: Any) -> dict[Any, list[int]]:
-    """The rows in which each value occurs."""
+    """Maps each value to the rows in which it occurs."""
     groups: dict[Hashable, list[int]] = {}
     for row, value in enumerate(values):
         groups.setdefault(value, []).append(row)

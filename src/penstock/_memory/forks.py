@@ -24,7 +24,7 @@ MOST = 64
 
 
 class Fork:
-    """A fork that is about to happen, or has happened."""
+    """The witness of one fork, which is about to happen or has happened."""
 
     __slots__ = ("__weakref__", "_address", "_fd")
 

@@ -67,7 +67,7 @@ Reduce = Callable[[Any], Any]
 
 
 class Handler(NamedTuple):
-    """What can be done with the leaves of one class."""
+    """How the leaves of one class are copied, pinned, stored and converted."""
 
     copy: Callable[[Any], Any]
     pin: Callable[[Any], Any]
@@ -79,7 +79,7 @@ class Handler(NamedTuple):
 
 
 class Guest(Protocol):
-    """What the core asks about a library."""
+    """What the core needs to know about a library."""
 
     reducers: Mapping[type, Reduce]
     """By exact class: how an object inside other objects of a batch is pickled."""
@@ -88,7 +88,7 @@ class Guest(Protocol):
         """How leaves of this class are handled; None if they have no special treatment."""
 
     def shipping(self) -> Mapping[type, Reduce]:
-        """By exact class, for one pickle of a dataset. A reducer may remember what that pickle already holds."""
+        """Reducers by exact class, for one pickle of a dataset. They may remember what that pickle already holds."""
 
     def is_parameters(self, state_dict: Any) -> bool:
         """True if this `state_dict` method returns a model's parameters and not a position in a stream."""

@@ -66,7 +66,7 @@ def has_state(thing: object) -> bool:
 
 
 def by_next(items: Iterator[Any]) -> Iterator[Any]:
-    """The same items, by `next` alone: an object that is its own iterator may start over at every `iter()`."""
+    """Iterates with `next` alone: an object that is its own iterator may start over at every `iter()`."""
     return map(next, repeat(items))
 
 
@@ -239,7 +239,7 @@ class Reading:
 
 
 def initial(source: Any, *, is_fresh: bool) -> bytes | None:
-    """The mark of an epoch that starts with the iterable as it is now; None if its state is not that of a start.
+    """The mark of an epoch that starts with the iterable as it is now; None if that state is not a start.
 
     `is_fresh`: no epoch was begun before. After an epoch that was left early, most iterables start over, but their
     state is still in the middle of that epoch. An iterable that is its own iterator does not start over.
@@ -294,7 +294,7 @@ def _check_stateful(part: object) -> None:
 
 
 def taken(owner: object, take: Callable[[], Mark | None]) -> bytes | None:
-    """The mark that `take` returns, or a StateError in its place, as bytes; None if the owner has no state."""
+    """Calls `take` for a mark, and pickles it, or a StateError if that fails; None if the owner has no state."""
     try:
         mark = take()
         return None if mark is None else dumps(mark)
@@ -303,7 +303,7 @@ def taken(owner: object, take: Callable[[], Mark | None]) -> bytes | None:
 
 
 def asked(owner: object, take: Callable[[], T]) -> T:
-    """The result of `take`; a StateError if taking the owner's state fails."""
+    """Returns the result of `take`. Raises a StateError if taking the owner's state fails."""
     try:
         return take()
     except Exception as error:
@@ -311,7 +311,7 @@ def asked(owner: object, take: Callable[[], T]) -> T:
 
 
 def opened(mark: bytes | Mark | None) -> Mark | None:
-    """The mark. Raises a StateError if it could not be taken, or cannot be unpickled."""
+    """Unpickles a mark. Raises a StateError if it could not be taken, or cannot be unpickled."""
     if not isinstance(mark, bytes):
         return mark
     try:
@@ -328,7 +328,7 @@ def opened(mark: bytes | Mark | None) -> Mark | None:
 
 
 def known(mark: bytes | Mark | None) -> Mark | None:
-    """The mark; None if there is none or it could not be taken."""
+    """Like `opened`, but returns None for a mark that could not be taken."""
     with suppress(StateError):
         return opened(mark)
     return None

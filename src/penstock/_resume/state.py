@@ -31,7 +31,7 @@ ANEW = "Take another checkpoint, or restart the epoch without a state."
 
 
 class State(NamedTuple):
-    """The first `steps` steps of the epoch were handed out, and the steps in `beyond`.
+    """A resume state: the first `steps` steps of the epoch, and those in `beyond`, were handed out.
 
     `consumed` counts the samples of the order that all ranks used for these steps; None if the order is unknown.
     `mark` is the position of a sampler or stream with a state, after these steps or earlier (bytes until needed), and
@@ -207,7 +207,7 @@ class Progress:
             beyond.pop(passed, None)
 
     def _now(self) -> tuple[int, list[int], bytes | None]:
-        """The number of steps without a gap, the steps beyond, and the last mark, all of one moment."""
+        """A consistent snapshot: the number of steps without a gap, the steps beyond, and the last mark."""
         at, beyond = None, self._beyond
         while at is not self._at:
             at = self._at
@@ -232,7 +232,7 @@ class Progress:
 
     @property
     def mark(self) -> bytes | Mark | None:
-        """The mark of the last step that was handed out, or of an earlier one; at the end, for the next epoch."""
+        """The mark of the last step handed out, or of an earlier step; after the end, that for the next epoch."""
         return self._end if self.is_over else self._at[1] or self.begin.mark
 
     @property
@@ -313,7 +313,7 @@ class Epochs:
 
 
 def content(plan: Plan | None, length: int | None) -> str | None:
-    """A short description of the sampler's keys, which tells if a state was taken with another sampler.
+    """A short description of the sampler's keys, to detect a state that was taken with another sampler.
 
     None if the length of the dataset says the same, if the sampler has a state itself, or if nothing is known.
     """
@@ -356,7 +356,7 @@ def damaged(why: str) -> StateError:
 
 
 def number(value: Mapping[str, Any], name: str, end: int = 1 << 64) -> int:
-    """The number of this name; StateError unless it is an int from 0 to `end - 1`."""
+    """Returns the field `name` of a state. Raises a StateError unless it is an int from 0 to `end - 1`."""
     found = value[name]
     if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found < end:
         raise damaged(f"{name!r} is {found!r}, not an int from 0 to 2**{end.bit_length() - 1} - 1")

@@ -270,7 +270,7 @@ def described(exc: BaseException) -> str:
 
 
 def safe_text(obj: object, show: Callable[[object], str] = str) -> str:
-    """`str(obj)`, or `repr(obj)`. Raises nothing that these raise, except for Ctrl-C in the calling process."""
+    """`str(obj)`, or `repr(obj)`. Never raises, except KeyboardInterrupt for a Ctrl-C in the calling process."""
     try:
         return "".join((show(obj),))  # joined: __str__ may return a subclass of str
     except BaseException as exc:

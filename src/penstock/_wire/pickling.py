@@ -132,7 +132,7 @@ class _Overridable(pickle.Pickler):
 
 
 class _Meeting(dict[type, Reduce]):
-    """A table of reducers while some guest was not met yet: it may be met in the middle of this pickle."""
+    """A table of reducers that adds those of a guest when the pickle reaches the first object of that guest."""
 
     def __missing__(self, kind: type) -> Reduce:
         if guest_in(kind.__module__) is not None and kind in REDUCERS:

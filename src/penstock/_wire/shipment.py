@@ -54,12 +54,12 @@ def pack(payload: object, descriptors: list[int] | None) -> int:
 
 
 def unpack(fd: int) -> Any:
-    """The payload. Its arrays are views of a private mapping of the shipment."""
+    """Returns the payload. Its arrays are views of a private mapping of the shipment."""
     return unpack_from(memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)))
 
 
 def unpack_from(view: memoryview) -> Any:
-    """The payload of a shipment that was copied to this memory. Its arrays are views of it."""
+    """Returns the payload of a shipment that was copied to this memory. Its arrays are views of the memory."""
     (table,) = _HEAD.unpack_from(view)
     buffers = [view[start:end] for start, end in loads(view[table:])]
     payload, tags = loads(view[_HEAD.size :], buffers=buffers)
@@ -146,7 +146,7 @@ def _stays_here() -> bool:
 
 @contextmanager
 def _passing_on(descriptors: list[int]) -> Iterator[None]:
-    """In the block, this thread seems to multiprocessing to start a process that inherits `descriptors`."""
+    """In the block, multiprocessing acts as if this thread were starting a process that inherits `descriptors`."""
     import_whole("multiprocessing.context")
     from multiprocessing import context
 

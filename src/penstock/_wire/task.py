@@ -23,7 +23,7 @@ MOST_STEPS = 32
 
 
 class Task(NamedTuple):
-    """`seq` is unique in the life of an engine; `run` is unique in the life of a loader, one for each `iter()`.
+    """One or more steps for a worker. `seq` is unique in an engine; `run`, one for each `iter()`, in a loader.
 
     The feed that drew `keys` knows what they are. Several short steps may travel in one task (a bundle): then `keys`
     has `steps` equal shares.
@@ -62,7 +62,7 @@ class Opening(NamedTuple):
 
 
 class Raised(NamedTuple):
-    """In the place of a task's keys: the error that the sampler or stream raised when it was asked for them."""
+    """Takes the place of a task's keys: the error that the sampler or stream raised instead."""
 
     error: BaseException
 
@@ -81,7 +81,7 @@ class Mended(NamedTuple):
 
 
 class Notice(NamedTuple):
-    """A task as it stands on the board: everything but its keys."""
+    """A task as it is written to the board: everything except its keys."""
 
     seq: int
     run: int

@@ -1,4 +1,4 @@
-"""The job of a crew of workers, and the interface of what runs its tasks."""
+"""The job of a crew of workers, and the interface of its task runners."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The outcomes of a task: one of these is what a runner returns.
+"""The possible outcomes of a task, which a runner returns.
 
-`mark` is the position, after the task, of the stream with a state that the task has read, even if the task failed.
+`mark` is the position of the stream after the task, even if the task failed; None if no stream with a state was read.
 """
 
 from __future__ import annotations
