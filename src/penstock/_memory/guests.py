@@ -158,8 +158,11 @@ def limit_threads(most: int) -> None:
 
 
 def _handler(kind: type) -> Handler | None:
-    guest = guest_in(guest_of(kind))
-    return None if guest is None else guest.handler(kind)
+    for base in kind.__mro__:
+        guest = guest_in(base.__module__)
+        if guest is not None:
+            return guest.handler(kind)
+    return None
 
 
 HANDLERS: Mapping[type, Handler | None] = MemoTable(_handler)
