@@ -690,7 +690,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "a mark of nothing": ({**GOOD, "mark": {"read": -1, "states": {}, "kept": None}}, "'read' is -1"),
     "a mark of what is to come": (
         {**GOOD, "mark": {"read": 1, "states": {"iterable": 1}, "kept": None}},
-        "'mark' is of batch 1, and 'steps' is only 0",
+        "'mark' is after batch 1, but 'steps' is only 0",
     ),
     "a mark, and nothing about the loader": (
         {**GOOD, "mark": {"read": 0, "states": {}, "kept": None}, "about": {}},

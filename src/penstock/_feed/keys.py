@@ -117,8 +117,8 @@ class ByKey(Feed):
             )
         if not given and hasattr(type(self.dataset), "__dataframe__"):
             raise TypeError(
-                f"The dataset is a {type(self.dataset).__name__}, a table: with a key, it gives a column or another "
-                "table, and no sample. If its columns hold numbers, use "
+                f"The dataset is a {type(self.dataset).__name__}, a table: a key gives a column of it, or another "
+                "table, and not a sample. If its columns hold numbers, use "
                 "penstock.ArrayDataset(**{name: table[name].to_numpy() for name in names}). The rows of any "
                 "pyarrow.Table are samples of penstock.formats.Arrow(table); pyarrow.Table.from_pandas makes one."
             )
@@ -223,8 +223,8 @@ class _DrawnKeys(Reading):
         self._drawing = drawing
 
     def open(self, mark: Mark | None = None) -> bool:
-        anew: bool = self._drawing(-1, super().open, mark)
-        return anew
+        draws_again: bool = self._drawing(-1, super().open, mark)
+        return draws_again
 
     def take(self, size: int, through: Callable[[Iterator[Any]], Iterator[Any]] = iter) -> list[Any]:
         keys: list[Any] = self._drawing(self.read, super().take, size, through)

@@ -185,10 +185,10 @@ class StreamFetch(Fetch):
         if job.number(task.step) > 0:
             self._focus.draw_for(0)
         self._stream = stream = Reading(job.dataset)
-        anew, self._ended = stream.open(mark), -1
+        draws_again, self._ended = stream.open(mark), -1
         # With a mark at the end of an epoch, nothing is read and no state is restored: the next epoch restores it.
         self._restored = mark is None or not mark.at_end
-        if anew:
+        if draws_again:
             self._focus.draw_for(stream.read)
 
 

@@ -43,7 +43,7 @@ def collate(samples: Sequence[object], empty: Empty) -> Any:
             if isinstance(samples, (Mapping, str, bytes)):
                 raise Misfit(f"a {type_name(samples)} is not a sequence of samples. Give a list of them")
             given, samples = samples, list(samples)
-            if isinstance(given, Sized) and len(given) != len(samples):  # an IndexError ended it early
+            if isinstance(given, Sized) and len(given) != len(samples):  # an IndexError or StopIteration ends a loop
                 raise Misfit(f"a {type_name(given)} has {len(given)} samples, and ends after {len(samples)}")
         if not samples:
             raise Misfit(_NO_SAMPLES)

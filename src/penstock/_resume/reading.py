@@ -348,7 +348,7 @@ def refusal(mark: bytes | None) -> str:
 
 def _refusal(owner: object, error: Exception) -> StateError:
     return StateError(
-        f"The loader has no state now: {type(owner).__name__} has state_dict() and load_state_dict(), and its state "
-        f"cannot be taken ({described(error)}). Fix its state_dict(), or remove both methods, and it is "
-        "read from its beginning after a resume."
+        f"The loader has no state now: {type(owner).__name__} has state_dict() and load_state_dict(), but its state "
+        f"cannot be taken ({described(error)}). Fix its state_dict(); or remove both methods, then it is read from "
+        "its beginning after a resume."
     )

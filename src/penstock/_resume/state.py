@@ -72,7 +72,7 @@ class State(NamedTuple):
         if "penstock" not in value:
             if "_snapshot" in value or "_num_yielded" in value:
                 raise StateError(
-                    "This is a state of torchdata's StatefulDataLoader, whose order penstock does not have. Finish "
+                    "This is a state of torchdata's StatefulDataLoader, whose order penstock cannot make. Finish "
                     "the epoch with torchdata, or restart it without the state."
                 )
             names = ", ".join(sorted(map(repr, value))[:8]) or "no other"
@@ -82,7 +82,7 @@ class State(NamedTuple):
             )
         if _differ(value["penstock"], VERSION):
             raise StateError(
-                f"The resume state has version {value['penstock']!r}, and this penstock knows version {VERSION}. "
+                f"The resume state has version {value['penstock']!r}, but this penstock knows version {VERSION}. "
                 "Load it with the penstock that made it."
             )
         missing = [name for name in cls._fields if name not in value]
@@ -93,10 +93,10 @@ class State(NamedTuple):
             raise damaged(f"'about' is {about!r}, not a dict")
         world = number({"world": 1, **about}, "world")  # torch's semantics have no ranks
         if not world:
-            raise damaged("'world' is 0, and there is at least one rank")
+            raise damaged("'world' is 0, but there is at least one rank")
         mark = _mark(value["mark"])
         if mark is not None and mark.read > steps * world:
-            raise damaged(f"'mark' is of batch {mark.read}, and 'steps' is only {steps}")
+            raise damaged(f"'mark' is after batch {mark.read}, but 'steps' is only {steps}")
         epoch, beyond = number(value, "epoch", 1 << 62), _from_ranges(value["beyond"], steps)
         seed, consumed = (None if value[name] is None else number(value, name) for name in ("seed", "consumed"))
         return cls(epoch, steps, beyond, seed, dict(about), consumed, mark, value["dataset"])

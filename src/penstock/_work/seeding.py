@@ -21,7 +21,7 @@ from numpy.random.bit_generator import ISpawnableSeedSequence
 
 from penstock.plan._seeds import FIRST, GAMMA, MASK, SECOND, mix
 
-# numpy documents these two, but its stubs do not have them.
+# numpy documents get_bit_generator and set_bit_generator, but its stubs do not have them.
 _global: Any = np.random
 
 # `random.seed` for an int, without its check of the type, which takes 3 µs.
