@@ -183,7 +183,7 @@ class Feed:
     one_reader = False
     """True if one worker reads the whole stream: steps are done in order, and cannot be repeated."""
     knows_end = False
-    """True if the end is known once the last step is drawn, without trying to draw another."""
+    """True if the end is known once the last step is handed out, without trying to draw another."""
 
     def __init__(self, dataset: Any, options: Options, borrow: Borrow | None = None) -> None:
         self.dataset = dataset

@@ -231,7 +231,7 @@ class Reading:
         self._stateful, self._kept, self._items, self.ended = {}, None, iter(()), True
 
     def _keep(self) -> dict[str, Any] | None:
-        """The states at the end of the epoch. An iterable that is its own iterator is kept as the iterable."""
+        """The states at the end of the epoch. An iterable that is its own iterator counts as the iterable."""
         if self._kept is not None or not self._stateful or self._broken:
             return self._kept
         parts = self._stateful.items()

@@ -171,24 +171,18 @@ def may_teach(reply: bytes) -> bool:
     return length > 0 and verdict in (_FILLED, _BUNDLE)
 
 
-class StrayFiles:
-    """In a worker process: makes strays as memfds, and sends them through a socket."""
-
-    def __init__(self, worker: int, strays: socket.socket) -> None:
-        self._worker = worker
-        self._strays = strays
-
-    @contextmanager
-    def make(self, seq: int, nbytes: int) -> Iterator[Writer]:
-        fd = os.memfd_create("penstock-stray", os.MFD_CLOEXEC)
-        try:
-            grow(fd, nbytes)
-            writer = Writer(np.frombuffer(mapped(fd, nbytes), np.uint8), is_stray=True)
-            yield writer
-            if not writer.overflow:
-                socket.send_fds(self._strays, [_STRAY.pack(seq, self._worker)], [fd])
-        finally:
-            os.close(fd)
+@contextmanager
+def memfd_stray(worker: int, strays: socket.socket, seq: int, nbytes: int) -> Iterator[Writer]:
+    """In a worker process: makes a stray as a memfd, and sends it through the socket. See `MakeStray`."""
+    fd = os.memfd_create("penstock-stray", os.MFD_CLOEXEC)
+    try:
+        grow(fd, nbytes)
+        writer = Writer(np.frombuffer(mapped(fd, nbytes), np.uint8), is_stray=True)
+        yield writer
+        if not writer.overflow:
+            socket.send_fds(strays, [_STRAY.pack(seq, worker)], [fd])
+    finally:
+        os.close(fd)
 
 
 class StrayReceiver(Protocol):
