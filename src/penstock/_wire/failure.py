@@ -8,8 +8,8 @@ In a worker that is not a process, `caught` makes a copy instead, so that the us
 program may raise one object many times, in several threads at once.
 
 Types without an importable name travel by tag or address (see `pickling.py`), so that `except MyError` works in the
-parent. Refused: cloudpickle's own class tracking, because on the way back it writes the worker's attributes and
-methods over the parent's class.
+parent. Rejected: cloudpickle's own class tracking, because on the way back it overwrites the attributes and methods
+of the parent's class with those of the worker.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def keep(exc: BaseException, *, where: str) -> BaseException:
 
 
 def _traceless(value: Any) -> Any:
-    """`value`; a copy without tracebacks if it is an exception, or a list, tuple or dict that may contain some."""
+    """`value`, or a copy without tracebacks if it is an exception, or a list, tuple or dict that may contain some."""
     if isinstance(value, BaseException):
         return without_trace(copied(value, _traceless))
     if type(value) is dict:
@@ -134,7 +134,7 @@ def _traceless(value: Any) -> Any:
 
 
 def without_trace(exc: BaseException, cause: BaseException | None = None) -> BaseException:
-    """`exc` without its traceback and its context, and with this cause."""
+    """Removes the traceback and context of `exc`, sets its cause, and returns it."""
     for name, value in (("__traceback__", None), ("__context__", None), ("__cause__", cause)):
         _set(exc, name, value)  # the type's own __setattr__ may refuse
     return exc
