@@ -34,8 +34,9 @@ class Mark(NamedTuple):
         parts = [states, kept]
         plain = [{} if part is None else part for part in parts]
         sound = all(isinstance(part, Mapping) and set(part) <= {"iterable", "iterator", "fresh"} for part in plain)
-        # If `states` is empty, the iterable is read from its beginning, so no batch was read before.
-        if not sound or (states == {} and read):
+        # "fresh" comes with the state of the iterable. If `states` is empty, the iterable is read from its beginning, so
+        # no batch was read before.
+        if not sound or any("fresh" in part and "iterable" not in part for part in plain) or (states == {} and read):
             raise ValueError(f"after {read} batches, states and kept are {states!r} and {kept!r}")
         return cls(read, *(dict(part) if isinstance(part, Mapping) else None for part in parts))
 
