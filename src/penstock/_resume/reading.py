@@ -32,11 +32,8 @@ class Mark(NamedTuple):
     def parse(cls, read: int, states: object, kept: object) -> Mark:
         """The mark with these parts of a saved state. Raises ValueError if they are damaged."""
         parts = [states, kept]
-        plain = [{} if part is None else part for part in parts]
-        sound = all(isinstance(part, Mapping) and set(part) <= {"iterable", "iterator", "fresh"} for part in plain)
-        # "fresh" comes with the state of the iterable. If `states` is empty, the iterable is read from its beginning, so
-        # no batch was read before.
-        if not sound or any("fresh" in part and "iterable" not in part for part in plain) or (states == {} and read):
+        # If `states` is empty, the iterable is read from its beginning, so no batch was read before.
+        if not all(part is None or _is_sound(part) for part in parts) or (states == {} and read):
             raise ValueError(f"after {read} batches, states and kept are {states!r} and {kept!r}")
         return cls(read, *(dict(part) if isinstance(part, Mapping) else None for part in parts))
 
@@ -52,6 +49,11 @@ class Mark(NamedTuple):
         """Raises a StateError if the iterable cannot load its state. Its iterator is checked once it exists."""
         if "iterable" in {**(self.states or {}), **(self.kept or {})}:
             _check_stateful(iterable)
+
+
+def _is_sound(states: object) -> bool:
+    names = set(states) if isinstance(states, Mapping) else {None}
+    return names <= {"iterable", "iterator", "fresh"} and not ("fresh" in names and "iterable" not in names)
 
 
 def has_state(thing: object) -> bool:
