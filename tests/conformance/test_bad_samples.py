@@ -191,7 +191,7 @@ def test_replace_gives_up_where_all_fail(make: Any) -> None:
     with pytest.raises(ValueError, match="pixels of") as caught:
         list(loader)
     text = "\n".join(caught.value.__notes__)
-    assert "stood in for sample 0" in text and "15 others" in text and "step 0 of epoch 0" in text
+    assert "to replace sample 0" in text and "15 others" in text and "step 0 of epoch 0" in text
 
 
 def test_stop_iteration_out_of_a_sample_counts_as_a_failure(make: Any) -> None:

@@ -19,7 +19,7 @@ import pytest
 from penstock import DataLoader, Dataset
 from penstock._memory.layout import Writer
 from penstock._wire import reply as reply_module
-from penstock._wire.reply import Replier, StrayFiles
+from penstock._wire.reply import Replier, memfd_stray
 
 
 class Filled(Dataset[Any]):
@@ -241,6 +241,6 @@ def test_a_stray_that_cannot_be_mapped_leaves_no_descriptor(monkeypatch: pytest.
     with ours, theirs:
         monkeypatch.setattr(reply_module, "mapped", refused)
         before = len(os.listdir("/proc/self/fd"))
-        with pytest.raises(MemoryError), StrayFiles(0, theirs).make(0, 4096):
+        with pytest.raises(MemoryError), memfd_stray(0, theirs, 0, 4096):
             pass
         assert len(os.listdir("/proc/self/fd")) == before

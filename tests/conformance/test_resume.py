@@ -664,7 +664,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "another seed": ({**GOOD, "seed": 4}, "seed was 4 .* and is 3"),
     "what was consumed is not the steps": (
         {**GOOD, "consumed": 9},
-        "'steps' is 0, and by 'consumed', which is 9, it would be 3",
+        "'steps' is 0, but by 'consumed', which is 9, it would be 3",
     ),
     "more consumed than there is": (
         {**GOOD, "steps": 6, "consumed": 24},
@@ -674,7 +674,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "an epoch that cannot be": ({**GOOD, "epoch": 1 << 62}, "'epoch' is 4611686018427387904"),
     "steps that cannot be": ({**GOOD, "steps": 1 << 62}, "'steps' is 4611686018427387904"),
     "more steps beyond than can be": ({**GOOD, "beyond": [[1, 10**10]]}, "at most 1000000 steps after 0"),
-    "steps beyond the end": ({**GOOD, "beyond": [[2, 6]]}, "it is of 7 steps, and epoch 0 has 6"),
+    "steps beyond the end": ({**GOOD, "beyond": [[2, 6]]}, "it has 7 steps, but epoch 0 has 6"),
     "what was consumed is no number": ({**GOOD, "consumed": "all"}, "'consumed' is 'all'"),
     "an order of which nothing was consumed": ({**GOOD, "steps": 2, "consumed": None}, "'consumed' is None"),
     "a world that is none": ({**GOOD, "about": {**GOOD["about"], "world": "x"}}, "'world' is 'x'"),
@@ -690,7 +690,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "a mark of nothing": ({**GOOD, "mark": {"read": -1, "states": {}, "kept": None}}, "'read' is -1"),
     "a mark of what is to come": (
         {**GOOD, "mark": {"read": 1, "states": {"iterable": 1}, "kept": None}},
-        "'mark' is of batch 1, and 'steps' is only 0",
+        "'mark' is after batch 1, but 'steps' is only 0",
     ),
     "a mark, and nothing about the loader": (
         {**GOOD, "mark": {"read": 0, "states": {}, "kept": None}, "about": {}},
@@ -718,7 +718,7 @@ def test_a_state_that_does_not_fit_says_why_and_changes_nothing(name: str) -> No
     before = loader.state_dict()
     with pytest.raises(StateError, match=why) as caught:
         loader.load_state_dict(state)
-    assert re.search(r"\. (Take|Make|Give|Load|If|Of|Finish) [^.]*", str(caught.value)), "what is to be done?"
+    assert re.search(r"\. (Take|Make|Give|Load|If|From|Finish) [^.]*", str(caught.value)), "what is to be done?"
     assert loader.state_dict() == before
     assert same(list(batches), whole[1:])
 
@@ -846,7 +846,7 @@ def test_between_two_epochs_a_dataset_may_grow() -> None:
     ("change", "why"),
     [
         ({"consumed": 4}, "'consumed' is 4, .* dealt from its beginning"),
-        ({"consumed": None, "steps": 6}, "it is of 6 steps, and epoch 0 has 5"),
+        ({"consumed": None, "steps": 6}, "it has 6 steps, but epoch 0 has 5"),
     ],
 )
 def test_with_rollover_too_a_damaged_state_says_so(change: dict[str, Any], why: str) -> None:
@@ -951,7 +951,7 @@ def test_what_has_nothing_to_give_after_its_epochs_end_says_so() -> None:
     assert len(list(loader)) == len(list(loader)) == 6
     other = DataLoader(Noisy(), 4, seed=3, sampler=Stubborn())
     other.load_state_dict(through_a_file(loader.state_dict()))
-    with pytest.raises(StateError, match=r"Stubborn gives nothing, though iterated twice(.|\n)*set_epoch"):
+    with pytest.raises(StateError, match=r"Stubborn yields no items, though iterated twice(.|\n)*set_epoch"):
         list(other)
 
 

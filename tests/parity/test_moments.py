@@ -502,7 +502,7 @@ def test_what_has_nothing_to_give_after_its_epochs_end_says_so() -> None:
     loader, other = make(), make()
     assert len(epoch(loader)) == len(epoch(loader)) == 3
     other.load_state_dict(saved(loader))
-    with pytest.raises(StateError, match="Stubborn gives nothing, though iterated twice"):
+    with pytest.raises(StateError, match="Stubborn yields no items, though iterated twice"):
         epoch(other)
 
 

@@ -6,6 +6,7 @@ import gc
 import socket
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from penstock._memory.layout import Writer
 from penstock._memory.slabs import Slabs
 from penstock._resume.reading import opened
 from penstock._wire.failure import restore
-from penstock._wire.reply import Replier, StrayFiles
+from penstock._wire.reply import Replier, memfd_stray
 from penstock._wire.task import Failed, Notice, Task
 from penstock._work.fetch import Fetch
 from penstock._work.job import Job
@@ -247,7 +248,7 @@ def test_an_error_is_gone_when_a_worker_has_replied() -> None:
     gc.disable()
     try:
         with socket.socket(socket.AF_UNIX) as strays:
-            gauge, replier = Gauge(Gauges(None), 0, 0, lambda: 0), Replier(0, StrayFiles(0, strays).make)
+            gauge, replier = Gauge(Gauges(None), 0, 0, lambda: 0), Replier(0, partial(memfd_stray, 0, strays))
             desk = TaskExecutor(job(dataset, make_runner=InTheTest), 0, "the test", gauge, replier)
             desk.do(Notice(0, 0, 0, 0, 8, 1, 0, 0, 0, 0, 0), root, lambda at: True)
         assert dataset.raised[0]() is None

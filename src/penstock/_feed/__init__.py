@@ -1,4 +1,4 @@
-"""How a loader obtains its samples: by key, by light items that a stream hands out, or by stream. Chosen once."""
+"""Feeds: how a loader obtains its samples, by key, from a stream, or from light items that a stream yields."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ __all__ = ["Feed", "feed_of"]
 
 
 def feed_of(dataset: Any, options: Options, has_load: bool, borrow: Borrow | None = None) -> Feed:
-    """The feed for a dataset. `has_load`: a stream hands out light items, which its load() makes into samples."""
+    """Returns the feed for a dataset. `has_load`: a stream yields light items, and its load() makes the samples."""
     kind = ByKey if not is_stream(dataset) else ByItem if has_load else ByStream
     return kind(dataset, options, borrow)

@@ -1,6 +1,6 @@
-"""A feed: how a loader obtains its samples. It is chosen once, and nothing else asks which one it is.
+"""A feed: how a loader obtains its samples. The loader chooses it once, and no other code depends on the choice.
 
-A feed draws runs: a run is one epoch that is being read, its steps drawn one after the other.
+A feed makes runs. A run is one epoch that is being read; its steps are drawn one after the other.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ Borrow = Callable[..., Loan]
 
 
 class Begin(NamedTuple):
-    """Where a run begins: `steps` steps, and those in `beyond`, were handed out before.
+    """Where a run begins: the first `steps` steps, and the steps in `beyond`, were already handed out.
 
-    A sampler or stream with a state continues from `mark`. `resumed`: from a state that was loaded.
+    A sampler or stream with a state continues from `mark`. `resumed`: the position comes from a loaded state.
     """
 
     steps: int = 0
@@ -51,13 +51,13 @@ class Begin(NamedTuple):
 class Run:
     """The steps of one epoch, in order.
 
-    If `read_from` raises, the error takes the place of a step. If drawing fails otherwise, there are no more steps.
+    An exception from `read_from` takes the place of one step. Any other exception while drawing ends the run.
 
-    `keys` begins with the step `at.steps`. Steps in `at.beyond` are left out or, if `repeats`, drawn again and
-    skipped by the consumer (one worker reads a stream in order). `read_from` is the sampler or stream that the keys
-    come from, if it may have a state, called `what` in errors. `numbers` has the numbers of all runs. `seat` is the
-    worker that gets the first step (torch semantics only). `raises_at_once`: the error of a run that cannot go on is
-    raised by the call that drew it, and not after the last step.
+    `keys` begins with the step `at.steps`. Steps in `at.beyond` are left out; with `repeats`, they are drawn again
+    and the consumer skips them, because one worker reads the stream in order. `read_from` is the sampler or stream
+    that the keys come from, if it may have a state; errors call it `what`. `numbers` gives each run its number.
+    `seat` is the worker that gets the first step (torch semantics only). `raises_at_once`: an error that ends the run
+    is raised by the `next()` that tried to draw, and not only after the steps drawn before it.
 
     Only the methods below change a run.
     """
@@ -85,11 +85,11 @@ class Run:
         self.error: BaseException | None = None
         self.is_over = False
         self.is_left = False
-        self.end: bytes | None = None  # once it has ended: the mark that the next epoch begins with
-        self.ends: dict[int, bytes] = {}  # the same by worker, if each reads a stream of its own
+        self.end: bytes | None = None  # after the end: the mark that the next epoch begins with
+        self.ends: dict[int, bytes] = {}  # the same for each worker, if each reads its own stream
         self._numbers = numbers
         self._keys = keys
-        # Several steps at once only if they are batches of a known order: looking ahead does no harm there.
+        # Only batches of a known order are drawn several at a time: drawing them early has no side effects.
         bundled = isinstance(keys, Draw) and keys.batched
         self._take = keys.take if bundled else None  # type: ignore[attr-defined]
         self._step = at.steps
@@ -98,12 +98,12 @@ class Run:
         self._what = what
 
     def follow(self) -> Run | None:
-        """The run of the next epoch, if drawing it has no side effects."""
+        """The run of the next epoch; None if drawing it could have side effects."""
         plan, epoch = None if self.plan is None else self.plan.after(), self.epoch + 1
         return None if plan is None else Run(self._numbers, epoch, plan.draw(epoch), plan, Begin())
 
     def draw(self, seq: int, most: int = 1) -> Task | None:
-        """The next step, or up to `most` steps, as the task `seq`; None at the end, or if the run cannot go on."""
+        """Draws the next step, or up to `most` steps, as the task `seq`. None at the end, or after an error."""
         task = self._draw(seq, 1 if self._skip else most)
         while task is not None and task.step in self._skip:
             self._skip.discard(task.step)
@@ -129,7 +129,7 @@ class Run:
         return task
 
     def _next_keys(self, most: int) -> tuple[Any, int]:
-        """The keys of the next step, or of several, or the error in their place; StopIteration at the end."""
+        """The keys of the next steps (or an error in their place) and their number; StopIteration at the end."""
         try:
             return (next(self._keys), 1) if self._take is None else self._take(most)
         except StopIteration:
@@ -140,32 +140,32 @@ class Run:
             where = f"While {self._what} was asked for step {self._step} of epoch {self.epoch}."
             return Raised(caught(error, where)), 1
 
-    # What the engine finds out.
+    # Called by the engine.
 
     def fail(self, error: BaseException) -> None:
-        """The run ends early, with this error."""
+        """Ends the run early, with this error."""
         self.error = error
 
     def take_error(self) -> BaseException | None:
-        """The error, if there is one. It is raised once."""
+        """Returns the run's error, if any, and forgets it: an error is raised once."""
         error, self.error = self.error, None
         return error
 
     def ended(self, worker: int, mark: bytes) -> None:
-        """The stream that this worker reads has ended."""
+        """Records that the stream of this worker has ended."""
         self.end = self.ends[worker] = mark
 
     def finish(self) -> BaseException | None:
-        """The caller is told that the run is over; returns the error to raise instead, if there is one."""
+        """Marks the run as over. Returns the error that the caller gets instead of the end, if any."""
         self.is_over = True
         return self.take_error()
 
     def leave(self) -> None:
-        """All of it was handed out, and its engine is taken for another epoch before the end was asked for."""
+        """Records that another epoch took the engine after the last batch, before the caller asked for the end."""
         self.is_left = True
 
     def continued(self, task: Task, position: bytes | None) -> Task:
-        """A task of a stream for a new reader, which opens the stream at this position first."""
+        """The task for a new reader of the stream, which first opens the stream at this position."""
         mark = opened(position)
         if mark is None or isinstance(task.keys, Opening):  # the first task of the run says where it begins
             return task
@@ -173,17 +173,17 @@ class Run:
 
 
 class Feed:
-    """The caller's half: draws the steps of an epoch, says which samples a batch holds, and what a state is about.
+    """The caller's half of a feed: makes runs, names the samples of a batch, and describes itself for resume states.
 
-    `borrow` sets the global random generators for what is read in the caller's process.
+    `borrow` sets the global random generators while a sampler or stream is read in the caller's process.
     """
 
-    names: ClassVar[tuple[str, str]]  # in resume states: in batches, and one by one
+    names: ClassVar[tuple[str, str]]  # in resume states: if samples are batched, and if they are not
     fetch: ClassVar[type[Fetch]]  # the worker's half
     one_reader = False
-    """Whether one worker reads all of it, so that steps are done in order and cannot be done again."""
+    """True if one worker reads the whole stream: steps are done in order, and cannot be repeated."""
     knows_end = False
-    """Whether the end is known as soon as the last step was handed out, and not only when the next is asked for."""
+    """True if the end is known once the last step is handed out, without trying to draw another."""
 
     def __init__(self, dataset: Any, options: Options, borrow: Borrow | None = None) -> None:
         self.dataset = dataset
@@ -193,9 +193,9 @@ class Feed:
         self.check()
 
     def check(self) -> None:
-        """Raises, or warns, if dataset and options do not go together."""
+        """Raises, or warns, if the dataset and the options do not fit together."""
 
-    # What a resume state is about.
+    # For resume states.
 
     @property
     def name(self) -> str:
@@ -206,34 +206,34 @@ class Feed:
         return "stream"
 
     def length(self) -> int | None:
-        """The length that the dataset has now, if samples have keys."""
+        """The current length of a dataset with keys; None for a stream, or if there is no length."""
         return None
 
     def keeps_state(self) -> bool:
-        """Whether the dataset has a state of its own. (That of a stream belongs to its position.)"""
+        """True if the dataset itself has a state. (The state of a stream is part of its position.)"""
         return False
 
     # One epoch.
 
     def plan(self, seed: int, start: int | None = 0) -> AnyPlan | None:
-        """Which keys each step has, for the dataset as long as it is now, from a position of the order on."""
+        """The keys of each step from position `start` on, for the dataset's current length; None for a stream."""
         return None
 
     def run(self, numbers: Iterator[int], epoch: int, seed: int, plan: AnyPlan | None, at: Begin) -> Run:
-        """The steps of an epoch, from where it begins."""
+        """The run of an epoch that begins at `at`."""
         raise NotImplementedError
 
     def drawing(self, seed: int, epoch: int, number: int, work: Callable[..., T], *args: Any) -> T:
-        """`work(*args)`, a read in the caller's process with random numbers that are a function of these three.
+        """Calls `work(*args)` with random generators that are a function of (seed, epoch, number).
 
-        So a sampler, or the light items of a stream, are the same on every rank, and again when a run is resumed.
+        So a sampler, or a stream of light items, yields the same on every rank, and again after a resume.
         """
         import_whole("penstock._work.seeding")
         from penstock._work.seeding import READ, Borrowed  # late: see InlineBackend
 
         of = seed, epoch, number, READ
         loan, source = (self._borrow or Borrowed)(*of), StepSource(*of)
-        # As `working_at`, whose end an interrupt may prevent.
+        # Not `working_at`: an interrupt could skip the end of its block.
         outer, at_work.source = at_work.source, source
         try:
             return with_loan(loan, work, *args)
@@ -241,15 +241,15 @@ class Feed:
             at_work.source = outer
 
     def read_from(self) -> Any:
-        """The sampler or stream that is read in its own order; None if there is none."""
+        """The user's sampler or stream, which decides the order; None if there is none."""
         return None
 
     def beginning(self, *, is_fresh: bool) -> bytes | None:
-        """The mark of an epoch that begins now, if the sampler or stream has a state: see `initial`."""
+        """The mark of an epoch that begins now; None if the sampler or stream has no state: see `initial`."""
         return initial(self.read_from(), is_fresh=is_fresh)
 
     def replacements(self, plan: AnyPlan | None) -> Any:
-        """The order that samples are replaced from (`on_error="replace"`), if there is one."""
+        """The order that replacements for failed samples come from (`on_error="replace"`); None if there is none."""
         return None
 
     def steps(self, epoch: int, plan: AnyPlan | None) -> int:
@@ -257,12 +257,12 @@ class Feed:
         raise NotImplementedError
 
     def count(self, yielded: int) -> None:
-        """So many batches of the epoch were handed out."""
+        """Called with the number of batches that were handed out in this epoch."""
 
     # One batch.
 
     def index(self, task: Task, rows: int, mended: Mended | None) -> NDArray[np.uint64] | None:
-        """The key of each row, if keys are integers from 0 on; for a stream, the positions of the rows in it."""
+        """The key of each row, if keys are integers from 0 on; for a stream, the position of each row in it."""
         if mended is not None:
             return as_index(mended.keys)
         rank, world = self.options.shard
@@ -270,10 +270,10 @@ class Feed:
         return np.arange(start, start + rows, dtype=np.uint64)
 
     def pad(self, plan: AnyPlan | None, task: Task, mended: Mended | None) -> int:
-        """How many rows at the end of the batch only fill it up."""
+        """The number of padding rows at the end of the batch."""
         return 0
 
-    # What the loader shows.
+    # For the attributes of the loader.
 
     def sampler(self, now: Now) -> Any:
         """The sampler that was given, or the keys of the current epoch; None for a stream or a batch_sampler."""
@@ -285,7 +285,7 @@ class Feed:
 
 
 def displayed_settings(feed: Feed, face: str) -> dict[str, Any]:
-    """The settings of a loader that are shown with its figures."""
+    """The settings of a loader that are shown with its statistics."""
     return {**feed.options.shown(), "one_reader": feed.one_reader, "face": face}
 
 
@@ -298,7 +298,7 @@ def as_index(keys: Any) -> NDArray[np.uint64] | None:
 
 
 class StepSource(Source):
-    """A step whose samples are not made here: a sampler, or the light items of a stream, are read for it."""
+    """The current step while its keys or light items are read in the caller's process."""
 
     def __init__(self, seed: int, epoch: int, step: int, use: int) -> None:
         self._of = seed, epoch, step, use

@@ -1,4 +1,4 @@
-"""Samples by key: of every dataset that has `__getitem__`."""
+"""The feed for datasets with `__getitem__`: samples are fetched by key."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from penstock.source._nested import blocks_of, method_of
 
 
 class KeyFetch(Fetch):
-    """The worker's half: `__gather__`, `__getitems__` or `__getitem__`."""
+    """The worker's half of the feed: calls the dataset's `__gather__`, `__getitems__` or `__getitem__`."""
 
-    _one_by_one: Task | None = None  # a task of which some samples fail
+    _one_by_one: Task | None = None  # the task whose samples are fetched one by one, because some fail
     _getitems: Callable[[Any], Any] | None = None
     _gather: Callable[[Any, Any], Any] | None = None
 
@@ -71,7 +71,7 @@ class KeyFetch(Fetch):
         return self._samples.fetch(self._dataset.__getitem__, keys)
 
     def _may_go_on(self, error: BaseException, task: Task) -> bool:
-        """Whether the samples may be fetched one by one, to find those that fail."""
+        """True if the samples may be fetched one by one instead, to find those that fail."""
         if not self._samples.mends or not isinstance(ordinary(error), Exception):
             self._focus.name_sample()
             return False
@@ -86,7 +86,7 @@ class KeyFetch(Fetch):
 
 
 class ByKey(Feed):
-    """The caller's half: keys from an order of penstock's, or from a sampler of the user's."""
+    """The caller's half of the feed: keys come from one of penstock's orders, or from the user's sampler."""
 
     names = "keys", "key"
     fetch = KeyFetch
@@ -117,8 +117,8 @@ class ByKey(Feed):
             )
         if not given and hasattr(type(self.dataset), "__dataframe__"):
             raise TypeError(
-                f"The dataset is a {type(self.dataset).__name__}, a table: with a key, it gives a column or another "
-                "table, and no sample. If its columns hold numbers, use "
+                f"The dataset is a {type(self.dataset).__name__}, a table: a key gives a column of it, or another "
+                "table, and not a sample. If its columns hold numbers, use "
                 "penstock.ArrayDataset(**{name: table[name].to_numpy() for name in names}). The rows of any "
                 "pyarrow.Table are samples of penstock.formats.Arrow(table); pyarrow.Table.from_pandas makes one."
             )
@@ -127,7 +127,7 @@ class ByKey(Feed):
 
     @property
     def order_name(self) -> str:
-        order = self._given()
+        order = self.read_from()
         if order is None:
             if self.options.shuffle == "blocks":
                 return "shuffled by blocks"
@@ -135,12 +135,9 @@ class ByKey(Feed):
         drawn = " with a generator" if getattr(order, "generator", None) is not None else ""
         return type(order).__name__ + drawn
 
-    def _given(self) -> Any:
+    def read_from(self) -> Any:
         options = self.options
         return options.sampler if options.batch_sampler is None else options.batch_sampler
-
-    def read_from(self) -> Any:
-        return self._given()
 
     def length(self) -> int | None:
         return len(self.dataset) if isinstance(self.dataset, Sized) else None
@@ -161,13 +158,13 @@ class ByKey(Feed):
         if options.last_batch in ("pad", "rollover"):
             raise ValueError(
                 f'last_batch="{options.last_batch}" was given for a {type(sampler).__name__} whose order was known. '
-                "The sampler was changed since (a generator, or keys that are not integers from 0 on), so its end is "
-                "not known beforehand any more."
+                "The sampler has been changed since then (it got a generator, or keys that are not integers from 0 "
+                "on), so its last batch is no longer known in advance. Undo the change, or make another loader."
             )
         return SamplerPlan(sampler, options.batch_size, options.drop_last, batched, *options.shard)
 
     def _order(self, seed: int) -> Order | None:
-        """The order, if it is a function; None for a sampler that is not one of penstock's."""
+        """The order as a pure function; None if the sampler must be iterated."""
         if self.options.sampler is not None:
             return order_of(self.options.sampler, seed)
         n = len(self.dataset)
@@ -179,7 +176,7 @@ class ByKey(Feed):
         if isinstance(plan, OrderPlan):
             return Run(numbers, epoch, plan.draw(epoch, at.steps), plan, at)
         assert plan is not None
-        # A plain sequence draws nothing, and need not be given random generators, which takes 50 µs for each batch.
+        # A plain sequence draws no random numbers. Setting the generators takes 50 µs for each batch.
         plain = type(plan.sampler) in (list, tuple, range, np.ndarray)
         reading = Reading(plan.sampler) if plain else _DrawnKeys(plan.sampler, partial(self.drawing, seed, epoch))
         reading.open(at.mark)
@@ -193,7 +190,7 @@ class ByKey(Feed):
         assert plan is not None
         steps = plan.steps(epoch)
         if steps is None:
-            raise TypeError(f"{type(self._given()).__name__} has no len(), so the loader has none.")
+            raise TypeError(f"{type(self.read_from()).__name__} has no len(), so the loader has none.")
         return steps
 
     def index(self, task: Task, rows: int, mended: Mended | None) -> NDArray[np.uint64] | None:
@@ -210,7 +207,7 @@ class ByKey(Feed):
         return pad
 
     def sampler(self, now: Now) -> Any:
-        return Keys(now) if self._given() is None else self.options.sampler
+        return Keys(now) if self.read_from() is None else self.options.sampler
 
     def batch_sampler(self, now: Now) -> Any:
         if self.options.batch_sampler is not None or not self.batched:
@@ -219,15 +216,15 @@ class ByKey(Feed):
 
 
 class _DrawnKeys(Reading):
-    """The keys of a sampler that may draw random numbers: `drawing` sets the generators for each batch."""
+    """Reads a sampler that may draw random numbers: `drawing` sets the generators for each batch."""
 
     def __init__(self, sampler: Any, drawing: Callable[..., Any]) -> None:
         super().__init__(sampler)
         self._drawing = drawing
 
     def open(self, mark: Mark | None = None) -> bool:
-        anew: bool = self._drawing(-1, super().open, mark)
-        return anew
+        draws_again: bool = self._drawing(-1, super().open, mark)
+        return draws_again
 
     def take(self, size: int, through: Callable[[Iterator[Any]], Iterator[Any]] = iter) -> list[Any]:
         keys: list[Any] = self._drawing(self.read, super().take, size, through)

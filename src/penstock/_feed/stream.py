@@ -1,4 +1,4 @@
-"""Samples from a stream: one worker reads it, or the caller reads its light items, which all workers load."""
+"""Feeds for streams: one worker reads the stream, or the caller reads light items and all workers load them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from penstock.source._dataset import to_load_in_parallel
 
 
 class Stream(Feed):
-    """What every stream has: a length that it promises, and no plan."""
+    """Base of both feeds for streams. A stream has no plan, and its length is only what its `__len__` says."""
 
     _promised: int | None = None
 
@@ -41,7 +41,7 @@ class Stream(Feed):
         if self._promised is not None and yielded == self._promised + 1:
             warn_caller(
                 f"The stream {type(self.dataset).__name__} said len() = {len(self.dataset)}, which is "
-                f"{self._promised} batches, and yields more. Its __len__ is wrong.",
+                f"{self._promised} batches, but it yields more. Correct its __len__.",
                 UserWarning,
             )
 
@@ -50,7 +50,7 @@ class Stream(Feed):
 
 
 class ItemFetch(Fetch):
-    """The worker's half: `load`."""
+    """The worker's half of the feed: calls `load` with each item."""
 
     def look_up(self) -> None:
         self._load: Callable[[Any], Any] = self._job.dataset.load
@@ -61,12 +61,12 @@ class ItemFetch(Fetch):
 
     @staticmethod
     def key(job: Job, task: Task, item: Any, row: int) -> int:
-        """Its position: the items of a stream may be alike, their positions are not."""
+        """The position of the item in the stream: unlike items, positions are never equal."""
         return job.number(task.step) * job.batch_size + row
 
 
 class ByItem(Stream):
-    """The caller's half: reads the light items."""
+    """The caller's half of the feed: reads the light items."""
 
     names = "items", "item"
     fetch = ItemFetch
@@ -78,7 +78,7 @@ class ByItem(Stream):
         return Run(numbers, epoch, steps.simplified(), None, at, read_from=reading, what="the stream")
 
     def _items(self, reading: Reading, mark: Mark | None, first: int, seed: int, epoch: int, number: int) -> Any:
-        """The light items of one batch, read alike on every rank."""
+        """Reads the light items of batch `number`, the same on every rank."""
         size = self.options.batch_size or 1
 
         def read() -> list[Any] | None:
@@ -96,13 +96,13 @@ class ByItem(Stream):
 
 
 class StreamFetch(Fetch):
-    """The worker's half: reads the stream, and passes over the batches of other ranks."""
+    """The worker's half of the feed: reads the stream, and skips the batches of other ranks."""
 
     _stream: Reading
     _run = -1  # the run that the stream is open for
-    _since = 0  # what an earlier batch raised was raised before the run was resumed
-    _restored = True  # the dataset was given the state that the stream was opened with
-    _ended = -1  # the run at whose end the dataset is
+    _since = 0  # exceptions of earlier batches were raised before the run was resumed
+    _restored = True  # the dataset has loaded the state that the stream was opened with
+    _ended = -1  # the run that the dataset has read to its end; -1 if none
 
     def samples(self, task: Task) -> tuple[Sequence[Any], Mended | None] | None:
         self.mark = None
@@ -120,7 +120,7 @@ class StreamFetch(Fetch):
         try:
             timed = partial(self._timed, task, self._stream.read) if gauge.times else iter
             samples = self._stream.take(self._job.batch_size, timed)
-        finally:  # a batch that an error takes the place of was read too
+        finally:  # a batch that raised counts as read too
             self.mark = taken(self._stream.source, self._stream.mark)
         if not samples or (self._stream.ended and self._job.drop_last):
             if self._stream.read > task.step * self._job.shard[1]:
@@ -130,7 +130,7 @@ class StreamFetch(Fetch):
         return samples, None
 
     def _timed(self, task: Task, number: int, items: Iterator[Any]) -> Iterator[Any]:
-        """The items of batch `number` of the stream, and how long each takes. Their keys are their positions."""
+        """Yields the items of batch `number`, and measures how long each takes. Their keys are their positions."""
         gauge = self._focus.gauge
         gauge.begin_epoch(task.epoch)
         before = perf_counter_ns()
@@ -142,7 +142,7 @@ class StreamFetch(Fetch):
             yield item
 
     def counts(self, task: Task) -> bool:
-        """A step counts only if every rank has a batch of it."""
+        """True if every rank has a batch for this step."""
         after = (task.step + 1) * self._job.shard[1]
         self._pass_over(after)
         is_complete = self._stream.is_broken() and self._stream.read == after
@@ -160,15 +160,15 @@ class StreamFetch(Fetch):
         self._focus.doing(f"the stream's next {self._job.batch_size} samples, ", None)
 
     def _pass_over(self, until: int) -> None:
-        """Reads batches that were handed out elsewhere: by other ranks, or before this run was resumed.
+        """Skips batches that other ranks hand out, or that were handed out before this run was resumed.
 
-        Each is read with the random numbers that it was read with there, so that the stream is the same.
+        Each is read with its own random numbers, so that the stream stays the same.
         """
         if self._stream.read >= until:
             return
 
         def before(number: int) -> None:
-            if number > 0:  # the first has those that the stream was opened with
+            if number > 0:  # the first batch has the random numbers that the stream was opened with
                 self._focus.draw_for(number)
             self._say()
 
@@ -185,15 +185,15 @@ class StreamFetch(Fetch):
         if job.number(task.step) > 0:
             self._focus.draw_for(0)
         self._stream = stream = Reading(job.dataset)
-        anew, self._ended = stream.open(mark), -1
-        # At the end of an epoch nothing is read, so nothing was restored: the next epoch restores the state.
+        draws_again, self._ended = stream.open(mark), -1
+        # With a mark at the end of an epoch, nothing is read and no state is restored: the next epoch restores it.
         self._restored = mark is None or not mark.at_end
-        if anew:
+        if draws_again:
             self._focus.draw_for(stream.read)
 
 
 class ByStream(Stream):
-    """The caller's half: says how many samples to read for each step."""
+    """The caller's half of the feed: says how many samples to read for each step."""
 
     names = "pull", "pull_one"
     fetch = StreamFetch
@@ -218,7 +218,7 @@ class ByStream(Stream):
 
     def run(self, numbers: Iterator[int], epoch: int, seed: int, plan: AnyPlan | None, at: Begin) -> Run:
         size = self.options.batch_size or 1
-        # The reader passes over what was handed out before.
+        # The reader skips the steps that were already handed out.
         after = -1 if at.resumed else self._last_run
         first = [Opening(size, at.mark, after)] if at.steps or at.mark is not None else []
         keys = itertools.chain(first, itertools.repeat(size))

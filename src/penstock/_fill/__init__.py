@@ -1,1 +1,1 @@
-"""Samples into a slab: collate them, and convert their numbers while they are written."""
+"""Writes samples into a slab: collates them, and converts their numbers on the way."""

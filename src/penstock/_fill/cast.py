@@ -1,7 +1,7 @@
 """`dtype=`: numbers are converted while they are written into the batch, and a value that does not fit raises.
 
 `dtype=` names one dtype for all numbers, or a dtype for each of some fields. A `Cast` is that argument as plain data,
-which is sent to workers. A `FieldCast` is what it means for one field of a batch. A `FieldMemory` is a field together
+which is sent to workers. A `FieldCast` is the conversion of one field of a batch. A `FieldMemory` is a field together
 with the memory for it.
 """
 
@@ -28,7 +28,7 @@ Empty = Callable[[tuple[int, ...], "np.dtype[Any]"], NDArray[Any]]
 DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64")
 """The names that `dtype=` accepts. penstock.torch accepts more."""
 
-# Bytes that are converted and then checked in one go: they are still in the processor's cache for the check.
+# Bytes that are converted and then checked at once: during the check, they are still in the processor's cache.
 BYTES_AT_ONCE = 128 << 10
 
 # Rows of fewer bytes are all written by one call, and checked afterwards.
@@ -39,7 +39,7 @@ _NUMBERS = frozenset("iuf")  # numpy's codes for kinds of dtypes
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """For each named field, by its path, the dtype that it becomes (None: unchanged). The path () is the batch."""
+    """The dtype that each named field, by its path, is converted to (None: unchanged). The path () is the batch."""
 
     fields: tuple[tuple[tuple[str, ...], str | None], ...]
     named: bool
@@ -118,7 +118,7 @@ class FieldCast:
         return f"the field {'.'.join(self.path)!r}" if self.path else "the batch"
 
     def below(self, keys: Iterable[Any]) -> list[FieldCast]:
-        """The fields of a container that has these keys."""
+        """Returns the field of each key of a container."""
         names = list(map(str, keys))
         missing = self._children.keys() - set(names)
         if missing:
@@ -130,7 +130,7 @@ class FieldCast:
         return FieldCast((*self.path, name), self._children.get(name, ()), self._dtype, self.checked, True)
 
     def of(self, spec: Spec) -> list[FieldCast]:
-        """The field of each leaf of a tree. Of a `Batch` only the data is converted."""
+        """Returns the field of each leaf of a tree. Only the data of a `Batch` is converted."""
         return self._specs[spec]
 
     def _walk(self, spec: Spec | None) -> list[FieldCast]:
@@ -148,7 +148,7 @@ class FieldCast:
         return [leaf for field, child in zip(fields, spec.below, strict=True) for leaf in field._walk(child)]
 
     def wanted(self, kind: str, what: str, of: object = "") -> str | None:
-        """The name of the dtype that an array with this kind of dtype (numpy's code) becomes; None: unchanged.
+        """The name of the dtype that arrays of this kind (numpy's code) are converted to; None: unchanged.
 
         `what` and `of` describe the array in errors.
         """
@@ -165,7 +165,7 @@ class FieldCast:
         return None
 
     def target(self, dtype: np.dtype[Any]) -> np.dtype[Any] | None:
-        """The dtype that an array of this dtype becomes; None: unchanged."""
+        """The dtype that an array of this dtype is converted to; None: unchanged."""
         return self._targets[dtype]
 
     def _target(self, dtype: np.dtype[Any]) -> np.dtype[Any] | None:
@@ -176,7 +176,7 @@ class FieldCast:
         return None if goal == dtype else goal
 
     def write(self, out: NDArray[Any], source: NDArray[Any], first: int = 0) -> None:
-        """`out[...] = source`, which raises for a value that `out` cannot hold. Row numbers start at `first`."""
+        """Like `out[...] = source`, but raises for a value that `out` cannot hold. Row numbers start at `first`."""
         if _limits(source.dtype, out.dtype) is None:  # nothing can be lost, so numpy has nothing to warn of
             np.copyto(out, source, casting="unsafe")
             return
@@ -184,7 +184,7 @@ class FieldCast:
             self._write(out, source, first, source.size // len(source) if source.ndim and len(source) else 1)
 
     def stack(self, out: NDArray[Any], rows: Sequence[NDArray[Any]], dtype: np.dtype[Any]) -> None:
-        """`out[i] = rows[i]` for rows of equal length; raises ValueError if their shapes differ.
+        """Like `out[i] = rows[i]`, for rows of equal length. Raises ValueError if their shapes differ.
 
         `dtype` can hold the values of all rows.
         """
@@ -202,7 +202,7 @@ class FieldCast:
                 self._write(out[row], source, row, source.size or 1)
 
     def _write(self, out: NDArray[Any], source: NDArray[Any], first: int, per_row: int) -> None:
-        """Writes part by part, and checks each part before the next. A row has `per_row` elements."""
+        """Writes in parts, and checks each part before the next. A row has `per_row` elements."""
         limits = _limits(source.dtype, out.dtype) if self.checked else None
         if limits is None or not source.size:
             np.copyto(out, source, casting="unsafe")
@@ -274,7 +274,7 @@ def _lost(source: NDArray[Any], out: NDArray[Any], high: float) -> NDArray[np.bo
 
 
 class FieldMemory:
-    """The memory for one field of a batch. Code that knows nothing of fields may call it like any `Empty`."""
+    """The memory for one field of a batch. Code that does not know about fields may call it like any `Empty`."""
 
     __slots__ = ("empty", "field")
 
@@ -289,23 +289,23 @@ class FieldMemory:
         return [FieldMemory(field, self.empty) for field in self.field.below(keys)]
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Memory for an array that has this dtype before it is converted."""
+        """Allocates memory for an array that has this dtype before it is converted."""
         return self.empty(shape, self.field.target(dtype) or dtype)
 
     def put(self, array: NDArray[Any]) -> NDArray[Any]:
-        """A copy of the array, converted."""
+        """Returns a converted copy of the array."""
         out = self.allocate(array.shape, array.dtype)
         self.field.write(out, array)
         return out
 
     def stack(self, rows: Sequence[NDArray[Any]], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Arrays of one shape, stacked and converted. `dtype` can hold the values of all of them."""
+        """Stacks and converts arrays of one shape. `dtype` can hold the values of all of them."""
         out = self.allocate((len(rows), *rows[0].shape), dtype)
         self.field.stack(out, rows, dtype)
         return out
 
     def gather(self, column: NDArray[Any], keys: NDArray[np.int64]) -> NDArray[Any]:
-        """The rows of a column that have these keys, converted in parts that fit into the processor's cache."""
+        """Takes the rows of a column at these keys, converted in parts that fit into the processor's cache."""
         out = self.allocate((len(keys), *column.shape[1:]), column.dtype)
         size = max(1, BYTES_AT_ONCE * len(column) // max(1, column.nbytes))
         # take is faster, but first copies a whole column that is not contiguous.
@@ -317,7 +317,7 @@ class FieldMemory:
         return out
 
     def finish(self, tree: object, rows: int) -> Any:
-        """Converts the arrays of a batch of `rows` samples that were not yet converted when they were written."""
+        """Converts those arrays of a batch of `rows` samples that were not converted when they were written."""
         leaves, spec = flatten(tree)
         made = []
         for leaf, field in zip(leaves, self.field.of(spec), strict=True):

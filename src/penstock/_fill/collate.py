@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from penstock._fill.cast import Empty, FieldMemory
-from penstock._fill.misfit import Array, Column, Misfit, in_rows, is_arraylike, name_of, rows_of_each
+from penstock._fill.misfit import Array, Column, Misfit, in_rows, is_arraylike, rows_of_each
 from penstock._memory.forms import close_dataclass, close_named, is_dataclass, is_namedtuple, remake
 from penstock._memory.tree import MAX_DEPTH
-from penstock._wire.failure import safe_text
+from penstock._wire.failure import safe_text, type_name
 from penstock.errors import CollateError
 
 
@@ -41,10 +41,10 @@ def collate(samples: Sequence[object], empty: Empty) -> Any:
             if hasattr(type(samples), "__array__"):
                 return _rows(_as_array(samples), empty)
             if isinstance(samples, (Mapping, str, bytes)):
-                raise Misfit(f"a {name_of(type(samples))} is not a sequence of samples. Give a list of them")
+                raise Misfit(f"a {type_name(samples)} is not a sequence of samples. Give a list of them")
             given, samples = samples, list(samples)
             if isinstance(given, Sized) and len(given) != len(samples):  # an IndexError or StopIteration ends a loop
-                raise Misfit(f"a {name_of(type(given))} has {len(given)} samples, and ends after {len(samples)}")
+                raise Misfit(f"a {type_name(given)} has {len(given)} samples, and ends after {len(samples)}")
         if not samples:
             raise Misfit(_NO_SAMPLES)
         return _column(samples, empty, 0)
@@ -204,7 +204,7 @@ def _numbers(values: Column, kind: type, empty: Empty) -> Array:
 
 
 def _arrays(values: Sequence[Array], empty: Empty) -> Array:
-    """Stacks arrays of one shape, which are plain or memory-mapped, and of no other class."""
+    """Stacks arrays of one shape. Their class is np.ndarray or np.memmap, and no other."""
     first = values[0]
     shape, size = first.shape, len(values)
     dtype = _common_dtype(values)
@@ -302,8 +302,7 @@ def _as_array(value: Any) -> Array:
     except Exception as error:  # anything: for example, a tensor is on a GPU, or needs a gradient
         said = safe_text(error).rstrip(".")
         raise Misfit(
-            f"a {name_of(type(value))} cannot be made an array: {said}. Convert it in the dataset, or pass "
-            "collate_fn="
+            f"a {type_name(value)} cannot be made an array: {said}. Convert it in the dataset, or pass collate_fn="
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Why samples cannot be collated, in words: which field, which rows, and what to do."""
+"""Error messages for samples that cannot be collated: which field, which rows, and what to do."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 
 from penstock._memory.forms import is_dataclass
+from penstock._wire.failure import type_name
 
 Column = Sequence[Any]
 Array = np.ndarray[Any, Any]
 
 
 class Misfit(Exception):
-    """Why a column cannot be collated. Each level of nesting that it passes adds its part of the path."""
+    """Says why a column cannot be collated. Each level of nesting on its way adds its part of the path."""
 
     def __init__(self, text: str, rows: Sequence[int] = ()) -> None:
         super().__init__(text)
@@ -27,7 +28,7 @@ class Misfit(Exception):
 
     @classmethod
     def of(cls, what: str, groups: dict[Any, list[int]], remedy: str) -> Misfit:
-        """For rows that differ: `groups` has the rows of each value."""
+        """The error for rows that differ: `groups` has the rows of each value."""
         return cls(f"{what}: {listed_rows(groups)}{remedy}, or pass collate_fn=", odd_rows(groups))
 
     @classmethod
@@ -39,7 +40,7 @@ class Misfit(Exception):
     def of_types(cls, values: Column) -> Misfit:
         groups = rows_of_each(map(type, values))
         unknown = [kind for kind in groups if not _is_known(kind)]
-        named = {name_of(kind): rows for kind, rows in groups.items()}
+        named = {type_name(values[rows[0]]): rows for rows in groups.values()}
         if len(groups) > 1:
             return cls(
                 f"values of different types cannot be collated: {listed_rows(named)}. "
@@ -82,7 +83,7 @@ def _is_known(kind: type) -> bool:
 
 
 def rows_of_each(values: Any) -> dict[Any, list[int]]:
-    """The rows in which each value occurs."""
+    """Maps each value to the rows in which it occurs."""
     groups: dict[Hashable, list[int]] = {}
     for row, value in enumerate(values):
         groups.setdefault(value, []).append(row)
@@ -115,7 +116,3 @@ def _listed_keys(keys: frozenset[Any]) -> str:
     if len(texts) > 12:
         texts = [*texts[:10], f"... ({len(texts)} keys)"]
     return f"[{', '.join(texts)}]" if texts else ""
-
-
-def name_of(kind: type) -> str:
-    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

@@ -24,12 +24,11 @@ MOST = 64
 
 
 class Fork:
-    """A fork that is about to happen, or has happened."""
+    """The witness of one fork, which is about to happen or has happened."""
 
     __slots__ = ("__weakref__", "_address", "_fd")
 
     def __init__(self) -> None:
-        """Raises OSError."""
         self._fd = os.memfd_create("penstock-fork", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         free_at_end(self, partial(os.close, self._fd))
         os.ftruncate(self._fd, mmap.PAGESIZE)
@@ -38,7 +37,7 @@ class Fork:
         _living.add(self)
 
     def has_happened(self) -> None:
-        """In the parent, after the fork."""
+        """Called in the parent after the fork."""
         unmap(self._address, mmap.PAGESIZE)
 
     def is_over(self) -> bool:

@@ -26,7 +26,7 @@ _V = TypeVar("_V")
 
 
 class MemoTable(dict[_K, _V]):
-    """Makes missing values, and is cleared when it is full, so that new keys cannot fill the memory."""
+    """A dict that makes missing values. It is cleared when full, so that new keys cannot fill the memory."""
 
     def __init__(self, make: Callable[[_K], _V], most: int = TABLE_LIMIT) -> None:
         self._make = make

@@ -67,7 +67,7 @@ Reduce = Callable[[Any], Any]
 
 
 class Handler(NamedTuple):
-    """What can be done with the leaves of one class."""
+    """How the leaves of one class are copied, pinned, stored and converted."""
 
     copy: Callable[[Any], Any]
     pin: Callable[[Any], Any]
@@ -75,11 +75,11 @@ class Handler(NamedTuple):
     store: Callable[[Any, Writer], Spot | None] | None = None
     """Puts the bytes into the slab; returns None for a leaf that must be pickled."""
     cast: Callable[[Any, Any, Any], Any] | None = None
-    """Converts to the dtype of a `_fill.cast.Field`, in memory from an `_fill.cast.Empty`."""
+    """Converts to the dtype of a `_fill.cast.FieldCast`, in memory from a `_fill.cast.Empty`."""
 
 
 class Guest(Protocol):
-    """What the core asks about a library."""
+    """What the core needs to know about a library."""
 
     reducers: Mapping[type, Reduce]
     """By exact class: how an object inside other objects of a batch is pickled."""
@@ -88,7 +88,7 @@ class Guest(Protocol):
         """How leaves of this class are handled; None if they have no special treatment."""
 
     def shipping(self) -> Mapping[type, Reduce]:
-        """By exact class, for one pickle of a dataset. A reducer may remember what that pickle already holds."""
+        """Reducers by exact class, for one pickle of a dataset. They may remember what that pickle already holds."""
 
     def is_parameters(self, state_dict: Any) -> bool:
         """True if this `state_dict` method returns a model's parameters and not a position in a stream."""
@@ -103,7 +103,7 @@ class Guest(Protocol):
 _met: dict[str, Guest] = {}
 
 REDUCERS: dict[type, Reduce] = {}
-"""Reducers of all guests that were seen, and of numpy's arrays."""
+"""The reducers of all guests seen so far, and of numpy's arrays."""
 
 
 def guest_in(module: object) -> Guest | None:

@@ -173,7 +173,7 @@ _placeable: set[type] = {*_ATOMS, np.ndarray}
 
 
 def _can_be_placed(kind: type) -> bool:
-    """False for a class whose instances only pickle can send."""
+    """False if a tree with leaves of this class must be pickled as a whole."""
     handler = HANDLERS[kind]
     if handler is not None and handler.store is not None:
         _placeable.add(kind)

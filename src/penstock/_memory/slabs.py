@@ -214,7 +214,7 @@ class Leases:
                 self._inherited.append(lease)
 
     def inherit(self, fork: forks.Fork | None) -> None:
-        """The program forked a child, which has the lent slabs too. Without a witness, they never come back."""
+        """Records a fork, whose child has the lent slabs too. Without a witness, these slabs are never used again."""
         if fork is None:
             self._lent.clear()
             return
@@ -223,7 +223,7 @@ class Leases:
                 lease.forks = (*lease.forks, fork)
 
     def forget(self) -> None:
-        """Called in a forked child: the slabs belong to the parent."""
+        """Forgets all leases. Called in a forked child, because the slabs belong to the parent."""
         self._lent.clear()
         self._inherited.clear()
 

@@ -1,4 +1,4 @@
-"""An iterable of the user's, a sampler or a stream, that is read batch by batch and may be resumed."""
+"""Reads a sampler or stream of the user's batch by batch, and resumes it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from penstock._memory.guests import guest_in
 from penstock._wire.failure import described
-from penstock._wire.task import decode_mark, encode_mark
+from penstock._wire.pickling import dumps, loads
 from penstock.errors import StateError
 
 T = TypeVar("T")
@@ -19,9 +19,9 @@ T = TypeVar("T")
 class Mark(NamedTuple):
     """A position: after `read` batches, with the states of the iterable and of its iterator.
 
-    `states` is None at the end of an epoch. `kept` are the states there: the next epoch starts with them, so the mark
-    before the first batch of that epoch has them too. Before the first epoch, `kept` is the state of the iterable,
-    and "fresh": whether the iterable has any items is not known.
+    At the end of an epoch, `states` is None and `kept` has the states. The next epoch starts with them, so the mark
+    before its first batch has them in `kept` too. Before the first epoch, `kept` has the state of the iterable and
+    "fresh", because it is not yet known whether the iterable has any items.
     """
 
     read: int
@@ -30,12 +30,10 @@ class Mark(NamedTuple):
 
     @classmethod
     def parse(cls, read: int, states: object, kept: object) -> Mark:
-        """The mark with these parts, from a state that was saved; a ValueError if it is damaged."""
+        """The mark with these parts of a saved state. Raises ValueError if they are damaged."""
         parts = [states, kept]
-        plain = [{} if part is None else part for part in parts]
-        sound = all(isinstance(part, Mapping) and set(part) <= {"iterable", "iterator", "fresh"} for part in plain)
-        # With `states` empty the iterable is read from its beginning, so nothing was read before.
-        if not sound or (states == {} and read):
+        # If `states` is empty, the iterable is read from its beginning, so no batch was read before.
+        if not all(part is None or _is_sound(part) for part in parts) or (states == {} and read):
             raise ValueError(f"after {read} batches, states and kept are {states!r} and {kept!r}")
         return cls(read, *(dict(part) if isinstance(part, Mapping) else None for part in parts))
 
@@ -48,15 +46,20 @@ class Mark(NamedTuple):
         return None if self.kept is None else Mark(0, {}, self.kept)
 
     def check_owner(self, iterable: object) -> None:
-        """Raises a StateError if the iterable cannot load its state. Its iterator is checked when there is one."""
+        """Raises a StateError if the iterable cannot load its state. Its iterator is checked once it exists."""
         if "iterable" in {**(self.states or {}), **(self.kept or {})}:
             _check_stateful(iterable)
 
 
-def has_state(thing: object) -> bool:
-    """True if `state_dict` and `load_state_dict` save and restore a position in the data.
+def _is_sound(states: object) -> bool:
+    names = set(states) if isinstance(states, Mapping) else {None}
+    return names <= {"iterable", "iterator", "fresh"} and not ("fresh" in names and "iterable" not in names)
 
-    Those of a model class save and restore its parameters.
+
+def has_state(thing: object) -> bool:
+    """True if `thing` has methods `state_dict` and `load_state_dict` for its position in the data.
+
+    False for a model, whose methods of these names are for its parameters.
     """
     take = getattr(thing, "state_dict", None)
     if not callable(take) or not callable(getattr(thing, "load_state_dict", None)):
@@ -66,15 +69,15 @@ def has_state(thing: object) -> bool:
 
 
 def by_next(items: Iterator[Any]) -> Iterator[Any]:
-    """The same items, by `next` alone: an object that is its own iterator may start over at every `iter()`."""
+    """Iterates with `next` alone: an object that is its own iterator may start over at every `iter()`."""
     return map(next, repeat(items))
 
 
 class Reading:
-    """One pass over an iterable: `read` counts its batches, and `ended` says that no more will come.
+    """One pass over an iterable. `read` counts its batches, and `ended` is True if there are no more.
 
-    `gave` says that the epoch has items, those read before it was resumed included. A Reading that was not opened, or
-    could not be, is empty.
+    `gave` is True if the epoch has items, including those read before a resume. A Reading that was not opened, or
+    could not be opened, is empty.
     """
 
     def __init__(self, source: Iterable[Any]) -> None:
@@ -83,9 +86,9 @@ class Reading:
         self.source: Any = source
         self._items: Iterator[Any] | None = iter(())  # None: `iter()` is called for the first batch
         self._iterator: Any = None
-        self._raised = False  # by the last batch, and nothing says whether the iterator goes on
+        self._raised = False  # the last batch raised, and it is unknown whether the iterator can go on
         self._broken = False  # an exception has ended the iterator
-        self._passed: tuple[int, Exception] | None = None  # raised in the place of a batch that was passed over
+        self._passed: tuple[int, Exception] | None = None  # a skipped batch, and what it raised
         self._stateful: dict[str, Any] = {}
         self._kept: dict[str, Any] | None = None
         self._renewed = False
@@ -97,13 +100,13 @@ class Reading:
 
     @property
     def has_begun_state(self) -> bool:
-        """True if there is a state of this pass before its first item. That of a generator function is older."""
+        """True if a state taken before the first item belongs to this pass, as that of the iterator does."""
         return "iterator" in self._stateful and not self.ended
 
     def open(self, mark: Mark | None = None) -> bool:
-        """Starts, or continues from the mark.
+        """Starts the pass, or continues it from the mark.
 
-        Returns True if random numbers that were drawn meanwhile do not belong to the batches read from here on.
+        Returns True if random numbers drawn here do not belong to the next batch, so generators must be set again.
         """
         if mark is not None:
             self.prepare(mark)
@@ -124,22 +127,22 @@ class Reading:
             self.restore(self.source, mark.states["iterable"])
 
     def restore(self, part: Any, state: Any) -> None:
-        """Gives the iterable or its iterator its state back."""
+        """Loads a state into the iterable or its iterator."""
         _check_stateful(part)
         part.load_state_dict(state)
 
     def begin(self, items: Iterator[Any], mark: Mark | None = None) -> None:
-        """Starts with this iterator of the iterable, after its state was restored."""
+        """Starts reading from this iterator of the iterable, whose state was restored before."""
         if mark is not None and mark.states and "iterator" in mark.states:
             self.restore(items, mark.states["iterator"])
         self._items, self._iterator = by_next(items), items
-        # An iterable that is its own iterator may start over in `iter()`, so it is restored after that.
+        # An iterable that is its own iterator may start over in `iter()`, so it is restored afterwards.
         parts = {"iterator": items} if items is self.source else {"iterable": self.source, "iterator": items}
         self._stateful = {name: part for name, part in parts.items() if has_state(part)}
 
     def take(self, size: int, through: Callable[[Iterator[Any]], Iterator[Any]] = iter) -> list[Any]:
-        """The next batch: `size` items, or those that are left. `through` may time them."""
-        self.read += 1  # also if this raises: the batch after it is the next one
+        """Reads the next batch: `size` items, or those that are left. `through` may time them."""
+        self.read += 1  # even if this raises: then the error takes the place of the batch
         if self._items is None:
             self.open()
         assert self._items is not None
@@ -158,21 +161,21 @@ class Reading:
         if self._renewed and not taken:
             name = type(self.source).__name__
             raise StateError(
-                f"{name} gives nothing, though iterated twice, after loading the state that it had at the end of the "
-                "previous epoch. A state taken there must not say that all later epochs are empty. If "
-                f"{name} has a method for it (set_epoch), call it before the next epoch."
+                f"{name} yields no items, though iterated twice, after loading the state that it had at the end of "
+                "the previous epoch. A state taken there must not make all later epochs empty. If "
+                f"{name} has a method that starts an epoch (set_epoch), call it before the next epoch."
             )
         self._renewed, self.gave = False, self.gave or bool(taken)
         return taken
 
     def note_error(self) -> None:
-        """The iterator raised an exception. A generator has ended then; other iterators may go on."""
+        """Records that the iterator raised. A generator has then ended; other iterators may go on."""
         self.gave = True
         self._broken = self.ended = isinstance(self._iterator, GeneratorType)
         self._raised, self._renewed = "iterator" not in self._stateful, False
 
     def note_batch(self) -> None:
-        """The iterator gave a batch: it goes on."""
+        """Records that the iterator went on and gave a batch."""
         self._raised = False
 
     def is_broken(self) -> bool:
@@ -180,9 +183,9 @@ class Reading:
         return self._broken
 
     def pass_over(self, until: int, size: int, before: Callable[[int], object] = lambda number: None) -> None:
-        """Reads batches that are handed out elsewhere, up to batch `until`, calling `before` with the number of each.
+        """Reads and drops the batches before batch `until`, calling `before` with the number of each.
 
-        Other ranks hand them out, or they were handed out before this run was resumed: so are their exceptions.
+        Other ranks hand out these batches and their exceptions, or they were handed out before the resume.
         """
         while self.read < until and not self.ended:
             before(self.read)
@@ -194,18 +197,18 @@ class Reading:
                 self._passed = self.read - 1, error
 
     def raise_last_error(self, since: int) -> None:
-        """Raises the exception that has ended the iterable in a batch that was passed over, `since` this batch.
+        """Raises the exception that ended the iterable in a skipped batch, if its number is at least `since`.
 
-        Once, and on every rank: otherwise the others would end without a word.
+        It is raised once, and on every rank: otherwise the other ranks would end silently.
         """
         passed, self._passed = self._passed if self.ended and self._broken else None, None
         if passed is not None and passed[0] >= since:
             raise passed[1]
 
     def mark(self) -> Mark | None:
-        """The present position; None if neither the iterable nor its iterator has a state, or if it is unknown.
+        """The current position; None if neither the iterable nor its iterator has a state, or if it is unknown.
 
-        It is unknown after an exception, unless the iterator has a state: an earlier mark still holds.
+        It is unknown after an exception, unless the iterator has a state. An earlier mark is then still valid.
         """
         if not self._stateful or self._broken or self._raised:
             return None
@@ -216,8 +219,8 @@ class Reading:
     def end(self) -> Mark | None:
         """Ends the reading, and returns the mark that the next epoch starts from, once.
 
-        None if there is no state, if the epoch had no items (the next one must not have to have some), or if an
-        exception ended it: then it is left early, and nothing is carried into the next one.
+        None if there is no state, if the epoch had no items (with a mark, the next epoch would need some), or if an
+        exception ended it: like an epoch that is left early, it passes nothing on to the next one.
         """
         self._broken = self._broken or self._raised
         try:
@@ -227,11 +230,11 @@ class Reading:
         return None if kept is None else Mark(0, {}, kept)
 
     def close(self) -> None:
-        """Lets go of the iterator. The reading is empty from now on."""
+        """Drops the iterator. The reading is empty from now on."""
         self._stateful, self._kept, self._items, self.ended = {}, None, iter(()), True
 
     def _keep(self) -> dict[str, Any] | None:
-        """The states at the end. An iterable that is its own iterator outlives its epoch."""
+        """The states at the end of the epoch. An iterable that is its own iterator counts as the iterable."""
         if self._kept is not None or not self._stateful or self._broken:
             return self._kept
         parts = self._stateful.items()
@@ -239,15 +242,15 @@ class Reading:
 
 
 def initial(source: Any, *, is_fresh: bool) -> bytes | None:
-    """The mark of an epoch that starts with the iterable as it is now; None if its state does not say where.
+    """The mark of an epoch that starts with the iterable as it is now; None if that state is not a start.
 
-    `is_fresh` says that no epoch was begun before. After an epoch that was left early most iterables start over, and
-    their state, which is in the middle of that epoch, does not say so. An iterable that is its own iterator does not.
+    `is_fresh`: no epoch was begun before. After an epoch that was left early, most iterables start over, but their
+    state is still in the middle of that epoch. An iterable that is its own iterator does not start over.
     """
     if not has_state(source) or not (is_fresh or hasattr(type(source), "__next__")):
         return None
-    with suppress(Exception):  # some have a state only while they are iterated
-        return encode_mark(Mark(0, {}, {"iterable": source.state_dict(), "fresh": True}))
+    with suppress(Exception):  # some iterables have a state only while they are iterated
+        return dumps(Mark(0, {}, {"iterable": source.state_dict(), "fresh": True}))
     return None
 
 
@@ -263,7 +266,7 @@ def _renew(source: Any, kept: Mapping[str, Any], restore: Callable[[Any, Any], N
     items: Iterator[Any] = iter(source)
     if "iterator" in kept:
         restore(items, kept["iterator"])
-        return  # even if it has items: the dataset may have grown since, but that epoch is over
+        return  # even if it has more items, because the dataset has grown since: that epoch is over
     first: list[Any] | None = None
     with suppress(Exception):  # the epoch raises the exception of an item again
         first = list(islice(by_next(items), 1))
@@ -289,21 +292,21 @@ def _check_stateful(part: object) -> None:
 
 # ---- marks in transit: pickled at once, because the user's objects change while a mark travels ----
 #
-# A mark that cannot be taken does not fail its step, since the caller may never ask for a state. It travels as a
-# StateError, which is raised when a state is asked for.
+# A mark that cannot be taken does not fail its step, since the caller may never ask for a state. It travels as the
+# StateError that says why, which is raised when the mark is needed.
 
 
 def taken(owner: object, take: Callable[[], Mark | None]) -> bytes | None:
-    """The mark that `take` returns, or a StateError in its place, as bytes; None if the owner has no state."""
+    """Calls `take` for a mark, and pickles it, or a StateError if that fails; None if the owner has no state."""
     try:
         mark = take()
-        return None if mark is None else encode_mark(mark)
+        return None if mark is None else dumps(mark)
     except Exception as error:
-        return encode_mark(_refusal(owner, error))
+        return dumps(_refusal(owner, error))
 
 
 def asked(owner: object, take: Callable[[], T]) -> T:
-    """The result of `take`; a StateError if taking the owner's state fails."""
+    """Returns the result of `take`. Raises a StateError if taking the owner's state fails."""
     try:
         return take()
     except Exception as error:
@@ -311,20 +314,31 @@ def asked(owner: object, take: Callable[[], T]) -> T:
 
 
 def opened(mark: bytes | Mark | None) -> Mark | None:
-    """The mark; a StateError if it could not be taken."""
-    made: Mark | None = decode_mark(mark) if isinstance(mark, bytes) else mark
-    return made
+    """Unpickles a mark. Raises a StateError if it could not be taken, or cannot be unpickled."""
+    if not isinstance(mark, bytes):
+        return mark
+    try:
+        found: Mark | StateError = loads(mark)
+    except Exception as error:
+        why = f"the state that a worker sent cannot be unpickled here ({described(error)})."
+        raise StateError(f"The loader has no state now: {why}") from error
+    if isinstance(found, StateError):
+        try:
+            raise found
+        finally:
+            del found  # breaks a cycle: its traceback refers to this frame
+    return found
 
 
 def known(mark: bytes | Mark | None) -> Mark | None:
-    """The mark; None if there is none or it could not be taken."""
+    """Like `opened`, but returns None for a mark that could not be taken."""
     with suppress(StateError):
         return opened(mark)
     return None
 
 
 def refusal(mark: bytes | None) -> str:
-    """For the message about a stream whose position is lost: why its mark could not be taken, or how to have one."""
+    """For an error about a stream whose position is lost: why its mark could not be taken, or how to get marks."""
     try:
         opened(mark)
     except StateError as error:
@@ -337,7 +351,7 @@ def refusal(mark: bytes | None) -> str:
 
 def _refusal(owner: object, error: Exception) -> StateError:
     return StateError(
-        f"The loader has no state now: {type(owner).__name__} has state_dict() and load_state_dict(), and its state "
-        f"cannot be taken ({described(error)}). Fix its state_dict(), or remove both methods, and it is "
-        "read from its beginning after a resume."
+        f"The loader has no state now: {type(owner).__name__} has state_dict() and load_state_dict(), but its state "
+        f"cannot be taken ({described(error)}). Fix its state_dict(); or remove both methods, then it is read from "
+        "its beginning after a resume."
     )

@@ -31,11 +31,11 @@ ANEW = "Take another checkpoint, or restart the epoch without a state."
 
 
 class State(NamedTuple):
-    """The first `steps` steps of the epoch were handed out, and the steps in `beyond`.
+    """A resume state: the first `steps` steps of the epoch, and those in `beyond`, were handed out.
 
     `consumed` counts the samples of the order that all ranks used for these steps; None if the order is unknown.
     `mark` is the position of a sampler or stream with a state, after these steps or earlier (bytes until needed), and
-    `dataset` the state of a dataset with keys. `about` describes the loader: one that differs would have other steps.
+    `dataset` the state of a dataset with keys. `about` describes the loader: a different loader has other steps.
     """
 
     epoch: int
@@ -72,17 +72,17 @@ class State(NamedTuple):
         if "penstock" not in value:
             if "_snapshot" in value or "_num_yielded" in value:
                 raise StateError(
-                    "This is a state of torchdata's StatefulDataLoader, whose order penstock does not have. Finish "
+                    "This is a state of torchdata's StatefulDataLoader, whose order penstock cannot make. Finish "
                     "the epoch with torchdata, or restart it without the state."
                 )
             names = ", ".join(sorted(map(repr, value))[:8]) or "no other"
             raise StateError(
-                f"This is not a resume state of penstock's: it lacks the field 'penstock', and has {names}. Of "
+                f"This is not a resume state of penstock's: it lacks the field 'penstock', and has {names}. From "
                 "a checkpoint, pass the part that state_dict() returned; to start without a state, load nothing."
             )
         if _differ(value["penstock"], VERSION):
             raise StateError(
-                f"The resume state has version {value['penstock']!r}, and this penstock knows version {VERSION}. "
+                f"The resume state has version {value['penstock']!r}, but this penstock knows version {VERSION}. "
                 "Load it with the penstock that made it."
             )
         missing = [name for name in cls._fields if name not in value]
@@ -93,32 +93,32 @@ class State(NamedTuple):
             raise damaged(f"'about' is {about!r}, not a dict")
         world = number({"world": 1, **about}, "world")  # torch's semantics have no ranks
         if not world:
-            raise damaged("'world' is 0, and there is at least one rank")
+            raise damaged("'world' is 0, but there is at least one rank")
         mark = _mark(value["mark"])
         if mark is not None and mark.read > steps * world:
-            raise damaged(f"'mark' is of batch {mark.read}, and 'steps' is only {steps}")
+            raise damaged(f"'mark' is after batch {mark.read}, but 'steps' is only {steps}")
         epoch, beyond = number(value, "epoch", 1 << 62), _from_ranges(value["beyond"], steps)
         seed, consumed = (None if value[name] is None else number(value, name) for name in ("seed", "consumed"))
         return cls(epoch, steps, beyond, seed, dict(about), consumed, mark, value["dataset"])
 
     def check(self, about: Mapping[str, Any]) -> None:
-        """Raises a StateError that names what differs if the state does not fit a loader with this description.
+        """Raises a StateError that names the difference, if the state does not fit a loader with this description.
 
-        An order can continue with any number of ranks, and then with other batches too.
+        An order can continue with another number of ranks, and then with another batch size too.
         """
         world = self.about.get("world")
         elsewhere = world != about.get("world")
         for name in {**about, **self.about}:
             then, now = self.about.get(name), about.get(name)
             if name == "files" and (then is None or now is None):
-                continue  # an older state, or samples that are elsewhere now: in memory
+                continue  # a state of an older version, or samples that are in memory now
             if _differ(then, now) and not (elsewhere and name in _SHAPE):
                 if name == "files":
                     raise StateError(_OTHER_FILES.format(then=then, now=now))
                 if name == "kind":
                     then, now = (_KINDS.get(str(value), value) for value in (then, now))
                 raise StateError(
-                    f"The resume state is of another loader: {_NAMES.get(name, name)} was {then!r} when it was "
+                    f"The resume state belongs to another loader: {_NAMES.get(name, name)} was {then!r} when it was "
                     f"taken, and is {now!r} here. Make the loader as it was, or start without the state."
                 )
         if not elsewhere:
@@ -131,10 +131,10 @@ class State(NamedTuple):
             )
             otherwise = ""
         elif self.beyond:
-            why = "Its steps came out of order, so a number of samples does not say which ones are left."
+            why = "Its steps were not handed out in order, so the number of samples does not say which are left."
         elif self.consumed is None:
             why = (
-                f"The next samples are known only to {about.get('order')}, and were dealt to {world} ranks. Only "
+                f"Only {about.get('order')} knows the next samples, which were dealt to {world} ranks. Only "
                 "penstock's orders (in sequence, shuffled, its samplers without a generator) can continue with "
                 "another number."
             )
@@ -146,9 +146,9 @@ class State(NamedTuple):
         )
 
     def dealt_anew(self, plan: Plan | None, world: int) -> State:
-        """The state with its steps counted as if the present number of ranks had made them.
+        """The state with its steps counted as if the current number of ranks had made them.
 
-        `plan` is that of the whole epoch. Raises a StateError if the epoch does not have these steps.
+        `plan` is the plan of the whole epoch. Raises a StateError if the epoch does not have these steps.
         """
         consumed, steps, sound = self.consumed, self.steps, [self.steps]
         if isinstance(plan, OrderPlan):
@@ -166,12 +166,12 @@ class State(NamedTuple):
             most = replace(plan, rank=0).steps(self.epoch)
             last = self.beyond[-1] + 1 if self.beyond else steps
             if last > most:
-                raise damaged(f"it is of {last} steps, and epoch {self.epoch} has {most}")
+                raise damaged(f"it has {last} steps, but epoch {self.epoch} has {most}")
         elif consumed is not None:
-            sound = [0]  # without an order, `consumed` is a number only before the first step
+            sound = [0]  # without an order, `consumed` is only known before the first step
         if self.steps not in sound and (not consumed or self.about.get("world") == world):
             counted = f"by 'consumed', which is {consumed}, it would be {sound[0]}"
-            raise damaged(f"'steps' is {self.steps}, and {counted}")
+            raise damaged(f"'steps' is {self.steps}, but {counted}")
         return self._replace(steps=steps)
 
 
@@ -187,11 +187,11 @@ class Progress:
         # The number of steps without a gap, and the last mark: one value that is replaced and never changed, so that
         # another thread may take a state at any moment (see `_now`).
         self._at: tuple[int, bytes | None] = begin.steps, None
-        self._beyond: dict[int, bytes | None] = dict.fromkeys(begin.beyond)  # their marks; older steps do not count
+        self._beyond: dict[int, bytes | None] = dict.fromkeys(begin.beyond)  # their marks; older steps are ignored
         self._end: bytes | None = None
 
     def passed(self, step: int, mark: bytes | None, worker: int = -1) -> None:
-        """The step was handed out, as a batch or as an error; `mark`: see `Task`. Any worker may have done it."""
+        """Records that the step was handed out, as a batch or an error. `mark`: see `Task`. `worker` is ignored."""
         (first, last), beyond = self._at, self._beyond
         if step != first:
             beyond[step] = mark
@@ -203,21 +203,21 @@ class Progress:
         while steps in beyond:
             steps, last = steps + 1, beyond[steps] or last
         self._at = steps, last
-        for passed in range(first + 1, steps):  # not before
+        for passed in range(first + 1, steps):  # only after `_at` is set: see `_now`
             beyond.pop(passed, None)
 
     def _now(self) -> tuple[int, list[int], bytes | None]:
-        """The number of steps without a gap, the steps beyond, and the last mark, all of one moment."""
+        """A consistent snapshot: the number of steps without a gap, the steps beyond, and the last mark."""
         at, beyond = None, self._beyond
         while at is not self._at:
             at = self._at
-            beyond = self._beyond.copy()  # at once, as far as other threads can see: guaranteed by the GIL
+            beyond = self._beyond.copy()  # atomic for other threads: guaranteed by the GIL
         steps, last = at
         return steps, sorted(step for step in beyond if step > steps), last
 
     def finish(self, end: bytes | None, ends: Mapping[int, bytes] = {}) -> None:  # never changed
-        """The epoch is over; `end`: see `Run`."""
-        # An epoch without batches keeps no mark: the next one must not have to have some.
+        """Records that the epoch is over. `end`: see `Run`."""
+        # An epoch without batches keeps no mark: with one, the next epoch would need batches.
         self._end = end if self.steps else None
         self.is_over = True
 
@@ -232,7 +232,7 @@ class Progress:
 
     @property
     def mark(self) -> bytes | Mark | None:
-        """The mark of the last step that was handed out, or of an earlier one; at the end, for the next epoch."""
+        """The mark of the last step handed out, or of an earlier step; after the end, that for the next epoch."""
         return self._end if self.is_over else self._at[1] or self.begin.mark
 
     @property
@@ -254,7 +254,7 @@ class Progress:
 
 
 class Epochs:
-    """The epochs of a loader. A loader that replaces it takes them over."""
+    """The epochs of a loader. If another loader replaces it, that one takes them over."""
 
     def __init__(self) -> None:
         self.next = 0
@@ -273,7 +273,7 @@ class Epochs:
         self.progress = self.loaded = None
 
     def load(self, state: State) -> None:
-        """The next epoch continues from this state."""
+        """Makes the next epoch continue from this state."""
         self.set(state.epoch)
         self.loaded, self.are_fresh = state, False
 
@@ -296,12 +296,12 @@ class Epochs:
         return start.as_dict()
 
     def restores(self) -> bool:
-        """True if the sampler or stream must load its state: no live object has the state that the mark describes."""
+        """True if the sampler or stream must load its state, because no live object has the state in the mark."""
         begun = None if self.progress is None else self.progress.begin.mark
         return self.loaded is not None or (isinstance(begun, Mark) and begun.at_end)
 
     def begin(self, progress: Progress) -> None:
-        """An epoch was begun. In this order: another thread may take a state between any two assignments."""
+        """Records that an epoch was begun. The order matters: another thread may take a state between assignments."""
         self.progress, self.loaded, self.are_fresh = progress, None, False
         self.begun, self.next = self.next, self.next + 1
 
@@ -313,9 +313,9 @@ class Epochs:
 
 
 def content(plan: Plan | None, length: int | None) -> str | None:
-    """A short description of the sampler's keys, to notice that a state was taken with another sampler.
+    """A short description of the sampler's keys, to detect a state that was taken with another sampler.
 
-    None if the length of the dataset says as much, if the sampler has a state itself, or if nothing is known.
+    None if the length of the dataset says the same, if the sampler has a state itself, or if nothing is known.
     """
     if isinstance(plan, OrderPlan):
         order: Any = plan.order
@@ -330,7 +330,7 @@ def content(plan: Plan | None, length: int | None) -> str | None:
     if not isinstance(plan, SamplerPlan) or has_state(plan.sampler):
         return None
     number = None
-    with suppress(Exception):  # the user's code, and no reason to have no state
+    with suppress(Exception):  # the user's code; a state can do without this
         number = len(plan.sampler)  # type: ignore[arg-type]
     size = getattr(plan.sampler, "batch_size", None) if plan.batched else None
     known = [f"{number} {'batches' if plan.batched else 'keys'}"] if number is not None else []
@@ -338,7 +338,7 @@ def content(plan: Plan | None, length: int | None) -> str | None:
 
 
 def _digest(digest: blake2b, value: Any) -> None:
-    """Hashes all fields of an order except the seed, which a state has in a field of its own."""
+    """Hashes all fields of an order except the seed, which has its own field in a state."""
     if is_dataclass(value):
         digest.update(type(value).__name__.encode())
         for part in fields(value):
@@ -351,12 +351,12 @@ def _digest(digest: blake2b, value: Any) -> None:
 
 
 def damaged(why: str) -> StateError:
-    """The error for a state that no loader can have written."""
+    """The error for a state that no loader could have written."""
     return StateError(f"The resume state is damaged: {why}. {ANEW}")
 
 
 def number(value: Mapping[str, Any], name: str, end: int = 1 << 64) -> int:
-    """The number of this name; StateError unless it is an int from 0 to `end - 1`."""
+    """Returns the field `name` of a state. Raises a StateError unless it is an int from 0 to `end - 1`."""
     found = value[name]
     if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found < end:
         raise damaged(f"{name!r} is {found!r}, not an int from 0 to 2**{end.bit_length() - 1} - 1")

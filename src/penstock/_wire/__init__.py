@@ -1,1 +1,1 @@
-"""What travels between the caller and its workers: both halves of every message."""
+"""Messages between the caller and its workers: the sending and the receiving half of each."""

@@ -8,8 +8,8 @@ In a worker that is not a process, `caught` makes a copy instead, so that the us
 program may raise one object many times, in several threads at once.
 
 Types without an importable name travel by tag or address (see `pickling.py`), so that `except MyError` works in the
-parent. Refused: cloudpickle's own class tracking, because on the way back it writes the worker's attributes and
-methods over the parent's class.
+parent. Rejected: cloudpickle's own class tracking, because on the way back it overwrites the attributes and methods
+of the parent's class with those of the worker.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from penstock._wire.pickling import by_tag, dumps, loads
 from penstock.errors import RemoteTraceback
 
 _UNSET = object()
-# By the descriptors of BaseException: the user's type may define attributes of these names.
+# These use the descriptors of BaseException, because the user's type may define attributes of these names.
 _members = vars(BaseException)
 dict_of, _args_of, _trace_of = (_members[name].__get__ for name in ("__dict__", "args", "__traceback__"))
 _set = BaseException.__setattr__
@@ -79,7 +79,7 @@ class Failure:
 
 
 def restore(data: bytes | bytearray | memoryview) -> BaseException:
-    """The exception that `Failure.capture` got, or another runner's `capture`, ready to be raised."""
+    """Rebuilds the exception from the bytes that `Failure.capture`, or another runner's `capture`, returned."""
     failure: Failure = loads(data)
     return failure.exception()
 
@@ -97,7 +97,7 @@ def caught(exc: BaseException, *notes: str) -> BaseException:
 def copied(exc: BaseException, of: Callable[[Any], Any] = lambda value: value) -> BaseException:
     """A copy with the same type, args, attributes, notes, traceback and causes; `exc` itself if none can be made.
 
-    `of` is called for all args and attributes, and returns those of the copy.
+    `of` is called with the args and with each attribute, and returns those of the copy.
     """
     try:
         attributes, slots = ({name: of(each[name]) for name in each} for each in (dict_of(exc), _slots(exc)))
@@ -113,10 +113,10 @@ def copied(exc: BaseException, of: Callable[[Any], Any] = lambda value: value) -
 
 
 def keep(exc: BaseException, *, where: str) -> BaseException:
-    """`exc` in the form that `restore` returns, for a worker that is not a process: to be kept, and not raised now.
+    """A copy of `exc` to be kept and not raised, like one from `restore`, for a worker that is not a process.
 
-    The traceback becomes text, because its frames keep samples alive, and the locals of all functions that have
-    called them. So do those of exceptions inside of it: members of a group, say.
+    The traceback becomes text, because its frames would keep alive samples, and the locals of all calling functions.
+    The same is done to exceptions inside of `exc`, such as the members of a group.
     """
     exc = ordinary(exc)
     forget_earlier(exc)
@@ -125,7 +125,7 @@ def keep(exc: BaseException, *, where: str) -> BaseException:
 
 
 def _traceless(value: Any) -> Any:
-    """`value`; or a copy without tracebacks, if it is an exception, or a list, tuple or dict that may have some."""
+    """`value`, or a copy without tracebacks if it is an exception, or a list, tuple or dict that may contain some."""
     if isinstance(value, BaseException):
         return without_trace(copied(value, _traceless))
     if type(value) is dict:
@@ -134,7 +134,7 @@ def _traceless(value: Any) -> Any:
 
 
 def without_trace(exc: BaseException, cause: BaseException | None = None) -> BaseException:
-    """`exc` without its traceback and its context, and with this cause."""
+    """Removes the traceback and context of `exc`, sets its cause, and returns it."""
     for name, value in (("__traceback__", None), ("__context__", None), ("__cause__", cause)):
         _set(exc, name, value)  # the type's own __setattr__ may refuse
     return exc
@@ -143,9 +143,9 @@ def without_trace(exc: BaseException, cause: BaseException | None = None) -> Bas
 def forget_earlier(exc: BaseException) -> None:
     """Shortens the traceback of an exception that was just caught, if the same object was raised before.
 
-    Python adds each new traceback in front of the older ones, which would grow for ever. The function that catches
-    occurs in each of them. It may also occur in the traceback of a loader inside the dataset: but there the exception
-    was raised by that loader's iterator.
+    Python adds each new traceback in front of the older ones, so it would grow without limit. Every part begins with
+    the function that catches. That function also occurs in the traceback of a loader inside the dataset; there, the
+    frame before it is the one in which that loader's iterator raises.
     """
     first = at = _trace_of(exc)
     while at is not None and (after := at.tb_next) is not None:
@@ -165,9 +165,9 @@ def annotate(exc: BaseException, where: str) -> BaseException:
 
 
 def _body(exc: BaseException, dropped: list[str]) -> bytes:
-    """`exc` pickled in its own way if the copy equals it, else taken apart."""
+    """Pickles `exc` as its class does if the copy equals it, else takes it apart."""
     data, copy = _round_trip(exc)
-    # An __init__ that formats its argument pickles well and comes back with the text formatted twice.
+    # If __init__ formats its argument, pickling succeeds, but the copy has its text formatted twice.
     if type(copy) is type(exc) and all(safe_text(copy, show) == safe_text(exc, show) for show in (str, _args)):
         return data
     return dumps(_ExceptionParts(exc, dropped), override=_by_tag)
@@ -178,7 +178,7 @@ def _args(exc: Any) -> str:
 
 
 def _round_trip(obj: object) -> tuple[bytes, Any]:
-    """The object as bytes, and its copy; no bytes if it cannot be sent."""
+    """The object as bytes, and the copy made from them; b"" if it cannot be sent."""
     try:
         data = dumps(obj, override=_by_tag)
         return data, loads(data)
@@ -248,7 +248,7 @@ def _bare(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
         if base.__module__ != "builtins" or not issubclass(base, BaseException):
             continue
         for given in (args, ()):
-            with suppress(Exception):  # another base lays out the memory, or it wants other arguments
+            with suppress(Exception):  # another base determines the memory layout, or needs other arguments
                 exc = base.__new__(cls, *given)
                 base.__init__(exc, *given)
                 _set(exc, "args", args)
@@ -265,12 +265,12 @@ def type_name(obj: object) -> str:
 
 
 def described(exc: BaseException) -> str:
-    """The type and the message, for a sentence."""
+    """The type and the message, to be quoted in another message."""
     return f"{type(exc).__name__}: {safe_text(exc)}"
 
 
 def safe_text(obj: object, show: Callable[[object], str] = str) -> str:
-    """`str(obj)`, or `repr(obj)`. Nothing that these raise comes out, except a Ctrl-C of the calling process."""
+    """`str(obj)`, or `repr(obj)`. Never raises, except KeyboardInterrupt for a Ctrl-C in the calling process."""
     try:
         return "".join((show(obj),))  # joined: __str__ may return a subclass of str
     except BaseException as exc:

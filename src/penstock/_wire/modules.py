@@ -1,8 +1,8 @@
-"""Which modules a fresh interpreter can import: classes and functions of all others are sent to it by value.
+"""Decides which modules a fresh interpreter can import. Classes and functions of all others are sent by value.
 
 A fresh interpreter has the same `sys.path`, and imports nothing of the program by itself. So it has no `__main__` of
 the program, no `__mp_main__` (the name of a script in a process that multiprocessing has spawned), and no module that
-was made by `exec`, by `runpy`, or from a file that is not on the path. For a name that means another file there, it
+was made by `exec`, by `runpy`, or from a file that is not on the path. If a name leads to another file there, it
 would import the wrong module.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -19,51 +19,41 @@ ABSENT = {b"__main__", b"__mp_main__"}
 """Names of modules that are known not to be importable, as they occur in a pickle."""
 
 
-class ByValue:
-    """For one pickle: has cloudpickle send what is in modules that cannot be imported by value."""
+@contextmanager
+def sent_by_value() -> Iterator[Callable[[Any], None]]:
+    """In the block, cloudpickle sends by value what is in modules that cannot be imported.
 
-    def __init__(self) -> None:
-        self._seen: set[str] = {"__main__"}  # cloudpickle never refers to it
-        self._registered: list[types.ModuleType] = []
+    The function that it yields must be called with each object before the object is pickled.
+    """
+    import cloudpickle
 
-    def look_at(self, part: Any) -> None:
-        """Called with each object before it is pickled."""
+    seen = {"__main__"}  # cloudpickle always sends what is in it by value
+    registered: list[types.ModuleType] = []
+
+    def look_at(part: Any) -> None:
         if issubclass(type(part), type) or isinstance(part, types.FunctionType):
             name = part.__module__
         elif isinstance(part, types.ModuleType):
             name = part.__name__
         else:
             return
-        if isinstance(name, str) and name not in self._seen:
-            self._seen.add(name)
-            module = sys.modules.get(name)
-            if isinstance(module, types.ModuleType) and not is_importable(name):
-                self._register(module)
+        if not isinstance(name, str) or name in seen:
+            return
+        seen.add(name)
+        module = sys.modules.get(name)
+        if isinstance(module, types.ModuleType) and not is_importable(name):
+            own = module.__name__
+            ABSENT.add(own.encode())
+            if own in sys.modules and own not in cloudpickle.list_registry_pickle_by_value():
+                cloudpickle.register_pickle_by_value(module)
+                registered.append(module)
 
-    def _register(self, module: types.ModuleType) -> None:
-        import cloudpickle
-
-        ABSENT.add(module.__name__.encode())
-        if module.__name__ in sys.modules and module.__name__ not in cloudpickle.list_registry_pickle_by_value():
-            cloudpickle.register_pickle_by_value(module)
-            self._registered.append(module)
-
-    def end(self) -> None:
-        import cloudpickle
-
-        for module in self._registered:
+    try:
+        yield look_at
+    finally:
+        for module in registered:
             with suppress(ValueError):  # another thread has done it
                 cloudpickle.unregister_pickle_by_value(module)
-
-
-@contextmanager
-def sent_by_value() -> Iterator[ByValue]:
-    """A `ByValue` for one pickle. What it has registered with cloudpickle is undone at the end."""
-    by_value = ByValue()
-    try:
-        yield by_value
-    finally:
-        by_value.end()
 
 
 def is_importable(name: str) -> bool:
@@ -81,7 +71,7 @@ def is_importable(name: str) -> bool:
     if parent:
         path = getattr(sys.modules.get(parent), "__path__", None)
         if path is None:
-            return True  # made by its parent, which is no package
+            return True  # made by its parent, which is not a package
     found = _find_spec(name, path)
     if found is None or not found.has_location:  # built-in, frozen, or a namespace package
         return found is not None
@@ -90,7 +80,7 @@ def is_importable(name: str) -> bool:
 
 def _find_spec(name: str, path: Any) -> Any:
     for finder in tuple(sys.meta_path):
-        with suppress(Exception):  # a finder of the program
+        with suppress(Exception):  # the program's own finder may raise
             spec = finder.find_spec(name, path, None)
             if spec is not None:
                 return spec

@@ -2,7 +2,7 @@
 
 Two picklers are used. Plain pickle names classes and functions by their module, and is fast. cloudpickle sends
 those that cannot be imported, and all of `__main__`, by value; importing it takes 25 ms, so it is imported late. A
-fresh interpreter cannot import all that this process has: see `modules.py`.
+fresh interpreter cannot import everything that this process has: see `modules.py`.
 
     message   pickler                  arrays                               classes without an importable name
     task      plain, else cloudpickle  inside the pickle                    by value
@@ -17,9 +17,9 @@ Sent by value, such a class arrives as another class: `is`, `isinstance` and `ex
 eight random bytes that both processes map to their own copy of the class. A forked worker inherits the tags, any
 other gets them with its shipment.
 
-An exception type without a tag is sent with its address and by value. A forked worker has the type at the address it
-has in the parent, and the parent looks there first. Refused: tagging all exception types before each fork. A program
-with many libraries has over a thousand of them, and looking at one copies its memory page: 7 ms a worker with MONAI.
+An exception type without a tag is sent with its address and by value. A forked worker has the type where the parent
+has it, so the parent looks there first. Rejected: tagging all exception types before each fork. A program with
+many libraries has over a thousand of them, and touching one copies its memory page: 7 ms per worker with MONAI.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from penstock._system.interrupts import import_whole
 from penstock._wire.modules import sent_by_value
 
 Override = Callable[[Any, Callable[[Any], Any]], Any]
-"""`override(part, otherwise)` says how one object is pickled, as `reducer_override` does.
+"""`override(part, otherwise)` decides how one object is pickled, as `reducer_override` does.
 
 `otherwise(part)` is the pickler's own answer.
 """
@@ -64,8 +64,8 @@ def dumps(
 ) -> bytes:
     """Pickles with plain pickle, or with cloudpickle where plain pickle fails or `by_value` is set.
 
-    The bytes of arrays are appended to `buffers`, if it is given, instead of being part of the pickle. `otherwise` is
-    the override for cloudpickle, if plain pickle has none. `fresh`, with `by_value`: see `dump`.
+    If `buffers` is given, the bytes of arrays are appended to it and are not part of the pickle. `otherwise` is the
+    override for cloudpickle if plain pickle has none. `fresh`, with `by_value`: see `dump`.
     """
     try:
         if buffers is None and override is None and not by_value:
@@ -75,7 +75,7 @@ def dumps(
         guests = buffers is not None
         dump(value, file, override=override, aside=aside, guests=guests, by_value=by_value, fresh=fresh)
         return file.getvalue()
-    except Exception:  # a refusal has many types: PicklingError, AttributeError, TypeError
+    except Exception:  # pickle raises many types: PicklingError, AttributeError, TypeError
         if by_value:
             raise
         if buffers is not None:
@@ -93,9 +93,9 @@ def dump(
     by_value: bool,
     fresh: bool = False,
 ) -> None:
-    """Pickles into a file. `aside` is pickle's `buffer_callback`. `guests`: arrays and guests by their reducers.
+    """Pickles into a file. `aside` is pickle's `buffer_callback`. `guests`: use the reducers of arrays and guests.
 
-    `fresh`: a fresh interpreter reads the pickle. What it cannot import is sent by value.
+    `fresh`: a fresh interpreter reads the pickle, so everything that it cannot import is sent by value.
     """
     make: Any = pickle.Pickler if override is None else _Overridable
     common: Mapping[type, Any] = copyreg.dispatch_table
@@ -112,11 +112,11 @@ def dump(
         pickler.dump(value)
         return
     otherwise = pickler.reducer_override
-    with sent_by_value() if fresh else nullcontext() as modules:
+    with sent_by_value() if fresh else nullcontext() as look_at:
 
         def reduce(part: Any) -> Any:
-            if modules is not None:
-                modules.look_at(part)
+            if look_at is not None:
+                look_at(part)
             return otherwise(part) if override is None else override(part, otherwise)
 
         pickler.reducer_override = reduce
@@ -132,7 +132,7 @@ class _Overridable(pickle.Pickler):
 
 
 class _Meeting(dict[type, Reduce]):
-    """A table of reducers while a guest is not met yet: one of its objects may be in this very pickle."""
+    """A table of reducers that adds those of a guest when the pickle reaches the first object of that guest."""
 
     def __missing__(self, kind: type) -> Reduce:
         if guest_in(kind.__module__) is not None and kind in REDUCERS:
@@ -141,7 +141,7 @@ class _Meeting(dict[type, Reduce]):
 
 
 def _reduce_array(array: NDArray[Any]) -> str | tuple[Any, ...]:
-    """numpy's own reduction, of a copy where the array would otherwise arrive read-only or inside the pickle."""
+    """numpy's own reduction; of a copy if the array would otherwise arrive read-only or inside the pickle."""
     flags = array.flags
     if not (flags.writeable and flags.forc):
         array = array.copy()
@@ -157,9 +157,9 @@ _class_of: weakref.WeakValueDictionary[bytes, type] = weakref.WeakValueDictionar
 
 
 def by_tag(only: frozenset[bytes] | None = None) -> Override:
-    """An `override` that sends classes with a tag, or with a tag that is in `only`, by their tag.
+    """An `override` that sends a class by its tag, if it has one and `only` (if given) contains the tag.
 
-    Without `only`, it sends to a parent: exception types without a tag go by address, if the parent can have them.
+    Without `only`, the receiver is the parent: exception types with neither tag nor importable name go by address.
     """
 
     def override(part: Any, otherwise: Callable[[Any], Any]) -> Any:
@@ -180,7 +180,7 @@ def _tagged(known: bytes) -> type:
 
 
 def tag(cls: type) -> bytes:
-    """The tag under which this process and its workers know `cls`."""
+    """The tag by which this process and its workers know `cls`; a new one if it has none."""
     known = _tag(cls)
     if known is None:
         known = os.urandom(8)  # random, not counted: tags made in two processes never collide
@@ -189,13 +189,13 @@ def tag(cls: type) -> bytes:
 
 
 def _tag(cls: type) -> bytes | None:
-    """The tag of a class, if it leads back to the class: it may have gone to a copy that is dead by now."""
+    """The tag of a class, if the tag still leads back to it: `adopt` may have given the tag to a copy since."""
     known = _tag_of.get(cls)
     return known if known is not None and _class_of.get(known) is cls else None
 
 
 def adopt(tags: Mapping[bytes, type]) -> None:
-    """Learns the tags that came with a shipment."""
+    """Records the tags of these classes, which came with a shipment."""
     for known, cls in tags.items():
         _tag_of[cls] = known
         _class_of[known] = cls
@@ -206,10 +206,10 @@ def _is_nameless_exception(cls: type) -> bool:
 
 
 def _address(cls: type) -> tuple[bytes, bytes]:
-    """Where `cls` is in this process, with its name; and `cls` by value, or nothing if it cannot be sent so."""
+    """The address and name of `cls` in this process; and `cls` by value, or b"" if it cannot be sent by value."""
     place, by_value = _place(cls), b""
     _class_of[place] = cls
-    with suppress(Exception):  # pickling by value may run into anything that the class refers to
+    with suppress(Exception):  # by value, everything that the class refers to is pickled too
         by_value = dumps(cls, by_value=True)
     return place, by_value
 
@@ -219,7 +219,7 @@ def _place(cls: type) -> bytes:
 
 
 def _inherited(place: bytes, by_value: bytes) -> type:
-    """The exception type at the same place in this process, else a new one."""
+    """The exception type with this address and name in this process, or else a new one."""
     found = _class_of.get(place) or next((cls for cls in _exceptions() if _place(cls) == place), None)
     if found is None:
         found = loads(by_value)
@@ -240,7 +240,7 @@ def _exceptions() -> Iterator[type]:
 
 
 def tags_of_main() -> frozenset[bytes]:
-    """Tags the classes of the program. Workers that are forked from now on know them by tag."""
+    """Tags the classes of `__main__`, and returns the tags. Workers that are forked from now on know them."""
     found: set[bytes] = set()
     todo: list[object] = [sys.modules["__main__"]]
     while todo:

@@ -1,12 +1,12 @@
 """The reply: what a worker sends when a task is done, and how the parent reads it.
 
-A reply has a fixed size, and tells of a batch that is in the slab, or in a stray where the slab is too small. How
-both travel is the backend's choice:
+A reply has a fixed size. It describes a batch that is in the slab or, if the slab is too small, in memory of its own,
+a stray. The backend decides how replies and strays are sent:
 
-- Processes on one machine share the slabs. Replies go through one pipe that all workers share: writing so few bytes
-  is atomic, even if the writer is killed. A stray is a memfd that the worker sends through a socket, before the reply
-  that refers to it. The parent maps the memfd and closes the descriptor; the memory is unmapped with the last array
-  of the batch.
+- Processes on one machine share the slabs. Replies go through one pipe that all workers share: a write of so few
+  bytes is atomic, even if the writer is killed. A stray is a memfd that the worker sends through a socket, before the
+  reply that refers to it. The parent maps the memfd and closes the descriptor; the memory is unmapped with the last
+  array of the batch.
 - A worker on another machine sends the reply, the used part of its slab, and its strays, over one connection.
 """
 
@@ -37,13 +37,13 @@ from penstock._wire.task import Bundle, Ended, Failed, Filled, Mended
 
 _FILLED, _FAILED, _ENDED, _BUNDLE = range(4)  # verdicts
 
-# A worker whose batches never look alike sends the layout of each, and neither side remembers it.
+# A worker with more layouts sends each further one with every batch, and neither side remembers it.
 _MOST_LAYOUTS = 64
 _UNNUMBERED = -1
 
-# seq, worker, verdict; size of the stray that holds the batch, or 0 for the slab; where the batch's piece of the slab
-# begins; rows; number of the worker's layout; bytes used; nanoseconds taken; where in the piece the trailer begins,
-# and its length. The trailer of a bundle holds one reply for each of its steps.
+# seq, worker, verdict; size of the stray that holds the batch, or 0 for the slab; start of the batch's piece of the
+# slab; rows; number of the worker's layout; bytes used; nanoseconds taken; start of the trailer in the piece, and its
+# length. The trailer of a bundle holds one reply for each of its steps.
 REPLY = struct.Struct("<11q")
 _STRAY = struct.Struct("<2q")  # seq, worker
 _FD = struct.Struct("i")
@@ -52,7 +52,7 @@ _NO_STEP = -1  # the seq of a reply that only wakes the parent
 WAKE = REPLY.pack(_NO_STEP, *[0] * 10)
 
 _UNPICKLABLE = (
-    "It is in a batch. A worker process sends the arrays of a batch in shared memory, and pickles everything else. "
+    "The object is part of a batch. A worker process sends arrays in shared memory, and pickles everything else. "
     "Let collate_fn return objects that can be pickled, which locks, open files and generators cannot; or use "
     'num_workers=0, or backend="thread" with penstock.DataLoader.'
 )
@@ -60,13 +60,13 @@ _UNPICKLABLE = (
 _by_tag = by_tag()
 
 Head = tuple[int, int, int]
-"""How a reply begins: the seq, where the batch's piece of the slab begins, and the nanosecond when the work began."""
+"""How a reply begins: the seq, the start of the batch's piece of the slab, and the time in ns when work began."""
 
 
 class Trailer(NamedTuple):
-    """Everything of a batch that is not an array in the slab.
+    """Everything in a batch that is not an array in the slab.
 
-    `layout` is None if the parent has it already. `rest` are the pickled leaves, and `buffers` the start and length
+    `layout` is None if the parent has it already. `rest` holds the pickled leaves, and `buffers` the start and length
     of each array inside them.
     """
 
@@ -78,7 +78,7 @@ class Trailer(NamedTuple):
 
 
 MakeStray = Callable[[int, int], AbstractContextManager[Writer]]
-"""`make_stray(seq, nbytes)` is a writer on new memory, which is sent when the block ends, unless it was too small."""
+"""`with make_stray(seq, nbytes)` gives a writer on new memory, which is sent at the end unless it was too small."""
 
 
 class Replier:
@@ -93,9 +93,9 @@ class Replier:
         self, head: Head, tree: object, rows: int, writer: Writer, mended: Mended | None, mark: bytes | None
     ) -> bytes:
         written = self._write_batch(tree, writer, mended, mark)
-        # Repeated where the trailer for the slab had no layout, and the trailer for the stray needs one.
+        # Repeated if the trailer for the slab had no layout, and the larger trailer for the stray needs one.
         while writer.overflow:
-            # `used` went on counting what did not fit; where it counted twice, the memory is sparse.
+            # `used` includes what did not fit. Some may be counted twice, which costs nothing: the memory is sparse.
             with self._stray(head[0], writer.used) as writer:
                 written = self._write_batch(tree, writer, mended, mark)
         return self._reply(head, _FILLED, rows, writer, *written)
@@ -114,7 +114,7 @@ class Replier:
         return self._reply(head, verdict, 0, writer, _UNNUMBERED, *written)
 
     def bundle(self, seq: int, replies: list[bytes], table: int, writer: Writer, began: int) -> bytes:
-        """One reply for all of these, which are put into the slab at `table`."""
+        """One reply for a bundle. The replies for its steps are put into the slab at `table`."""
         joined = np.frombuffer(b"".join(replies), np.uint8)
         writer.root[table : table + len(joined)] = joined
         return self._reply((seq, 0, began), _BUNDLE, 0, writer, _UNNUMBERED, table, len(joined))
@@ -130,7 +130,7 @@ class Replier:
     def _write_batch(
         self, tree: object, writer: Writer, mended: Mended | None, mark: bytes | None
     ) -> tuple[int, int, int]:
-        """Writes the batch. Returns the number of its layout, where the trailer begins, and its length."""
+        """Writes the batch. Returns the number of its layout, and the start and length of the trailer."""
         spec, places, rest = writer.place(tree)
         number = self._numbers.get((spec, places), _UNNUMBERED)
         if not rest and number != _UNNUMBERED and mended is None and mark is None:
@@ -151,7 +151,7 @@ class Replier:
 
 
 def _put(writer: Writer, data: bytes) -> tuple[int, int]:
-    """Writes bytes. Returns where they begin, and their length."""
+    """Writes bytes. Returns their start and length."""
     start = writer.reserve(len(data))
     if start is None:
         return -1, len(data)
@@ -160,49 +160,43 @@ def _put(writer: Writer, data: bytes) -> tuple[int, int]:
 
 
 def used_bytes(reply: bytes) -> int:
-    """How much of the slab, from its beginning, a reply tells of. It may be more than the slab has."""
+    """The number of bytes, from the start of the slab, that a reply refers to. It may exceed the slab."""
     _, _, _, stray, base, _, _, nbytes, *_ = REPLY.unpack(reply)
     return 0 if stray else base + nbytes
 
 
 def may_teach(reply: bytes) -> bool:
-    """Whether a reply may have layouts that later replies of its worker refer to by number."""
+    """True if a reply may contain layouts that later replies of its worker refer to by number."""
     _, _, verdict, *_, length = REPLY.unpack(reply)
     return length > 0 and verdict in (_FILLED, _BUNDLE)
 
 
-class StrayFiles:
-    """In a worker process: makes strays as memfds, and sends them through a socket."""
-
-    def __init__(self, worker: int, strays: socket.socket) -> None:
-        self._worker = worker
-        self._strays = strays
-
-    @contextmanager
-    def make(self, seq: int, nbytes: int) -> Iterator[Writer]:
-        fd = os.memfd_create("penstock-stray", os.MFD_CLOEXEC)
-        try:
-            grow(fd, nbytes)
-            writer = Writer(np.frombuffer(mapped(fd, nbytes), np.uint8), is_stray=True)
-            yield writer
-            if not writer.overflow:
-                socket.send_fds(self._strays, [_STRAY.pack(seq, self._worker)], [fd])
-        finally:
-            os.close(fd)
+@contextmanager
+def memfd_stray(worker: int, strays: socket.socket, seq: int, nbytes: int) -> Iterator[Writer]:
+    """In a worker process: makes a stray as a memfd, and sends it through the socket. See `MakeStray`."""
+    fd = os.memfd_create("penstock-stray", os.MFD_CLOEXEC)
+    try:
+        grow(fd, nbytes)
+        writer = Writer(np.frombuffer(mapped(fd, nbytes), np.uint8), is_stray=True)
+        yield writer
+        if not writer.overflow:
+            socket.send_fds(strays, [_STRAY.pack(seq, worker)], [fd])
+    finally:
+        os.close(fd)
 
 
 class StrayReceiver(Protocol):
-    """Where the parent finds the strays that replies tell of."""
+    """Gives the parent the strays that replies refer to."""
 
     def take(self, seq: int, worker: int, size: int) -> NDArray[np.uint8]:
-        """The memory of the stray that belongs to a reply, which was sent after it."""
+        """The memory of the stray that was sent before this reply."""
 
     def forget(self, worker: int) -> None:
-        """Drops the strays of a worker that is gone, and whose replies were all read: no reply tells of them."""
+        """Drops the strays of a worker that is gone. All its replies were read, so none refers to them."""
 
 
 class SocketStrays:
-    """In the parent: strays that were received, and not yet taken by the reply that they belong to."""
+    """In the parent: strays that were received, and not yet taken for the reply that refers to them."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -211,14 +205,14 @@ class SocketStrays:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the strays whose batches are still used, and of those that no reply has told of yet."""
+        """Bytes of the strays whose batches are still in use, and of those whose reply was not read yet."""
         waiting = sum(size for _, size in tuple(self._received.values()))
         return waiting + sum(root.nbytes for root in self._used)
 
     def receive(self) -> None:
-        """Receives all that were sent, without waiting.
+        """Receives all strays that were sent, without waiting.
 
-        Also those whose replies are still to come: else a worker might wait for room in the socket.
+        This includes strays whose replies are still to come: otherwise a worker might wait for room in the socket.
         """
         with (
             interrupts_deferred(),
@@ -252,13 +246,13 @@ class SocketStrays:
             self._close(key)
 
     def close(self) -> None:
-        """Closes all that were not taken. An interrupted call can be repeated."""
+        """Closes all strays that were not taken. An interrupted call can be repeated."""
         while self._received:
             self._close(next(iter(self._received)))
 
     def _close(self, key: tuple[int, int]) -> None:
         with no_fork():
-            close(self._received.pop(key)[0])  # removed first: closed twice, the number may be another file's
+            close(self._received.pop(key)[0])  # removed first: if closed twice, the number may be another file's
 
 
 class Receiver:
@@ -273,7 +267,7 @@ class Receiver:
     def read(
         self, data: bytes, root_of: Callable[[int], NDArray[np.uint8]]
     ) -> list[Filled | Failed | Bundle | Ended]:
-        """The outcomes that replies tell of. `root_of(seq)` is called once for each, and gives the task's slab."""
+        """The outcomes that these replies describe. `root_of(seq)`, called once for each, returns the task's slab."""
         outcomes = []  # by a loop: a comprehension is a function call, 0.2 µs, up to Python 3.11
         for reply in REPLY.iter_unpack(data):
             if reply[0] != _NO_STEP:
@@ -301,9 +295,9 @@ class Receiver:
             return Failed(seq, worker, restore(failure), mark)
         try:
             trailer: Trailer = loads(data)
-        except Exception as error:  # of a user's class that is part of the batch's structure
+        except Exception as error:  # raised by a user's class that is part of the batch's structure
             # Remembered, because the worker does not send this layout again.
-            note = f"It was received from {self._names[worker]}."
+            note = f"The batch came from {self._names[worker]}."
             refused = self._layouts[worker, number] = caught(error, note)
             return Filled(seq, worker, rows, nbytes, took * 1e-9, root, (refused, None))
         layout = trailer.layout or self._layouts[worker, number]
@@ -315,7 +309,7 @@ class Receiver:
         return Filled(seq, worker, rows, nbytes, took * 1e-9, root, (layout, trailer), mended, trailer.mark)
 
     def open(self, filled: Filled) -> object:
-        """The batch: its arrays are views of the slab. Raises what the user's classes in it raise."""
+        """The batch, whose arrays are views of the slab. Raises what the user's classes in it raise."""
         (layout, trailer), root = filled.held, filled.root
         if isinstance(layout, BaseException):
             raise copied(layout)
@@ -326,6 +320,6 @@ class Receiver:
         return layout.open(root, rest)
 
     def forget(self, worker: int) -> None:
-        """The worker is gone, and sends no more replies."""
+        """Forgets a worker that is gone and sends no more replies."""
         self._strays.forget(worker)
         self._layouts = {key: layout for key, layout in self._layouts.items() if key[0] != worker}

@@ -36,11 +36,11 @@ _IN_BAND = 1024  # bytes: a smaller buffer is copied faster than it is looked up
 
 
 def pack(payload: object, descriptors: list[int] | None) -> int:
-    """Pickles `payload` into a new shipment, and returns its descriptor. Workers keep what they have mapped.
+    """Pickles `payload` into a new shipment; returns its descriptor, which may be closed once workers have mapped it.
 
-    Locks, queues, pipes and shared memory of multiprocessing stay shared. Workers must inherit the descriptors that
-    are added to `descriptors`, under the same numbers; None stands for workers on other machines, to which nothing of
-    the kind can be sent. UnshippableDataset names the part that cannot be pickled.
+    Locks, queues, pipes and shared memory of multiprocessing stay shared: workers must inherit the descriptors that
+    are added to `descriptors`, under the same numbers. `descriptors=None`: workers are on other machines, where such
+    objects cannot be sent. Raises UnshippableDataset, which names the part that cannot be pickled.
     """
     fd = open_memfd("penstock-shipment")
     try:
@@ -54,12 +54,12 @@ def pack(payload: object, descriptors: list[int] | None) -> int:
 
 
 def unpack(fd: int) -> Any:
-    """The payload. Its arrays are views of a private mapping of the shipment."""
+    """Returns the payload. Its arrays are views of a private mapping of the shipment."""
     return unpack_from(memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)))
 
 
 def unpack_from(view: memoryview) -> Any:
-    """The payload of a shipment that was copied to this memory. Its arrays are views of it."""
+    """Returns the payload of a shipment that was copied to this memory. Its arrays are views of the memory."""
     (table,) = _HEAD.unpack_from(view)
     buffers = [view[start:end] for start, end in loads(view[table:])]
     payload, tags = loads(view[_HEAD.size :], buffers=buffers)
@@ -116,7 +116,7 @@ def _dump(obj: object, file: Any, buffers: list[pickle.PickleBuffer], tags: dict
     dump(obj, file, override=override, aside=set_aside, by_value=True, fresh=True)
 
 
-# What multiprocessing shares: an object that it pickles only for a process that is being started
+# Objects that multiprocessing shares: it pickles them only for a process that is being started
 
 
 def _reduce_shared(part: Any) -> Any:
@@ -126,7 +126,7 @@ def _reduce_shared(part: Any) -> Any:
 
     reduce: Any = ForkingPickler._extra_reducers.get(type(part))  # type: ignore[attr-defined]
     where = getattr(reduce, "__module__", "")
-    # Those in `reduction` are for methods and the like. An attribute tells whether an object of ctypes is shared.
+    # Reducers in `reduction` are for methods and the like. A ctypes object is shared if it has this attribute.
     if not where.startswith("multiprocessing.") or where == "multiprocessing.reduction":
         return None
     if where == "multiprocessing.sharedctypes" and not hasattr(part, "_wrapper"):
@@ -137,7 +137,7 @@ def _reduce_shared(part: Any) -> Any:
 
 
 def _stays_here() -> bool:
-    """True while what is pickled is for processes of this machine."""
+    """True while pickling for processes on this machine."""
     import_whole("multiprocessing.context")
     from multiprocessing import context
 
@@ -146,7 +146,7 @@ def _stays_here() -> bool:
 
 @contextmanager
 def _passing_on(descriptors: list[int]) -> Iterator[None]:
-    """In the block, multiprocessing takes this thread to be starting a process that inherits `descriptors`."""
+    """In the block, multiprocessing acts as if this thread were starting a process that inherits `descriptors`."""
     import_whole("multiprocessing.context")
     from multiprocessing import context
 
@@ -169,7 +169,7 @@ class _InheritedDescriptor:
 
 
 class _ShippingPopen:
-    """What multiprocessing asks of a process that is being started, on behalf of the objects that it pickles."""
+    """Takes the place of a process that multiprocessing starts: pickled objects give it their descriptors."""
 
     DupFd = _InheritedDescriptor
 
@@ -211,10 +211,10 @@ def _reduce_array(array: np.ndarray[Any, Any], files: dict[int, _MappedFile]) ->
 
 
 class _MappedFile:
-    """A file that the parent has mapped; what is unpickled from it is the same range as a uint8 memmap.
+    """A file that the parent has mapped. It is unpickled as a uint8 memmap of the same range.
 
-    All views of one map travel with one of these: a map holds a file descriptor, and a list of 10,000 rows must not
-    need 10,000 of them. Unless `is_named`, the file may not hold what the array shows: then the data travels.
+    All views of one map share one of these: a map holds a file descriptor, and a list of 10,000 rows must not need
+    10,000 of them. If `is_named` is False, the file may not hold what the array shows, so the data itself is sent.
     """
 
     def __init__(self, root: Any) -> None:
@@ -231,7 +231,7 @@ class _MappedFile:
 
 
 def _memmap_below(array: np.ndarray[Any, Any]) -> Any:
-    """The memmap that `array` is or looks into, if any."""
+    """The memmap that `array` is, or is a view of; None if there is none."""
     below: Any = array
     while isinstance(below, np.ndarray):
         if isinstance(getattr(below, "_mmap", None), mmap.mmap):
@@ -241,14 +241,14 @@ def _memmap_below(array: np.ndarray[Any, Any]) -> Any:
 
 
 def _is_mapped_at(filename: str, address: int) -> bool:
-    """Whether the file of that name is, still, the one that is mapped at `address`."""
+    """True if the file of this name is still the one that is mapped at `address`."""
     with suppress(OSError), open("/proc/self/maps", "rb") as maps:
         named = os.stat(filename)
         for line in maps:
             bounds, _, _, _, inode, *path = line.split(maxsplit=5)
             low, high = (int(bound, 16) for bound in bounds.split(b"-"))
             if low <= address < high:
-                # The path decides where a file system shows another inode number here (overlayfs).
+                # The path decides if the file system shows another inode number here (overlayfs).
                 mapped = os.fsdecode(path[0].rstrip(b"\n")) if path else ""
                 return int(inode) == named.st_ino or mapped == os.path.realpath(filename)
     return False
@@ -264,7 +264,7 @@ def _view(file: Any, offset: int, kind: type, dtype: Any, shape: Any, strides: A
     return array
 
 
-# What cannot be sent: looked for only after the failure, by trying the parts one by one
+# The part that cannot be sent: searched for only after a failure, by trying the parts one by one
 
 
 _ON_THIS_MACHINE = (
@@ -275,7 +275,7 @@ _ELSEWHERE = "Workers on other machines", "."
 
 
 def _unshippable(payload: object) -> UnshippableDataset | None:
-    """Names the innermost part that cannot be pickled. None if it is pickled now, or fails only as a whole."""
+    """The error that names the innermost part that cannot be pickled. None if the payload can be pickled now."""
     why = _ON_THIS_MACHINE if _stays_here() else _ELSEWHERE
     path, culprit, reason, above = "", None, None, set()
     parts: list[tuple[str, object]] = [("", payload)]
@@ -295,7 +295,7 @@ def _unshippable(payload: object) -> UnshippableDataset | None:
 
 
 def _first_refused(parts: list[tuple[str, object]]) -> tuple[str, object, Exception] | None:
-    """By halving: a list of a million samples is not tried a million times."""
+    """The first part that cannot be pickled, found by halving: a million samples do not need a million tries."""
     while len(parts) > 1:
         half = parts[: len(parts) // 2]
         refused = _refusal([part for _, part in half]) is not None
@@ -315,7 +315,7 @@ def _refusal(obj: object) -> Exception | None:
 
 
 def _parts(obj: Any, at_root: bool) -> Iterator[tuple[str, object]]:
-    """What `obj` is pickled from, each part with its step in the path. The root's keys are bare names."""
+    """The parts that `obj` is pickled from, each with its step in the path. The root's keys are bare names."""
     if isinstance(obj, dict):
         for key, value in obj.items():
             yield str(key) if at_root else f"[{key!r}]", value

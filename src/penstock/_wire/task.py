@@ -1,4 +1,4 @@
-"""A task: one step of the plan, or several, on its way to a worker; its outcome; and the mark that travels with it.
+"""Tasks for workers, and their outcomes. A task is one step of a plan, or several.
 
 The parent writes the keys of a task to the beginning of its slab, and a notice of fixed size onto the board. A worker
 reads the notice, and makes the task from both. Tasks and outcomes are named tuples because one is made for every
@@ -14,20 +14,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock._wire.failure import described, safe_text
+from penstock._wire.failure import safe_text
 from penstock._wire.modules import ABSENT
 from penstock._wire.pickling import dumps, loads
-from penstock.errors import StateError
 
 # The largest number of steps in one task.
 MOST_STEPS = 32
 
 
 class Task(NamedTuple):
-    """`seq` is unique in the life of an engine; `run` is unique in the life of a loader, one for each `iter()`.
+    """One or more steps for a worker. `seq` is unique in an engine; `run`, one for each `iter()`, in a loader.
 
-    The feed that drew `keys` knows what they are. Short steps travel several in one task (a bundle): `steps` equal
-    shares of `keys`.
+    The feed that drew `keys` knows what they are. Several short steps may travel in one task (a bundle): then `keys`
+    has `steps` equal shares.
 
     `mark` is the position of the sampler or stream after this step, if it has a state. It stays in the calling
     process, or comes from the worker that reads the stream.
@@ -51,10 +50,10 @@ class Task(NamedTuple):
 
 
 class Opening(NamedTuple):
-    """The keys of a task at which a worker may have to open a stream, in the place of `size` alone.
+    """Takes the place of a task's keys, which are `size` alone, if the worker may have to open the stream first.
 
-    The stream continues from `mark`, or begins if there is none. A worker that has read the run number `after` to its
-    end holds the stream in that state already.
+    The stream continues from `mark`, or begins if there is none. If a worker has read the run number `after` to its
+    end, its stream is in that state already.
     """
 
     size: int
@@ -63,7 +62,7 @@ class Opening(NamedTuple):
 
 
 class Raised(NamedTuple):
-    """In the place of a task's keys: the error that the sampler or stream raised when it was asked for them."""
+    """Takes the place of a task's keys: the error that the sampler or stream raised instead."""
 
     error: BaseException
 
@@ -82,7 +81,7 @@ class Mended(NamedTuple):
 
 
 class Notice(NamedTuple):
-    """A task as it stands on the board: everything but its keys."""
+    """A task as it is written to the board: everything except its keys."""
 
     seq: int
     run: int
@@ -90,7 +89,7 @@ class Notice(NamedTuple):
     step: int
     keys: int  # length in bytes; negative if the keys are pickled
     steps: int
-    updates: int  # the length of the log that a worker applies first
+    updates: int  # the length of the log that the worker must apply first
     extent: int
     length: int
     start: int
@@ -182,26 +181,3 @@ class Ended(NamedTuple):
     seq: int
     worker: int
     mark: bytes | None = None
-
-
-encode_mark = dumps
-"""A mark, the position of a sampler or stream after a step, as bytes.
-
-A mark that cannot be taken travels as the StateError that says why, and does not fail the step, since the caller may
-never ask for a state.
-"""
-
-
-def decode_mark(data: bytes) -> Any:
-    """The mark. Raises the StateError that was encoded in its place, and any error of unpickling as a StateError."""
-    try:
-        found = loads(data)
-    except Exception as error:
-        why = f"the state that a worker sent cannot be unpickled here ({described(error)})."
-        raise StateError(f"The loader has no state now: {why}") from error
-    if isinstance(found, StateError):
-        try:
-            raise found
-        finally:
-            del found  # its traceback holds this frame, which must not hold it in turn
-    return found

@@ -27,9 +27,9 @@ class Setting(dict[str, Any]):
 
 
 def encode(change: Change, known: frozenset[bytes] = frozenset(), *, fresh: bool = True) -> bytes:
-    """The change as bytes. Classes with a tag in `known`, those of `__main__` that forked workers have, go by tag.
+    """The change as bytes. Classes whose tag is in `known` (of `__main__`, and in forked workers) go by tag.
 
-    All other classes without an importable name go by value, and arrive as other classes. `fresh`: workers were not
+    All other classes without an importable name go by value, and arrive as new classes. `fresh`: workers were not
     forked from this process, and have only what they can import.
     """
     return dumps(change, override=by_tag(known), by_value=True, fresh=fresh)

@@ -1,1 +1,1 @@
-"""Inside a worker: a task comes in, its samples are fetched, collated into the slab, reported."""
+"""Inside a worker: fetches the samples of a task, and collates them into the slab."""

@@ -1,4 +1,4 @@
-"""The worker's half of a feed. Each feed has its own (`_feed/`)."""
+"""The worker's half of a feed. Each feed (`_feed/`) has its own subclass."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Fetch:
-    """Gets the samples of a task. `mark` is where a stream with a state is, after the task that was last begun."""
+    """Fetches the samples of a task. `mark` is the position of a stream with a state after the latest task."""
 
     mark: bytes | None = None
 
@@ -26,31 +26,31 @@ class Fetch:
         self.look_up()
 
     def look_up(self) -> None:
-        """Finds the methods of the dataset: at the beginning, and whenever the dataset was changed."""
+        """Looks up the methods of the dataset. Called at the start, and after every change of the dataset."""
 
     def gather(self, task: Task, empty: Empty) -> tuple[object, int] | None:
-        """The whole batch and its number of rows, if the dataset can make it at once."""
+        """The whole batch and its number of rows; None if the dataset cannot make a batch in one call."""
         return None
 
     def samples(self, task: Task) -> tuple[Sequence[Any], Mended | None] | None:
-        """The samples, one for each row, and which failed; None at the end of a stream."""
+        """The samples, one for each row, and those that failed; None at the end of a stream."""
         raise NotImplementedError
 
     def counts(self, task: Task) -> bool:
-        """If ranks end together: True if the task, whose batch is made, is a step of the epoch of every rank.
+        """True if every rank has a batch for the task's step; if not, the stream has ended.
 
-        If it is not, the stream has ended.
+        Called after the task's batch is made, if all ranks must have the same number of steps.
         """
         return True
 
-    # How samples are named needs the task, and nothing of this object.
+    # Static, because the names of samples depend only on the task.
 
     @staticmethod
     def names(job: Job, task: Task) -> Sequence[Any]:
-        """The key of each row, if rows have keys."""
+        """The key of each row; empty if rows have no keys."""
         return ()
 
     @staticmethod
     def key(job: Job, task: Task, item: Any, row: int) -> Any:
-        """What names the sample of a row that was made from `item`."""
+        """The name of the sample in this row, which was made from `item`."""
         return item

@@ -1,4 +1,4 @@
-"""What a worker is doing: the task and the sample at work. Random numbers and the words of errors follow from it."""
+"""The task and sample that a worker is processing. Random numbers and error messages depend on them."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from penstock._work.generators import Generators
     from penstock._work.job import Job
 
-# A loop over samples: the keys, the iterator over them, and their rows. How much is left of the iterator tells which
-# sample is at work, at no cost until somebody asks.
+# A loop over samples: the keys, the iterator over them, and their rows. The number of keys that the iterator has left
+# tells which sample is the current one, and costs nothing until it is needed.
 KeyLoop = tuple[Sequence[Any], Any, Sequence[int]]
 
 
 class Focus(Source):
-    """The task, and the sample of it, that a worker is at. `who` names the worker in errors.
+    """The task, and its sample, that a worker is processing. `who` names the worker in errors.
 
-    `loop` is set by what fetches samples one by one. `notes` are about the error that the task fails with: they are
+    `loop` is set while samples are fetched one by one. `notes` are for the error that the task fails with. They are
     not added to the error itself, which is the user's object.
     """
 
     task: Task
-    alone = False  # this process is this worker, and nothing else
+    alone = False  # the worker has a process of its own
 
     def __init__(self, job: Job, who: str, generators: Generators) -> None:
         assert job.fetch is not None
@@ -45,14 +45,14 @@ class Focus(Source):
         self._who, self._generators = who, generators
 
     def begin(self, task: Task, gauge: Gauge | NoGauge) -> None:
-        """Another task begins."""
+        """Starts another task."""
         self.task, self.gauge = task, gauge
-        # What is being done, and to which keys: put into words only when it fails.
+        # The current operation and its keys. They become text only if the operation fails.
         self._at, self._keys = "", None
         if self.notes:
             self.notes.clear()
         self.loop = self.part = None
-        # A loop over `each` that was left before its end: by an error, which names its sample.
+        # A loop over `each` that was left early, by an error: the error names the loop's current sample.
         self._left: KeyLoop | None = None
         number = self._drawing = task.step * self._world + self._rank  # as `job.number`, without a call
         if self.rngs:
@@ -63,7 +63,7 @@ class Focus(Source):
     # Random numbers.
 
     def draw_for(self, number: int) -> None:
-        """In the middle of a task: from here on random numbers are those of the step with this number."""
+        """Switches to the random numbers of the step with this number, in the middle of a task."""
         self._drawing = number
         self.rngs.clear()
         if self._generators.may_seed:
@@ -91,11 +91,11 @@ class Focus(Source):
         return self.gauge.cache
 
     def names(self) -> Sequence[Any]:
-        """The key of each row, if rows have keys."""
+        """The key of each row; empty if rows have no keys."""
         return self.naming.names(self.job, self.task)
 
     def sample(self) -> tuple[Any, int]:
-        """What the sample at work is made from, and its row."""
+        """The item that the current sample is made from, and its row."""
         assert self.loop is not None
         return _now(self.loop)
 
@@ -103,7 +103,7 @@ class Focus(Source):
         """See `penstock.each`."""
         names = self.names()  # a Subset asks its dataset for other keys
         rows = range(len(names)) if self.part is None else self.part
-        # Within a sample, or if a dataset asks another for more or fewer, the keys are not the samples of the step.
+        # Inside of a sample, or if the numbers differ, these keys are not the samples of the step.
         if self.loop is not None or len(keys) != len(rows):
             yield from keys
             return
@@ -114,32 +114,32 @@ class Focus(Source):
         try:
             for key, _ in zip(keys, left, strict=True):
                 yield key
-        except GeneratorExit:  # the loop was left
+        except GeneratorExit:  # the loop was left early
             self._left = loop
             raise
         finally:
-            if self.loop is loop:  # an error may keep this generator until another sample is at work
+            if self.loop is loop:  # an error may keep this generator alive until another loop has begun
                 self.loop = None
 
     def rows_asked_for(self) -> Sequence[int]:
-        """All of the step, or those that `among` has chosen."""
+        """All rows of the step, or those that `among` has chosen."""
         return range(len(self.names())) if self.part is None else self.part
 
     # For error messages.
 
     def doing(self, at: str, keys: Any) -> None:
-        """What is done from here on, and to which keys."""
+        """Records the current operation and its keys, for errors."""
         self._at, self._keys = at, keys
 
     def name_sample(self) -> None:
-        """For an error: says which sample it came from, if samples are fetched one by one."""
+        """Records that an error came from the current sample, if samples are fetched one by one."""
         loop = self.loop or self._left
         if loop is not None:
             key, row = _now(loop)
             self.doing(f"sample {safe_text(key, repr)} (row {row}), ", None)
 
     def name_rows(self, error: Exception, mended: Mended | None = None) -> None:
-        """Notes for an error about rows (see CollateError) which samples they are, if samples have keys."""
+        """Adds a note that names the samples in the rows of an error (see CollateError), if samples have keys."""
         keys = self.names() if mended is None else mended.keys
         rows = [row for row in dict_of(error).get("rows", ()) if row < len(keys)]
         if not self.job.batched and keys:
@@ -149,13 +149,13 @@ class Focus(Source):
             self.notes.append(f"{named}{', ...' if len(rows) > 8 else ''}.")
 
     def where(self) -> str:
-        """Which sample of which step is at work, and in which worker: for an error that just came out."""
+        """The note for an error that was just caught: the operation or sample, the step and the worker."""
         keys = "" if self._keys is None else f"{shorten(self._keys)}, "
         return f"In {self._at}{keys}step {self.task.step} of epoch {self.task.epoch}, in {self._who}."
 
 
 def _now(loop: KeyLoop) -> tuple[Any, int]:
-    """The key at work, and its row."""
+    """The current key and its row."""
     keys, left, rows = loop
     at = len(keys) - left.__length_hint__() - 1
     return keys[at], rows[at]

@@ -24,19 +24,19 @@ class Generators:
         return self._seed_step is not None
 
     def allow(self) -> None:
-        """From here on the worker may seed them."""
+        """Allows the worker to seed the generators from now on."""
         import_whole("penstock._work.seeding")
         from penstock._work.seeding import Borrowed, seed_step  # late: see InlineBackend
 
         self._seed_step, self._borrow = seed_step, Borrowed
 
     def seed(self, epoch: int, number: int) -> int:
-        """Sets them for the step with this number among those of all ranks, and returns their seed."""
+        """Seeds the generators for a step, whose number counts the steps of all ranks. Returns the seed."""
         assert self._seed_step is not None
         return self._seed_step(self._seed, epoch, number)
 
     def borrowed(self, epoch: int, number: int) -> Loan:
-        """In the caller's own process: sets them for the step, and puts them back afterwards (see `with_loan`)."""
+        """A loan of the caller's generators (see `with_loan`): seeded for the step, and restored afterwards."""
         if self._borrow is None:
             self.allow()
         assert self._borrow is not None

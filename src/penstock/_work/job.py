@@ -1,4 +1,4 @@
-"""The job of a crew, and what every worker has that runs its tasks."""
+"""The job of a crew of workers, and the interface of its task runners."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ if TYPE_CHECKING:
 
 
 class TaskRunner(Protocol):
-    """Does the tasks of one worker, one after the other. This is all that a backend knows of it."""
+    """Runs the tasks of one worker, one after the other. A backend uses only these methods."""
 
     def begin(self, seat: int, *, alone: bool) -> None:
         """Prepares the worker for its first task. `alone`: this process is this worker, and nothing else."""
 
     def change(self, changes: Iterable[Change]) -> None:
-        """Makes changes of the dataset. If one fails, every later task fails with its error."""
+        """Applies changes to the dataset. If one fails, every later task fails with its error."""
 
     def run(self, task: Task, writer: Writer, gauge: Gauge | NoGauge) -> Done | AtEnd | Errored:
         """Makes the batch of a task. Its arrays are in the writer's slab if penstock collates it.
 
-        An exception that comes out is not the task's error: it ends the worker.
+        An exception that `run` raises is not the task's error: it ends the worker.
         """
 
     def failed(self, error: BaseException, task: Task, mark: bytes | None) -> Errored:
-        """The outcome of the task that was run last, if its batch could not be sent."""
+        """The outcome of the latest task if its batch could not be sent."""
 
     def capture(self, errored: Errored) -> bytes:
-        """The error as it travels to the caller: see `restore`."""
+        """The error as bytes, which `restore` reads in the caller's process."""
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Job:
-    """What each worker of a crew has from its start: everything that is the same for all steps."""
+    """Everything that is the same for all steps. Each worker of a crew gets it at the start."""
 
     dataset: Any
     fetch: type[Fetch] | None  # the worker's half of the feed; None if the runner fetches by itself
@@ -57,11 +57,11 @@ class Job:
     on_error: str = "raise"
     order: Order | None = None  # replacements are drawn from it; None: from the step itself
     cast: Cast | None = None  # how the numbers in a batch are converted
-    make_runner: Callable[[Job, str], TaskRunner] | None = None  # for workers that run tasks in another way
-    assigned: bool = False  # each task is for one worker, and not for the first that is free
+    make_runner: Callable[[Job, str], TaskRunner] | None = None  # makes a runner of another class than `Runner`
+    assigned: bool = False  # each task is for one certain worker, not for the first free one
     log: UpdateLog = field(default_factory=UpdateLog)
 
     def number(self, step: int) -> int:
-        """The step's number among those of all ranks: ranks at the same step draw different numbers."""
+        """The step's number among the steps of all ranks, so that each rank draws other random numbers."""
         rank, world = self.shard
         return step * world + rank

@@ -1,6 +1,6 @@
-"""What became of a task: the value that a runner returns.
+"""The possible outcomes of a task, which a runner returns.
 
-Each has a mark, if the task read a stream with a state: where the stream is after the task, even if the task failed.
+`mark` is the position of the stream after the task, even if the task failed; None if no stream with a state was read.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from penstock._wire.task import Mended
 
 
 class Done(NamedTuple):
-    """The batch is made from `rows` samples; `mended` tells of those that failed and were left out or replaced."""
+    """The batch was made from `rows` samples. `mended` lists those that failed and were left out or replaced."""
 
     batch: object
     rows: int
@@ -26,7 +26,7 @@ class AtEnd(NamedTuple):
 
 
 class Errored(NamedTuple):
-    """The task failed. `where` says at which sample of which step, and `notes` what else the error's reader needs.
+    """The task failed. `where` names the step and the sample, and `notes` add what else the user should know.
 
     Both are kept beside the error, because it is the user's object.
     """

@@ -1,4 +1,4 @@
-"""The file of a sample, where a dataset has a list of them: people know their samples by path, not by number."""
+"""Finds the file of a sample, if the dataset lists its files: users know samples by path, not by number."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LISTS = ("paths", "files", "filenames", "image_paths", "samples", "imgs")
 
 
 def path_of(dataset: Any, key: Any, depth: int = 4) -> str:
-    """The path of a sample's file; "" if the dataset does not say it. Calls nothing of the dataset's own code."""
+    """The path of a sample's file; "" if it is unknown. Does not call the dataset's own code."""
     try:
         held = vars(dataset)
         for name in _LISTS:

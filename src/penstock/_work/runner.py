@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock._at_work import at_work, set_worker_info
 from penstock._fill.cast import Empty, FieldMemory
-from penstock._fill.collate import collate, convert
+from penstock._fill.collate import collate
 from penstock._measure.gauges import Gauge, NoGauge
 from penstock._memory.layout import Writer
 from penstock._system.interrupts import Loan
@@ -25,7 +25,7 @@ from penstock.worker_info import WorkerInfo
 
 
 class Runner:
-    """Does one task after another with one dataset: see `TaskRunner`. `who` names the worker in errors."""
+    """Runs tasks on one dataset, one after the other: see `TaskRunner`. `who` names the worker in errors."""
 
     make_generators = Generators
 
@@ -33,11 +33,11 @@ class Runner:
         assert job.fetch is not None
         self.who = who
         self._job = job
-        # What every task fails with, once there is such a thing: where, and the error with its traceback.
+        # After a failed start or update, every task fails with this: the operation, the error and its traceback.
         self._broken: tuple[str, BaseException, TracebackType | None] | None = None
         # A collate function that can write its arrays straight into the batch's memory.
         self._into: Callable[[Any, Any], Any] | None = getattr(job.collate_fn, "into", None)
-        # What becomes of the batch's numbers. Our own collate converts them while it writes.
+        # How the batch's numbers are converted. Our own collate converts them while it writes.
         self._field = None if job.cast is None else job.cast.root()
         self._end_together = job.drop_last and job.shard[1] > 1  # all ranks have the same number of steps
         self._generators = self.make_generators(job.seed)
@@ -67,7 +67,7 @@ class Runner:
                 self._break("update(), made before ", error)
 
     def look_up(self) -> None:
-        """The dataset, which is the caller's own, was changed by the caller."""
+        """Looks up the dataset's methods again, after the caller has changed the dataset that both share."""
         self._fetch.look_up()
 
     def _break(self, at: str, error: BaseException) -> None:
@@ -75,7 +75,7 @@ class Runner:
         self._broken = at, kept, kept.__traceback__
 
     def borrowed(self, task: Task) -> Loan:
-        """In the caller's own process: the global random generators, set for the task (see `with_loan`)."""
+        """A loan of the caller's global random generators, seeded for the task (see `with_loan`)."""
         return self._generators.borrowed(task.epoch, self._job.number(task.step))
 
     # One task.
@@ -83,8 +83,8 @@ class Runner:
     def run(
         self, task: Task, writer: Writer, gauge: Gauge | NoGauge, *, interruptible: bool = False
     ) -> Done | AtEnd | Errored:
-        """See `TaskRunner`. `interruptible`: a KeyboardInterrupt is the caller's own, and comes out."""
-        outer, at_work.source = at_work.source, self._focus  # as `working_at`, which costs 1 µs
+        """See `TaskRunner`. `interruptible`: a KeyboardInterrupt belongs to the caller, and is raised."""
+        outer, at_work.source = at_work.source, self._focus  # not by `working_at`, which takes 1 µs
         try:
             self._focus.begin(task, gauge)
             if self._broken is not None:
@@ -131,7 +131,7 @@ class Runner:
     def _collate(self, samples: Sequence[Any], empty: Empty, mended: Mended | None) -> object:
         custom = self._job.collate_fn
         if not self._job.batched:
-            return convert(samples[0]) if custom is None else custom(samples[0])
+            return samples[0] if custom is None else custom(samples[0])
         self._focus.doing("collate of ", None)
         if custom is not None and self._into is None:
             return custom(samples)

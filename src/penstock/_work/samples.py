@@ -1,4 +1,4 @@
-"""The samples of one step, fetched one by one, and what becomes of those that fail."""
+"""Fetches the samples of one step one by one, and leaves out or replaces those that fail."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from penstock.plan._seeds import mix
 if TYPE_CHECKING:
     from penstock._work.focus import Focus
 
-# How many other samples are tried in the place of one that failed: if half of all samples were bad, one in 65,000
-# would find none.
+# How many other samples are tried in place of one that failed. If half of all samples were bad, one replacement in
+# 65,000 would not succeed.
 _MOST_REPLACEMENTS = 16
 
 
@@ -32,7 +32,7 @@ _NOT_BAD = (
 
 
 class SampleFetcher:
-    """Fetches samples one by one. `mends`: those that fail are left out or replaced."""
+    """Fetches samples one by one. `mends`: samples that fail are left out or replaced."""
 
     def __init__(self, focus: Focus) -> None:
         self._focus = focus
@@ -40,7 +40,7 @@ class SampleFetcher:
         self.mends = focus.job.on_error != "raise"
 
     def fetch(self, get: Callable[[Any], Any], keys: Sequence[Any]) -> tuple[list[Any], Mended | None]:
-        """`[get(key) for key in keys]`, without the samples that fail if `on_error` allows that."""
+        """`[get(key) for key in keys]`; samples that fail are left out or replaced if `on_error` says so."""
         found = self._mend(get, keys) if self.mends else (self._get(get, keys), None)
         self._focus.loop = None
         return found
@@ -56,7 +56,7 @@ class SampleFetcher:
             raise
 
     def _timed(self, get: Callable[[Any], Any], left: Any) -> list[Any]:
-        """`[get(key) for key in left]`, and how long each sample takes."""
+        """`[get(key) for key in left]`, with the time of each sample measured."""
         samples, gauge, clock = [], self._focus.gauge, perf_counter_ns
         gauge.begin_epoch(self._focus.task.epoch)
         before = clock()
@@ -69,16 +69,16 @@ class SampleFetcher:
         return samples
 
     def _note_slow(self, ns: int) -> None:
-        """The sample at work is one of the slowest."""
+        """Records the current sample as one of the slowest."""
         focus, task = self._focus, self._focus.task
         item, row = focus.sample()
         key = focus.naming.key(self._job, task, item, row)
         focus.gauge.note(Slow(ns, task.epoch, task.step, safe_text(key, repr), path_of(self._job.dataset, item)))
 
     def _mend(self, get: Callable[[Any], Any], keys: Sequence[Any]) -> tuple[list[Any], Mended | None]:
-        """The samples without those that fail, or with others in their place."""
+        """Fetches the samples, and leaves out or replaces those that fail."""
         focus, task, job = self._focus, self._focus.task, self._job
-        key_of, rngs = focus.naming.key, focus.rngs  # looked up once: this loop is for each sample
+        key_of, rngs = focus.naming.key, focus.rngs  # looked up once: the loop below runs for each sample
         kept = Failure.capture if focus.alone else keep
         samples: list[Any] = []
         mended = Mended([], [], [])
@@ -95,9 +95,9 @@ class SampleFetcher:
                         focus.notes.append(_NOT_BAD)
                         raise
                     if 0 < most == len(tried):
-                        others = f"{len(tried) - 1} others in its place: {shorten(tried[1:])}"
+                        others = f"{len(tried) - 1} others before it: {shorten(tried[1:])}"
                         named = safe_text(key, repr)
-                        focus.notes.append(f"It stood in for sample {named}, which failed, as did {others}.")
+                        focus.notes.append(f"It was meant to replace sample {named}, which failed, as did {others}.")
                         raise
                     mended.errors.append((key_of(job, task, item, row), kept(error, where=focus.where())))
                     tried.append(item)
@@ -108,7 +108,7 @@ class SampleFetcher:
         return samples, mended if mended.errors else None
 
     def _another(self, task: Task, row: int, attempt: int) -> Any:
-        """What replaces the sample of a row: a sample from anywhere in the epoch's order, or else from its step."""
+        """The key of a replacement for a row: from anywhere in the epoch's order, or else from the same step."""
         import_whole("penstock._work.seeding")
         from penstock._work.seeding import REPLACE  # late: see InlineBackend
 
@@ -120,5 +120,5 @@ class SampleFetcher:
 
 
 def plain(keys: Any) -> Any:
-    """Keys as the dataset gets them: Python integers."""
+    """The keys as datasets expect them: an array becomes a list of Python integers."""
     return keys.tolist() if isinstance(keys, np.ndarray) else keys

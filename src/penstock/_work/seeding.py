@@ -21,20 +21,20 @@ from numpy.random.bit_generator import ISpawnableSeedSequence
 
 from penstock.plan._seeds import FIRST, GAMMA, MASK, SECOND, mix
 
-# numpy documents these two, but its stubs do not have them.
+# numpy documents get_bit_generator and set_bit_generator, but its stubs do not have them.
 _global: Any = np.random
 
-# The part of `random.seed` that is for an int: checking the type first would take 3 µs.
+# `random.seed` for an int, without its check of the type, which takes 3 µs.
 _python: Any = random.seed.__self__  # type: ignore[attr-defined]
 _seed_python = super(random.Random, _python).seed
 
-# Uses of random numbers, each with its own numbers. The light items of a stream may be read in one process and loaded
-# in another, and a sample draws numbers of its own while its step is computed.
+# Uses of random numbers; each draws its own. The light items of a stream may be read in one process and loaded in
+# another, and a sample draws its own numbers while its step is computed.
 LOAD, READ, STEP, SAMPLE, REPLACE, _SPAWN = range(6)
 
 
 def seed_step(seed: int, epoch: int, step: int, use: int = LOAD) -> int:
-    """Sets `random` and `numpy.random` to a function of (seed, epoch, step, use), and returns it. About 8 µs."""
+    """Seeds `random` and `numpy.random` from (seed, epoch, step, use), and returns the seed. Takes about 8 µs."""
     state = mix(_of_epoch(seed, epoch, use), step)
     _seed_python(state)
     _python.gauss_next = None
@@ -93,14 +93,14 @@ def number_of(key: object) -> int:
                 return mix(number_of(array.dtype.str), *array.shape, number_of(array.tobytes()))
     if isinstance(key, (list, dict)):
         return mix(len(key), *map(number_of, key.items() if isinstance(key, dict) else key))
-    if isinstance(key, (type, FunctionType, BuiltinFunctionType)):  # its module may have another name there
+    if isinstance(key, (type, FunctionType, BuiltinFunctionType)):  # the module may be named differently elsewhere
         return number_of(key.__qualname__)
     from hashlib import blake2b  # late: importing it takes 3 ms, and most keys are integers
 
     if key is not None and not isinstance(key, (str, bytes, float, complex)):
         try:
             reduced = key.__reduce_ex__(5)
-        except Exception:  # a key that is used in this process only
+        except Exception:  # such a key cannot be sent, so only this process needs its number
             reduced = repr(key)
         return number_of(reduced[:3] if isinstance(reduced, tuple) else reduced)
     return int.from_bytes(blake2b(pickle.dumps(key, 5), digest_size=8).digest(), "little")
@@ -109,7 +109,7 @@ def number_of(key: object) -> int:
 if TYPE_CHECKING:
 
     class SavedGenerators(Protocol):
-        """How the generators were. `put_back` may be repeated, and works also if `take` was interrupted."""
+        """A saved state of the generators. `put_back` may be repeated, and works even if `take` was interrupted."""
 
         def take(self) -> None: ...
         def put_back(self) -> None: ...
@@ -118,10 +118,10 @@ if TYPE_CHECKING:
 class Lending:
     """Generators that all threads of a process share, and that several may borrow at the same time.
 
-    The first thread that borrows notes how the generators are, the last one that returns them restores that: so they
-    are as the program left them, whoever came first. A thread that borrows again, in the middle of a step, restores
-    what that step had. While two threads borrow, each disturbs the other's numbers; refused: to let one wait for the
-    other's step, which may itself wait for a batch that the waiting thread makes.
+    The first thread that borrows saves the state of the generators, and the last one that returns them restores it.
+    So the program finds them as it left them, in whatever order the threads come and go. A thread that borrows again
+    in the middle of a step restores the state of that step. While two threads borrow, each disturbs the other's
+    numbers. Rejected: one thread waits for the other's step, which may itself wait for a batch of the first thread.
     """
 
     def __init__(self, saved: Callable[[], SavedGenerators]) -> None:
@@ -130,11 +130,11 @@ class Lending:
         os.register_at_fork(after_in_child=self._adopt)
 
     def _renew(self) -> None:
-        self._lock = threading.RLock()  # the thread that has it may be interrupted, and borrow
-        self._open: dict[int, GeneratorLoan] = {}  # the outermost of each thread
+        self._lock = threading.RLock()  # reentrant: a signal handler in the thread that holds it may borrow too
+        self._open: dict[int, GeneratorLoan] = {}  # the outermost loan of each thread
 
     def _adopt(self) -> None:
-        """In a forked child, which has one thread: what the others borrowed is returned."""
+        """Called in a forked child, which has only one thread: ends the loans of all other threads."""
         mine, others = self._open.get(threading.get_ident()), [*self._open.values()]
         saved = next((lent.saved for lent in others if lent.saved is not None), None)
         self._renew()
@@ -168,7 +168,7 @@ class Lending:
 
 
 class GeneratorLoan:
-    """One loan. `saved`: what it restores, if that is its task."""
+    """One loan. `saved` is the state that it restores; None if another loan restores it."""
 
     saved: SavedGenerators | None = None
 
@@ -181,7 +181,7 @@ class Borrowed:
         self._lent = GeneratorLoan()
 
     def begin(self) -> int:
-        """Returns what `seed_step` returns."""
+        """Seeds the generators, and returns the seed."""
         _lending.begin(self._lent)
         return seed_step(*self._of)
 
@@ -190,27 +190,7 @@ class Borrowed:
 
 
 class _PythonAndNumpyState:
-    """The states of `random` and `numpy.random`."""
-
-    def __init__(self) -> None:
-        self._python: Any = None
-        self._numpy = _NumpyState()
-
-    def take(self) -> None:
-        self._python = random.getstate()
-        self._numpy.take()
-
-    def put_back(self) -> None:
-        if self._python is not None:
-            random.setstate(self._python)
-            self._numpy.put_back()
-
-
-_lending = Lending(_PythonAndNumpyState)
-
-
-class _NumpyState:
-    """The state of `numpy.random`, taken and restored in a few microseconds.
+    """The states of `random` and `numpy.random`, the latter taken and restored in a few microseconds.
 
     `numpy.random.get_state` and `set_state` copy 624 numbers one by one and take 170 µs together. Copying the
     generator's memory, whose address is public in numpy, takes 1 µs. That memory does not include the second of a
@@ -222,6 +202,7 @@ class _NumpyState:
     _SIZE = 625 * 4
 
     def __init__(self) -> None:
+        self._python: Any = None
         self._generator: Any = None
         self._whole: Any = None
         self._address = 0
@@ -230,6 +211,7 @@ class _NumpyState:
         self._is_kept: bool | None = None  # None until that is known
 
     def take(self) -> None:
+        self._python = random.getstate()
         generator: Any = _global.get_bit_generator()
         if isinstance(generator, np.random.MT19937):
             self._address = generator.ctypes.state_address
@@ -247,6 +229,8 @@ class _NumpyState:
             self._is_kept = ctypes.string_at(self._address, self._SIZE) == self._raw
 
     def put_back(self) -> None:
+        if self._python is not None:
+            random.setstate(self._python)
         if self._generator is None:
             return
         if _global.get_bit_generator() is not self._generator:
@@ -257,8 +241,11 @@ class _NumpyState:
         if not self._drawn:
             return  # interrupted before anything was changed
         self._look()
-        np.random.seed(0)  # drops a normal number that the step has left
+        np.random.seed(0)  # drops a normal number that the step has left over
         ctypes.memmove(self._address, self._raw, self._SIZE)
         if self._is_kept:
             state: Any = np.random.get_state(legacy=False)
             np.random.set_state({**state, "has_gauss": 1, "gauss": self._drawn[0]})
+
+
+_lending = Lending(_PythonAndNumpyState)

@@ -13,7 +13,7 @@ from time import process_time_ns
 from penstock._at_work import at_work
 from penstock._measure.gauges import Gauge, Gauges
 from penstock._memory.slabs import Arena, Region
-from penstock._wire.reply import Replier, StrayFiles
+from penstock._wire.reply import Replier, memfd_stray
 from penstock._work.job import Job
 from penstock.backends._executor import TaskExecutor
 from penstock.backends._native_threads import limit
@@ -39,7 +39,7 @@ def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
     gauge = Gauge(Gauges(fds["gauges"]), seat, os.getpid(), process_time_ns)
     arena = Arena(fds["slabs"])
     with socket.socket(fileno=fds["strays"]) as strays:
-        replier = Replier(worker, StrayFiles(worker, strays).make)
+        replier = Replier(worker, partial(memfd_stray, worker, strays))
         changes = partial(job.log.read, fds["updates"])
         executor = TaskExecutor(job, seat, f"worker {seat} (pid {os.getpid()})", gauge, replier, changes)
         tokens = fds[f"tokens {seat if job.assigned else 0}"]
