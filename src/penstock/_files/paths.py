@@ -1,4 +1,4 @@
-"""Which files a path means: the file itself, a list of paths, a pattern, or a folder; local or remote."""
+"""Finds the files that paths name: files, patterns or folders, local or remote."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _ALMOST_URL = re.compile(r"pipe:|[A-Za-z][A-Za-z0-9]+(:/|//)")  # s3:/bucket, s3
 
 
 def find_files(paths: Paths, suffixes: Collection[str], reader: str, access: Access) -> list[AnyFile]:
-    """The files that these paths name, sorted by path, each once.
+    """Returns the files that these paths name, sorted by path, each once.
 
     A folder means all files below it that end in one of the suffixes, except hidden ones. A pattern (`*`,
     `?`, `[...]`, `**`) means the files that match; a range (`{000..099}`) means the files with each of its numbers.
     `reader` is the name of the format, for errors. `access` says how remote files are read.
     """
     access.check()
-    found: dict[str, AnyFile] = {}  # by the names of their identities: URLs may differ in what `path` does not show
+    found: dict[str, AnyFile] = {}  # by name of identity: URLs may differ in parts that `path` hides
     local: list[str] = []
     urls: list[str] = []
     for path in _given(paths, reader):
@@ -47,7 +47,7 @@ def find_files(paths: Paths, suffixes: Collection[str], reader: str, access: Acc
 
 
 def expand(paths: Paths, suffixes: Collection[str], reader: str) -> list[str]:
-    """The local files that these paths name, as absolute paths, sorted, each once."""
+    """Returns the local files that these paths name, as absolute paths, sorted, each once."""
     found: set[str] = set()
     for path in _given(paths, reader):
         text = text_of(path, reader)
@@ -62,7 +62,7 @@ def expand(paths: Paths, suffixes: Collection[str], reader: str) -> list[str]:
 
 
 def _spelt_out(path: str) -> list[str]:
-    """The paths that a path with ranges of numbers means, such as `shard-{000..099}.tar`: WebDataset's notation."""
+    """Expands ranges of numbers in a path, such as `shard-{000..099}.tar`: WebDataset's notation."""
     found = _RANGE.search(path)
     if found is None or os.path.exists(path):
         return [path]
@@ -92,7 +92,7 @@ def _refuse(path: object, reader: str) -> NoReturn:
 
 
 def text_of(path: FilePath | AnyFile, reader: str) -> str:
-    """The path or URL; a file:// URL is a path."""
+    """Returns a path or URL as text. A file:// URL becomes a path."""
     if not isinstance(path, (str, os.PathLike, AnyFile)):
         _refuse(path, reader)
     text = path.path if isinstance(path, AnyFile) else os.fspath(path)
@@ -136,7 +136,7 @@ def _below(folder: str, suffixes: tuple[str, ...]) -> Iterator[str]:
 
 
 def _matching(pattern: str) -> Iterator[str]:
-    """The files that match. Python's glob does not notice that a link leads back, and would follow it 40 times."""
+    """Yields the files that match. Python's glob would follow a link to a folder above 40 times."""
     segments = pattern.split("/")
     if "**" not in segments:
         yield from (match for match in glob.iglob(pattern) if not os.path.isdir(match))
