@@ -62,11 +62,13 @@ class Access(NamedTuple):
         if self.cache_bytes is not None:
             check_bytes("cache_bytes", self.cache_bytes)
         if self.cache is False and self.cache_bytes is not None:
-            raise ValueError("cache_bytes= was given with cache=False, which keeps nothing on disk. Pass one.")
+            raise ValueError("cache_bytes= was given with cache=False, which keeps nothing on disk. Leave one out.")
         if not isinstance(self.cache_shared, bool):
             raise TypeError(f"cache_shared must be True or False, but it is {self.cache_shared!r}.")
         if self.cache is False and self.cache_shared:
-            raise ValueError("cache_shared=True was given with cache=False, which keeps nothing on disk. Pass one.")
+            raise ValueError(
+                "cache_shared=True was given with cache=False, which keeps nothing on disk. Leave one out."
+            )
         if self.cache is None or isinstance(self.cache, bool):
             return
         if not isinstance(self.cache, (str, os.PathLike)):

@@ -60,21 +60,19 @@ class CacheCounts:
     __slots__ = (*NAMES, "_outages", "changed", "limit", "needed", "warns")
 
     def __init__(self, *counts: int) -> None:
-        self.hits = self.misses = self.waited = self.fetched = self.evicted = 0
-        self.requests = self.retries = self.nbytes = self.decoded = 0
+        self.hits, self.misses, self.waited, self.fetched, self.evicted, *rest = counts or (0,) * len(self.NAMES)
+        self.requests, self.retries, self.nbytes, self.decoded = rest
         self.changed, self.warns = False, True
         self.needed = self.limit = 0
         self._outages: dict[object, OngoingOutage] = {}  # by request: threads of a worker may wait for several
-        for name, number in zip(self.NAMES, counts, strict=False):
-            setattr(self, name, number)
 
     def unanswered(self, request: object, outage: OngoingOutage) -> None:
-        """A request has failed and is retried."""
+        """Records that a request has failed and is retried."""
         self._outages[request] = outage
         self.show(self.outage)
 
     def answered(self, request: object) -> None:
-        """The retried request was answered, or has failed for good."""
+        """Records that the retried request was answered, or has failed for good."""
         if self._outages.pop(request, None) is not None:
             self.show(self.outage)
 
@@ -98,7 +96,7 @@ class Request:
         self._counts = counts
 
     def failed(self, came: str, elapsed: float, until: float) -> None:
-        """The request has failed, after `elapsed` seconds, and is retried after `until`. `came` names the store."""
+        """Records a failure after `elapsed` seconds; the request is retried after `until`. `came` names the store."""
         outage = OngoingOutage(came, time.perf_counter_ns() - int(elapsed * 1e9))
         self._counts.unanswered(self, outage)
         if self._counts.warns and until >= NOTICE:

@@ -173,7 +173,7 @@ class Gauges:
     def __init__(self, fd: int | None) -> None:
         self.memory = memoryview(mapped(fd, self.SIZE)).cast("B")
         self.words = self.memory.cast("q")
-        self.seats: frozenset[int] = frozenset()  # that have had a worker; replaced, never changed
+        self.seats: frozenset[int] = frozenset()  # seats that have had a worker; replaced, never changed
         self._read: dict[int, int] = {}  # by seat: how many records were read
         self.nodes: Mapping[int, str] = {}  # by seat: the machine of its worker, if it may be another one; replaced
 
@@ -292,7 +292,7 @@ class Gauges:
         return self.row(seat)[0][_RECORDED]
 
     def begun(self, seat: int, at: int) -> None:
-        """When the worker in this seat began its current task; 0 if it has none."""
+        """Records when the worker in this seat began its current task; 0 if it has none."""
         self.row(seat)[0][_SINCE] = at
 
     def row(self, seat: int) -> tuple[memoryview[int], int]:
@@ -342,17 +342,17 @@ class Gauge:
         self.detailed, self.times = False, True  # nothing is known of the first samples
         self.fetched = self.made = 0
         self._shares = 1.0, 0.0  # fetch and write, of the last step that was timed in parts
-        self._due = 0  # when the next step is
+        self._due = 0  # when the next step is timed in parts
         self._began = self._noted = born = _clock()
-        self._waited, self._busy_then = self._caller_waited(born), self._busy  # at `noted`
+        self._waited, self._busy_then = self._caller_waited(born), self._busy  # when `_noted` was set
         _COUNTS.pack_into(self._memory, self._at, pid, 0, 0, born, 0, counts.first, 0, *counts[_SINCE + 1 :])
 
     def ready(self) -> None:
-        """The worker can take its first task."""
+        """Records that the worker can take its first task."""
         self._noted = self._words[_READY] = _clock()
 
     def begin(self) -> None:
-        """A task is begun."""
+        """Records that a task begins."""
         now = self._began = self._words[_SINCE] = _clock()
         if now > self._due:
             self.detailed, self.fetched, self.made = True, 0, 0
@@ -360,7 +360,7 @@ class Gauge:
             self.flush(now)
 
     def stepped(self, samples: int) -> None:
-        """The first step of a task is done, and stands for the others. Called only if it was `detailed`."""
+        """Records that the first step of a task is done, which stands for the others. Only if it was `detailed`."""
         now, began = _clock(), self._began
         self.detailed = False
         fetched = self.fetched or now  # 0 if there was an error
@@ -378,7 +378,7 @@ class Gauge:
             self.times = each > TIMED
 
     def end(self, task: Any, steps: int = 1) -> None:
-        """The task is done."""
+        """Records that the task is done."""
         now, began = _clock(), self._began
         self._tasks += 1
         self._steps += steps
@@ -396,7 +396,7 @@ class Gauge:
     def flush(self, now: int = 0) -> None:
         """Counts how long the worker was idle, its processor time, and how long it had no processor.
 
-        Between two tasks, and at the end, without `now`.
+        Called between two tasks, and without `now` after the last one.
         """
         last, now = not now, now or _clock()
         idle = (now - self._noted) - (self._busy - self._busy_then)
@@ -407,7 +407,7 @@ class Gauge:
         self._noted, self._busy_then, self._waited = now, self._busy, waited
         if last or now > self._delay_due:
             self._delay_due = now + _DELAY_EVERY
-            self._words[_PIL] = "PIL.JpegImagePlugin" in sys.modules  # imported when PIL opens its first image
+            self._words[_PIL] = "PIL.JpegImagePlugin" in sys.modules  # PIL imports it to open its first image
             delay = delay_ns()
             # The kernel may not count, or the file may not open: then nothing is added.
             self._delayed += max(0, delay - self._delay)
@@ -432,7 +432,7 @@ class Gauge:
     # Samples one by one.
 
     def begin_epoch(self, epoch: int) -> None:
-        """The following samples belong to this epoch."""
+        """Records that the following samples belong to this epoch."""
         table = self._epoch = 1 + epoch % 2
         if epoch != self._epochs[table]:
             self._epochs[table] = epoch
@@ -448,7 +448,7 @@ class Gauge:
         return len(slow := self._slow[self._epoch]) < MOST_SLOW or ns > slow[0][0]
 
     def note(self, slow: Slow) -> None:
-        """One of the slowest samples."""
+        """Adds one of the slowest samples to the tables."""
         text = _named(slow)
         for table in (0, self._epoch):
             heap = self._slow[table]
@@ -464,7 +464,7 @@ class Gauge:
 
 
 def _named(slow: Slow) -> bytes:
-    """The key, and as much of the end of the path as fits."""
+    """Returns the key, and as much of the end of the path as fits."""
     key, path = slow.key.encode().replace(b"\0", b" ")[:_NAME], os.fsencode(slow.path)
     room = _NAME - len(key) - 1
     if not path or room < 16:
@@ -473,7 +473,7 @@ def _named(slow: Slow) -> bytes:
 
 
 class NoGauge:
-    """Stands for a Gauge where nothing is measured."""
+    """Replaces a Gauge where nothing is measured."""
 
     detailed = times = False
     fetched = made = 0

@@ -83,8 +83,8 @@ class MeterSnapshot(NamedTuple):
     """All counters at one moment. Taking it takes 15 µs; it is summed up only on request."""
 
     totals: Totals
-    answers: bytes  # since then, packed
-    more: tuple[int, ...]  # all that follows in Totals
+    answers: bytes  # those since then, packed
+    more: tuple[int, ...]  # the other fields of Totals
     workers: dict[int, Counts]
     times: list[bytes]  # histograms: words
 
@@ -123,9 +123,9 @@ class Meter:
         self.scouts = CacheCounts()  # of all scouts of the loader
         self.longest = [0, 0]  # of the epoch: wait and work
         self.longest_ever = [0, 0]
-        # The answers that are kept, by number; and the totals, with the answers among those that are counted in them.
-        # In one tuple, so that another thread sees each answer once. Of a dict, single entries are added and removed,
-        # and the whole is copied: each at once, as far as other threads can see (guaranteed by the GIL).
+        # `_kept` has the last answers, by number. `_state` has the totals, and those of the kept answers that the
+        # totals include: in one tuple, so that another thread counts each answer once. Adding or removing an entry of
+        # a dict, and copying the dict, are atomic (guaranteed by the GIL).
         self._kept: dict[int, bytes] = {}
         self._numbers = itertools.count()
         self._state: tuple[Totals, dict[int, bytes]] = _NOTHING, {}
@@ -239,7 +239,7 @@ class Stopwatch:
         self._in_hand = False  # the answer is being handed out
 
     def ask(self) -> int:
-        """The caller asks for a batch; all earlier answers are handed out. Returns the time."""
+        """Records that the caller asks for a batch, so all earlier answers are handed out. Returns the time."""
         now, meter = clock(), self.meter
         self._asked = meter.asked = now
         if self._in_hand:
@@ -256,14 +256,14 @@ class Stopwatch:
         return now
 
     def deliver(self, steps: int, rows: int, nbytes: int, seq: int = -1) -> None:
-        """The caller is about to get a task with this number of steps."""
+        """Records that the caller is about to get a task with this number of steps."""
         self._delivered = steps, rows, nbytes
         self._in_hand = True
         if self.tracer is not None:
             self.tracer.delivers(seq)
 
     def answer(self, ready: bool) -> None:
-        """The call returns. Without a batch (a timeout), the time counts for the next one."""
+        """Records that the call returns. Without a batch (a timeout), the time counts for the next one."""
         now = self._answered = clock()
         self._wait += now - self._asked
         self._ready = ready
@@ -273,7 +273,7 @@ class Stopwatch:
             self.meter.first = now
 
     def stop(self, left: int) -> None:
-        """No more steps of the last answer are handed out; `left` of them were not."""
+        """Ends the last answer. `left`: how many of its steps were not handed out."""
         if self._in_hand:
             self._in_hand = False
             self.meter.answered(*self.in_hand(left, clock()))
@@ -289,15 +289,15 @@ class Stopwatch:
     def open_answer(self, left: int) -> Answer | None:
         return self.in_hand(left, clock()) if self._in_hand else None
 
-    # What happens to workers.
+    # Events of workers.
 
     def hired(self, seat: int, replaces: str) -> None:
-        """A worker is started, perhaps in place of another one, which is named."""
+        """Records that a worker is started. `replaces` names the worker whose place it takes, if there is one."""
         if self.tracer is not None:
             self.tracer.hired(seat, replaces)
 
     def lost(self, who: str, how: str, steps: int) -> None:
-        """A worker has died; this number of steps is repeated."""
+        """Records that a worker has died, and that this number of steps is repeated."""
         self.meter.replaced += 1
         self.meter.repeated += steps
         if self.tracer is not None:
@@ -308,7 +308,7 @@ class Stopwatch:
             self.tracer.resized(workers)
 
     def end(self, gauges: Gauges) -> None:
-        """All workers have ended."""
+        """Records that all workers have ended."""
         if self.tracer is not None:
             self.tracer.end()
         if not sys.is_finalizing():  # numpy may be gone by then
