@@ -33,7 +33,6 @@ FAR = np.iinfo(np.int64).max // 2
 
 _HEAD = struct.Struct("<8sqq")
 _MAGIC = b"pnstagnd"
-_POSITION = struct.Struct("<q")
 _MOST_BYTES = 1 << 26  # of a file: an agenda has 2**18 rows at most
 _ROW = np.dtype([("key", "<u8"), ("first", "<i8"), ("stop", "<i8")])
 
@@ -45,7 +44,7 @@ class Agenda(NamedTuple):
     rows: NDArray[Any]
 
     def distances(self, ahead: int = 0) -> NDArray[np.int64]:
-        """Returns in how many samples each piece is used, but not before `ahead`. FAR if its use is over by then."""
+        """Returns how many samples from now each use comes, `ahead` at least; FAR if the use is over by then."""
         rows, at = self.rows, self.position + ahead
         coming: NDArray[np.int64] = np.maximum(rows["first"], at) - self.position
         return np.where(at < rows["stop"], coming, FAR)
@@ -77,7 +76,7 @@ class Needs:
                 self._rows.append((agenda, begins, at, theirs[begins][at] == self._keys))
 
     def after(self, ahead: int) -> NDArray[np.int64]:
-        """Returns in how many samples each piece is needed, but not before `ahead`. FAR if no agenda has it."""
+        """Returns how many samples from now each piece is needed, `ahead` at least; FAR if it is in no agenda."""
         needs = np.full(len(self._keys), FAR, np.int64)
         for agenda, begins, at, known in self._rows:
             nearest = np.minimum.reduceat(agenda.distances(ahead), begins)
@@ -137,7 +136,7 @@ class Publisher:
     def move(self, position: int) -> None:
         """Updates the position of the loader."""
         if self._locks:
-            os.pwrite(self._locks[-1].fd, _POSITION.pack(position), 8)
+            os.pwrite(self._locks[-1].fd, struct.pack("<q", position), 8)
 
     def close(self) -> None:
         with interrupts_deferred():
@@ -148,7 +147,7 @@ class Publisher:
 
 
 def read(path: str, group: int | None = None, *, sweeps: bool) -> Agenda | None:
-    """Returns the agenda in a file, or None if its scout has died: then `sweeps` deletes the file."""
+    """Returns the agenda in a file, or None if its scout has died; then `sweeps=True` deletes the file."""
     with suppress(OSError, ValueError, struct.error):
         fd = acquire(partial(trust.open_ours, path, os.O_RDWR, group), os.close)
         try:

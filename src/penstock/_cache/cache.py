@@ -14,6 +14,7 @@ from penstock._cache import pieces
 from penstock._cache.agendas import Agenda, Publisher
 from penstock._cache.folder import Folder, FreeSpace, is_file_of_cache
 from penstock._cache.locks import LockError
+from penstock._cache.lru import LruCache
 from penstock._cache.pieces import EXTRA
 from penstock._measure.cached import counting
 from penstock._system import trust
@@ -42,7 +43,7 @@ class _MadePiece(NamedTuple):
 
 
 class Cache:
-    """Pieces in a folder of a local disk, or of memory (/dev/shm), for all processes of this machine.
+    """Keeps pieces in a folder, on a local disk or in memory (/dev/shm), for all processes of this machine.
 
     The pieces take up to `limit` bytes. To make room, the piece that is needed last is evicted (see `agendas`), or
     the oldest if no loader has published what it will need. A process keeps the pieces that it used last mapped, so
@@ -72,7 +73,7 @@ class Cache:
             trust.tighten(self.path, is_file_of_cache)
         self._folder = Folder(self.path, limit, group)
         self._mapped: OrderedDict[str, memoryview] = OrderedDict()
-        self._loose: OrderedDict[str, memoryview] = OrderedDict()  # pieces that could not be written to the folder
+        self._loose: LruCache[str, memoryview] = LruCache(_MOST_LOOSE)  # pieces that are not in the folder
         self._looked_at: deque[str] = deque()  # mapped pieces, the next one to check first
         self._sound: dict[str, pieces.FileStamp] = {}  # by digest: the file whose checksum was verified
         self._warned: set[int | None] = set()
@@ -101,13 +102,13 @@ class Cache:
             except KeyError:  # another thread has dropped it
                 pass
         else:
-            found = self._loose.get(name) or self._map(name, digest_of(name))
+            found = self._loose.found(name) or self._map(name, digest_of(name))
         if found is not None:
             counting().hits += 1
         return found
 
     def mapped(self, name: str) -> memoryview | None:
-        """Returns a piece if this process has mapped it: the same object until the piece is dropped."""
+        """Returns a piece if this process has mapped it, and always the same object until the piece is dropped."""
         return self._mapped.get(name)
 
     def fetch(self, name: str, make: MakePiece) -> bool:
@@ -140,7 +141,7 @@ class Cache:
 
     def publish(self, publisher: Publisher, agenda: Agenda) -> None:
         """Publishes what a loader will need. Raises OSError if the folder cannot be written."""
-        self._folder.publish(publisher, agenda)
+        with_loan(self._folder.own_lock(), publisher.publish, agenda)
 
     # For pieces that this process has not mapped.
 
@@ -154,16 +155,20 @@ class Cache:
         if made.refused is not None:
             self._warn(made.refused)
         mapped = self._map(name, digest)
-        return self._keep_loose(name, made.buffers) if mapped is None else mapped
+        if mapped is not None:
+            return mapped
+        # In the memory of this process, because more of its samples may be needed soon.
+        whole = made.buffers[0] if len(made.buffers) == 1 else memoryview(b"".join(made.buffers))
+        return self._loose.get(name, lambda _: (whole.toreadonly(), len(whole)))
 
     def _fetched(self, name: str, digest: str, make: MakePiece) -> bool:
         # A damaged piece is detected by the process that maps it.
         return self.has(name) or self._stored(digest, self._call(make)).refused is None
 
     def _made(self, digest: str, make: MakePiece) -> _MadePiece:
-        """Returns the piece. Another process may have fetched it while this one waited for the lock."""
+        """Opens or makes the piece: another process may have made it while this one waited for the lock."""
         with suppress(OSError, ValueError, MemoryError):
-            return _MadePiece([self._opened(digest, self._folder.piece(digest))])
+            return _MadePiece([self._opened(digest)])
         return self._stored(digest, self._call(make))
 
     def _stored(self, digest: str, buffers: list[memoryview]) -> _MadePiece:
@@ -184,7 +189,8 @@ class Cache:
         counting().fetched += 1
         return list(map(_flat, made if isinstance(made, (list, tuple)) else [made]))
 
-    def _opened(self, digest: str, path: str) -> memoryview:
+    def _opened(self, digest: str) -> memoryview:
+        path = self._folder.piece(digest)
         view, mark = pieces.mapped(path, digest, self._sound.get(digest), self._folder.group)
         if len(self._sound) > _MOST_SOUND:
             self._sound = {}
@@ -194,7 +200,7 @@ class Cache:
     def _map(self, name: str, digest: str) -> memoryview | None:
         """Maps a piece from the folder, and keeps the map. Returns None if the piece is missing or damaged."""
         try:
-            view = self._mapped[name] = self._opened(digest, self._folder.piece(digest))
+            view = self._mapped[name] = self._opened(digest)
         except (OSError, ValueError, MemoryError):
             return None
         self._looked_at.append(name)
@@ -209,15 +215,6 @@ class Cache:
             while len(self._mapped) > _MOST_MAPPED:
                 self._mapped.popitem(last=False)
         return view
-
-    def _keep_loose(self, name: str, made: list[memoryview]) -> memoryview:
-        """Keeps a piece in the memory of this process, because more of its samples may be needed soon."""
-        whole = made[0] if len(made) == 1 else memoryview(b"".join(made))
-        piece = self._loose[name] = whole.toreadonly()
-        with suppress(KeyError):
-            while len(self._loose) > 1 and sum(map(len, self._loose.copy().values())) > _MOST_LOOSE:
-                self._loose.popitem(last=False)
-        return piece
 
     def _warn(self, error: OSError) -> None:
         """Warns once for each kind of error."""
@@ -246,5 +243,5 @@ def _flat(buffer: Any) -> memoryview:
 
 
 def digest_of(name: str) -> str:
-    """Returns the digest of a name, which is part of the name of the piece's file."""
+    """Returns the digest that names the file of a piece."""
     return hashlib.blake2b(name.encode(), digest_size=16).hexdigest()

@@ -20,7 +20,7 @@ from functools import cache, partial
 from typing import NamedTuple
 
 from penstock._cache import agendas, pieces
-from penstock._cache.agendas import Agenda, Publisher, key_of, ranking
+from penstock._cache.agendas import Agenda, key_of, ranking
 from penstock._cache.locks import ByteLock, LockError, LockPatience
 from penstock._cache.pieces import FileStamp, stamp_of
 from penstock._system import trust
@@ -65,7 +65,7 @@ class FolderListing(NamedTuple):
         return sum(about.size for about in self.pieces.values())
 
     def ranked(self, digest: str) -> Iterator[tuple[str, int, bool]]:
-        """Returns the pieces in the order of their eviction for another one: digest, bytes, and if it may go now."""
+        """Yields digest and bytes of the pieces in the order of their eviction, and if each may be evicted now."""
         digests = list(self.pieces)
         keys, sizes, times = zip(*self.pieces.values(), strict=True) if digests else ((), (), ())
         order, spare = ranking(keys, times, self.agendas, key_of(digest))
@@ -87,7 +87,9 @@ class FreeSpace:
         """
         over = self._others + self._listed.total + nbytes + pieces.EXTRA - self._folder.limit
         if over > 0 and not self._is_listed:
-            self._list()
+            coming, self._listed = self._listed, self._folder.listed()
+            self._listed.pieces.update(coming.pieces)
+            self._is_listed, self._others = True, 0
             return self.take(digest, nbytes, waits=waits)
         for _, size, spare in self._listed.ranked(digest) if over > 0 else ():
             if over <= 0 or (waits and not spare):
@@ -98,13 +100,8 @@ class FreeSpace:
         return over <= 0
 
     def add(self, digest: str, nbytes: int) -> None:
-        """Counts a piece that is being fetched, unless it is in the folder."""
+        """Counts a piece that is being fetched as present, unless it is in the folder already."""
         self._listed.pieces.setdefault(digest, PieceFileInfo(key_of(digest), nbytes + pieces.EXTRA, 0))
-
-    def _list(self) -> None:
-        coming, self._listed = self._listed, self._folder.listed()
-        self._is_listed, self._others = True, 0
-        self._listed.pieces.update(coming.pieces)
 
 
 class Folder:
@@ -124,14 +121,11 @@ class Folder:
     def piece(self, digest: str) -> str:
         return os.path.join(self.path, f"{digest}.penstock-piece")
 
-    def _part(self, digest: str) -> str:
-        return os.path.join(self.path, f"{digest}-{secrets.token_hex(8)}.penstock-part")
-
     def lock(self, digest: str, *, waits: bool = True) -> ByteLock:
         """Returns the lock of a piece: only the process that holds it may fetch the piece."""
         return ByteLock(self._opened, 1 + int(digest[:15], 16), self._patience if waits else None, long=True)
 
-    def _own_lock(self) -> ByteLock:
+    def own_lock(self) -> ByteLock:
         """Returns the lock of the folder, which is never held for more than some milliseconds."""
         return ByteLock(self._opened, 0, self._patience)
 
@@ -141,9 +135,9 @@ class Folder:
         Returns the number of evicted pieces, and the stamp of the new file, which may be evicted itself at any
         moment. Raises OSError if the piece cannot be written.
         """
-        part = self._part(digest)
+        part = os.path.join(self.path, f"{digest}-{secrets.token_hex(8)}.penstock-part")
         pieces.write(part, digest, buffers, self.group)
-        lock = self._own_lock()
+        lock = self.own_lock()
         try:
             return with_loan(lock, self._insert, lock, digest, part)
         except BaseException:
@@ -154,7 +148,9 @@ class Folder:
         if not self._is_swept:
             self.listed(sweeps=True)
             self._is_swept = True
-        (total, before), about = self._counted(lock.fd), os.stat(part)
+        # If the stored totals cannot be trusted, the pieces are counted, and evictions from a new random number on.
+        total, before = _noted(lock.fd) or FolderTotals(self.listed().total, secrets.randbits(40))
+        about = os.stat(part)
         size = about.st_size
         _note(lock.fd, FolderTotals(total, before), is_changing=True)
         evicted = 0
@@ -166,7 +162,7 @@ class Folder:
         return evicted, stamp_of(about)
 
     def _evict(self, size: int, digest: str) -> tuple[int, int]:
-        """Evicts pieces until `size` more bytes fit. Returns the bytes that are left, and the number of evictions."""
+        """Evicts pieces until `size` more bytes fit. Returns the total that is left, and the number of evictions."""
         found = self.listed(sweeps=True)
         total, evicted = found.total, 0
         most = self.limit - size - (self.limit // 100 if len(found.pieces) > _FEW else 0)
@@ -179,10 +175,6 @@ class Folder:
                 total -= other_size
                 evicted += 1
         return total, evicted
-
-    def publish(self, publisher: Publisher, agenda: Agenda) -> None:
-        """Publishes an agenda, under the lock of the folder. Raises OSError if the folder cannot be written."""
-        with_loan(self._own_lock(), publisher.publish, agenda)
 
     def listed(self, *, sweeps: bool = False) -> FolderListing:
         """Lists the pieces, and the agendas of live loaders.
@@ -216,10 +208,6 @@ class Folder:
             finally:
                 os.close(fd)
         return FolderTotals(self.limit, -1)
-
-    def _counted(self, fd: int) -> FolderTotals:
-        """Returns the stored totals; if they cannot be trusted, counts the pieces."""
-        return _noted(fd) or FolderTotals(self.listed().total, secrets.randbits(40))
 
 
 def is_file_of_cache(name: str) -> bool:

@@ -32,7 +32,7 @@ class LockError(OSError):
 
 
 class LockPatience:
-    """Limits the time spent waiting for the locks of a file. After a wait in vain, there is none for a minute.
+    """Limits the waits for the locks of a file: after a wait that timed out, no lock is waited for during a minute.
 
     Otherwise a suspended program with many locks would delay this one again and again.
     """
@@ -119,7 +119,7 @@ def again(fd: int) -> Callable[[], int]:
 
 
 def open_alone(opened: Callable[[], int]) -> int:
-    """Calls `opened()` for a descriptor that forked children close."""
+    """Returns the descriptor that `opened()` opens; forked children close theirs."""
 
     def alone() -> int:
         with descriptors.no_fork():

@@ -51,7 +51,7 @@ class InPieces(Protocol):
 
 
 class Lookout:
-    """Finds the next pieces to fetch, up to `ahead` bytes early; the first `near` bytes are near, see above."""
+    """Finds the next pieces to fetch: up to `ahead` bytes, of which the first `near` bytes are near (see above)."""
 
     def __init__(self, forecast: Forecast, dataset: InPieces, cache: Cache, ahead: int, near: int) -> None:
         self.cache = cache
@@ -121,22 +121,18 @@ class Lookout:
     def _list_more(self, found: Uses, position: int) -> None:
         asked = 0
         for block in found.blocks[len(self._listed) :].tolist():
-            asked += block not in self._keys
-            if asked > _ASKED:
-                return
-            keys = self._keys_of(block)
+            keys = self._keys.get(block)
+            if keys is None:
+                asked += 1
+                if asked > _ASKED:
+                    return
+                keys = [key_of(digest_of(piece.name)) for piece in self._pieces_of(block)]
+                self._keys[block] = keys
             if self._rows + len(keys) > _MOST_ROWS and self._listed:
                 self._uses = found.before(len(self._listed), position)
                 return
             self._listed.append(keys)
             self._rows += len(keys)
-
-    def _keys_of(self, block: int) -> list[int]:
-        found = self._keys.get(block)
-        if found is None:
-            pieces = self._pieces_of(block)
-            found = self._keys[block] = [key_of(digest_of(piece.name)) for piece in pieces]
-        return found
 
     def look(self, most: int, coming: Mapping[str, int], failed: Collection[str]) -> list[WantedPiece]:
         """Returns up to `most` pieces to fetch now. `coming`: sizes of the pieces that are being fetched, by name.

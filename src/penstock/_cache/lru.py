@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class LruCache(Generic[K, T]):
-    """Values by key, up to `most` bytes: a missing value is read on request, and the least recently used are dropped.
+    """Keeps values by key, up to `most` bytes. Missing values are read; the least recently used are dropped.
 
     At least one value is kept, however large. If several threads request a value, one of them reads it while the
     others wait. A forked child has the values of its parent, and its own locks.

@@ -39,6 +39,7 @@ import numpy as np
 from penstock._cache.claims import MOST_NEEDS, ROW, Claim, Rows, place, surplus
 from penstock._cache.locks import ByteLock, LockError, LockPatience, again, is_locked, open_alone
 from penstock._cache.pieces import write_all
+from penstock._measure.page import memfds
 from penstock._memory.mapping import mapped
 from penstock._system import descriptors, trust
 from penstock._system.interrupts import acquire, finalizer, interrupts_deferred, with_loan
@@ -89,7 +90,7 @@ class Inventory:
         return _head(self._used())[2]
 
     def blocks(self) -> set[int]:
-        """The blocks that are in the inventory."""
+        """Returns the blocks that are in the inventory."""
         return _blocks_in(_rows(self._used()))
 
     def claim(self, claim: Claim) -> None:
@@ -377,27 +378,19 @@ def _first_inventory(name: str) -> int | None:
         found = [*_inventories(name)]
     for _, path in sorted((opened, path) for opened, path in found if opened is not None):
         with suppress(OSError):
-            return open_alone(partial(_open, path, name, os.O_RDWR))
+            return open_alone(partial(trust.open_sealed, path, name, _NEVER_SMALLER, os.O_RDWR))
     return None
-
-
-def _open(path: str, name: str, flags: int = os.O_RDONLY) -> int:
-    return trust.open_sealed(path, name, _NEVER_SMALLER, flags)
 
 
 def _inventories(name: str) -> Iterator[tuple[int | None, str]]:
     """Yields for each inventory of this name when it was opened (None if it is not complete yet), and its path."""
-    for pid in trust.processes(os.geteuid()):
-        with suppress(OSError):  # the process has ended, or is hidden from us
-            for number in os.listdir(f"/proc/{pid}/fd"):
-                with suppress(OSError):
-                    path = f"/proc/{pid}/fd/{number}"
-                    if trust.is_memfd(path, name):
-                        yield _opened_at(path, name), path
+    for _, path in memfds(os.geteuid(), name):
+        with suppress(OSError):  # the process has ended, or the memfd is no inventory of this user
+            yield _opened_at(path, name), path
 
 
 def _opened_at(path: str, name: str) -> int | None:
-    fd = acquire(partial(_open, path, name), os.close)
+    fd = acquire(partial(trust.open_sealed, path, name, _NEVER_SMALLER), os.close)
     try:
         return _head(fd)[0] if os.pread(fd, 8, 0).strip(b"\0") else None
     finally:

@@ -50,7 +50,7 @@ class Access(NamedTuple):
 
     @classmethod
     def of(cls, reader: str, files: RemoteOptions) -> Access:
-        """Makes one value of the keywords. Raises TypeError for an unknown one, which names the class `reader`."""
+        """Makes one value of the keywords. Raises TypeError for an unknown keyword of the class `reader`."""
         if unknown := sorted(files.keys() - set(cls._fields)):
             raise TypeError(f"{reader}.__init__() got an unexpected keyword argument {unknown[0]!r}")
         return cls(**files)

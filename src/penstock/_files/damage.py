@@ -18,7 +18,8 @@ def is_damage(error: Exception) -> bool:
     """
     if isinstance(error, MemoryError):
         wanted = _ALLOCATION.search(str(error))
-        return wanted is not None and int(wanted[1]) > _memory_of_machine()
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return wanted is not None and int(wanted[1]) > memory
     if isinstance(error, OSError) and error.errno is not None:
         return False
     return not isinstance(error, ImportError) and not is_shortage(error)
@@ -35,7 +36,3 @@ def raise_unless_damage(error: Exception, where: str) -> None:
             "raise the limit (`ulimit -n` for open files)."
         )
     raise error
-
-
-def _memory_of_machine() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,4 +1,4 @@
-"""The identity of a file answers the question "is this the same content?" in one way everywhere.
+"""The identity of a file: whether two files have the same content is decided by it everywhere.
 
 A list of files contains each identity once. Indexes, pieces in the cache and shared decoded blocks belong to an
 identity. `AnyFile.identity` returns it.
@@ -39,7 +39,7 @@ class Identity(NamedTuple):
 
 
 def fingerprint(files: Iterable[tuple[str, int, object]]) -> str:
-    """Describes files by names without folders, sizes, and checks of content: copies elsewhere have the same one.
+    """Returns a text that is the same for copies of the files: from names without folders, sizes and checks.
 
     It does not include times and ETags, which differ between copies.
     """

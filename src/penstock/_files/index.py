@@ -49,7 +49,7 @@ class OtherIndexes(Protocol):
     def arrays(self, file: AnyFile) -> Arrays | None: ...
 
     def all_others(self, files: Sequence[AnyFile]) -> None:
-        """Called with the files whose indexes must be made, before they are."""
+        """Called before indexes are made, with the files that have none."""
 
 
 _MAGIC, _VERSION = b"penstock", 1
@@ -228,7 +228,7 @@ def _is_shared(file: AnyFile, folder: Path) -> bool:
 
 
 class _IndexBeside(NamedTuple):
-    """An index beside its file. All who can read the file can read it. Its owner must be able to change the file."""
+    """An index beside its file. All who can read the file can read it. Its owner must be able to write the file."""
 
     path: Path
     of: str

@@ -50,15 +50,14 @@ class _GivenUrl:
             return self.remote.find(self._key, pause)
         except RemoteError as error:
             if self._is_web and (is_folder or self._is_pattern):
-                said = str(error)
-            elif self._is_web or not isinstance(error, RemoteFileNotFound):
-                raise
-            else:
+                raise ValueError(
+                    f"{self._reader}: {self._url!r} is not a file, and by http there is no list of files. Name the "
+                    "files, give a list of their URLs, or a range such as 'https://host/train-{000..099}.tar'. "
+                    f"({error})"
+                ) from None
+            if not self._is_web and isinstance(error, RemoteFileNotFound):
                 return None
-        raise ValueError(
-            f"{self._reader}: {self._url!r} is not a file, and by http there is no list of files. Name the files, "
-            f"give a list of their URLs, or a range such as 'https://host/train-{{000..099}}.tar'. ({said})"
-        )
+            raise
 
     def below(self) -> list[StoredObject]:
         """Returns the files that match the pattern, or that are below the folder."""

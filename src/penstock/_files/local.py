@@ -49,19 +49,19 @@ class AnyFile:
         return Identity(self.path, self.size, str(self.modified))
 
     def read(self, start: int, length: int) -> bytes:
-        """Exactly `length` bytes from `start` on."""
+        """Returns exactly `length` bytes from `start` on."""
         raise NotImplementedError
 
     def read_each(self, starts: Sequence[int], lengths: Sequence[int]) -> Iterable[bytes]:
-        """The bytes of several extents, in the order given."""
+        """Returns the bytes of several extents, in the order given."""
         raise NotImplementedError
 
     def peek(self, start: int, length: int) -> bytes:
-        """The same as `read`, for a few bytes that are not read together with others: headers and footers."""
+        """Reads a few bytes, such as a header. Unlike `read`, does not fetch a whole piece of a remote file."""
         return self.read(start, length)
 
     def neighbour(self, name: str) -> AnyFile:
-        """The file of this name in the same folder. Raises FileNotFoundError if there is none."""
+        """Returns the file of this name in the same folder. Raises FileNotFoundError if there is none."""
         raise NotImplementedError
 
     def open(self) -> BinaryIO:
@@ -76,7 +76,7 @@ class AnyFile:
         self.damaged(start, f"{length:,} bytes were expected here, but the file ends at byte {self.size:,}")
 
     def refused(self, place: int, what: str) -> NoReturn:
-        """Raises FormatError for a byte of this file. `what` also says what to do."""
+        """Raises FormatError about the byte `place` of this file. `what` says what is wrong, and what to do."""
         raise FormatError(f"{self.path}, byte {place:,}: {what}.")
 
     def damaged(self, place: int, what: str) -> NoReturn:
@@ -115,7 +115,7 @@ class File(AnyFile):
 
     The file is opened at the first read. Threads share its descriptor, forked workers inherit it, and a pickled copy,
     which has only the path, the size and the time, opens its own. If too many files are open, the one that was opened
-    first is closed; it is opened again when it is read. A file that has changed since raises FormatError.
+    first is closed; it is opened again when it is read. Reading a file that has changed since raises FormatError.
     """
 
     __slots__ = ("__weakref__", "_descriptor")
@@ -131,7 +131,7 @@ class File(AnyFile):
         self._descriptor: Descriptor | None = None
 
     def read(self, start: int, length: int) -> bytes:
-        """Exactly `length` bytes from `start` on."""
+        """Returns exactly `length` bytes from `start` on."""
         if start < 0 or length < 0 or start + length > self.size:  # before memory is allocated for them
             self.beyond(start, length)
         descriptor = self.descriptor()  # this reference keeps it open: another thread may close the file
@@ -216,9 +216,6 @@ class _FileObject(io.RawIOBase):
             raise ValueError(f"byte {at:,} of {self._file.path} is before its beginning.")
         self._at = at
         return at
-
-    def tell(self) -> int:
-        return self._at
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")

@@ -33,7 +33,7 @@ def mapped(files: Sequence[File]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
 def reserved(nbytes: int) -> NDArray[np.uint8]:
-    """Reserves a range of addresses: a read-only array of zeros. Files that are mapped into it live as long as it."""
+    """Reserves a range of addresses: a read-only array of zeros. Files in it are unmapped when it is dropped."""
     room = mmap.mmap(-1, nbytes, flags=_NOTHING, prot=mmap.PROT_READ)
     return np.frombuffer(room, np.uint8)  # keeps the map
 
@@ -56,7 +56,7 @@ def map_file(file: File, address: int) -> None:
 
 
 def map_again(memory: memoryview, address: int) -> bool:
-    """Maps the file behind `memory`, a map of it, into a reserved range too. Returns False if the system refuses.
+    """Maps a file that is mapped at `memory` into a reserved range too. Returns False if the system refuses.
 
     This needs no descriptor, and the file may have been deleted.
     """

@@ -112,7 +112,9 @@ def _files_of(given: str, suffixes: Collection[str], reader: str) -> Iterable[st
     path = os.path.abspath(given)
     shown = path if redacted(given) == given else redacted(given)
     if os.path.isdir(path):
-        found = list(_below(path, tuple(suffixes)))
+        ends = tuple(suffixes)
+        below = (os.path.join(where, name) for where, names in folders_below(path) for name in names)
+        found = [each for each in below if each.lower().endswith(ends)]
         if not found:
             raise FileNotFoundError(
                 f"{reader}: no file below the folder {path!r} ends in {' or '.join(sorted(suffixes))}. Name the "
@@ -128,11 +130,6 @@ def _files_of(given: str, suffixes: Collection[str], reader: str) -> Iterable[st
     if not found:
         raise FileNotFoundError(f"{reader}: no file matches the pattern {shown!r}.")
     return found
-
-
-def _below(folder: str, suffixes: tuple[str, ...]) -> Iterator[str]:
-    for where, names in folders_below(folder):
-        yield from (os.path.join(where, name) for name in names if name.lower().endswith(suffixes))
 
 
 def _matching(pattern: str) -> Iterator[str]:

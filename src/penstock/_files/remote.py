@@ -32,10 +32,10 @@ _FAR = 8  # a read beyond this many pieces does not fetch the pieces in between
 class RemoteFile(AnyFile):
     """A remote file that is read by position and must not change.
 
-    It is read in pieces of 8 MB, or with the `edges` that a format sets. A piece that `pieces` does not have is
-    fetched by one request, several pieces at the same time. Pieces of a file without ETag and time stay in this
-    process. A pickled copy has the size and the version of the content, so that no other process requests them
-    again. A file that has changed since raises FormatError.
+    It is read in pieces of 8 MB, or in those between the `edges` that a format sets. A piece that `pieces` does not
+    have is fetched by one request, and several pieces at the same time. Pieces of a file without ETag and time stay
+    in this process. A pickled copy has the size and the version of the content, so that no other process requests
+    them again. Reading a file that has changed since raises FormatError.
     """
 
     __slots__ = ("_digest", "_identity", "_remote", "_stored", "edges", "pieces")

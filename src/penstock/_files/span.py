@@ -109,7 +109,7 @@ class Span:
 
 
 def span_of(files: Sequence[AnyFile], nbytes: int) -> Span | None:
-    """Returns a span of the files for reads of `nbytes`; None if it would be useless or cannot be made."""
+    """Returns a span of the files for reads of `nbytes` each; None if it would be of no use, or cannot be made."""
     if all(isinstance(file, RemoteFile) and isinstance(file.pieces, PiecesInMemory) for file in files):
         return None
     if nbytes > _remotefile.PIECE or _remotefile.PIECE % mmap.PAGESIZE:

@@ -62,13 +62,13 @@ class Totals(NamedTuple):
     fetched_nbytes: int = 0
 
     def minus(self, before: Totals) -> Totals:
-        """The difference to these earlier totals."""
+        """Subtracts earlier totals."""
         sums = Answer._make(now - then for now, then in zip(self.sums, before.sums, strict=True))
         rest = (getattr(self, name) - getattr(before, name) for name in Totals._fields[2:])
         return Totals(self.tasks - before.tasks, sums, *rest)
 
     def plus(self, answers: bytes) -> Totals:
-        """These totals and more answers, packed."""
+        """Adds answers, which are packed."""
         if not answers:
             return self
         table = np.frombuffer(answers, np.int64).reshape(-1, len(Answer._fields))
@@ -80,7 +80,7 @@ class Totals(NamedTuple):
 
 
 class MeterSnapshot(NamedTuple):
-    """All counters at one moment. Taking it takes 15 µs; it is summed up only on request."""
+    """All counters at one moment. A snapshot takes 15 µs; `sum` adds it up later."""
 
     totals: Totals
     answers: bytes  # those since then, packed
@@ -92,16 +92,12 @@ class MeterSnapshot(NamedTuple):
         return Totals(*self.totals.plus(self.answers)[:4], *self.more)
 
     def histogram(self) -> NDArray[np.int64]:
-        """The histogram of all sample times."""
+        """Returns the histogram of all sample times."""
         found: NDArray[np.int64] = np.array([np.frombuffer(one, np.int64) for one in self.times]).sum(axis=0)
         return found
 
 
 _NOTHING = Totals(0, Answer(0, 0, 0, 0, 0, 0), *np.zeros((2, BUCKETS), np.int64))
-
-
-def _nothing() -> None:
-    pass
 
 
 class Meter:
@@ -118,7 +114,7 @@ class Meter:
         self.next_tick = 0
         self.asked = 0  # when the caller last asked for a batch
         self.follow: Callable[[Any], None] | None = None  # called with each new engine: a trace is written
-        self.publish: Callable[[], None] = _nothing  # shows the figures to `penstock top` now
+        self.publish: Callable[[], None] = lambda: None  # shows the figures to `penstock top` now
         self.replaced = self.repeated = self.skipped = 0
         self.scouts = CacheCounts()  # of all scouts of the loader
         self.longest = [0, 0]  # of the epoch: wait and work
@@ -139,7 +135,7 @@ class Meter:
         self._slowest: list[tuple[int, Slow]] = []
 
     def answered(self, wait: int, work: int, steps: int, rows: int, nbytes: int, ready: int) -> int:
-        """Keeps an answer after the caller has asked for the next one, or has ended. Returns how many are kept."""
+        """Keeps an answer once it is complete: the caller asks for the next, or stops. Returns how many are kept."""
         self._kept[next(self._numbers)] = _ANSWER.pack(wait, work, steps, rows, nbytes, ready)
         longest = self.longest
         if wait > longest[0] or work > longest[1] * steps:
@@ -149,7 +145,7 @@ class Meter:
         return len(self._kept)
 
     def add_up(self) -> None:
-        """Counts the answers that are kept. Not called by finalizers: see `keep`."""
+        """Adds the kept answers to the totals. Finalizers must not call it: see `keep`."""
         with interrupts_deferred():
             if self._adding.acquire(blocking=False):  # otherwise another thread is doing it
                 try:
@@ -163,7 +159,7 @@ class Meter:
                     self._adding.release()
 
     def snapshot(self, live: list[Gauges], open_answers: Sequence[Answer] = ()) -> MeterSnapshot:
-        """The counters up to now, with `open_answers`, which were not counted yet."""
+        """Returns the counters up to now, including `open_answers`, which were not kept yet."""
         state, kept = None, self._kept
         while state is not self._state:
             state = self._state
@@ -181,9 +177,9 @@ class Meter:
     def keep(self, gauges: Gauges) -> None:
         """Keeps the counters of these workers, which are about to end.
 
-        Without numpy's arithmetic, because a finalizer may call it. The garbage collector may run while a context
-        variable is set, such as that of `np.errstate`; numpy's functions would read it just then, and CPython would
-        remember a value that is about to be freed ("invalid PyCapsule object" ever after).
+        Does not compute with numpy, because a finalizer may call it. The garbage collector may run while a context
+        variable is being set, such as that of `np.errstate`. If numpy reads the variable just then, CPython caches a
+        value that is about to be freed, and numpy fails from then on ("invalid PyCapsule object").
         """
         snapshot = self.snapshot([gauges])
         words = [memoryview(one).cast("q") for one in snapshot.times]
@@ -193,7 +189,7 @@ class Meter:
         gauges.seats = frozenset()
 
     def workers(self, live: list[Gauges]) -> dict[int, Counts]:
-        """The counters of all workers, live and ended, by seat."""
+        """Returns the counters of all workers, live and ended, by seat."""
         found = dict(self._counts)
         for gauges in live:
             for seat, counts in gauges.all().items():
@@ -201,14 +197,14 @@ class Meter:
         return found
 
     def nodes(self, live: list[Gauges]) -> dict[int, str]:
-        """The machine of each worker that is, or was, on another one: by seat."""
+        """Returns the machines of workers that are, or were, on other machines, by seat."""
         found = dict(self._nodes)
         for gauges in live:
             found.update(gauges.nodes)
         return found
 
     def slowest(self, live: list[Gauges], epoch: int | None = None) -> list[tuple[int, Slow]]:
-        """The slowest samples of an epoch, or of all, and the seats of their workers; the slowest first."""
+        """Returns the seats and samples of the slowest samples of an epoch, or of all epochs; the slowest first."""
         found = [one for one in self._slowest if epoch in (None, one[1].epoch)]
         for gauges in live:
             found += [(seat, slow) for seat in gauges.seats for slow in gauges.slowest(seat, epoch)]
@@ -280,7 +276,7 @@ class Stopwatch:
         self._wait = 0
 
     def in_hand(self, left: int, now: int) -> Answer:
-        """The part of the current answer that was already handed out."""
+        """Returns the part of the current answer that was already handed out."""
         steps, rows, nbytes = self._delivered
         done = max(0, steps - left)
         rows, nbytes = rows * done // max(1, steps), nbytes * done // max(1, steps)

@@ -131,7 +131,7 @@ def _paired(files: list[AnyFile]) -> list[AnyFile]:
 
 
 def _without_companions(files: list[AnyFile]) -> list[AnyFile]:
-    """Leaves out files that belong to another; if there are several, also indexes of unknown programs."""
+    """Leaves out files that belong to another one, and index files that no format recognises."""
     others: set[str] = set()
     names = tuple(end for end in _ends() if not end.startswith("."))
     for file in files if len(files) > 1 else ():
@@ -150,7 +150,7 @@ def _without_companions(files: list[AnyFile]) -> list[AnyFile]:
 
 
 def _own_index(file: AnyFile, by_path: Mapping[str, AnyFile]) -> AnyFile | None:
-    """Returns Megatron's `.idx` of a file, or the file if it is one. For remote files, looks only in `by_path`."""
+    """Returns Megatron's `.idx` that belongs to a file, or is the file; for remote files, only one in `by_path`."""
     stem, end = os.path.splitext(file.path)
     if end not in (".bin", ".idx"):
         return None
