@@ -33,7 +33,7 @@ FAR = np.iinfo(np.int64).max // 2
 
 _HEAD = struct.Struct("<8sqq")
 _MAGIC = b"pnstagnd"
-_MOST_BYTES = 1 << 26  # of a file: an agenda has 2**18 rows at most
+_MOST_BYTES = 1 << 26  # of a file that are read; an agenda has at most 2**18 rows
 _ROW = np.dtype([("key", "<u8"), ("first", "<i8"), ("stop", "<i8")])
 
 
@@ -66,7 +66,7 @@ class Needs:
 
     def __init__(self, keys: Sequence[int], agendas: Sequence[Agenda]) -> None:
         self._keys = np.array(keys, np.uint64)
-        # For each agenda: the first row of each of its pieces, and the places of our pieces among these, if they are.
+        # For each agenda: the first row of each piece; for each of our pieces, its place there, and if it is there.
         self._rows = []
         for agenda in agendas:
             theirs = agenda.rows["key"]
@@ -113,7 +113,7 @@ class Publisher:
 
     def __init__(self, folder: str, group: int | None = None) -> None:
         self._path, self._group = os.path.join(folder, f"{os.getpid()}-{secrets.token_hex(4)}{SUFFIX}"), group
-        self._locks: list[ByteLock] = []
+        self._locks: list[ByteLock] = []  # on the published file; a list, so that an interrupt loses none
 
     def publish(self, agenda: Agenda) -> None:
         """Replaces the agenda. The caller must hold the folder's lock: otherwise others may delete the draft."""

@@ -23,7 +23,7 @@ from penstock._cache.cache import Cache, digest_of
 from penstock._cache.uses import Uses, uses
 from penstock.plan._forecast import Forecast
 
-_MOST_ROWS = 1 << 18  # of an agenda, which has the first uses of pieces
+_MOST_ROWS = 1 << 18  # of an agenda, which lists the first uses of pieces
 _ASKED = 64  # blocks whose pieces are looked up in one call: this takes some milliseconds
 _REMEMBERED = 4096  # blocks whose pieces are cached
 

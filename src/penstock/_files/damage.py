@@ -7,7 +7,7 @@ import re
 
 from penstock._system.shortage import is_shortage
 
-_ALLOCATION = re.compile(r"alloc of size (\d+) failed")  # pyarrow's words
+_ALLOCATION = re.compile(r"alloc of size (\d+) failed")  # pyarrow's message
 
 
 def is_damage(error: Exception) -> bool:

@@ -35,7 +35,7 @@ def mapped(files: Sequence[File]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]
 def reserved(nbytes: int) -> NDArray[np.uint8]:
     """Reserves a range of addresses: a read-only array of zeros. Files in it are unmapped when it is dropped."""
     room = mmap.mmap(-1, nbytes, flags=_NOTHING, prot=mmap.PROT_READ)
-    return np.frombuffer(room, np.uint8)  # keeps the map
+    return np.frombuffer(room, np.uint8)  # keeps the map alive
 
 
 def map_file(file: File, address: int) -> None:
@@ -43,7 +43,7 @@ def map_file(file: File, address: int) -> None:
     if not file.size:
         return
     descriptor = file.descriptor()
-    file.check_unchanged(descriptor)  # it may have been opened long ago
+    file.check_unchanged(descriptor)  # it may have changed since it was opened
     flags = mmap.MAP_SHARED | _FIXED
     try:
         map_memory(address, file.size, mmap.PROT_READ, flags, descriptor.number, 0)

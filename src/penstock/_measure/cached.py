@@ -29,7 +29,7 @@ class OngoingOutage(NamedTuple):
         return max(0.0, (time.perf_counter_ns() - self.since) * 1e-9)
 
 
-_warned: dict[str, float] = {}  # by store: when
+_warned: dict[str, float] = {}  # by store: the time of the last warning
 
 
 def warn_of(outage: OngoingOutage) -> None:

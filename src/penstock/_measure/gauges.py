@@ -175,7 +175,7 @@ class Gauges:
         self.words = self.memory.cast("q")
         self.seats: frozenset[int] = frozenset()  # seats that have had a worker; replaced, never changed
         self._read: dict[int, int] = {}  # by seat: how many records were read
-        self.nodes: Mapping[int, str] = {}  # by seat: the machine of its worker, if it may be another one; replaced
+        self.nodes: Mapping[int, str] = {}  # by seat: the worker's machine, if it may be another one; replaced
 
     # For the caller.
 
@@ -340,7 +340,7 @@ class Gauge:
             heapq.heapify(heap)
         self._epochs = [-1, *(one[0].epoch if one else -1 for one in found[1:])]
         self._epoch = 1  # the table of the current epoch
-        self.detailed, self.times = False, True  # nothing is known of the first samples
+        self.detailed, self.times = False, True  # nothing is known about the first samples
         self.fetched = self.made = 0
         self._shares = 1.0, 0.0  # fetch and write, of the last step that was timed in parts
         self._due = 0  # when the next step is timed in parts

@@ -125,7 +125,7 @@ class Meter:
         self._kept: dict[int, bytes] = {}
         self._numbers = itertools.count()
         self._state: tuple[Totals, dict[int, bytes]] = _NOTHING, {}
-        self._adding = threading.Lock()  # never waited for
+        self._adding = threading.Lock()  # no thread waits for it: see `add_up`
         self._cpu = time.process_time_ns()
         self.first = 0  # when the first batch was handed out
         # Of engines that have ended:

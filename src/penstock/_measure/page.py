@@ -134,7 +134,7 @@ def _read(path: str, uid: int) -> tuple[int, bytes | None]:
     fd = trust.open_sealed(path, NAME, trust.OF_ONE_SIZE, owner=uid)
     try:
         inode = os.fstat(fd).st_ino
-        for _ in range(3):  # again only if the publisher has written two texts meanwhile
+        for _ in range(3):  # retries only if the publisher has written two texts meanwhile
             counter = os.pread(fd, _COUNTER.size, 0)
             if not any(counter):
                 break
