@@ -19,7 +19,7 @@ _MAGIC = re.compile(r"[*?[]")
 
 
 def find_remote(urls: list[str], suffixes: tuple[str, ...], reader: str, access: Access) -> Iterator[RemoteFile]:
-    """Yields the files that URLs name, looked up many at a time. A URL that is no file is a pattern or a folder."""
+    """Yields the files that URLs name, looked up many at a time. A URL may also be a pattern or a folder."""
     if not urls:
         return
     pieces = access.pieces()

@@ -20,7 +20,7 @@ from penstock._remote.store import Remote, StoredObject
 from penstock.errors import RemoteError
 
 PIECE = 8 << 20
-"""Bytes of a piece: so many that a request spends most of its time on the transfer."""
+"""Bytes of a piece: large enough that a request spends most of its time on the transfer."""
 
 THREADS = 16
 """The number of pieces that one call fetches at the same time."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from penstock._files.local import AnyFile, File
 from penstock._remote.urls import is_url
 from penstock.errors import FormatError
-from penstock.source._folders import PICTURES
+from penstock.source._folders import PICTURES, folders_below
 
 
 class _FileKind(NamedTuple):
@@ -235,9 +235,8 @@ def refuse_beside_text(folder: str) -> None:
 def _below(folder: str) -> dict[str, list[str]]:
     """Returns the files below a folder, except hidden ones, by the ends of their names."""
     found: dict[str, list[str]] = {}
-    for where, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(name for name in names if not name.startswith(".")):
+    for where, names in folders_below(folder):
+        for name in names:
             found.setdefault(os.path.splitext(name)[1].lower(), []).append(os.path.join(where, name))
     return found
 
