@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -36,9 +36,6 @@ class LruCache(Generic[K, T]):
 
     def __contains__(self, number: K) -> bool:
         return number in self._values
-
-    def __iter__(self) -> Iterator[K]:
-        return iter(tuple(self._values))
 
     def drop(self, numbers: Iterable[K]) -> None:
         with self._lock:

@@ -39,26 +39,11 @@ def find_files(paths: Paths, suffixes: Collection[str], reader: str, access: Acc
             continue
         for text in _spelt_out(text_of(path, reader)):
             (urls if is_url(text) else local).append(text)
-    for file in map(File, expand(local, suffixes, reader) if local else ()):
+    for file in map(File, sorted({each for text in local for each in _files_of(text, suffixes, reader)})):
         found[file.identity.name] = file
     for remote in find_remote(urls, tuple(suffixes), reader, access):
         found[remote.identity.name] = remote
     return sorted(found.values(), key=lambda file: (file.path, file.identity.name))
-
-
-def expand(paths: Paths, suffixes: Collection[str], reader: str) -> list[str]:
-    """Returns the local files that these paths name, as absolute paths, sorted, each once."""
-    found: set[str] = set()
-    for path in _given(paths, reader):
-        text = text_of(path, reader)
-        if is_url(text):
-            raise ValueError(
-                f"{reader} reads local files, and {redacted(text)!r} is a URL. Copy the files to a local disk, or "
-                "mount them, and pass their path."
-            )
-        for each in _spelt_out(text):
-            found.update(_files_of(each, suffixes, reader))
-    return sorted(found)
 
 
 def _spelt_out(path: str) -> list[str]:
@@ -108,7 +93,8 @@ def text_of(path: FilePath | AnyFile, reader: str) -> str:
     return unquote(parts.path)
 
 
-def _files_of(given: str, suffixes: Collection[str], reader: str) -> Iterable[str]:
+def _files_of(given: str, suffixes: Collection[str], reader: str) -> list[str]:
+    """Returns the absolute paths of the local files that a path, a pattern or a folder names."""
     path = os.path.abspath(given)
     shown = path if redacted(given) == given else redacted(given)
     if os.path.isdir(path):
