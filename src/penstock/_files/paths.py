@@ -76,11 +76,9 @@ def _refuse(path: object, reader: str) -> NoReturn:
     raise TypeError(f"{reader} takes a path (str or os.PathLike), or a list of paths, but got {shown}.")
 
 
-def text_of(path: FilePath | AnyFile, reader: str) -> str:
+def text_of(path: FilePath, reader: str) -> str:
     """Returns a path or URL as text. A file:// URL becomes a path."""
-    if not isinstance(path, (str, os.PathLike, AnyFile)):
-        _refuse(path, reader)
-    text = path.path if isinstance(path, AnyFile) else os.fspath(path)
+    text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
     if not isinstance(text, str):
         _refuse(path, reader)
     if scheme_of(text) != "file":
