@@ -79,7 +79,7 @@ def _too_long(*args: object) -> None:
 @pytest.mark.parametrize("lock", ["of a piece", "of the folder"])
 def test_a_stopped_program_does_not_stop_others(tmp_path: Path, lock: str, monkeypatch: pytest.MonkeyPatch) -> None:
     code = "cache = Cache(sys.argv[1], 1000)\n"
-    code += "cache.get('a', stop)" if lock == "of a piece" else "with_loan(cache._folder._own_lock(), stop)"
+    code += "cache.get('a', stop)" if lock == "of a piece" else "with_loan(cache._folder.own_lock(), stop)"
     with program(code, str(tmp_path)) as running:
         until_stopped(running)
         cache = Cache(tmp_path, 1000)

@@ -224,7 +224,7 @@ BUGS = [
         "a piece that another process has just fetched is fetched again",
         "cache",
         "_cache/cache.py",
-        "            return _MadePiece([self._opened(digest, self._folder.piece(digest))])\n",
+        "            return _MadePiece([self._opened(digest)])\n",
         "            raise ValueError\n",
         _CACHE,
         "Workers that need the same piece at the same time all download it.",

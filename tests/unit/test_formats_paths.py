@@ -59,7 +59,7 @@ def test_a_path_that_is_almost_a_url_is_told_how_urls_look(path: str) -> None:
         ({"cache_bytes": "10GB"}, ValueError, r"a whole number of bytes, such as 10 \* 10\*\*9 .* got '10GB'"),
         ({"cache_bytes": -1}, ValueError, "cache_bytes must be a whole number"),
         ({"cache_bytes": True}, ValueError, "cache_bytes must be a whole number"),
-        ({"cache_bytes": 1, "cache": False}, ValueError, "with cache=False, which keeps nothing on a disk"),
+        ({"cache_bytes": 1, "cache": False}, ValueError, "with cache=False, which keeps nothing on disk"),
         ({"cache_shared": "team"}, TypeError, "cache_shared must be True or False, but it is 'team'"),
         ({"cache_shared": True, "cache": False}, ValueError, "cache_shared=True was given with cache=False"),
         ({"cache": 5}, TypeError, "cache must be the path of a folder, True or False, but it is 5"),

@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 
 from penstock._files import index as indexes
 from penstock._files import local
+from penstock._files.access import Access
 from penstock._files.index import cached, cached_each
 from penstock._files.local import File
 from penstock._files.mapping import mapped
-from penstock._files.paths import expand
+from penstock._files.paths import Paths, find_files
 from penstock._system import trust
 from penstock.errors import FormatError
 
@@ -40,6 +41,10 @@ def folder(tmp_path: Path) -> Path:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(name.encode())
     return tmp_path
+
+
+def expand(paths: Paths, suffixes: list[str], reader: str) -> list[str]:
+    return [file.path for file in find_files(paths, suffixes, reader, Access())]
 
 
 def names(folder: Path, found: list[str]) -> list[str]:
@@ -76,7 +81,6 @@ def test_paths_do_not_depend_on_the_working_directory(folder: Path, monkeypatch:
         ("none.bin", FileNotFoundError, r"X: there is no file or folder '.*none.bin'"),
         ("*.rec", FileNotFoundError, r"X: no file matches the pattern '.*\*.rec'"),
         (".git", FileNotFoundError, r"X: no file below the folder '.*' ends in .txt. Name"),
-        ("s3://bucket/a.bin", ValueError, "X reads local files, and 's3://bucket/a.bin' is a URL"),
         (b"a.bin", TypeError, r"X takes a path \(str or os.PathLike\), or a list of paths, but got b'a.bin'"),
         ([b"a.bin"], TypeError, "X takes a path .* but got b'a.bin'"),
         ([3], TypeError, "X takes a path .* but got 3"),

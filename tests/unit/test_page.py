@@ -28,7 +28,7 @@ class Publisher:
 
 
 def of_this_process() -> list[bytes]:
-    return [found.text for found in page._of_process(os.getpid(), os.geteuid())]
+    return [found.text for found in page.find(os.geteuid()) if found.pid == os.getpid()]
 
 
 def test_a_page_has_what_was_published_last() -> None:
@@ -143,7 +143,7 @@ def test_reading_beside_a_busy_publisher_never_gives_a_mixture(begin: Begin) -> 
     seen = set()
     until = time.monotonic() + 20
     while len(seen) < 30 and time.monotonic() < until:
-        for found in page._of_process(program.pid, os.geteuid()):
+        for found in (one for one in page.find(os.geteuid()) if one.pid == program.pid):
             assert set(found.text) == {found.text[0]} and len(found.text) % 997 == 1
             seen.add(found.text)
     assert len(seen) >= 30

@@ -223,7 +223,7 @@ def test_a_scout_that_dies_says_so_and_the_epoch_goes_on(tmp_path: Path, monkeyp
         assert len(list(loader)) == 4
         until(lambda: records)
     (record,) = records
-    assert record.levelname == "WARNING" and "Nothing is fetched ahead of time any more" in record.getMessage()
+    assert record.levelname == "WARNING" and "Fetching ahead has stopped" in record.getMessage()
     assert record.exc_info is not None and isinstance(record.exc_info[1], ZeroDivisionError)
 
 

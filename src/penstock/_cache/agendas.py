@@ -1,12 +1,12 @@
-"""What loaders of this machine need next of a folder: published in files, so that any process can evict by it.
+"""Agendas: files in which loaders publish what they will read, so that any process knows which piece to evict.
 
     magic (8 bytes), position, number of rows (8 each)
     rows, one for each use of a piece: its key, the first position that needs the piece, the one after the last
 
 A key is the first half of a digest, as a number. Rows are sorted by key.
 
-Positions count the samples of all ranks and epochs. The scout that wrote an agenda keeps its position up to date, and
-holds a lock on the file. If the lock is free, that scout has died.
+Positions count the samples of all ranks and epochs. The scout that wrote an agenda updates the loader's position in
+it, and holds a lock on the file. If the lock is free, the scout has died.
 """
 
 from __future__ import annotations
@@ -29,23 +29,22 @@ from penstock._system.interrupts import acquire, interrupts_deferred
 
 SUFFIX = ".penstock-agenda"
 FAR = np.iinfo(np.int64).max // 2
-"""The distance of a piece that no agenda has."""
+"""The distance of a piece that is in no agenda."""
 
 _HEAD = struct.Struct("<8sqq")
 _MAGIC = b"pnstagnd"
-_POSITION = struct.Struct("<q")
-_MOST_BYTES = 1 << 26  # of a file: an agenda has 2**18 rows at most
+_MOST_BYTES = 1 << 26  # of a file that are read; an agenda has at most 2**18 rows
 _ROW = np.dtype([("key", "<u8"), ("first", "<i8"), ("stop", "<i8")])
 
 
 class Agenda(NamedTuple):
-    """The uses of pieces that lie ahead of a loader, and its position."""
+    """The coming uses of pieces by one loader, and the position of that loader."""
 
     position: int
     rows: NDArray[Any]
 
     def distances(self, ahead: int = 0) -> NDArray[np.int64]:
-        """How many samples from now each use is, after `ahead` more were handed out. FAR if it is over by then."""
+        """Returns how many samples from now each use comes, `ahead` at least; FAR if the use is over by then."""
         rows, at = self.rows, self.position + ahead
         coming: NDArray[np.int64] = np.maximum(rows["first"], at) - self.position
         return np.where(at < rows["stop"], coming, FAR)
@@ -63,11 +62,11 @@ def key_of(digest: str) -> int:
 
 
 class Needs:
-    """When pieces are needed next, by any loader that has an agenda."""
+    """Computes when pieces are needed next by any of the loaders with these agendas."""
 
     def __init__(self, keys: Sequence[int], agendas: Sequence[Agenda]) -> None:
         self._keys = np.array(keys, np.uint64)
-        # Of each agenda: the first row of each of its pieces, and for each of our pieces, whether and where it is.
+        # For each agenda: the first row of each piece; for each of our pieces, its place there, and if it is there.
         self._rows = []
         for agenda in agendas:
             theirs = agenda.rows["key"]
@@ -77,7 +76,7 @@ class Needs:
                 self._rows.append((agenda, begins, at, theirs[begins][at] == self._keys))
 
     def after(self, ahead: int) -> NDArray[np.int64]:
-        """How many samples from now each piece is needed, once `ahead` more were handed out; FAR if not known."""
+        """Returns how many samples from now each piece is needed, `ahead` at least; FAR if it is in no agenda."""
         needs = np.full(len(self._keys), FAR, np.int64)
         for agenda, begins, at, known in self._rows:
             nearest = np.minimum.reduceat(agenda.distances(ahead), begins)
@@ -86,9 +85,9 @@ class Needs:
 
 
 class Ranking(NamedTuple):
-    """The order in which pieces are evicted for a new one: numbers of pieces, the most dispensable first.
+    """The order in which pieces are evicted to make room for a new one: their numbers, the first one to evict first.
 
-    `spare`: by number, whether the piece may be evicted now, because it is needed later than the new one.
+    `spare[number]`: True if the piece may be evicted now, because it is needed later than the new one.
     """
 
     order: NDArray[np.intp]
@@ -96,9 +95,9 @@ class Ranking(NamedTuple):
 
 
 def ranking(keys: Sequence[int], times: Sequence[int], agendas: Sequence[Agenda], new: int = 0) -> Ranking:
-    """Furthest in the future first (Belady). Pieces that no agenda has go before all others, the oldest first.
+    """Ranks pieces for eviction: first those in no agenda, by age, then those needed furthest in the future (Belady).
 
-    The future is that from the moment at which the piece with the key `new` is needed; it is fetched earlier. A piece
+    The ranking is for the moment when the piece with the key `new` is needed, which is later than its fetch. A piece
     that is used before that moment may be the best one to evict then, but cannot be evicted now.
     """
     needs = Needs([*keys, new], agendas)
@@ -110,14 +109,14 @@ def ranking(keys: Sequence[int], times: Sequence[int], agendas: Sequence[Agenda]
 
 
 class Publisher:
-    """The agenda of one scout in a folder. All methods are called by one thread."""
+    """Writes the agenda of one scout to a folder. Only one thread may call its methods."""
 
     def __init__(self, folder: str, group: int | None = None) -> None:
         self._path, self._group = os.path.join(folder, f"{os.getpid()}-{secrets.token_hex(4)}{SUFFIX}"), group
-        self._locks: list[ByteLock] = []
+        self._locks: list[ByteLock] = []  # on the published file; a list, so that an interrupt loses none
 
     def publish(self, agenda: Agenda) -> None:
-        """Replaces the agenda. To be called with the lock of the folder: else a draft may be swept."""
+        """Replaces the agenda. The caller must hold the folder's lock: otherwise others may delete the draft."""
         draft = f"{self._path}.draft"
         lock = ByteLock(partial(trust.make_file, draft, self._group), 0)
         try:
@@ -135,9 +134,9 @@ class Publisher:
             del self._locks[0]
 
     def move(self, position: int) -> None:
-        """The loader has come to this position."""
+        """Updates the position of the loader."""
         if self._locks:
-            os.pwrite(self._locks[-1].fd, _POSITION.pack(position), 8)
+            os.pwrite(self._locks[-1].fd, struct.pack("<q", position), 8)
 
     def close(self) -> None:
         with interrupts_deferred():
@@ -148,7 +147,7 @@ class Publisher:
 
 
 def read(path: str, group: int | None = None, *, sweeps: bool) -> Agenda | None:
-    """The agenda in a file, if its scout lives; otherwise, if `sweeps`, the file is deleted."""
+    """Returns the agenda in a file, or None if its scout has died; then `sweeps=True` deletes the file."""
     with suppress(OSError, ValueError, struct.error):
         fd = acquire(partial(trust.open_ours, path, os.O_RDWR, group), os.close)
         try:

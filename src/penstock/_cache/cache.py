@@ -1,4 +1,4 @@
-"""The cache of a machine: named pieces of bytes in a folder, each made once for all processes."""
+"""The cache of a machine: named pieces of bytes in a folder, each fetched once for all processes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from penstock._cache import pieces
 from penstock._cache.agendas import Agenda, Publisher
 from penstock._cache.folder import Folder, FreeSpace, is_file_of_cache
 from penstock._cache.locks import LockError
+from penstock._cache.lru import LruCache
 from penstock._cache.pieces import EXTRA
 from penstock._measure.cached import counting
 from penstock._system import trust
@@ -26,33 +27,33 @@ MakePiece = Callable[[], Any]
 _MOST_MAPPED = 1 << 13  # 64 GB in pieces of 8 MB. A process may have about 65,000 maps, and a piece may have two.
 _MOST_LOOSE = 256 << 20  # bytes
 _MOST_SOUND = 1 << 16
-# Mapped pieces (of many, a 256th part) that are looked at whenever another is mapped: some may have been evicted.
+# Whenever a piece is mapped, this many others (or a 256th of them, if that is more) are checked for eviction.
 _LOOKED_AT = 4
 
 
 class _TooLarge(OSError):
-    """A piece is larger than the whole cache may be."""
+    """A piece is larger than the limit of the cache."""
 
 
 class _MadePiece(NamedTuple):
-    """A piece, and why it is not in the folder, if it is not."""
+    """The bytes of a piece, and the error if they could not be written to the folder."""
 
     buffers: list[memoryview]
     refused: OSError | None = None
 
 
 class Cache:
-    """Pieces in a folder of a local disk, or of memory (/dev/shm), for all processes of this machine.
+    """Keeps pieces in a folder, on a local disk or in memory (/dev/shm), for all processes of this machine.
 
-    The pieces have `limit` bytes at most; beyond that, the piece that is needed last is evicted (see `agendas`), or
-    the oldest if no loader has said what it will need. A process keeps the pieces mapped that it has used last, so a
-    piece that it uses again costs a look into a dict.
+    The pieces take up to `limit` bytes. To make room, the piece that is needed last is evicted (see `agendas`), or
+    the oldest if no loader has published what it will need. A process keeps the pieces that it used last mapped, so
+    using one of them again costs a dict lookup.
 
-    Any number of processes and programs may use the folder. Locks are the kernel's: a process that dies at any moment
-    leaves no lock, and no piece that is wrong. Files in the folder that are not of the cache are not touched.
+    Any number of processes and programs may use the folder. The kernel releases the locks of a process that dies, and
+    no incomplete piece is ever used. Files that the cache did not create are not touched.
 
-    Other users can neither read nor write the pieces; if it is `shared`, members of the folder's group can. Raises
-    Untrusted if others could write them (see `_system/trust.py`).
+    Other users can neither read nor write the pieces. With `shared`, members of the folder's group can. Raises
+    Untrusted if anybody else could write them (see `_system/trust.py`).
     """
 
     def __init__(self, folder: str | os.PathLike[str], limit: int, shared: bool = False) -> None:
@@ -63,18 +64,18 @@ class Cache:
         except trust.Untrusted as error:
             raise trust.Untrusted(
                 f"The folder {self.path} cannot be a cache: {error}, so other users could change your samples. "
-                "Name a folder in which only you can write: cache=, or the variable PENSTOCK_CACHE; or, if you trust "
+                "Name a folder that only you can write to: cache=, or the variable PENSTOCK_CACHE; or, if you trust "
                 "all members of its group, pass cache_shared=True."
             ) from None
-        except OSError:  # where there is no folder, pieces stay in memory
+        except OSError:  # without a folder, pieces stay in memory
             pass
         if not shared:
             trust.tighten(self.path, is_file_of_cache)
         self._folder = Folder(self.path, limit, group)
         self._mapped: OrderedDict[str, memoryview] = OrderedDict()
-        self._loose: OrderedDict[str, memoryview] = OrderedDict()  # pieces that could not be kept in the folder
-        self._looked_at: deque[str] = deque()  # mapped pieces, the next one to look at first
-        self._sound: dict[str, pieces.FileStamp] = {}  # the files whose checksum was verified, by digest
+        self._loose: LruCache[str, memoryview] = LruCache(_MOST_LOOSE)  # pieces that are not in the folder
+        self._looked_at: deque[str] = deque()  # mapped pieces, the next one to check first
+        self._sound: dict[str, pieces.FileStamp] = {}  # by digest: the file whose checksum was verified
         self._warned: set[int | None] = set()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -84,16 +85,16 @@ class Cache:
         return f"Cache({self.path!r}, {self.limit}{', shared=True' * self.shared})"
 
     def get(self, name: str, make: MakePiece) -> memoryview:
-        """The bytes of a piece, read-only. They stay valid after the piece was evicted.
+        """Returns the bytes of a piece, read-only. They stay valid after the piece is evicted.
 
-        If the piece is not in the folder, `make()` returns it: in one thread of one process, while others wait. What
-        `make` raises is raised here, and the next that waits calls its own `make`.
+        If the piece is not in the folder, one thread of one process calls `make()` for it, and the others wait. If
+        `make` raises, its error is raised here, and the next one that waits calls its own `make`.
         """
         found = self.found(name)
         return self._get(name, make) if found is None else found
 
     def found(self, name: str) -> memoryview | None:
-        """The bytes of a piece that is in the folder, or in memory; else None."""
+        """Returns the bytes of a piece if it is in the folder or in memory, otherwise None."""
         found = self._mapped.get(name)
         if found is not None:
             try:
@@ -101,19 +102,19 @@ class Cache:
             except KeyError:  # another thread has dropped it
                 pass
         else:
-            found = self._loose.get(name) or self._map(name, digest_of(name))
+            found = self._loose.found(name) or self._map(name, digest_of(name))
         if found is not None:
             counting().hits += 1
         return found
 
     def mapped(self, name: str) -> memoryview | None:
-        """The map of a piece that this process has mapped: the same object until it is dropped."""
+        """Returns a piece if this process has mapped it, and always the same object until the piece is dropped."""
         return self._mapped.get(name)
 
     def fetch(self, name: str, make: MakePiece) -> bool:
-        """Makes a piece for a later `get`, unless it is in the folder. Waits for another process that makes it.
+        """Fetches a piece for a later `get`, unless it is in the folder. Waits if another process is fetching it.
 
-        Returns False, without a warning, if it could not be kept.
+        Returns False, without a warning, if the piece could not be written to the folder.
         """
         digest = digest_of(name)
         try:
@@ -122,51 +123,52 @@ class Cache:
             return False
 
     def has(self, name: str) -> bool:
-        """Whether the piece is in the folder."""
+        """True if the piece is in the folder."""
         return os.path.exists(self._folder.piece(digest_of(name)))
 
     def free_space(self) -> FreeSpace:
-        """The room in the folder at this moment."""
+        """Returns the free space of the folder at this moment."""
         return FreeSpace(self._folder)
 
     @property
     def evicted(self) -> int:
-        """How many pieces were evicted from the folder since it was made, by all processes. -1 if it is not known."""
+        """A number that grows with each eviction from the folder, by any process; -1 if it is not known."""
         return self._folder.noted().evicted
 
     def publisher(self) -> Publisher:
-        """An agenda in the folder, to be published."""
+        """Returns the publisher of a new agenda in this folder."""
         return Publisher(self.path, self._folder.group)
 
     def publish(self, publisher: Publisher, agenda: Agenda) -> None:
-        """Tells all processes what a loader will need. Raises OSError if the folder cannot be written."""
-        try:
-            self._folder.publish(publisher, agenda)
-        except LockError as error:
-            raise error.cause from None
+        """Publishes what a loader will need. Raises OSError if the folder cannot be written."""
+        with_loan(self._folder.own_lock(), publisher.publish, agenda)
 
-    # A piece that is not mapped here.
+    # For pieces that this process has not mapped.
 
     def _get(self, name: str, make: MakePiece) -> memoryview:
         digest = digest_of(name)
         try:
             made = with_loan(self._folder.lock(digest), self._made, digest, make)
         except LockError as error:
-            made = _MadePiece(self._call(make), error.cause)
+            made = _MadePiece(self._call(make), error)
         counting().misses += 1
         if made.refused is not None:
             self._warn(made.refused)
         mapped = self._map(name, digest)
-        return self._keep_loose(name, made.buffers) if mapped is None else mapped
+        if mapped is not None:
+            return mapped
+        # In the memory of this process, because more of its samples may be needed soon.
+        whole = made.buffers[0] if len(made.buffers) == 1 else memoryview(b"".join(made.buffers))
+        return self._loose.get(name, lambda _: (whole.toreadonly(), len(whole)))
 
     def _fetched(self, name: str, digest: str, make: MakePiece) -> bool:
-        # One that is damaged is found by the process that maps it.
+        # A damaged piece is detected by the process that maps it.
         return self.has(name) or self._stored(digest, self._call(make)).refused is None
 
     def _made(self, digest: str, make: MakePiece) -> _MadePiece:
-        """The piece, which another process may have made before this one had the lock."""
+        """Opens or makes the piece: another process may have made it while this one waited for the lock."""
         with suppress(OSError, ValueError, MemoryError):
-            return _MadePiece([self._opened(digest, self._folder.piece(digest))])
+            return _MadePiece([self._opened(digest)])
         return self._stored(digest, self._call(make))
 
     def _stored(self, digest: str, buffers: list[memoryview]) -> _MadePiece:
@@ -187,7 +189,8 @@ class Cache:
         counting().fetched += 1
         return list(map(_flat, made if isinstance(made, (list, tuple)) else [made]))
 
-    def _opened(self, digest: str, path: str) -> memoryview:
+    def _opened(self, digest: str) -> memoryview:
+        path = self._folder.piece(digest)
         view, mark = pieces.mapped(path, digest, self._sound.get(digest), self._folder.group)
         if len(self._sound) > _MOST_SOUND:
             self._sound = {}
@@ -195,15 +198,15 @@ class Cache:
         return view
 
     def _map(self, name: str, digest: str) -> memoryview | None:
-        """The piece from the folder, which stays mapped; None if it is not there, or damaged."""
+        """Maps a piece from the folder, and keeps the map. Returns None if the piece is missing or damaged."""
         try:
-            view = self._mapped[name] = self._opened(digest, self._folder.piece(digest))
+            view = self._mapped[name] = self._opened(digest)
         except (OSError, ValueError, MemoryError):
             return None
         self._looked_at.append(name)
         with suppress(KeyError, IndexError):  # another thread has dropped it
             for _ in range(max(_LOOKED_AT, len(self._mapped) // 256)):
-                # An evicted piece takes room on the disk for as long as it is mapped.
+                # An evicted piece takes up disk space for as long as it is mapped.
                 oldest = self._looked_at.popleft()
                 if not self.has(oldest):
                     self._mapped.pop(oldest, None)
@@ -213,17 +216,8 @@ class Cache:
                 self._mapped.popitem(last=False)
         return view
 
-    def _keep_loose(self, name: str, made: list[memoryview]) -> memoryview:
-        """Keeps a piece in the memory of this process: its samples may be asked for one by one."""
-        whole = made[0] if len(made) == 1 else memoryview(b"".join(made))
-        piece = self._loose[name] = whole.toreadonly()
-        with suppress(KeyError):
-            while len(self._loose) > 1 and sum(map(len, self._loose.copy().values())) > _MOST_LOOSE:
-                self._loose.popitem(last=False)
-        return piece
-
     def _warn(self, error: OSError) -> None:
-        """Warns once of each kind of error."""
+        """Warns once for each kind of error."""
         if error.errno not in self._warned:
             self._warned.add(error.errno)
             remedy = "Make room on the disk, or use another folder."
@@ -249,5 +243,5 @@ def _flat(buffer: Any) -> memoryview:
 
 
 def digest_of(name: str) -> str:
-    """The name of a piece in its folder."""
+    """Returns the digest that names the file of a piece."""
     return hashlib.blake2b(name.encode(), digest_size=16).hexdigest()

@@ -1,8 +1,8 @@
-"""Which decoded blocks of a table stay in shared memory: decided from the claims of all loaders of a machine.
+"""Decides from the claims of all loaders of a machine which decoded blocks of a table stay in shared memory.
 
-Each loader has a claim. A block that a claim needs stays; the others may go. So programs and ranks that are at
-different places, or read in different orders, never drop the blocks of each other: each of them decodes a block at
-most once, and finds it decoded if another one has needed it lately.
+Each loader has a claim. A block that is needed by a claim stays; the others may be dropped. So programs and ranks
+that are at different positions, or read in different orders, never drop each other's blocks: each of them decodes a
+block at most once, and finds it decoded if another one has needed it lately.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from penstock._cache.uses import Uses
 
 MOST_NEEDS = 4096
-"""Blocks that a claim needs at most: as many as an inventory has rows."""
+"""The largest number of blocks in a claim: as many as an inventory has rows."""
 
 ROW = np.dtype([(name, "<i8") for name in ("block", "pid", "fd", "inode", "nbytes", "number")])
-"""A block that a process has decoded. `number` counts the decodings of the table. In a free row all are 0."""
+"""A block that a process has decoded. `number` counts the decoded blocks of the table. A free row is all zeros."""
 
 Rows = NDArray[Any]
 """An array of ROW."""
@@ -28,8 +28,8 @@ Rows = NDArray[Any]
 class Claim(NamedTuple):
     """The blocks that one loader wants to be kept.
 
-    `needs` are those whose use is near. `keep` is for an order in which any block may be used at any time: bytes of
-    blocks that are kept besides, the last ones that were decoded. In a block order it is None.
+    `needs`: the blocks that it will use soon. `keep`: how many bytes of other blocks to keep, the newest ones, for an
+    order in which any block may be used at any time; None for a block order.
     """
 
     needs: NDArray[np.int64]
@@ -37,9 +37,9 @@ class Claim(NamedTuple):
 
 
 def near(uses: Uses, position: int) -> NDArray[np.int64]:
-    """The blocks whose use is near for a loader at this position: the one that is used first comes first."""
+    """Returns the blocks that a loader at this position will use soon, in the order of their first use."""
     first, stop = uses.first, uses.stop
-    # Workers are ahead of the loader, by less than a block's samples are spread over: later uses are far away.
+    # Workers are ahead of the loader by less than the positions over which the samples of a block are spread.
     # A rank that has just begun may be a few steps behind, and have no claim yet.
     spread = int((stop - first).max(initial=0))
     found = (stop > position - spread // 8) & (first < position + 2 * spread)
@@ -47,7 +47,7 @@ def near(uses: Uses, position: int) -> NDArray[np.int64]:
 
 
 def surplus(rows: Rows, claims: Sequence[Claim], coming: int = 0) -> NDArray[np.bool_]:
-    """Marks the rows that go, when a block of `coming` bytes is added. Those without a claim go, the oldest first."""
+    """Marks the rows to drop when a block of `coming` bytes is added: of those that no claim needs, the oldest."""
     keep = max((claim.keep for claim in claims if claim.keep is not None), default=0)
     newest = np.argsort(-rows["number"])
     free = ~_needed(rows, claims)[newest]
@@ -57,9 +57,9 @@ def surplus(rows: Rows, claims: Sequence[Claim], coming: int = 0) -> NDArray[np.
 
 
 def place(rows: Rows, claims: Sequence[Claim], most: int) -> int | None:
-    """The row for a new block, of at most `most`: a free one, one more, or the oldest that no claim needs.
+    """Chooses the row for a new block: a free one, a new one below `most`, or the oldest that no claim needs.
 
-    None if each row is needed. If one were dropped then, its loader would decode the block again, and drop another.
+    Returns None if all are needed. If one were dropped, its loader would decode the block again, and drop another.
     """
     free = np.flatnonzero(rows["pid"] == 0)
     if len(free):

@@ -1,8 +1,8 @@
-"""The folder of a cache: which pieces are in it, how many bytes they have, and how one is added.
+"""The folder of a cache: lists its pieces, counts their bytes, adds pieces and evicts others.
 
-    penstock-cache               the number of bytes of all pieces; locks on its bytes: of the folder, of each piece
+    penstock-cache               the number of bytes of all pieces; on its bytes, the locks of the folder and pieces
     <digest>.penstock-piece      a piece: see `pieces`
-    <digest>-<random>.penstock-part   a piece that is being written, by the process that has the lock of the piece
+    <digest>-<random>.penstock-part   a piece that is being written by the process that holds the lock of the piece
     <name>.penstock-agenda       what a loader will need: see `agendas`
 
 Files with other names are not touched.
@@ -20,7 +20,7 @@ from functools import cache, partial
 from typing import NamedTuple
 
 from penstock._cache import agendas, pieces
-from penstock._cache.agendas import Agenda, Publisher, key_of, ranking
+from penstock._cache.agendas import Agenda, key_of, ranking
 from penstock._cache.locks import ByteLock, LockError, LockPatience
 from penstock._cache.pieces import FileStamp, stamp_of
 from penstock._system import trust
@@ -31,11 +31,11 @@ _OURS = re.compile(
     r"([0-9a-f]{32})(?:-[0-9a-f]{16})?\.penstock-(piece|part)|\d+-[0-9a-f]{8}\.penstock-agenda(\.draft)?"
 )
 _STATE = "penstock-cache"
-_HEAD = struct.Struct("<8s36sqqq")  # magic, boot, whether a change was begun, bytes, evictions
+_HEAD = struct.Struct("<8s36sqqq")  # magic, boot id, 1 during a change, bytes, evictions
 _MAGIC = b"pnstcach"
 
-# To list 1,000 files takes 1.4 ms, and 5 ms the first time. Where there are more, one listing makes room for a
-# hundredth of the cache.
+# Listing 1,000 files takes 1.4 ms, and 5 ms the first time. If there are more, an eviction frees a hundredth of the
+# cache, so that listings are rare.
 _FEW = 1000
 
 
@@ -47,7 +47,7 @@ class FolderTotals(NamedTuple):
 
 
 class PieceFileInfo(NamedTuple):
-    """The file of a piece: its key in agendas, its size, and when it was written, in nanoseconds."""
+    """The file of a piece: its key in agendas, its size, and its modification time in nanoseconds."""
 
     key: int
     size: int
@@ -65,7 +65,7 @@ class FolderListing(NamedTuple):
         return sum(about.size for about in self.pieces.values())
 
     def ranked(self, digest: str) -> Iterator[tuple[str, int, bool]]:
-        """The pieces in the order in which they are evicted for another: digest, bytes, whether it may go now."""
+        """Yields digest and bytes of the pieces in the order of their eviction, and if each may be evicted now."""
         digests = list(self.pieces)
         keys, sizes, times = zip(*self.pieces.values(), strict=True) if digests else ((), (), ())
         order, spare = ranking(keys, times, self.agendas, key_of(digest))
@@ -73,21 +73,23 @@ class FolderListing(NamedTuple):
 
 
 class FreeSpace:
-    """The room in a folder for pieces that are about to be fetched. A folder is listed only if it may be full."""
+    """The free space of a folder for pieces to be fetched. The folder is listed only if it may be full."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder, self._listed = folder, FolderListing({}, [])
         self._is_listed, self._others = False, folder.noted().total
 
     def take(self, digest: str, nbytes: int, *, waits: bool = False) -> bool:
-        """Takes the room for a piece that will be needed later. Returns False if it must not be fetched now.
+        """Reserves space for a piece that will be needed later. Returns False if it must not be fetched now.
 
-        It must not if a piece that is needed earlier would be evicted for it. With `waits`, it must not either if the
-        best piece to evict is still to be used before then. Pieces that are being fetched count as present.
+        This is so if a piece that is needed earlier would be evicted for it; with `waits`, also if the best piece to
+        evict will still be used before then. Pieces that are being fetched count as present.
         """
         over = self._others + self._listed.total + nbytes + pieces.EXTRA - self._folder.limit
         if over > 0 and not self._is_listed:
-            self._list()
+            coming, self._listed = self._listed, self._folder.listed()
+            self._listed.pieces.update(coming.pieces)
+            self._is_listed, self._others = True, 0
             return self.take(digest, nbytes, waits=waits)
         for _, size, spare in self._listed.ranked(digest) if over > 0 else ():
             if over <= 0 or (waits and not spare):
@@ -98,19 +100,14 @@ class FreeSpace:
         return over <= 0
 
     def add(self, digest: str, nbytes: int) -> None:
-        """Counts a piece that is being fetched, unless it is in the folder."""
+        """Counts a piece that is being fetched as present, unless it is in the folder already."""
         self._listed.pieces.setdefault(digest, PieceFileInfo(key_of(digest), nbytes + pieces.EXTRA, 0))
-
-    def _list(self) -> None:
-        coming, self._listed = self._listed, self._folder.listed()
-        self._is_listed, self._others = True, 0
-        self._listed.pieces.update(coming.pieces)
 
 
 class Folder:
-    """The bytes of all pieces stay below `limit`, but for pieces that are being written.
+    """The folder of a cache. Its pieces take up to `limit` bytes, apart from those that are being written.
 
-    Members of `group` may use the folder too; without one, it is that of this user alone.
+    Members of `group` may use the folder too; if it is None, only this user may.
     """
 
     def __init__(self, path: str, limit: int, group: int | None = None) -> None:
@@ -119,36 +116,30 @@ class Folder:
         self._opened = partial(trust.open_or_make, self._state, group)
         self._patience = LockPatience()
         self._is_swept = False
-        self._known: dict[str, PieceFileInfo] = {}  # the pieces that were listed last
+        self._known: dict[str, PieceFileInfo] = {}  # the pieces of the last listing
 
     def piece(self, digest: str) -> str:
         return os.path.join(self.path, f"{digest}.penstock-piece")
 
-    def _part(self, digest: str) -> str:
-        return os.path.join(self.path, f"{digest}-{secrets.token_hex(8)}.penstock-part")
-
     def lock(self, digest: str, *, waits: bool = True) -> ByteLock:
-        """The lock of one piece: only the process that has it makes the piece."""
+        """Returns the lock of a piece: only the process that holds it may fetch the piece."""
         return ByteLock(self._opened, 1 + int(digest[:15], 16), self._patience if waits else None, long=True)
 
-    def _own_lock(self) -> ByteLock:
-        """The lock of the folder, which is held for some milliseconds."""
+    def own_lock(self) -> ByteLock:
+        """Returns the lock of the folder, which is never held for more than some milliseconds."""
         return ByteLock(self._opened, 0, self._patience)
 
     def add(self, digest: str, buffers: Sequence[memoryview]) -> tuple[int, FileStamp]:
-        """Writes a piece, whose lock the caller has, and evicts others if they are too many.
+        """Writes a piece, whose lock the caller holds, and evicts others if the limit is exceeded.
 
-        Returns how many were evicted, and the mark of the new file, which may be evicted in turn at any moment.
-        Raises OSError if the piece cannot be written.
+        Returns the number of evicted pieces, and the stamp of the new file, which may be evicted itself at any
+        moment. Raises OSError if the piece cannot be written.
         """
-        part = self._part(digest)
+        part = os.path.join(self.path, f"{digest}-{secrets.token_hex(8)}.penstock-part")
         pieces.write(part, digest, buffers, self.group)
-        lock = self._own_lock()
+        lock = self.own_lock()
         try:
             return with_loan(lock, self._insert, lock, digest, part)
-        except LockError as error:
-            pieces.unlink(part)
-            raise error.cause from None
         except BaseException:
             pieces.unlink(part)
             raise
@@ -157,23 +148,25 @@ class Folder:
         if not self._is_swept:
             self.listed(sweeps=True)
             self._is_swept = True
-        (total, before), about = self._counted(lock.fd), os.stat(part)
+        # If the stored totals cannot be trusted, the pieces are counted, and evictions from a new random number on.
+        total, before = _noted(lock.fd) or FolderTotals(self.listed().total, secrets.randbits(40))
+        about = os.stat(part)
         size = about.st_size
         _note(lock.fd, FolderTotals(total, before), is_changing=True)
         evicted = 0
         if total + size > self.limit:
             total, evicted = self._evict(size, digest)
-        # In the place of a damaged piece, if there was one. Its bytes are noted until they are counted again.
+        # This may replace a damaged piece, whose bytes stay in the total until the pieces are counted again.
         os.replace(part, self.piece(digest))
         _note(lock.fd, FolderTotals(total + size, before + evicted), is_changing=False)
         return evicted, stamp_of(about)
 
     def _evict(self, size: int, digest: str) -> tuple[int, int]:
-        """Makes room for so many bytes. Returns how many bytes are left, and how many pieces were evicted."""
+        """Evicts pieces until `size` more bytes fit. Returns the total that is left, and the number of evictions."""
         found = self.listed(sweeps=True)
         total, evicted = found.total, 0
         most = self.limit - size - (self.limit // 100 if len(found.pieces) > _FEW else 0)
-        # First those that are not needed earlier than the new one. (`sorted` keeps their order.)
+        # First the pieces that are needed later than the new one (a stable sort).
         for other, other_size, _ in sorted(found.ranked(digest), key=lambda one: not one[2]):
             if total <= most:
                 break
@@ -183,14 +176,10 @@ class Folder:
                 evicted += 1
         return total, evicted
 
-    def publish(self, publisher: Publisher, agenda: Agenda) -> None:
-        """Raises OSError, or LockError, if the folder cannot be written."""
-        with_loan(self._own_lock(), publisher.publish, agenda)
-
     def listed(self, *, sweeps: bool = False) -> FolderListing:
-        """The pieces, and the agendas of live loaders.
+        """Lists the pieces, and the agendas of live loaders.
 
-        `sweeps`: what dead processes have left is deleted. The caller must have the lock of the folder.
+        `sweeps` deletes files that dead processes have left behind. Then the caller must hold the lock of the folder.
         """
         found = FolderListing({}, [])
         for name in os.listdir(self.path):
@@ -211,7 +200,7 @@ class Folder:
         return found
 
     def noted(self) -> FolderTotals:
-        """What was noted last. If nothing is known, the folder is taken for a full one."""
+        """Returns the stored totals. If there are none, the folder counts as full."""
         with suppress(OSError):
             fd = acquire(partial(trust.open_ours, self._state, group=self.group), os.close)
             try:
@@ -220,13 +209,9 @@ class Folder:
                 os.close(fd)
         return FolderTotals(self.limit, -1)
 
-    def _counted(self, fd: int) -> FolderTotals:
-        """What is noted, or counted if the note cannot be trusted."""
-        return _noted(fd) or FolderTotals(self.listed().total, secrets.randbits(40))
-
 
 def is_file_of_cache(name: str) -> bool:
-    """Whether a file with this name was made by a cache."""
+    """True if a file of this name was created by a cache."""
     return name == _STATE or _OURS.fullmatch(name) is not None
 
 
@@ -249,6 +234,6 @@ def _note(fd: int, noted: FolderTotals, *, is_changing: bool) -> None:
 
 @cache
 def _boot() -> bytes:
-    """Which start of the machine this is: after a power failure, notes and files may differ."""
+    """Returns the id of the last boot: after a power failure, the stored totals may not match the files."""
     with open("/proc/sys/kernel/random/boot_id", "rb") as file:
         return file.read(36)

@@ -1,4 +1,4 @@
-"""Shares the decoded blocks of a table while a loader reads it, and tells which of them the loader needs."""
+"""Lets processes share the decoded blocks of a table while a loader reads it, and claims the blocks that it needs."""
 
 from __future__ import annotations
 
@@ -24,41 +24,40 @@ from penstock.plan._order import Sequential
 _PAUSE = 0.05  # seconds between two looks
 
 _keepers: weakref.WeakSet[Keeper] = weakref.WeakSet()
-"""Those of this process that are open."""
+"""The open keepers of this process."""
 
 
 class Keeper:
     """Opens the inventory of a table. In a block order, a thread claims the blocks that the loader needs next.
 
-    `kept` has the blocks of this process, of which those that are needed stay. In other orders the loader claims
-    `keep` bytes.
+    In other orders the keeper claims `keep` bytes. `kept` holds the blocks of this process: needed ones stay there.
     """
 
     def __init__(
         self, forecast: Forecast, table: str, edges: NDArray[np.int64], kept: LruCache[int, Any], keep: int
     ) -> None:
         self._forecast, self._edges, self._kept = forecast, edges, kept
-        # In other orders a block may be needed at any time. In sequence, a few steps need it, at about one time.
+        # In other orders a block may be needed at any time. In sequence, only a few steps need it, close together.
         self._planned = forecast.knows(Grouping(edges)) and not isinstance(forecast.order, Sequential)
         self._at_first = Claim(np.empty(0, np.int64), None if self._planned else keep)
         self._inventory = Inventory(table, self._at_first)
         self._needed: set[int] = set()
         _keepers.add(self)
         self._uses: Uses | None = None
-        self._bell: SimpleQueue[None] = SimpleQueue()  # takes no lock of Python's
+        self._bell: SimpleQueue[None] = SimpleQueue()  # written in C: takes no lock of Python's
 
     def start(self) -> None:
         if not self._planned:
-            with suppress(Exception):  # there are too many descriptors: nothing is shared then
+            with suppress(Exception):  # too many descriptors are open: nothing is shared then
                 self.look()
             return
-        # The thread refers to the keeper only while it looks, so it ends when the keeper is dropped.
+        # The thread has only a weak reference between two looks, so it ends when the keeper is dropped.
         work = partial(_look_on, weakref.ref(self), self._bell)
-        with suppress(RuntimeError):  # no thread is to be had: blocks stay until the epoch is over
+        with suppress(RuntimeError):  # no thread can be started: blocks stay until the epoch is over
             started("penstock-keeper", work, partial(self._bell.put, None))
 
     def look(self) -> None:
-        """Claims the blocks that are needed now, and drops those that no loader of this machine claims."""
+        """Claims the blocks that are needed now, and drops those that no loader on this machine claims."""
         self._inventory.claim(self._claim() if self._planned else self._at_first)
 
     def _claim(self) -> Claim:
@@ -71,7 +70,7 @@ class Keeper:
         return Claim(needs, None)
 
     def _tell_kept(self) -> None:
-        # Two loaders of this process may read one table: the parts of a split.
+        # Two loaders of this process may read one table, such as the parts of a random split.
         self._kept.needed = set[int]().union(*(each._needed for each in [*_keepers] if each._kept is self._kept))
 
     def close(self) -> None:
@@ -84,7 +83,7 @@ class Keeper:
 
 def _look_on(reference: weakref.ref[Keeper], bell: SimpleQueue[None]) -> None:
     while (keeper := reference()) is not None:
-        with suppress(Exception):  # it is closed meanwhile; a block that is not dropped now is dropped later
+        with suppress(Exception):  # the keeper was closed; a block that is not dropped now is dropped later
             keeper.look()
         del keeper
         with suppress(Empty):

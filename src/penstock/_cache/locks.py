@@ -1,6 +1,6 @@
-"""Locks between all threads and processes of a machine, which the kernel releases when their holder dies.
+"""Locks between all threads and processes of a machine. The kernel releases them when their holder dies.
 
-A holder may also be stopped (SIGSTOP), or be a program of another kind, so no lock is waited for without a limit.
+A holder may also be suspended (SIGSTOP), or be some other program, so every wait for a lock has a time limit.
 """
 
 from __future__ import annotations
@@ -23,22 +23,18 @@ from penstock._system.interrupts import acquire, interrupts_deferred
 _FLOCK = struct.Struct("hhqqi4x")
 _WHOLE = 1 << 62
 _LEAST_PAUSE, _MOST_PAUSE = 0.0005, 0.02  # seconds between two tries
-_SHARE = 8  # a pause is this part of the wait so far, so that no wait is much longer than it must be
+_SHARE = 8  # a pause is an eighth of the wait so far, so a wait is at most an eighth longer than necessary
 _LOCK_OF_FILE = re.compile(r"^lock:\s+\d+: OFDLCK +\S+ +(\w+) .* (\d+) (\d+|EOF)$", re.MULTILINE)
 
 
-class LockError(Exception):
-    """The file of a lock cannot be opened; or another has the lock, and it was not waited for, or for long enough."""
-
-    def __init__(self, cause: OSError) -> None:
-        super().__init__(cause)
-        self.cause = cause
+class LockError(OSError):
+    """The file of a lock cannot be opened, or another process holds the lock for longer than we may wait."""
 
 
 class LockPatience:
-    """How long the locks of a file are waited for. After one wait that was in vain, none is waited for, for a minute.
+    """Limits the waits for the locks of a file: after a wait that timed out, no lock is waited for during a minute.
 
-    Else a program that is stopped while it has many locks would stop this one again and again.
+    Otherwise a suspended program with many locks would delay this one again and again.
     """
 
     def __init__(self) -> None:
@@ -55,15 +51,14 @@ class LockPatience:
 
 
 class ByteLock:
-    """The lock of one byte of a file, for `with_loan`. One is used once. `opened()` opens the file.
+    """A lock on one byte of a file, for `with_loan`. Each object is used once. `opened()` opens the file.
 
-    The byte need not exist: a file has a lock for each number from 0 to 2**62. So no lock has a file of its own that
-    could be left behind. The lock belongs to the descriptor (`F_OFD_SETLK`): threads exclude each other too. A forked
+    The byte need not exist: a file has a lock for each number from 0 to 2**62. So there are no lock files that could
+    be left behind. The lock belongs to the descriptor (`F_OFD_SETLK`), so threads exclude each other too. A forked
     child closes its copy of the descriptor, and so cannot keep the lock of a parent that has died.
 
-    Without `patience`, the lock is not waited for. A lock that is held for `long` is waited for as long as its holder
-    runs, but not longer than `trust.LONGEST`; others for `trust.WAIT`. The kernel's own way to wait (F_OFD_SETLKW)
-    has no limit.
+    Without `patience`, a lock that is held raises at once. If `long`, we wait for as long as the holder runs, up to
+    `trust.LONGEST`; otherwise up to `trust.WAIT`. The kernel's own way to wait (F_OFD_SETLKW) has no time limit.
     """
 
     __slots__ = ("_byte", "_fds", "_long", "_opened", "_patience")
@@ -76,16 +71,16 @@ class ByteLock:
 
     @property
     def fd(self) -> int:
-        """The file, open for reading and writing while the lock is held."""
+        """The descriptor of the file, open for reading and writing while the lock is held."""
         return self._fds[0]
 
     def begin(self) -> None:
-        """Opens the file, and waits for the lock. Raises LockError."""
+        """Opens the file and waits for the lock. Raises LockError."""
         try:
             self._fds.append(open_alone(self._opened))
             self._take()
         except OSError as error:
-            raise LockError(error) from error
+            raise LockError(*error.args) from error
 
     def _take(self) -> None:
         asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, self._byte, 1, 0)
@@ -104,7 +99,7 @@ class ByteLock:
             time.sleep(max(_LEAST_PAUSE, min(waited / _SHARE, _MOST_PAUSE)))
 
     def _look(self, patience: LockPatience, waited: float) -> None:
-        """Raises TimeoutError, unless the holder may be at work."""
+        """Raises TimeoutError unless the holder may be working on what we wait for."""
         holders = [*_holders(self.fd, self._byte)]
         if waited < trust.LONGEST and self._long and all(one.may_work for one in holders):
             return
@@ -112,19 +107,19 @@ class ByteLock:
         patience.lose(f"{' and '.join(known) or 'another program'} has kept a lock for more than {waited:.0f} s")
 
     def end(self) -> None:
-        """Lets go of the lock, if it is held."""
+        """Releases the lock, if it is held."""
         if self._fds:
             with interrupts_deferred():
                 descriptors.close(self._fds.pop())
 
 
 def again(fd: int) -> Callable[[], int]:
-    """Opens a file of this process again, for reading and writing: a lock belongs to a descriptor of its own."""
+    """Returns a function that opens the file of a descriptor again: each lock needs its own descriptor."""
     return partial(os.open, f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
 
 
 def open_alone(opened: Callable[[], int]) -> int:
-    """A descriptor that no forked child keeps open."""
+    """Returns the descriptor that `opened()` opens; forked children close theirs."""
 
     def alone() -> int:
         with descriptors.no_fork():
@@ -136,7 +131,7 @@ def open_alone(opened: Callable[[], int]) -> int:
 
 
 class _Holder(NamedTuple):
-    """A process that has a lock. It may be at work for us if it runs, and the lock is one that penstock takes."""
+    """A process that holds a lock. `may_work`: it runs, and the lock has the form of a `ByteLock`."""
 
     pid: int
     is_stopped: bool
@@ -144,10 +139,10 @@ class _Holder(NamedTuple):
 
 
 def _holders(fd: int, byte: int) -> Iterator[_Holder]:
-    """The processes of this user that have the lock of a byte, as far as the system shows them."""
+    """Yields the processes of this user that hold the lock on a byte, if `/proc` shows them."""
     file = os.fstat(fd)
     for pid in trust.processes(os.geteuid()):
-        with suppress(OSError):  # it has ended, or may not be looked at
+        with suppress(OSError):  # the process has ended, or is hidden from us
             state = _text(f"/proc/{pid}/stat").rpartition(") ")[2][:1]
             for number in os.listdir(f"/proc/{pid}/fd"):
                 for kind, first, last in _locks_of(f"/proc/{pid}", number, file):
@@ -156,8 +151,8 @@ def _holders(fd: int, byte: int) -> Iterator[_Holder]:
 
 
 def _locks_of(process: str, number: str, file: os.stat_result) -> list[tuple[str, str, str]]:
-    """Kind, first and last byte of each lock of a descriptor, if it is one of this file."""
-    with suppress(OSError):  # it is closed
+    """Returns kind, first and last byte of each lock of a descriptor, if the descriptor belongs to this file."""
+    with suppress(OSError):  # the descriptor was closed
         if os.path.samestat(os.stat(f"{process}/fd/{number}"), file):
             return _LOCK_OF_FILE.findall(_text(f"{process}/fdinfo/{number}"))
     return []
@@ -169,7 +164,7 @@ def _text(path: str) -> str:
 
 
 def is_locked(fd: int, byte: int = 0) -> bool:
-    """True if another descriptor has the lock of this byte."""
+    """True if another descriptor holds the lock on this byte."""
     asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
     answer: bytes = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked)
     kind: int = _FLOCK.unpack(answer)[0]

@@ -1,11 +1,11 @@
-"""Blocks that are kept in memory after they were read, the last ones used, up to a number of bytes."""
+"""A least-recently-used cache in memory, limited by a number of bytes."""
 
 from __future__ import annotations
 
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -13,18 +13,18 @@ T = TypeVar("T")
 
 
 class LruCache(Generic[K, T]):
-    """Values by number or another key; each is read when it is asked for, and dropped when others were used later.
+    """Keeps values by key, up to `most` bytes. Missing values are read; the least recently used are dropped.
 
-    At least one value is kept, however large. Several threads may ask at once: a value is then read by one of them,
-    while the others wait for it. A forked child has the values of its parent, and locks of its own.
+    At least one value is kept, however large. If several threads request a value, one of them reads it while the
+    others wait. A forked child has the values of its parent, and its own locks.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self.dropped = 0
-        """Values that were dropped so far."""
+        """The number of values that were dropped so far."""
         self.needed: set[K] = set()
-        """Keys of values that stay, and do not count for `most`. Set by a keeper, up to 50 ms ago."""
+        """Keys of values that must stay, and do not count towards `most`. A keeper updates the set every 50 ms."""
         self._values: OrderedDict[K, tuple[T, int]] = OrderedDict()
         self._renew()
 
@@ -37,9 +37,6 @@ class LruCache(Generic[K, T]):
     def __contains__(self, number: K) -> bool:
         return number in self._values
 
-    def __iter__(self) -> Iterator[K]:
-        return iter(tuple(self._values))
-
     def drop(self, numbers: Iterable[K]) -> None:
         with self._lock:
             for number in numbers:
@@ -47,7 +44,7 @@ class LruCache(Generic[K, T]):
                 self._nbytes -= nbytes
 
     def found(self, number: K) -> T | None:
-        """The value, if it is kept."""
+        """Returns the value if it is in the cache, otherwise None."""
         found = self._values.get(number)
         if found is None:
             return None
@@ -58,7 +55,7 @@ class LruCache(Generic[K, T]):
         return found[0]
 
     def get(self, number: K, read: Callable[[K], tuple[T, int]]) -> T:
-        """The value; if it is not kept, `read(number)` returns it with its number of bytes."""
+        """Returns the value. If it is missing, `read(number)` returns it with its size in bytes."""
         value = self.found(number)
         if value is not None:
             return value
@@ -74,7 +71,7 @@ class LruCache(Generic[K, T]):
 
     def _add(self, number: K, value: tuple[T, int]) -> None:
         with self._lock:
-            _, before = self._values.pop(number, (None, 0))  # read by another thread too, after it was dropped
+            _, before = self._values.pop(number, (None, 0))  # another thread may have read it too
             self._values[number] = value
             self._nbytes += value[1] - before
             needed = self.needed

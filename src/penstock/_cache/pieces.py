@@ -1,9 +1,9 @@
-"""A piece: bytes in a file of their own, with a length and a checksum behind them.
+"""The file of a piece: its bytes, followed by their length and a checksum.
 
     the bytes
     magic (8 bytes), length (8), checksum of the bytes (4), CRC-32 of the piece's digest and of these 20 bytes (4)
 
-The bytes come first, so they begin at a page. A file that was cut off, or is damaged, is not a piece.
+The bytes come first, so they begin at a page. A truncated or damaged file is detected and never used.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _MAGIC = b"pnstpie2"
 _END = struct.Struct("<8sQI")
 _CHECK = struct.Struct("<I")
 EXTRA = _END.size + _CHECK.size
-"""Bytes of a file beside those of its piece."""
+"""The number of bytes in a file after those of its piece."""
 
-_WORDS = 512  # of 8 bytes: 4 KB, which a disk and the kernel write as a whole
-_AT_ONCE = 1 << 30  # bytes of one write: the kernel writes at most 2 GB
+_WORDS = 512  # of 8 bytes in a page: disk and kernel write 4 KB as a whole
+_AT_ONCE = 1 << 30  # bytes of one write: the kernel accepts at most 2 GB
 
 
 def write(path: str, digest: str, buffers: Sequence[memoryview], group: int | None = None) -> None:
-    """Writes the file of a piece, a new one, from buffers of bytes. After an error the file is gone."""
+    """Creates the file of a piece from buffers of bytes. After an error the file is deleted."""
     whole = buffers[0] if len(buffers) == 1 else memoryview(b"".join(buffers))
     fd = acquire(partial(trust.make_file, path, group), os.close)
     try:
@@ -52,11 +52,11 @@ def write_all(fd: int, view: memoryview) -> None:
 
 
 def checksum(view: memoryview) -> int:
-    """The checksum of the bytes of a piece, at 14 GB in a second of processor time.
+    """Returns the checksum of the bytes of a piece. Computes 14 GB per second of processor time.
 
-    A hash of the sum of each page, and of the sums of the words at the same place of all pages. Each word is in two
-    sums: damage in one page changes the sums of the places, and pages that are missing or exchanged change their own.
-    Refused: CRC-32, which takes more than three times as long. Each process checks each piece that it maps.
+    It is a hash of two kinds of sums: of the words of each page, and of the words at the same offset in all pages. So
+    damage within a page changes the sums by offset, and missing or swapped pages change the sums by page. Refused:
+    CRC-32, which takes three to seven times as long. Each process checks each piece that it maps.
     """
     count = len(view) // (8 * _WORDS)
     pages = np.frombuffer(view, np.uint64, count * _WORDS).reshape(count, _WORDS)
@@ -67,7 +67,7 @@ def checksum(view: memoryview) -> int:
 
 
 FileStamp = tuple[int, int]
-"""Tells a file from others of the same name: its number, which may be used again, and when it was written."""
+"""Distinguishes files of the same name: the inode number, which may be reused, and the modification time."""
 
 
 def stamp_of(about: os.stat_result) -> FileStamp:
@@ -77,9 +77,9 @@ def stamp_of(about: os.stat_result) -> FileStamp:
 def mapped(
     path: str, digest: str, checked: FileStamp | None = None, group: int | None = None
 ) -> tuple[memoryview, FileStamp]:
-    """The bytes of a piece, and the stamp of its file. Raises ValueError if the piece is damaged.
+    """Maps a piece: returns its bytes, and the stamp of its file. Raises ValueError if the piece is damaged.
 
-    The bytes of the file with the stamp `checked` are not read for it.
+    If the file still has the stamp `checked`, its checksum is not verified again.
     """
     fd = acquire(partial(trust.open_ours, path, group=group), os.close)
     try:
@@ -100,7 +100,7 @@ def mapped(
 
 
 def unlink(path: str) -> None:
-    """Deletes a file, if it is there and can be deleted."""
+    """Deletes a file if that is possible."""
     try:
         os.unlink(path)
     except OSError:

@@ -1,4 +1,4 @@
-"""Fetches the pieces that a loader will need, before it needs them: threads beside the loader, in its process."""
+"""Scouts: threads in the loader's process that fetch pieces before the loader needs them."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from penstock._system.threads import started
 from penstock.plan._forecast import Forecast
 
 AHEAD = 512 << 20
-"""Bytes that are fetched ahead of time at most: some seconds of a fast network."""
+"""The largest number of bytes to fetch ahead of time: some seconds of a fast network."""
 
 NEAR = 128 << 20
-"""Bytes for which the cache makes room in any case, but not more than a quarter of the cache: see `lookout`."""
+"""Bytes for which the cache always makes room, up to a quarter of the cache: see `lookout`."""
 
 THREADS = 16
-"""Pieces that are fetched at a time."""
+"""The number of pieces that are fetched at the same time."""
 
-_FIRST = 4  # pieces that are fetched at a time until the first batch was handed out: workers wait for theirs
+_FIRST = 4  # the same until the first batch is handed out: workers are waiting for their own downloads
 
-_PAUSE = 0.02  # seconds after which a scout looks how far its loader is
-_SHARE = 10  # a scout looks for a tenth of the time at most: to list 100,000 pieces takes 0.2 s
-_LONGEST = 1.0  # seconds between two looks: the first one of an epoch may take half a second
-_AFTER_FAILURE = 10.0  # seconds without fetches, after a piece that could not be kept
-_MOMENT = 0.1  # seconds after which a fetch that waits sees that the scout is closed
+_PAUSE = 0.02  # seconds after which a scout checks the position of its loader
+_SHARE = 10  # looks take at most a tenth of the time: listing 100,000 pieces takes 0.2 s
+_LONGEST = 1.0  # longest time in seconds between two looks: the first of an epoch may take half a second
+_AFTER_FAILURE = 10.0  # seconds without fetches after a piece could not be written to the folder
+_MOMENT = 0.1  # seconds after which a waiting fetch notices that the scout is closed
 
 
 class Scout:
-    """Fetches pieces ahead of a loader, from `start()` on, until it is closed or dropped. `__foresee__` returns it.
+    """Fetches pieces ahead of a loader, from `start()` until it is closed or dropped. `__foresee__` returns a scout.
 
-    It raises nothing. A piece that cannot be fetched is left to the worker that needs it: its error names the sample.
+    It raises nothing. If a piece cannot be fetched, the worker that needs it raises an error that names the sample.
     """
 
     def __init__(
@@ -47,20 +47,20 @@ class Scout:
     ) -> None:
         self._lookout = Lookout(forecast, dataset, cache, ahead, min(NEAR, cache.limit // 4))
         self._fetches = _Fetches(threads, forecast.counts or CacheCounts())
-        # The thread refers to the lookout only while it looks, so it ends when the scout is dropped.
+        # The thread has only a weak reference between two looks, so it ends when the scout is dropped.
         self._work = partial(_look_out, self._fetches, weakref.ref(self._lookout))
         self._thread: threading.Thread | None = None
 
     def joins(self, other: Scout) -> bool:
-        """Fetches for the other scout as well, if both are of the same loader and folder. Before both are started."""
+        """Takes over the work of `other` if it has the same loader and folder. Only before both are started."""
         return self._lookout.joins(other._lookout)
 
     def start(self) -> None:
-        with suppress(RuntimeError):  # no thread is to be had: workers fetch what they need themselves
+        with suppress(RuntimeError):  # no thread can be started: workers fetch what they need themselves
             self._thread = started("penstock-scout", self._work, self._fetches.stop)
 
     def close(self) -> None:
-        """Ends the scout. Fetches that are under way end in the background."""
+        """Stops the scout. Fetches in flight finish in the background."""
         self._fetches.stop()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():  # the garbage collector may run in it
@@ -68,25 +68,25 @@ class Scout:
 
 
 class _Stopped(Exception):
-    """The scout was closed while a fetch waited for its next try."""
+    """The scout was closed while a fetch waited for its next retry."""
 
 
 class _Fetches:
-    """The fetches of a scout that are under way, `most` at a time."""
+    """The fetches of a scout, at most `most` of them at a time."""
 
     def __init__(self, most: int, counts: CacheCounts) -> None:
         self.stopped = False
-        self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()  # takes no lock of Python's
+        self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()  # written in C: takes no lock of Python's
         self._counting = Counting(counts)
         self._most = most
         self._threads = 0
-        self._lock = threading.Lock()  # of the attributes that fetches change
-        self._coming: dict[str, int] = {}
-        self._queue: deque[WantedPiece] = deque()  # of those that are coming
+        self._lock = threading.Lock()  # guards the attributes that fetching threads change
+        self._coming: dict[str, int] = {}  # sizes of the pieces that are being fetched, by name
+        self._queue: deque[WantedPiece] = deque()  # those of `_coming` that no thread has begun
         self._failed: set[str] = set()
         self._start: int | None = None  # the position of the loader at the first look
         self._done = 0
-        self._seen: object = None  # position and finished fetches at the last look
+        self._seen: object = None  # position and number of finished fetches at the last look
         self._not_before = 0.0
 
     def stop(self) -> None:
@@ -94,7 +94,7 @@ class _Fetches:
         self.bell.put(None)
 
     def wait(self, least: float) -> None:
-        """Waits for the next look: until a fetch has ended, or a moment, but not less than `least` seconds."""
+        """Waits until a fetch has ended or 20 ms have passed, but at least for `least` seconds."""
         until = time.monotonic() + least
         with suppress(queue.Empty):
             self.bell.get(timeout=max(least, _PAUSE))
@@ -103,11 +103,11 @@ class _Fetches:
                 self.bell.get(timeout=left)
 
     def rest(self) -> None:
-        """The folder cannot be used."""
+        """Stops fetching for a while, because the folder cannot be used."""
         self._not_before, self._seen = time.monotonic() + _AFTER_FAILURE, None
 
     def look(self, lookout: Lookout, publisher: Publisher) -> None:
-        """Starts the fetches that are due."""
+        """Publishes a new agenda if there is one, and starts the fetches that are due."""
         if time.monotonic() < self._not_before:
             return
         agenda, position = lookout.agenda(), lookout.position
@@ -123,7 +123,7 @@ class _Fetches:
         publisher.move(position)
         with self._lock:
             coming, failed = dict(self._coming), set(self._failed)
-        # Twice as many as there are threads: none of them has to wait for the next look.
+        # Twice as many as there are threads, so that no thread has to wait for the next look.
         for piece in lookout.look(2 * self._most - len(coming), coming, failed):
             with self._lock:
                 self._coming[piece.name] = piece.nbytes
@@ -134,7 +134,7 @@ class _Fetches:
             started("penstock-fetch", partial(self._fetch, lookout.cache), self.stop)
 
     def _fetch(self, cache: Cache) -> None:
-        """A thread that fetches, until nothing is left to fetch."""
+        """Runs in a thread: fetches pieces until none is queued."""
         while (piece := self._next()) is not None:
             failed = True
             with working_at(self._counting), suppress(Exception):
@@ -149,7 +149,7 @@ class _Fetches:
             self.bell.put(None)
 
     def _pause(self, seconds: float) -> None:
-        """Waits between two tries, unless the scout is closed."""
+        """Waits between two retries. Raises _Stopped if the scout is closed."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0 or self.stopped:
             if self.stopped:
@@ -165,7 +165,7 @@ class _Fetches:
 
 
 def _look_out(fetches: _Fetches, reference: weakref.ref[Lookout]) -> None:
-    """The thread of a scout. It says nothing of a folder that cannot be used: workers warn of that."""
+    """Runs in the thread of a scout. Does not warn if the folder cannot be used, because workers do."""
     lookout = reference()
     if lookout is None:
         return
@@ -185,10 +185,10 @@ def _look_out(fetches: _Fetches, reference: weakref.ref[Lookout]) -> None:
         if not fetches.stopped:
             import logging
 
-            # In the log: a thread has no line of the user's to which a warning could point.
+            # Logged, not warned: in this thread, there is no line of the user's code that a warning could name.
             logging.getLogger("penstock").warning(
-                "Nothing is fetched ahead of time any more, because of the error below: each worker waits for its "
-                "own downloads. The samples are the same. If the error is not of your dataset, please report it.",
+                "Fetching ahead has stopped because of the error below: each worker waits for its own downloads. The "
+                "samples are the same. If the error does not come from your dataset, please report it.",
                 exc_info=True,
             )
     finally:

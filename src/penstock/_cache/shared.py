@@ -2,26 +2,27 @@
 
 A process that reads a table with a loader opens an *inventory*: shared memory without a name, a memfd, which others
 find among the descriptors of that process (see `_measure/page.py`). The inventory says which process has which block.
-The block is a memfd as well, of the process that has decoded it; others open it there, and map it.
+A block is a memfd as well, in the process that has decoded it; other processes open it there, and map it.
 
     magic (8 bytes), when the inventory was opened, number of rows, blocks decoded so far (8 each)
-    rows: block, process, descriptor, inode, bytes, number of the decoding (8 each; a row without a process is free).
-          There are as many as were in use at a time so far: each look reads them all.
-    claims, from the place after 4,096 rows on: bytes to keep (-1: none), number of needs, needs (8 each). Each has
-          room for 4,096 needs.
+    rows: block, process, descriptor, inode, bytes, number of the decoded block (8 each; a free row has process 0).
+          There are only as many rows as were in use at the same time so far, because every reader reads all of them.
+    claims, after the space for 4,096 rows: bytes to keep (-1: none), number of needs, needs (8 each). Each has space
+          for 4,096 needs.
 
-Others take only what belongs to this user, whatever its name (see `_system/trust.py`); an inventory never shrinks,
-and a block is sealed when it is complete, so that nobody can change it, or cut it off under a process that has
-mapped it.
+A process accepts only memfds that belong to this user, whatever their name (see `_system/trust.py`). An inventory
+never shrinks, and a complete block is sealed, so that no process can change it, or truncate it while others have it
+mapped.
 
-So nothing has a name that could be left behind, and memory is free when the last process that maps it is gone. If a
-process dies, its blocks are decoded again by the next that needs them. Locks are the kernel's (`_cache/locks.py`):
-byte 0 is that of rows and claims, byte 1 + n that of block n, and byte 2**61 + n that of claim n. A loader holds the
-lock of its claim for as long as it reads: a claim without a lock is that of a loader that has ended, or was killed.
+Nothing has a name, so nothing can be left behind: memory is freed when the last process that maps it has ended. If a
+process dies, the next process that needs one of its blocks decodes it again. Locks are the kernel's
+(`_cache/locks.py`): byte 0 guards rows and claims, byte 1 + n guards block n, and byte 2**61 + n claim n. A loader
+holds the lock of its claim for as long as it reads: a claim without a lock belongs to a loader that has ended.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import resource
@@ -38,20 +39,21 @@ import numpy as np
 from penstock._cache.claims import MOST_NEEDS, ROW, Claim, Rows, place, surplus
 from penstock._cache.locks import ByteLock, LockError, LockPatience, again, is_locked, open_alone
 from penstock._cache.pieces import write_all
+from penstock._measure.page import memfds
 from penstock._memory.mapping import mapped
 from penstock._system import descriptors, trust
 from penstock._system.interrupts import acquire, finalizer, interrupts_deferred, with_loan
 from penstock._system.warnings import warn_caller
 
 MakeBlock = Callable[[], Sequence[Any]]
-"""Returns the bytes of a block, as a list of buffers."""
+"""Decodes a block, and returns its bytes as a list of buffers."""
 
 _NAME, _BLOCK = "penstock-inventory-", "penstock-block"
 _HEAD = struct.Struct("<8sqqq")
 _MAGIC = b"pnstinv3"
-_ROWS = 4096  # at most. Each is a descriptor of some process: see `_most_own`.
+_ROWS = 4096  # at most. Each stands for an open descriptor of some process: see `_most_own`.
 _CLAIM = struct.Struct("<qq")
-_CLAIMS = _HEAD.size + _ROWS * ROW.itemsize  # where they begin
+_CLAIMS = _HEAD.size + _ROWS * ROW.itemsize  # where claims begin
 _CLAIM_SIZE = _CLAIM.size + MOST_NEEDS * 8
 _CLAIM_LOCKS = 1 << 61
 _NEVER_SMALLER = fcntl.F_SEAL_SHRINK
@@ -60,38 +62,35 @@ _UNFINISHED = 0.2  # seconds to wait for the head of an inventory that was opene
 
 
 class Inventory:
-    """The inventory of one table, for as long as it is open, and the claim of its loader: at first `claim`.
+    """The inventory of one table, and the claim of its loader, which is `claim` at first.
 
-    Several loaders and ranks may open one each. All processes use the one that was opened first.
+    Each loader and rank opens an inventory. All processes use the one that was opened first.
     """
 
     def __init__(self, table: str, claim: Claim) -> None:
         self._name = _NAME + table
         self._fd = descriptors.open_memfd(self._name)
-        self._first: int | None = None  # a descriptor of the inventory that is used
+        self._first: int | None = None  # the descriptor of the inventory that all use, once it was found
         self._number, self._lock = 0, _claim_lock(self._fd, 0)
         self._patience = LockPatience()
         try:
             trust.seal(self._fd, _NEVER_SMALLER)
-            # It takes milliseconds to find out which inventory is used. Mostly it is this one.
+            # Finding the oldest inventory takes milliseconds. It is mostly this one, so the claim is written here.
             self._lock.begin()
             _write_claim(self._fd, 0, claim)
-            # The time is taken after others can see the file: see `_first_inventory`.
+            # The time is taken after the file has become visible to others: see `_first_inventory`.
             os.pwrite(self._fd, _HEAD.pack(_MAGIC, time.monotonic_ns(), 0, 0), 0)
-        except LockError as error:  # there are too many descriptors
-            self.close()
-            raise error.cause from None
         except BaseException:
             self.close()
             raise
 
     @property
     def decoded(self) -> int:
-        """How many blocks were decoded so far, by all processes."""
+        """The number of blocks that all processes have decoded so far."""
         return _head(self._used())[2]
 
     def blocks(self) -> set[int]:
-        """The blocks that are in the inventory."""
+        """Returns the blocks that are in the inventory."""
         return _blocks_in(_rows(self._used()))
 
     def claim(self, claim: Claim) -> None:
@@ -111,7 +110,7 @@ class Inventory:
             _write_rows(lock.fd, rows)
 
     def _move(self, fd: int) -> None:
-        """The claim becomes one of this inventory, of a number that no loader has."""
+        """Moves the claim to the inventory `fd`, under the first number that no loader uses."""
         number = next(number for number in count() if not is_locked(fd, _CLAIM_LOCKS + number))
         lock = _claim_lock(fd, number)
         with interrupts_deferred(), descriptors.no_fork():
@@ -124,7 +123,7 @@ class Inventory:
                 lock.end()
 
     def _used(self) -> int:
-        """The descriptor of the inventory that is used. Raises OSError if another thread has closed this one."""
+        """Returns the descriptor of the oldest inventory. Raises OSError if another thread has closed this one."""
         found = _first_inventory(self._name) if self._first is None else None
         with interrupts_deferred(), descriptors.no_fork():
             if self._fd != -1:
@@ -150,16 +149,16 @@ def _check_is_inventory(fd: int, name: str) -> None:
     """Raises OSError for a file that is not the inventory of this name.
 
     One thread may close the descriptor of an inventory while another is about to write. Then its number belongs to
-    what was opened next, maybe a file of the user. So a writer opens a descriptor of its own, and checks what it is.
+    the next file that is opened, maybe one of the user. So a writer opens its own descriptor, and checks it.
     """
     if not trust.is_memfd(f"/proc/self/fd/{fd}", name):
         raise OSError("not an inventory")
 
 
 class Shared:
-    """The blocks of one table that this process decodes for others, and has from others.
+    """The blocks of one table that this process shares with others.
 
-    All blocks in an inventory have at most `most` bytes if no loader has a claim any more.
+    If no loader has a claim any more, the blocks of an inventory take up to `most` bytes.
     """
 
     def __init__(self, table: str, most: int) -> None:
@@ -169,13 +168,13 @@ class Shared:
 
     def _renew(self) -> None:
         self._process = os.getpid()
-        self._inventory: int | None = None  # its descriptor
+        self._inventory: int | None = None  # its descriptor, if one was found
         self._look_again = 0.0
         self._patience = LockPatience()
         self._own: dict[int, int] = {}  # descriptors of blocks, by inode
 
     def get(self, block: int, make: MakeBlock) -> memoryview | None:
-        """The bytes of a block; None if no loader of this machine has an inventory for the table."""
+        """Returns the bytes of a block; None if no loader on this machine has an inventory of the table."""
         inventory = self._find_inventory()
         if inventory is None:
             return None
@@ -185,21 +184,21 @@ class Shared:
         lock = ByteLock(again(inventory), 1 + block, self._patience, long=True)
         try:
             return with_loan(lock, self._made, inventory, block, make)
-        except LockError as error:  # there are too many descriptors
+        except LockError as error:
             self._warn(error)
             return None
 
-    def _warn(self, error: LockError) -> None:
-        """Warns of a program that does not go on, once."""
-        if isinstance(error.cause, TimeoutError) and not self._is_warned:
+    def _warn(self, error: OSError) -> None:
+        """Warns once if another program holds a lock for too long."""
+        if error.errno == errno.ETIMEDOUT and not self._is_warned:
             self._is_warned = True
             warn_caller(
                 "Decoded blocks are not shared with other processes for now, and each of them decodes its own: "
-                f"{error.cause.strerror}. Continue or end that program."
+                f"{error.strerror}. Continue or end that program."
             )
 
     def blocks(self) -> set[int]:
-        """The blocks that are in the inventory. Those of this process that are not are let go."""
+        """Returns the blocks in the inventory, and closes those of this process that are no longer in it."""
         inventory = self._find_inventory()
         if inventory is None:
             return set()
@@ -216,15 +215,14 @@ class Shared:
         return self._inventory
 
     def _made(self, inventory: int, block: int, make: MakeBlock) -> memoryview:
-        found = _mapped(inventory, block)  # another process may have made it before this one had the lock
+        found = _mapped(inventory, block)  # another process may have decoded it before this one had the lock
         if found is not None:
             return found
-        buffers = [memoryview(buffer).cast("B") for buffer in make()]  # its errors are the caller's, OSErrors too
+        buffers = [memoryview(buffer).cast("B") for buffer in make()]  # errors of `make` are the caller's
         try:
             return self._published(inventory, block, buffers)
-        except (LockError, OSError) as error:  # there are too many descriptors, or there is no memory
-            if isinstance(error, LockError):
-                self._warn(error)
+        except OSError as error:  # such as too many descriptors, or no memory
+            self._warn(error)
             return memoryview(b"".join(buffers))
 
     def _published(self, inventory: int, block: int, buffers: Sequence[memoryview]) -> memoryview:
@@ -237,7 +235,7 @@ class Shared:
             fd = descriptors.open_memfd(_BLOCK)
             inode = os.fstat(fd).st_ino
             self._own[inode] = fd
-        # Written, not mapped: a file cannot be sealed while it is mapped for writing.
+        # Written, not mapped, because a file that is mapped for writing cannot be sealed.
         for buffer in buffers:
             write_all(fd, buffer)
         trust.seal(fd, trust.UNCHANGING)
@@ -250,8 +248,8 @@ class Shared:
         _check_is_inventory(lock.fd, self._name)
         _, _, decoded = _head(lock.fd)
         rows, claims = _rows(lock.fd), _claims(lock.fd) or [Claim(np.empty(0, np.int64), self._most)]
-        rows[rows["block"] == about[0]] = 0  # of a process that has died
-        # Loaders with a block order drop blocks when they renew their claims, which are a moment old now.
+        rows[rows["block"] == about[0]] = 0  # its process has died
+        # Loaders with a block order drop blocks themselves when they renew their claims; these may be a moment old.
         if any(claim.keep is not None for claim in claims):
             rows[surplus(rows, claims, about[-1])] = 0
         row = place(rows, claims, _ROWS)
@@ -271,7 +269,7 @@ class Shared:
                 descriptors.close(self._own.pop(inode))
 
     def close(self) -> None:
-        """Lets go of all blocks of this process. Those that others have mapped stay theirs."""
+        """Closes all blocks of this process. Other processes keep those that they have mapped."""
         with interrupts_deferred():
             if self._process == os.getpid():
                 while self._own:
@@ -284,12 +282,12 @@ class Shared:
 
 
 def _most_own() -> int:
-    """How many blocks a process holds for others: half of the descriptors that it may have, often 1,024."""
+    """Returns how many blocks a process may share: half of its limit of descriptors, which is often 1,024."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
 
 
 def _mapped(inventory: int, block: int) -> memoryview | None:
-    """The block, if a process that lives has it."""
+    """Maps the block if a live process has it; otherwise returns None."""
     rows = _rows(inventory)
     found = np.flatnonzero((rows["block"] == block) & (rows["pid"] > 0))
     if not len(found):
@@ -306,7 +304,7 @@ def _mapped(inventory: int, block: int) -> memoryview | None:
 
 
 def _map_block(path: str, inode: int, nbytes: int) -> memoryview:
-    """The bytes of a block, which cannot change any more. Raises OSError if the path does not lead to this block."""
+    """Maps a sealed block. Raises OSError if the path leads to another file."""
     if not trust.is_memfd(path, _BLOCK):
         raise OSError("not a block")
     fd = acquire(partial(trust.open_sealed, path, _BLOCK, trust.UNCHANGING), os.close)
@@ -320,7 +318,7 @@ def _map_block(path: str, inode: int, nbytes: int) -> memoryview:
 
 
 def _head(fd: int) -> tuple[int, int, int]:
-    """When the inventory was opened, its number of rows, and the blocks decoded so far."""
+    """Returns when the inventory was opened, its number of rows, and the number of blocks decoded so far."""
     magic, opened, rows, decoded = _HEAD.unpack(os.pread(fd, _HEAD.size, 0).ljust(_HEAD.size, b"\0"))
     if magic != _MAGIC or not 0 <= rows * ROW.itemsize <= _CLAIMS - _HEAD.size:
         raise OSError("not an inventory")
@@ -333,14 +331,14 @@ def _rows(fd: int) -> Rows:
 
 
 def _write_rows(fd: int, rows: Rows, decoded: int | None = None) -> None:
-    """Under the lock. Others may read meanwhile."""
+    """Writes the rows. The caller holds the lock; others may read at the same time."""
     opened, _, before = _head(fd)
     os.pwrite(fd, rows.tobytes(), _HEAD.size)
     os.pwrite(fd, _HEAD.pack(_MAGIC, opened, len(rows), before if decoded is None else decoded), 0)
 
 
 def _claims(fd: int) -> list[Claim]:
-    """The claims of loaders that have not ended. Under the lock."""
+    """Returns the claims of live loaders. The caller holds the lock."""
     return [
         _read_claim(fd, number)
         for number in range(-(-(os.fstat(fd).st_size - _CLAIMS) // _CLAIM_SIZE))
@@ -349,14 +347,14 @@ def _claims(fd: int) -> list[Claim]:
 
 
 def _write_claim(fd: int, number: int, claim: Claim) -> None:
-    """Under the lock."""
+    """Writes a claim. The caller holds the lock."""
     keep = -1 if claim.keep is None else claim.keep
     data = _CLAIM.pack(keep, len(claim.needs)) + claim.needs.astype("<i8").tobytes()
     os.pwrite(fd, data, _CLAIMS + number * _CLAIM_SIZE)
 
 
 def _read_claim(fd: int, number: int) -> Claim:
-    """Any bytes are a claim: another program may have left them half written."""
+    """Reads a claim. Accepts any bytes, because a killed program may have left them half written."""
     data = os.pread(fd, _CLAIM_SIZE, _CLAIMS + number * _CLAIM_SIZE)
     numbers = np.frombuffer(data.ljust(_CLAIM_SIZE, b"\0"), "<i8")
     keep, needs = numbers[:2].tolist()
@@ -368,10 +366,10 @@ def _blocks_in(rows: Rows) -> set[int]:
 
 
 def _first_inventory(name: str) -> int | None:
-    """A descriptor of the oldest inventory of this name, of those that processes of this user have open.
+    """Opens the oldest inventory of this name among those of this user's processes; None if there is none.
 
-    All processes must agree on one. An inventory gets its time after its file can be seen: so one that is not seen
-    here is younger than those that are. One that has no time yet is waited for.
+    All processes must agree on one. An inventory gets its time after its file has become visible, so an inventory
+    that is not found here is younger than those that are. One that has no time yet is waited for.
     """
     deadline = time.monotonic() + _UNFINISHED
     found = [*_inventories(name)]
@@ -380,27 +378,19 @@ def _first_inventory(name: str) -> int | None:
         found = [*_inventories(name)]
     for _, path in sorted((opened, path) for opened, path in found if opened is not None):
         with suppress(OSError):
-            return open_alone(partial(_open, path, name, os.O_RDWR))
+            return open_alone(partial(trust.open_sealed, path, name, _NEVER_SMALLER, os.O_RDWR))
     return None
 
 
-def _open(path: str, name: str, flags: int = os.O_RDONLY) -> int:
-    return trust.open_sealed(path, name, _NEVER_SMALLER, flags)
-
-
 def _inventories(name: str) -> Iterator[tuple[int | None, str]]:
-    """When each inventory of this name was opened, None if it is being opened, and its path."""
-    for pid in trust.processes(os.geteuid()):
-        with suppress(OSError):  # the process has ended, or may not be read
-            for number in os.listdir(f"/proc/{pid}/fd"):
-                with suppress(OSError):
-                    path = f"/proc/{pid}/fd/{number}"
-                    if trust.is_memfd(path, name):
-                        yield _opened_at(path, name), path
+    """Yields for each inventory of this name when it was opened (None if it is not complete yet), and its path."""
+    for _, path in memfds(os.geteuid(), name):
+        with suppress(OSError):  # the process has ended, or the memfd is no inventory of this user
+            yield _opened_at(path, name), path
 
 
 def _opened_at(path: str, name: str) -> int | None:
-    fd = acquire(partial(_open, path, name), os.close)
+    fd = acquire(partial(trust.open_sealed, path, name, _NEVER_SMALLER), os.close)
     try:
         return _head(fd)[0] if os.pread(fd, 8, 0).strip(b"\0") else None
     finally:

@@ -1,4 +1,4 @@
-"""When each block is used next, from the forecast of a loader."""
+"""Computes from the forecast of a loader when each block is used next."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from penstock.plan._forecast import Forecast
 from penstock.plan._grouping import Grouping
 
-_AT_ONCE = 1 << 16  # keys that are looked at together
-_MOST = 1 << 16  # uses that are known at a time, if they follow from keys
+_AT_ONCE = 1 << 16  # keys that are processed together
+_MOST = 1 << 16  # the largest number of uses that are computed from single keys
 
 
 class Uses(NamedTuple):
-    """The next uses of blocks: from the position `first` to before `stop`. They are sorted by `first`.
+    """The next uses of blocks, each from position `first` until before `stop`; sorted by `first`.
 
-    Look them up again when the loader has come to the position `until`.
+    Compute them again when the loader has reached the position `until`.
     """
 
     until: int
@@ -28,7 +28,7 @@ class Uses(NamedTuple):
     stop: NDArray[np.int64]
 
     def before(self, number: int, position: int) -> Uses:
-        """The uses before this one, for a loader at this position."""
+        """Returns the first `number` uses, for a loader at this position."""
         until = max(position + 1, (position + int(self.first[number])) // 2)
         return Uses(min(self.until, until), self.blocks[:number], self.first[:number], self.stop[:number])
 
@@ -38,15 +38,15 @@ Blocked = tuple[Forecast, NDArray[np.int64]]
 
 
 def uses(sources: Sequence[Blocked]) -> Uses:
-    """The uses in the present epoch and the next; if they follow from single keys, those that come first.
+    """Returns the uses in this epoch and the next; only the first ones, if they are computed from single keys.
 
-    The sources are datasets that one loader reads. Their blocks are numbered through.
+    The sources are datasets that one loader reads. Block numbers continue from one source to the next.
     """
     forecast = sources[0][0].root.snapshot()
     position = forecast.position
     if not any(size for _, _, size in islice(forecast.epochs(), 2)):
         return Uses(position + 1, *_NOTHING)
-    # The loader may be at the end of an epoch, and not have begun the next.
+    # The loader may be at the end of an epoch without having begun the next one.
     epochs = dropwhile(lambda epoch: epoch[1] + epoch[2] <= position, forecast.epochs())
     present, following = islice(epochs, 2)
     until, end = following[1], following[1] + following[2]
@@ -75,14 +75,14 @@ def _of_spans(sources: Sequence[Blocked], blocks: Sequence[Grouping], epoch: int
 
 
 def _of_keys(forecast: Forecast, sources: Sequence[Blocked], at: int, end: int) -> tuple[list[_UseArrays], int]:
-    """Each run of keys of the same block is a use. Up to `end`, or until there are many."""
+    """Returns a use for each run of keys of the same block, up to the position `end` or until there are many."""
     parts: list[_UseArrays] = []
     count = 0
     while at < end and count < _MOST:
         stop = min(at + _AT_ONCE, end)
         keys, before = forecast.keys(at, stop), 0
         for source, edges in sources:
-            blocks = edges.searchsorted(source.inner(keys), "right") - 1  # -1: another dataset is read
+            blocks = edges.searchsorted(source.inner(keys), "right") - 1  # -1: a key of another dataset
             begins = np.flatnonzero(np.diff(blocks, prepend=-1))
             ends = np.append(begins[1:], len(blocks))[: len(begins)]
             here = blocks[begins] >= 0

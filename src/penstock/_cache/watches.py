@@ -1,4 +1,4 @@
-"""All that a loader starts, and closes in the end, for the datasets that foresee what it asks for."""
+"""The objects that `__foresee__` of datasets returns, which a loader starts and closes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from penstock._cache.scout import Scout
 
 
 class Watches:
-    """What `__foresee__` returns if several objects are to be started and closed: the returned object of each.
+    """Several objects that `__foresee__` has returned, started and closed as one.
 
-    Scouts of the same folder become one: which piece is fetched next, and which one goes, depends on all of them.
+    Scouts of the same folder are merged: the next piece to fetch or to evict depends on all of them.
     """
 
     def __init__(self, *found: Any) -> None:
@@ -20,7 +20,7 @@ class Watches:
             self.add(each)
 
     def add(self, found: Any) -> None:
-        """Takes what `__foresee__` has returned; None counts for nothing."""
+        """Adds an object that `__foresee__` has returned; None is ignored."""
         for each in found._all if isinstance(found, Watches) else [found]:
             scouts = [one for one in self._all if isinstance(one, Scout) and isinstance(each, Scout)]
             if each is not None and not any(one.joins(each) for one in scouts):

@@ -1,4 +1,4 @@
-"""How remote files are read: the options of their store, and the cache on a disk of this machine."""
+"""The options for remote files: those of the store, and those of the cache on a local disk."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from penstock._system.warnings import warn_caller
 
 CachePath = str | os.PathLike[str] | bool | None
 
-_LEAST, _MOST = 1 << 30, 100 << 30  # bytes of a cache whose size was not given
+_LEAST, _MOST = 1 << 30, 100 << 30  # bounds of the default size of a cache, in bytes
 
 
 class RemoteOptions(TypedDict, total=False):
-    """The keywords about remote files, which all formats have: see `penstock.formats`."""
+    """The keywords for remote files, which all formats take: see `penstock.formats`."""
 
     storage: Storage | None
     cache: CachePath
@@ -41,7 +41,7 @@ class FileOptions(RemoteOptions, total=False):
 
 
 class Access(NamedTuple):
-    """The keywords about remote files as one value, with the defaults."""
+    """The keywords for remote files as one value, with the defaults."""
 
     storage: Storage | None = None
     cache: CachePath = None
@@ -50,23 +50,25 @@ class Access(NamedTuple):
 
     @classmethod
     def of(cls, reader: str, files: RemoteOptions) -> Access:
-        """The keywords as one value. Raises TypeError for others; `reader` is the class that got them."""
+        """Makes one value of the keywords. Raises TypeError for an unknown keyword of the class `reader`."""
         if unknown := sorted(files.keys() - set(cls._fields)):
             raise TypeError(f"{reader}.__init__() got an unexpected keyword argument {unknown[0]!r}")
         return cls(**files)
 
     def check(self) -> None:
-        """Raises for wrong values, also if all files are local: the paths of the next run may be URLs."""
+        """Raises for wrong values, even if all files are local: the paths of the next run may be URLs."""
         if self.storage is not None and not isinstance(self.storage, Mapping):
             raise TypeError(f"storage must be a dict of options, but it is a {type(self.storage).__name__}.")
         if self.cache_bytes is not None:
             check_bytes("cache_bytes", self.cache_bytes)
         if self.cache is False and self.cache_bytes is not None:
-            raise ValueError("cache_bytes= was given with cache=False, which keeps nothing on a disk. Give one.")
+            raise ValueError("cache_bytes= was given with cache=False, which keeps nothing on disk. Leave one out.")
         if not isinstance(self.cache_shared, bool):
             raise TypeError(f"cache_shared must be True or False, but it is {self.cache_shared!r}.")
         if self.cache is False and self.cache_shared:
-            raise ValueError("cache_shared=True was given with cache=False, which keeps nothing on a disk. Give one.")
+            raise ValueError(
+                "cache_shared=True was given with cache=False, which keeps nothing on disk. Leave one out."
+            )
         if self.cache is None or isinstance(self.cache, bool):
             return
         if not isinstance(self.cache, (str, os.PathLike)):
@@ -81,7 +83,7 @@ class Access(NamedTuple):
             raise ValueError(f"cache must be a folder, but {str(there)!r} is a file. Name another folder.")
 
     def pieces(self) -> Pieces:
-        """Where pieces are kept."""
+        """Returns the object that keeps pieces, on disk or in memory."""
         if self.cache is False:
             return PiecesInMemory()
         given = None if isinstance(self.cache, bool) else self.cache
@@ -89,13 +91,13 @@ class Access(NamedTuple):
             folder = cache_folder() / "pieces" if given is None else Path(given)
         except RuntimeError:
             warn_caller(
-                "This user has no home folder, in which remote files would be kept: they are kept in memory, and "
-                "every process downloads them for itself. Set PENSTOCK_CACHE, or pass cache= a folder."
+                "This user has no home folder for the cache of remote files: they are kept in memory, and every "
+                "process downloads them for itself. Set PENSTOCK_CACHE, or pass a folder as cache=."
             )
             return PiecesInMemory()
         limit = _size_for(folder) if self.cache_bytes is None else self.cache_bytes
         try:
-            return PiecesOnDisk(Cache(folder, limit, bool(self.cache_shared)))
+            return PiecesOnDisk(Cache(folder, limit, self.cache_shared))
         except Untrusted as error:
             if given is not None:
                 raise
@@ -104,7 +106,7 @@ class Access(NamedTuple):
 
 
 class PiecesOnDisk:
-    """Pieces in a folder, each fetched once for all processes of this machine."""
+    """Keeps pieces in a folder. Each is fetched once for all processes of this machine."""
 
     def __init__(self, cache: Cache) -> None:
         self.cache = cache
@@ -121,7 +123,7 @@ class PiecesOnDisk:
 
 
 def cache_folder() -> Path:
-    """Where penstock keeps what it can make or fetch again. Raises RuntimeError if there is no home folder."""
+    """Returns the folder for indexes and pieces. Raises RuntimeError if there is no home folder."""
     return Path(os.environ.get("PENSTOCK_CACHE") or Path.home() / ".cache" / "penstock")
 
 
@@ -132,17 +134,17 @@ def check_bytes(name: str, value: object) -> None:
 
 
 def _nearest(path: Path) -> Path:
-    """The path itself if it exists, else the nearest folder above it that does. One that is hidden does not exist."""
+    """Returns the path if this user can see it, otherwise the nearest visible folder above it."""
     path = path.absolute()
     return next(each for each in (path, *path.parents) if os.path.exists(each))
 
 
 def _size_for(folder: Path) -> int:
-    """Half of what is free on the disk, and of what the cache has already."""
+    """Returns half of the disk space that is free or already used by the cache."""
     free = used = 0
-    with suppress(OSError):  # there is no such folder, or it is closed to this user: the cache warns of that
+    with suppress(OSError):  # the folder is missing or not readable: the cache warns of that
         free = shutil.disk_usage(_nearest(folder)).free
         for entry in os.scandir(folder):
-            with suppress(OSError):  # another program has deleted it
+            with suppress(OSError):  # another program has just deleted it
                 used += entry.stat().st_size
     return max(_LEAST, min(_MOST, (free + used) // 2))

@@ -1,4 +1,4 @@
-"""What is damage of a file: only what a decoder says about its content."""
+"""Decides if an error means that a file is damaged: only if a decoder complains about its content."""
 
 from __future__ import annotations
 
@@ -7,35 +7,32 @@ import re
 
 from penstock._system.shortage import is_shortage
 
-_ALLOCATION = re.compile(r"alloc of size (\d+) failed")  # pyarrow's words
+_ALLOCATION = re.compile(r"alloc of size (\d+) failed")  # pyarrow's message
 
 
 def is_damage(error: Exception) -> bool:
-    """True if the error of a decoder is about the bytes that it was given.
+    """True if an error of a decoder is about the bytes that it was given.
 
-    Not one of the system, which has a number (too many open files, a file that is gone), nor a library that is
-    missing, nor a lack of memory, unless more was wanted than this machine has: then a length in the file is wrong.
+    False for system errors, which have a number (too many open files, a deleted file), for a missing library, and for
+    a lack of memory, unless the decoder wanted more than this machine has: then a length in the file is wrong.
     """
     if isinstance(error, MemoryError):
         wanted = _ALLOCATION.search(str(error))
-        return wanted is not None and int(wanted[1]) > _memory_of_machine()
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return wanted is not None and int(wanted[1]) > memory
     if isinstance(error, OSError) and error.errno is not None:
         return False
     return not isinstance(error, ImportError) and not is_shortage(error)
 
 
 def raise_unless_damage(error: Exception, where: str) -> None:
-    """Raises the error itself, with a note that names the place, if the file need not be damaged."""
+    """Raises the error itself, with a note that names the place, unless it means that the file is damaged."""
     if is_damage(error):
         return
     error.add_note(f"While reading {where}.")
     if is_shortage(error):
         error.add_note(
             "The file may be sound: this process lacks memory, descriptors or disk space. Use fewer workers, or "
-            "raise the limit (ulimit -n is that of open files)."
+            "raise the limit (`ulimit -n` for open files)."
         )
     raise error
-
-
-def _memory_of_machine() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,7 +1,7 @@
-"""The identity of a file: the one answer to "is this the same content?", for all that is kept or compared.
+"""The identity of a file: whether two files have the same content is decided by it everywhere.
 
-A list of files has each identity once; an index, a piece in the cache, and a decoded block that processes share
-belong to one. `AnyFile.identity` returns it.
+A list of files contains each identity once. Indexes, pieces in the cache and shared decoded blocks belong to an
+identity. `AnyFile.identity` returns it.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 
 class Identity(NamedTuple):
-    """A file with this content. `name` differs for all other files; it is hashed, never shown (see `identified`).
+    """Identifies the content of a file. `name` is unique to the file; it is hashed, never shown (see `identified`).
 
     `version` changes with the content: the time of a local file; the ETag or time of a remote one. It is "" if the
-    store tells neither. Then other content of the same size looks the same, so nothing is kept beyond this process.
+    store sends neither. Then other content of the same size looks the same, so nothing is kept beyond this process.
     """
 
     name: str
@@ -24,24 +24,24 @@ class Identity(NamedTuple):
 
     @property
     def lasts(self) -> bool:
-        """True if another process, or a later run, can tell this content from any other."""
+        """True if another process, or a later run, can distinguish this content from any other."""
         return bool(self.version)
 
     @property
     def digest(self) -> str:
-        """The same in all processes, different for all other identities."""
+        """A digest: the same in all processes, different for all other identities."""
         return digest_of([self])
 
     @property
     def place(self) -> str:
-        """The same for all contents that the file may ever have."""
+        """A digest of the name alone, which stays the same when the content changes."""
         return hashlib.sha256(self.name.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 def fingerprint(files: Iterable[tuple[str, int, object]]) -> str:
-    """The same for the same files in any folder or store: of names without folders, sizes, and checks of content.
+    """Returns a text that is the same for copies of the files: from names without folders, sizes and checks.
 
-    Times and ETags are not part of it: a copy has others.
+    It does not include times and ETags, which differ between copies.
     """
     listed = [(path.rpartition("/")[2], size, check) for path, size, check in files]
     digest = hashlib.sha256(repr(listed).encode()).hexdigest()[:16]
@@ -50,6 +50,6 @@ def fingerprint(files: Iterable[tuple[str, int, object]]) -> str:
 
 
 def digest_of(identities: Iterable[Identity], *more: object) -> str:
-    """One digest of several files, and of what else tells one thing from another."""
+    """Returns one digest of several files and of the values in `more`."""
     about = [tuple(identity) for identity in identities], more
-    return hashlib.sha256(repr(about).encode()).hexdigest()[:32]  # repr: no two lists have the same
+    return hashlib.sha256(repr(about).encode()).hexdigest()[:32]  # repr: different lists have different ones

@@ -1,10 +1,10 @@
-"""Indexes of files: arrays that are made once, and kept beside the file or in a cache folder.
+"""Indexes of files: arrays that are computed once, and stored beside the file or in the cache folder.
 
     magic (8 bytes) | version, length of the description, its CRC-32 (4 bytes each)
     description: JSON with the kind, size and time of the indexed file, and name, dtype, shape, CRC-32 of each array
     the arrays, each at a multiple of 64 bytes
 
-Numbers are little-endian. An index that does not fit its file, or is damaged in any way, is made again.
+Numbers are little-endian. An index that does not match its file, or is damaged in any way, is made again.
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ class OtherIndexes(Protocol):
     def arrays(self, file: AnyFile) -> Arrays | None: ...
 
     def all_others(self, files: Sequence[AnyFile]) -> None:
-        """Called with the files whose indexes must be made, before they are."""
+        """Called before indexes are made, with the files that have none."""
 
 
 _MAGIC, _VERSION = b"penstock", 1
 _HEAD = struct.Struct("<8sIII")
 _ALIGNED = 64
-_SMALL = 64 << 10  # bytes of an index that is read rather than mapped: a process may have about 65,000 maps
-_ALONE = 64 << 20  # bytes of files that this process indexes by itself: workers would take longer to start
+_SMALL = 64 << 10  # bytes; smaller indexes are read, not mapped: a process may have about 65,000 maps
+_ALONE = 64 << 20  # bytes; fewer are indexed by this process alone: starting workers would take longer
 _PIECE = 1 << 20
-_IN_CACHE = re.compile(r"\.penstock-|^pieces$")  # what the cache folder of penstock has
+_IN_CACHE = re.compile(r"\.penstock-|^pieces$")  # names of files in penstock's cache folder
 _WHAT = "indexing files"
 _QUIET = 1.0  # seconds before a progress bar is shown
 
 
 class Index(Mapping[str, NDArray[Any]]):
-    """The arrays of an index, by name. If they are kept in a file, a pickled copy reads them from there."""
+    """The arrays of an index, by name. If they are stored in a file, a pickled copy reads them from there."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Index(Mapping[str, NDArray[Any]]):
         return self._origin[0].path
 
     def check(self, name: str) -> int:
-        """The CRC-32 of an array. That of one that is kept is known."""
+        """Returns the CRC-32 of an array, which is known if the index was read from a file."""
         if name not in self._checks:
             self._checks[name] = zlib.crc32(np.ascontiguousarray(self._arrays[name]).data)
         return self._checks[name]
@@ -104,11 +104,11 @@ class Index(Mapping[str, NDArray[Any]]):
 
 
 def cached(file: AnyFile, kind: str, make: MakeIndex, elsewhere: OtherIndexes | None = None) -> Index:
-    """The index of a file: the one that is kept, or the one that `make(file)` returns, which is kept from now on.
+    """Returns the stored index of a file. If there is none, calls `make(file)`, and stores the result.
 
-    `kind` names what `make` does, with a version: "tar-1". Change it whenever `make` changes. `make` is a function of
-    a module, so that it can be pickled. Where neither the folder of the file nor the cache folder can be written, the
-    index is made anew each time.
+    `kind` names what `make` does, with a version: "tar-1". Change it whenever `make` changes. `make` must be a
+    function of a module, so that it can be pickled. If neither the file's folder nor the cache folder can be written,
+    the index is made again each time.
     """
     kept = _loaded(file, kind, make)
     if kept is None and elsewhere is not None and (arrays := elsewhere.arrays(file)) is not None:
@@ -119,9 +119,9 @@ def cached(file: AnyFile, kind: str, make: MakeIndex, elsewhere: OtherIndexes | 
 def cached_each(
     files: Sequence[AnyFile], kind: str, make: MakeIndex, elsewhere: OtherIndexes | None = None
 ) -> list[Index]:
-    """The index of each file; those that must be made are made in parallel, with a progress bar.
+    """Returns the index of each file. Missing indexes are made in parallel, with a progress bar.
 
-    If none is kept of a file, it may be found `elsewhere`.
+    Before an index is made, it is looked for in `elsewhere`.
     """
     found = [_loaded(file, kind, make) for file in files]
     missing = [at for at, index in enumerate(found) if index is None]
@@ -142,7 +142,7 @@ def _made_each(files: Sequence[AnyFile], kind: str, make: MakeIndex) -> Iterator
     if workers < 2:
         yield from for_each(lambda file: _made(file, kind, make), files)
         return
-    # In processes: half of the work is Python code that holds the lock of the interpreter.
+    # In processes, not threads: half of the work is Python code that holds the GIL.
     loader: DataLoader[Any] = DataLoader(_Making(files, kind, make), batch_size=None, num_workers=workers)
     with loader:
         for file, arrays in zip(files, with_progress_bar(loader, len(files), what), strict=True):
@@ -150,7 +150,7 @@ def _made_each(files: Sequence[AnyFile], kind: str, make: MakeIndex) -> Iterator
 
 
 class _Making(Dataset[dict[str, NDArray[Any]]]):
-    """Indexes to be made by workers: a sample is an empty dict if its index was kept, else its arrays."""
+    """Makes indexes in workers: a sample is the arrays of an index, or an empty dict if the index was stored."""
 
     def __init__(self, files: Sequence[AnyFile], kind: str, make: MakeIndex) -> None:
         self._files, self._kind, self._make = files, kind, make
@@ -164,7 +164,7 @@ class _Making(Dataset[dict[str, NDArray[Any]]]):
 
 
 def with_progress_bar(made: Iterable[Any], total: int | None, what: str = _WHAT) -> Iterator[Any]:
-    """The same items, with a progress bar if they take longer than a second."""
+    """Yields the items, with a progress bar if they take longer than a second."""
     begun, items = time.monotonic(), iter(made)
     for done, item in enumerate(items, 1):
         yield item
@@ -173,7 +173,7 @@ def with_progress_bar(made: Iterable[Any], total: int | None, what: str = _WHAT)
 
 
 def for_each(call: Callable[[AnyFile], T], files: Sequence[AnyFile], threads: int = 1) -> Iterator[T]:
-    """`call(file)` for each file, in order, with a progress bar; of remote files many at a time."""
+    """Yields `call(file)` for each file, in order, with a progress bar. Remote files are read many at a time."""
     if any(isinstance(file, RemoteFile) for file in files):
         threads = IN_FLIGHT
     return with_progress_bar(in_parallel(lambda file, _: call(file), files, threads), len(files))
@@ -190,7 +190,7 @@ def _kept(file: AnyFile, kind: str, make: MakeIndex, made: Arrays) -> Index:
             place.write(partial(_write, file, kind, arrays))
             return _loaded(file, kind, make) or Index(file, kind, make, arrays, False)
         except trust.Untrusted as error:
-            # Of a remote file, its pieces are kept in the same folder, and were warned of.
+            # The pieces of a remote file are in the same folder, so there was a warning already.
             if isinstance(place, _InCache) and isinstance(file, File) and not is_worker_process():
                 warn_caller(
                     f"The index of {file.path} is not kept in {place.path.parent}: {error}, so other users could "
@@ -203,14 +203,14 @@ def _kept(file: AnyFile, kind: str, make: MakeIndex, made: Arrays) -> Index:
 
 def _loaded(file: AnyFile, kind: str, make: MakeIndex) -> Index | None:
     for place in _places(file, kind) if file.identity.lasts else ():
-        with suppress(Exception):  # other programs may have written anything there
+        with suppress(Exception):  # the file may contain anything
             arrays, checks = _read(place, file, kind)
             return Index(file, kind, make, arrays, True, checks)
     return None
 
 
 def _places(file: AnyFile, kind: str) -> Iterator[_IndexBeside | _InCache]:
-    """Where an index may be: beside its file, if that is local, or in the cache folder."""
+    """Yields the places where an index may be stored: beside a local file, and in the cache folder."""
     path = Path(file.path)
     if isinstance(file, File):
         yield _IndexBeside(path.with_name(f".{path.name}.penstock-{kind}"), file.path)
@@ -220,7 +220,7 @@ def _places(file: AnyFile, kind: str) -> Iterator[_IndexBeside | _InCache]:
 
 
 def _is_shared(file: AnyFile, folder: Path) -> bool:
-    """Whether the cache folder is said to be that of a group: if the pieces of the file are in it, and are shared."""
+    """True if the cache folder belongs to a group: if it has the pieces of the file, and these are shared."""
     pieces = file.pieces if isinstance(file, RemoteFile) else None
     if not isinstance(pieces, PiecesOnDisk):
         return False
@@ -228,17 +228,17 @@ def _is_shared(file: AnyFile, folder: Path) -> bool:
 
 
 class _IndexBeside(NamedTuple):
-    """An index beside its file, for all who may read the file; from those who could change the file too."""
+    """An index beside its file. All who can read the file can read it. Its owner must be able to write the file."""
 
     path: Path
     of: str
 
     def check(self) -> os.stat_result:
-        """What the system says of the index, if it may be used. Raises OSError."""
+        """Returns the stat of the index. Raises OSError if it must not be used."""
         return trust.check_beside(os.fspath(self.path), self.of)
 
     def write(self, write: Callable[[int], None]) -> None:
-        """Leaves an index in place that others have made, and that may not be used. Raises OSError."""
+        """Writes the index. Raises OSError if the existing one belongs to another user and must not be used."""
         with suppress(FileNotFoundError):
             if os.lstat(self.path).st_uid != os.geteuid():
                 self.check()
@@ -252,16 +252,16 @@ class _IndexBeside(NamedTuple):
 
 
 class _InCache(NamedTuple):
-    """An index in the cache folder: of this user, or of the folder's group."""
+    """An index in the cache folder, which belongs to this user or to the folder's group."""
 
     path: Path
     is_shared: bool
 
     def check(self) -> os.stat_result:
-        """What the system says of the index, if it may be used. Raises OSError."""
+        """Returns the stat of the index. Raises OSError if it must not be used."""
         about, group = os.lstat(self.path), self._group()
         trust.check(about, group)
-        if group is None and about.st_mode & 0o077 and about.st_uid == os.geteuid():  # an older version's
+        if group is None and about.st_mode & 0o077 and about.st_uid == os.geteuid():  # created by an older version
             os.chmod(self.path, 0o600)
         return about
 
@@ -290,7 +290,7 @@ def _write(file: AnyFile, kind: str, arrays: Arrays, fd: int) -> None:
 
 
 def _read(place: _IndexBeside | _InCache, file: AnyFile, kind: str) -> tuple[Arrays, dict[str, int]]:
-    """The arrays of a sound index of this file, and the CRC-32 of each; raises if it is not that, or not ours."""
+    """Reads an index: returns its arrays, and the CRC-32 of each. Raises if it does not match, or is not trusted."""
     index = File(os.fspath(place.path))
     if not os.path.samestat(place.check(), os.fstat(index.descriptor().number)):
         raise ValueError("another file was put in its place")
@@ -319,7 +319,7 @@ def _read(place: _IndexBeside | _InCache, file: AnyFile, kind: str) -> tuple[Arr
 
 
 def _check(index: File, start: int, stop: int) -> int:
-    """The CRC-32 of these bytes. They are read by pieces: through the map they would all count as used memory."""
+    """Returns the CRC-32 of these bytes, read in parts: through the map, all would count as used memory."""
     check = 0
     for at in range(start, stop, _PIECE):
         check = zlib.crc32(index.read(at, min(_PIECE, stop - at)), check)

@@ -1,4 +1,4 @@
-"""Which files a URL means: the file itself, a pattern, or a folder. By http there is no list of files."""
+"""Finds the files that a URL names: a file, a pattern or a folder. A web server has no list of its files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAGIC = re.compile(r"[*?[]")
 
 
 def find_remote(urls: list[str], suffixes: tuple[str, ...], reader: str, access: Access) -> Iterator[RemoteFile]:
-    """The files that URLs name, looked up many at a time. A URL that names no file is a pattern or a folder."""
+    """Yields the files that URLs name, looked up many at a time. A URL may also be a pattern or a folder."""
     if not urls:
         return
     pieces = access.pieces()
@@ -34,7 +34,7 @@ def find_remote(urls: list[str], suffixes: tuple[str, ...], reader: str, access:
 
 
 class _GivenUrl:
-    """A URL that was given."""
+    """A URL that the user has given: a file, a pattern or a folder."""
 
     def __init__(self, remote: Remote, key: str, is_web: bool, suffixes: tuple[str, ...], reader: str) -> None:
         self.remote, self._key, self._is_web = remote, key, is_web
@@ -42,7 +42,7 @@ class _GivenUrl:
         self._is_pattern = _MAGIC.search(key) is not None
 
     def named(self, pause: Pause) -> StoredObject | None:
-        """The file with this name; None if it may be a folder or a pattern."""
+        """Looks up the file. Returns None if the URL may be a folder or a pattern."""
         is_folder = not self._key or self._key.endswith("/")
         if not self._is_web and (is_folder or self._is_pattern):
             return None
@@ -50,18 +50,17 @@ class _GivenUrl:
             return self.remote.find(self._key, pause)
         except RemoteError as error:
             if self._is_web and (is_folder or self._is_pattern):
-                said = str(error)
-            elif self._is_web or not isinstance(error, RemoteFileNotFound):
-                raise
-            else:
+                raise ValueError(
+                    f"{self._reader}: {self._url!r} is not a file, and by http there is no list of files. Name the "
+                    "files, give a list of their URLs, or a range such as 'https://host/train-{000..099}.tar'. "
+                    f"({error})"
+                ) from None
+            if not self._is_web and isinstance(error, RemoteFileNotFound):
                 return None
-        raise ValueError(
-            f"{self._reader}: {self._url!r} is not a file, and by http there is no list of files. Name the files, "
-            f"give a list of their URLs, or a range such as 'https://host/train-{{000..099}}.tar'. ({said})"
-        )
+            raise
 
     def below(self) -> list[StoredObject]:
-        """The files of the pattern, or below the folder."""
+        """Returns the files that match the pattern, or that are below the folder."""
         if self._is_pattern:
             found = list(self._matching())
             if not found:
@@ -83,7 +82,7 @@ class _GivenUrl:
         return inside.lower().endswith(self._suffixes) and not any(p.startswith(".") for p in inside.split("/"))
 
     def _matching(self) -> Iterator[StoredObject]:
-        """Follows a pattern from folder to folder, so that others are not listed; from `**` on, all that is below."""
+        """Yields the files that match. Lists only folders that match so far, and below `**` all folders."""
         segments = self._key.split("/")
         first = next(at for at, segment in enumerate(segments) if _MAGIC.search(segment))
         folders, pattern = ["/".join(segments[:first])], translated(self._key)
@@ -110,10 +109,10 @@ class _GivenUrl:
 
 
 def translated(pattern: str) -> re.Pattern[str]:
-    """The regular expression of a pattern. As in a shell, `*` does not match a slash, or a dot at the beginning.
+    """Makes a regular expression of a pattern. As in a shell, `*` matches no slash, and no dot at the beginning.
 
-    Names come from servers: for none of them may matching take more than a few passes. So what `*` matches is the
-    shortest that fits, and is never tried again (an atomic group), which finds the same names.
+    Names come from servers, so matching must be fast whatever the name: each `*` takes the shortest match, and never
+    backtracks (an atomic group). This finds the same names.
     """
     parts: list[str] = []
     segments = pattern.split("/")
@@ -129,7 +128,7 @@ def translated(pattern: str) -> re.Pattern[str]:
 
 
 def _segment(segment: str) -> str:
-    runs = [""]  # what is between the stars
+    runs = [""]  # the parts between the stars
     at = 0
     while at < len(segment):
         letter = segment[at]
@@ -149,7 +148,7 @@ def _segment(segment: str) -> str:
 
 
 def _choice(inside: str) -> str:
-    """Some letters in brackets. As in a shell, one of a range without letters (9-0) matches nothing."""
+    """Translates letters in brackets. As in a shell, an empty range (9-0) matches nothing."""
     text = inside.replace("\\", r"\\").replace("[", r"\[")
     try:
         found = f"[{'^' + text[1:] if text[0] == '!' else text}]"

@@ -1,4 +1,4 @@
-"""Files as formats read them: by position. `AnyFile` says what a file can do; `File` is a local one.
+"""Files that formats read by position: `AnyFile` is the interface, `File` is a local file.
 
 A local file is read from any number of threads and processes, with a bounded number of descriptors. Remote files are
 in `remote.py`.
@@ -25,10 +25,11 @@ from penstock.errors import FormatError, RemoteError
 
 _MOST_OPEN = 256  # a process may usually have 1024 descriptors
 _LONGEST = 1 << 30  # bytes of one read: the kernel returns at most 2 GB
+_DAMAGED = "The file is damaged, or has another format than its name says: copy it or write it again"
 
 
 class AnyFile:
-    """A file that is read by position and must not change: `File`, or `RemoteFile`.
+    """A file that is read by position and must not change: a `File` or a `RemoteFile`.
 
     A format has its files as `self.files`. They may be pickled, and read from any number of threads.
 
@@ -48,25 +49,25 @@ class AnyFile:
         return Identity(self.path, self.size, str(self.modified))
 
     def read(self, start: int, length: int) -> bytes:
-        """Exactly `length` bytes from `start` on."""
+        """Returns exactly `length` bytes from `start` on."""
         raise NotImplementedError
 
     def read_each(self, starts: Sequence[int], lengths: Sequence[int]) -> Iterable[bytes]:
-        """The bytes of several extents, in the order given."""
+        """Returns the bytes of several extents, in the order given."""
         raise NotImplementedError
 
     def peek(self, start: int, length: int) -> bytes:
-        """The same as `read`, for a few bytes that are not read together with others: headers and footers."""
+        """Reads a few bytes, such as a header. Unlike `read`, does not fetch a whole piece of a remote file."""
         return self.read(start, length)
 
     def neighbour(self, name: str) -> AnyFile:
-        """The file of this name in the same folder. Raises FileNotFoundError if there is none."""
+        """Returns the file of this name in the same folder. Raises FileNotFoundError if there is none."""
         raise NotImplementedError
 
     def open(self) -> BinaryIO:
-        """The file with a position, read-only, for a library that reads from a file object.
+        """Returns a read-only file object with a position, for a library that needs one.
 
-        Each call returns another one, so that threads do not share a position. It holds no descriptor of its own.
+        Each call returns a new one, so that threads do not share a position. It holds no descriptor of its own.
         """
         return cast(BinaryIO, _FileObject(self))
 
@@ -75,19 +76,18 @@ class AnyFile:
         self.damaged(start, f"{length:,} bytes were expected here, but the file ends at byte {self.size:,}")
 
     def refused(self, place: int, what: str) -> NoReturn:
-        """Raises FormatError for a byte of this file. `what` also says what to do."""
+        """Raises FormatError about the byte `place` of this file. `what` says what is wrong, and what to do."""
         raise FormatError(f"{self.path}, byte {place:,}: {what}.")
 
     def damaged(self, place: int, what: str) -> NoReturn:
-        advice = "copy it or write it again"
-        self.refused(place, f"{what}. The file is damaged, or has another format than its name says: {advice}")
+        self.refused(place, f"{what}. {_DAMAGED}")
 
     @contextmanager
     def decoding(self, what: str) -> Iterator[None]:
-        """Turns what a library raises in the block into FormatError, if it is about the content of the file.
+        """Turns errors of a library inside the block into FormatError if they are about the content of the file.
 
-        `what` names the part that is read, such as "chunk 3". A lack of memory, a file that is gone and other errors
-        of the system keep their type, and get a note with the path.
+        `what` names the part that is read, such as "chunk 3". A lack of memory, a deleted file and other system
+        errors keep their type, and get a note with the path.
         """
         try:
             yield
@@ -97,8 +97,7 @@ class AnyFile:
             raise_unless_damage(error, f"{self.path}, {what}")
             said = " ".join(str(error).split()).rstrip(".")[:300]
             raise FormatError(
-                f"{self.path}, {what}: it cannot be read ({type(error).__name__}: {said}). The file is damaged, or "
-                "has another format than its name says: copy it or write it again."
+                f"{self.path}, {what}: it cannot be read ({type(error).__name__}: {said}). {_DAMAGED}."
             ) from error
 
     def has_changed(self) -> NoReturn:
@@ -116,26 +115,26 @@ class File(AnyFile):
 
     The file is opened at the first read. Threads share its descriptor, forked workers inherit it, and a pickled copy,
     which has only the path, the size and the time, opens its own. If too many files are open, the one that was opened
-    first is closed; it is opened again when it is read. A file that has changed since is an error.
+    first is closed; it is opened again when it is read. Reading a file that has changed since raises FormatError.
     """
 
     __slots__ = ("__weakref__", "_descriptor")
 
-    def __init__(self, path: str) -> None:
-        found = os.stat(path)
-        if not stat.S_ISREG(found.st_mode):
-            raise FormatError(f"{path} is not a regular file. Name a file with samples.")
-        self._set(path, found.st_size, found.st_mtime_ns)
-
-    def _set(self, path: str, size: int, modified: int) -> None:
-        self.path, self.size, self.modified = path, size, modified
+    def __init__(self, path: str, known: tuple[int, int] | None = None) -> None:
+        """`known`: size and time of the file, if it is a copy of another `File`."""
+        if known is None:
+            found = os.stat(path)
+            if not stat.S_ISREG(found.st_mode):
+                raise FormatError(f"{path} is not a regular file. Name a file with samples.")
+            known = found.st_size, found.st_mtime_ns
+        self.path, (self.size, self.modified) = path, known
         self._descriptor: Descriptor | None = None
 
     def read(self, start: int, length: int) -> bytes:
-        """Exactly `length` bytes from `start` on."""
+        """Returns exactly `length` bytes from `start` on."""
         if start < 0 or length < 0 or start + length > self.size:  # before memory is allocated for them
             self.beyond(start, length)
-        descriptor = self.descriptor()  # held while it is used: another thread may take it from this object
+        descriptor = self.descriptor()  # this reference keeps it open: another thread may close the file
         try:
             found = os.pread(descriptor.number, length, start)
             while 0 < len(found) < length:
@@ -154,24 +153,24 @@ class File(AnyFile):
         return found
 
     def read_each(self, starts: Sequence[int], lengths: Sequence[int]) -> Iterator[bytes]:
-        """The bytes of several extents, in the order given. The disk begins at once; each is read when it is due."""
+        """Yields the bytes of several extents, in order. The disk begins to read all of them at once."""
         descriptor = self.descriptor()
-        if len(starts) > 1:  # a disk serves many requests at once in less time than one by one
+        if len(starts) > 1:  # a disk is faster if it gets many requests at once
             for start, length in zip(starts, lengths, strict=True):
                 os.posix_fadvise(descriptor.number, start, length, os.POSIX_FADV_WILLNEED)
         return map(self.read, starts, lengths)
 
     def map(self) -> NDArray[np.uint8]:
-        """The whole file as read-only memory, which needs no descriptor.
+        """Maps the whole file as read-only memory, which needs no descriptor.
 
-        If another program cuts the file off while it is mapped, reading beyond its new end kills the process.
+        If another program truncates the file while it is mapped, reading beyond its new end kills the process.
         """
         from penstock._files.mapping import mapped
 
         return mapped([self])[0][: self.size]
 
     def descriptor(self) -> Descriptor:
-        """The open file. It stays open while a reference to it is held."""
+        """Returns the open file, which stays open as long as the caller keeps the reference."""
         descriptor = self._descriptor
         if descriptor is None:
             descriptor = Descriptor(self.path)
@@ -193,20 +192,14 @@ class File(AnyFile):
             self.has_changed()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (self.path, self.size, self.modified)
+        return File, (self.path, (self.size, self.modified))
 
 
 _open_files: deque[weakref.ref[File]] = deque()
 
 
-def _restored(path: str, size: int, modified: int) -> File:
-    file = File.__new__(File)
-    file._set(path, size, modified)
-    return file
-
-
 class _FileObject(io.RawIOBase):
-    """A file with a position. Without a buffer: a library asks for what it needs, and remote files have pieces."""
+    """A file object without a buffer: libraries read what they need, and remote files are read in pieces."""
 
     def __init__(self, file: AnyFile) -> None:
         self._file, self._at = file, 0
@@ -224,9 +217,6 @@ class _FileObject(io.RawIOBase):
         self._at = at
         return at
 
-    def tell(self) -> int:
-        return self._at
-
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
         length = min(len(view), self._file.size - self._at)
@@ -242,10 +232,10 @@ class Descriptor:
     __slots__ = ("number",)
 
     def __init__(self, path: str) -> None:
-        # A pipe that was put in the place of the file has another size and time, and is not waited for.
+        # Without blocking: if a pipe has replaced the file, its size and time differ, and it is refused.
         self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
 
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # globals may be gone at the exit
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # globals may be gone at exit
         number: int | None = getattr(self, "number", None)
         if number is not None:
             close(number)

@@ -1,7 +1,7 @@
-"""Maps files into memory without keeping a descriptor of each: several files in one range of addresses.
+"""Maps several files into one range of addresses, without keeping their descriptors open.
 
 Python's `mmap` keeps a duplicate of the descriptor for as long as the map lives, so that 10,000 files would need
-10,000 descriptors. Here Python's `mmap` reserves the range, and frees it in the end; files are mapped into it.
+10,000 descriptors. Here Python's `mmap` only reserves and frees the range; files are mapped into it by `mmap(2)`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FIXED = 0x10  # MAP_FIXED, which the module mmap does not have
 
 
 def mapped(files: Sequence[File]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """The bytes of all files as one read-only array, and where each file begins in it: at a multiple of a page."""
+    """Returns the bytes of all files as one read-only array, and where each begins in it: at a multiple of a page."""
     sizes = np.array([file.size for file in files], np.int64)
     edges = np.concatenate([[0], (-(-sizes // mmap.PAGESIZE) * mmap.PAGESIZE).cumsum()])
     if not edges[-1]:
@@ -33,9 +33,9 @@ def mapped(files: Sequence[File]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
 def reserved(nbytes: int) -> NDArray[np.uint8]:
-    """A range of addresses, as a read-only array of zeros. What is mapped into the range goes with the array."""
+    """Reserves a range of addresses: a read-only array of zeros. Files in it are unmapped when it is dropped."""
     room = mmap.mmap(-1, nbytes, flags=_NOTHING, prot=mmap.PROT_READ)
-    return np.frombuffer(room, np.uint8)  # keeps the map
+    return np.frombuffer(room, np.uint8)  # keeps the map alive
 
 
 def map_file(file: File, address: int) -> None:
@@ -43,7 +43,7 @@ def map_file(file: File, address: int) -> None:
     if not file.size:
         return
     descriptor = file.descriptor()
-    file.check_unchanged(descriptor)  # it may have been opened long ago
+    file.check_unchanged(descriptor)  # it may have changed since it was opened
     flags = mmap.MAP_SHARED | _FIXED
     try:
         map_memory(address, file.size, mmap.PROT_READ, flags, descriptor.number, 0)
@@ -56,9 +56,9 @@ def map_file(file: File, address: int) -> None:
 
 
 def map_again(memory: memoryview, address: int) -> bool:
-    """Maps the file of which `memory` is a map into a reserved range as well. False if the system refuses.
+    """Maps a file that is mapped at `memory` into a reserved range too. Returns False if the system refuses.
 
-    Needs no descriptor, and the file may have been deleted.
+    This needs no descriptor, and the file may have been deleted.
     """
     try:
         copy_map(np.frombuffer(memory, np.uint8).ctypes.data, len(memory), address)
@@ -69,6 +69,6 @@ def map_again(memory: memoryview, address: int) -> bool:
 
 
 def clear(address: int, nbytes: int) -> None:
-    """Unmaps what is mapped into a reserved range at this address. The range has zeros there again."""
+    """Unmaps a part of a reserved range. It has zeros there again."""
     with suppress(OSError):  # there are too many maps: it stays mapped
         map_memory(address, nbytes, mmap.PROT_READ, _NOTHING | _FIXED, -1, 0)

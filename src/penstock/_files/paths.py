@@ -1,4 +1,4 @@
-"""Which files a path means: the file itself, a list of paths, a pattern, or a folder; local or remote."""
+"""Finds the files that paths name: files, patterns or folders, local or remote."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _ALMOST_URL = re.compile(r"pipe:|[A-Za-z][A-Za-z0-9]+(:/|//)")  # s3:/bucket, s3
 
 
 def find_files(paths: Paths, suffixes: Collection[str], reader: str, access: Access) -> list[AnyFile]:
-    """The files that these paths name, sorted by path, each once.
+    """Returns the files that these paths name, sorted by path, each once.
 
     A folder means all files below it that end in one of the suffixes, except hidden ones. A pattern (`*`,
     `?`, `[...]`, `**`) means the files that match; a range (`{000..099}`) means the files with each of its numbers.
     `reader` is the name of the format, for errors. `access` says how remote files are read.
     """
     access.check()
-    found: dict[str, AnyFile] = {}  # by the names of their identities: URLs may differ in what `path` does not show
+    found: dict[str, AnyFile] = {}  # by name of identity: URLs may differ in parts that `path` hides
     local: list[str] = []
     urls: list[str] = []
     for path in _given(paths, reader):
@@ -39,30 +39,15 @@ def find_files(paths: Paths, suffixes: Collection[str], reader: str, access: Acc
             continue
         for text in _spelt_out(text_of(path, reader)):
             (urls if is_url(text) else local).append(text)
-    for file in map(File, expand(local, suffixes, reader) if local else ()):
+    for file in map(File, sorted({each for text in local for each in _files_of(text, suffixes, reader)})):
         found[file.identity.name] = file
     for remote in find_remote(urls, tuple(suffixes), reader, access):
         found[remote.identity.name] = remote
     return sorted(found.values(), key=lambda file: (file.path, file.identity.name))
 
 
-def expand(paths: Paths, suffixes: Collection[str], reader: str) -> list[str]:
-    """The local files that these paths name, as absolute paths, sorted, each once."""
-    found: set[str] = set()
-    for path in _given(paths, reader):
-        text = text_of(path, reader)
-        if is_url(text):
-            raise ValueError(
-                f"{reader} reads local files, and {redacted(text)!r} is a URL. Copy the files to a local disk, or "
-                "mount them, and pass their path."
-            )
-        for each in _spelt_out(text):
-            found.update(_files_of(each, suffixes, reader))
-    return sorted(found)
-
-
 def _spelt_out(path: str) -> list[str]:
-    """The paths that a path with ranges of numbers means, such as `shard-{000..099}.tar`: WebDataset's notation."""
+    """Expands ranges of numbers in a path, such as `shard-{000..099}.tar`: WebDataset's notation."""
     found = _RANGE.search(path)
     if found is None or os.path.exists(path):
         return [path]
@@ -91,11 +76,9 @@ def _refuse(path: object, reader: str) -> NoReturn:
     raise TypeError(f"{reader} takes a path (str or os.PathLike), or a list of paths, but got {shown}.")
 
 
-def text_of(path: FilePath | AnyFile, reader: str) -> str:
-    """The path or URL; a file:// URL is a path."""
-    if not isinstance(path, (str, os.PathLike, AnyFile)):
-        _refuse(path, reader)
-    text = path.path if isinstance(path, AnyFile) else os.fspath(path)
+def text_of(path: FilePath, reader: str) -> str:
+    """Returns a path or URL as text. A file:// URL becomes a path."""
+    text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
     if not isinstance(text, str):
         _refuse(path, reader)
     if scheme_of(text) != "file":
@@ -108,11 +91,14 @@ def text_of(path: FilePath | AnyFile, reader: str) -> str:
     return unquote(parts.path)
 
 
-def _files_of(given: str, suffixes: Collection[str], reader: str) -> Iterable[str]:
+def _files_of(given: str, suffixes: Collection[str], reader: str) -> list[str]:
+    """Returns the absolute paths of the local files that a path, a pattern or a folder names."""
     path = os.path.abspath(given)
     shown = path if redacted(given) == given else redacted(given)
     if os.path.isdir(path):
-        found = list(_below(path, tuple(suffixes)))
+        ends = tuple(suffixes)
+        below = (os.path.join(where, name) for where, names in folders_below(path) for name in names)
+        found = [each for each in below if each.lower().endswith(ends)]
         if not found:
             raise FileNotFoundError(
                 f"{reader}: no file below the folder {path!r} ends in {' or '.join(sorted(suffixes))}. Name the "
@@ -130,13 +116,8 @@ def _files_of(given: str, suffixes: Collection[str], reader: str) -> Iterable[st
     return found
 
 
-def _below(folder: str, suffixes: tuple[str, ...]) -> Iterator[str]:
-    for where, names in folders_below(folder):
-        yield from (os.path.join(where, name) for name in names if name.lower().endswith(suffixes))
-
-
 def _matching(pattern: str) -> Iterator[str]:
-    """The files that match. Python's glob does not notice that a link leads back, and would follow it 40 times."""
+    """Yields the files that match. Python's glob would follow a link to a folder above 40 times."""
     segments = pattern.split("/")
     if "**" not in segments:
         yield from (match for match in glob.iglob(pattern) if not os.path.isdir(match))

@@ -1,4 +1,4 @@
-"""Pieces: the parts of a remote file that are fetched and kept as a whole."""
+"""Pieces: the parts of a remote file, each fetched and kept as a whole."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, NamedTuple, Protocol
 from penstock._cache.lru import LruCache
 from penstock._measure.cached import counting
 
-_MOST = 128 << 20  # bytes that each process keeps
+_MOST = 128 << 20  # bytes that each process keeps in memory
 
 
 class Piece(NamedTuple):
-    """Bytes `start` to `stop` of the file with this identity (a digest), another one after the file has changed."""
+    """Bytes `start` to `stop` of a file. `identity` is a digest, which changes when the file changes."""
 
     identity: str
     start: int
@@ -20,33 +20,33 @@ class Piece(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The same in all processes, different for all other bytes."""
+        """The name of the piece in a cache: the same in all processes, different for all other bytes."""
         return f"{self.identity} {self.start} {self.stop}"
 
 
 FetchPiece = Callable[[Piece], Any]
-"""The bytes of a piece, as a buffer."""
+"""Fetches the bytes of a piece, and returns them as a buffer."""
 
 
 class Pieces(Protocol):
-    """Where the pieces of files are kept. Any number of threads may ask at once."""
+    """Keeps the pieces of files, for any number of threads."""
 
     @property
     def passing(self) -> Pieces:
-        """Where pieces are kept that must not outlive this process: see `Identity`."""
+        """Keeps the pieces that must not outlive this process: see `Identity`."""
 
     def get(self, piece: Piece, fetch: FetchPiece) -> memoryview:
-        """The bytes of a piece; `fetch(piece)` returns them if they are not kept."""
+        """Returns the bytes of a piece; calls `fetch(piece)` if they are not kept."""
 
     def found(self, piece: Piece) -> memoryview | None:
-        """The bytes of a piece that is kept; else None."""
+        """Returns the bytes of a piece if they are kept, otherwise None."""
 
     def mapped(self, piece: Piece) -> memoryview | None:
-        """The piece if it is kept as a map of a file; the same object until it is dropped."""
+        """Returns the piece if it is kept as a map of a file: the same object until it is dropped."""
 
 
 class PiecesInMemory:
-    """The pieces that this process used last. A copy in another process begins without any."""
+    """Keeps the pieces that this process used last. A pickled copy is empty."""
 
     def __init__(self, most: int = _MOST) -> None:
         self._most = most

@@ -1,4 +1,4 @@
-"""A remote file, read by pieces."""
+"""Remote files, which are read in pieces."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from penstock._remote.store import Remote, StoredObject
 from penstock.errors import RemoteError
 
 PIECE = 8 << 20
-"""Bytes of a piece: long enough that the time of a request is mostly the transfer."""
+"""Bytes of a piece: large enough that a request spends most of its time on the transfer."""
 
 THREADS = 16
-"""Pieces that one call gets at a time."""
+"""The number of pieces that one call fetches at the same time."""
 
-_AHEAD = 4  # pieces that are fetched before they are needed, if a file is read from beginning to end
-_FAR = 8  # pieces that are fetched to get to one behind them
+_AHEAD = 4  # pieces to fetch ahead while a file is read from beginning to end
+_FAR = 8  # a read beyond this many pieces does not fetch the pieces in between
 
 
 class RemoteFile(AnyFile):
     """A remote file that is read by position and must not change.
 
-    It is read by pieces of 8 MB; a format may set other `edges`. A piece that is not kept by `pieces` is fetched as a
-    whole, by one request, and several at a time. Pieces of a file without ETag and time stay in this process. A
-    pickled copy has the size and the token of the content, so that no process asks for them again. A file that has
-    changed since is an error.
+    It is read in pieces of 8 MB, or in those between the `edges` that a format sets. A piece that `pieces` does not
+    have is fetched by one request, and several pieces at the same time. Pieces of a file without ETag and time stay
+    in this process. A pickled copy has the size and the version of the content, so that no other process requests
+    them again. Reading a file that has changed since raises FormatError.
     """
 
     __slots__ = ("_digest", "_identity", "_remote", "_stored", "edges", "pieces")
@@ -48,7 +48,7 @@ class RemoteFile(AnyFile):
         self._digest = self._identity.digest
         self.pieces = pieces if self._identity.lasts else pieces.passing
         self.edges = edges
-        """The first byte of each piece, and the end of the file; None for pieces of 8 MB."""
+        """The first byte of each piece, and the end of the file. None means pieces of 8 MB."""
         self._remote, self._stored = remote, stored
 
     @property
@@ -90,7 +90,7 @@ class RemoteFile(AnyFile):
         return found
 
     def read_rows(self, starts: NDArray[np.int64], out: NDArray[np.uint8], places: NDArray[np.intp]) -> None:
-        """Reads the bytes from each start on into the row of `out` at its place."""
+        """Fills rows of `out`: the bytes from `starts[i]` on are written to row `places[i]`."""
         width = out.shape[1]
         if not len(starts):
             return
@@ -121,7 +121,7 @@ class RemoteFile(AnyFile):
         return bytes(self.fetch(Piece("", start, start + length))) if length else b""
 
     def pieces_of(self, start: int, stop: int) -> list[Piece]:
-        """The pieces that have these bytes."""
+        """Returns the pieces that contain these bytes."""
         if start >= stop:
             return []
         edges = self.edges
@@ -130,13 +130,13 @@ class RemoteFile(AnyFile):
         return list(map(self.piece, range(bisect_right(edges, start) - 1, int(edges.searchsorted(stop)))))
 
     def piece(self, number: int) -> Piece:
-        """The piece of this number."""
+        """Returns the piece with this number."""
         if self.edges is None:
             return Piece(self._digest, number * PIECE, min((number + 1) * PIECE, self.size))
         return Piece(self._digest, int(self.edges[number]), int(self.edges[number + 1]))
 
     def fetch(self, piece: Piece, pause: Pause = time.sleep) -> Any:
-        """The bytes of a piece from the store, as a buffer."""
+        """Fetches the bytes of a piece from the store, as a buffer."""
         try:
             return self._remote.read(self._stored, piece.start, piece.stop, pause)
         except RemoteError as error:
@@ -145,12 +145,12 @@ class RemoteFile(AnyFile):
         return self.has_changed()
 
     def beside(self, suffix: str) -> RemoteFile:
-        """The file with this suffix instead of its own."""
+        """Returns the file with the same name and another suffix."""
         stem = self._stored.key.rpartition(".")[0]
         return RemoteFile(self._remote, self._remote.find(stem + suffix), self.pieces)
 
     def neighbour(self, name: str) -> RemoteFile:
-        """The file of this name in the same folder."""
+        """Returns the file of this name in the same folder."""
         return RemoteFile(self._remote, self._remote.find(self._key_of(name)), self.pieces)
 
     def write_neighbour(self, name: str, content: bytes) -> None:
@@ -162,9 +162,9 @@ class RemoteFile(AnyFile):
         return folder + slash + name
 
     def _views(self, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, memoryview]]:
-        """Each piece with its bytes: those that are kept, and then the others, which are fetched several at a time.
+        """Yields each piece with its bytes: first those that are kept, then the others, fetched several at a time.
 
-        Copy from a view, and drop it, before the next: they may be more than memory holds.
+        Copy from a view and drop it before the next one: together, they may not fit into memory.
         """
         missing = []
         for piece in pieces:
@@ -190,9 +190,9 @@ class RemoteFile(AnyFile):
 
 
 class FromTheStart(AnyFile):
-    """A remote file that is read from beginning to end: the next pieces are fetched before they are needed.
+    """A remote file that is read from beginning to end: the next pieces are fetched ahead of time.
 
-    Bytes before the last two pieces, and far beyond them, are read from the file itself.
+    Holds the last two pieces. Bytes before them, and far beyond them, are read from the file itself.
     """
 
     __slots__ = ("_coming", "_file", "_have")

@@ -15,7 +15,7 @@ _SILENT = 600.0  # seconds until the same store may be named again; an error is 
 
 
 class OngoingOutage(NamedTuple):
-    """A store that does not answer, with the failure. `since` is a value of `time.perf_counter_ns`."""
+    """A store that does not answer. `store`: its name and the failure. `since`: a value of `time.perf_counter_ns`."""
 
     store: str
     since: int
@@ -29,7 +29,7 @@ class OngoingOutage(NamedTuple):
         return max(0.0, (time.perf_counter_ns() - self.since) * 1e-9)
 
 
-_warned: dict[str, float] = {}  # by store: when
+_warned: dict[str, float] = {}  # by store: the time of the last warning
 
 
 def warn_of(outage: OngoingOutage) -> None:
@@ -57,35 +57,23 @@ class CacheCounts:
     """
 
     NAMES = "hits", "misses", "waited", "fetched", "evicted", "requests", "retries", "nbytes", "decoded"
-    __slots__ = (*NAMES, "_outages", "changed", "limit", "needed", "warns")
+    __slots__ = (*NAMES, "changed", "limit", "needed", "outages", "warns")
 
     def __init__(self, *counts: int) -> None:
-        self.hits = self.misses = self.waited = self.fetched = self.evicted = 0
-        self.requests = self.retries = self.nbytes = self.decoded = 0
+        self.hits, self.misses, self.waited, self.fetched, self.evicted, *rest = counts or (0,) * len(self.NAMES)
+        self.requests, self.retries, self.nbytes, self.decoded = rest
         self.changed, self.warns = False, True
         self.needed = self.limit = 0
-        self._outages: dict[object, OngoingOutage] = {}  # by request: threads of a worker may wait for several
-        for name, number in zip(self.NAMES, counts, strict=False):
-            setattr(self, name, number)
-
-    def unanswered(self, request: object, outage: OngoingOutage) -> None:
-        """A request has failed and is retried."""
-        self._outages[request] = outage
-        self.show(self.outage)
-
-    def answered(self, request: object) -> None:
-        """The retried request was answered, or has failed for good."""
-        if self._outages.pop(request, None) is not None:
-            self.show(self.outage)
+        self.outages: dict[Request, OngoingOutage] = {}  # threads of a worker may wait for several requests
 
     @property
     def outage(self) -> OngoingOutage | None:
         """The store that has not answered for the longest time."""
-        found = tuple(self._outages.copy().values())  # other threads may change it meanwhile
+        found = tuple(self.outages.copy().values())  # other threads may change it meanwhile
         return min(found, key=lambda outage: outage.since) if found else None
 
     def show(self, outage: OngoingOutage | None) -> None:
-        """Shows the outage to others that cannot see this object."""
+        """Shows the outage to other processes; does nothing here."""
 
     def words(self) -> list[int]:
         return [getattr(self, name) for name in self.NAMES]
@@ -98,9 +86,10 @@ class Request:
         self._counts = counts
 
     def failed(self, came: str, elapsed: float, until: float) -> None:
-        """The request has failed, after `elapsed` seconds, and is retried after `until`. `came` names the store."""
+        """Records a failure after `elapsed` seconds; the request is retried after `until`. `came` names the store."""
         outage = OngoingOutage(came, time.perf_counter_ns() - int(elapsed * 1e9))
-        self._counts.unanswered(self, outage)
+        self._counts.outages[self] = outage
+        self._counts.show(self._counts.outage)
         if self._counts.warns and until >= NOTICE:
             warn_of(outage)
 
@@ -108,7 +97,8 @@ class Request:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._counts.answered(self)
+        if self._counts.outages.pop(self, None) is not None:
+            self._counts.show(self._counts.outage)
 
 
 outside = CacheCounts()
@@ -127,7 +117,7 @@ class Counting(Source):
 
 
 def counting() -> CacheCounts:
-    """The counters of the worker or scout that this thread belongs to.
+    """Returns the counters of the worker or scout that this thread belongs to.
 
     Threads share them without a lock: under the GIL, `counts.hits += 1` is atomic if the right-hand side calls
     nothing (see `_system/interrupts.py` on where a thread may be interrupted). So add a constant or a local variable.

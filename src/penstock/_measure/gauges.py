@@ -77,12 +77,12 @@ class Counts(NamedTuple):
         return self.busy - self.fetch - self.write
 
     def plus(self, other: Counts) -> Counts:
-        """The sum of the counters of two workers in one seat; `other` is the earlier worker."""
+        """Adds the counters of an earlier worker in the same seat."""
         sums = {name: getattr(self, name) + getattr(other, name) for name in _ADDED}
         return self._replace(pil=self.pil | other.pil, born=other.born, ready=other.ready, first=other.first, **sums)
 
     def minus(self, before: Counts) -> Counts:
-        """The difference to these earlier counters."""
+        """Subtracts earlier counters of the same seat."""
         return self._replace(**{name: getattr(self, name) - getattr(before, name) for name in _ADDED})
 
 
@@ -157,7 +157,7 @@ _clock = time.perf_counter_ns
 
 
 def delay_ns(thread: str = "thread-self") -> int:
-    """Nanoseconds that a thread was ready to run but had no processor; 0 if the kernel does not count them."""
+    """Returns how long a thread was ready to run but had no processor, in ns; 0 if the kernel does not count it."""
     try:
         with open(f"/proc/{thread}/schedstat", "rb", buffering=0) as file:
             return int(file.read().split()[1])
@@ -166,21 +166,21 @@ def delay_ns(thread: str = "thread-self") -> int:
 
 
 class Gauges:
-    """All rows: in the file `fd`, which caller and workers map, or in private memory if that is None."""
+    """The rows of all workers: in the file `fd`, which caller and workers map, or in private memory if it is None."""
 
     SIZE = _HEAD + _ROWS * _ROW * 8  # almost all of it is never touched, and takes no memory
 
     def __init__(self, fd: int | None) -> None:
         self.memory = memoryview(mapped(fd, self.SIZE)).cast("B")
         self.words = self.memory.cast("q")
-        self.seats: frozenset[int] = frozenset()  # that have had a worker; replaced, never changed
+        self.seats: frozenset[int] = frozenset()  # seats that have had a worker; replaced, never changed
         self._read: dict[int, int] = {}  # by seat: how many records were read
-        self.nodes: Mapping[int, str] = {}  # by seat: the machine of its worker, if it may be another one; replaced
+        self.nodes: Mapping[int, str] = {}  # by seat: the worker's machine, if it may be another one; replaced
 
     # For the caller.
 
     def all(self) -> dict[int, Counts]:
-        """The counters of all workers so far, by seat."""
+        """Returns the counters of all workers so far, by seat."""
         return {seat: self.counts(seat) for seat in sorted(self.seats)}
 
     def begin_wait(self, now: int) -> None:
@@ -195,16 +195,16 @@ class Gauges:
         return Counts._make(_COUNTS.unpack_from(self.memory, self.row(seat)[1]))
 
     def times(self, seat: int) -> bytes:
-        """The histogram of this worker's sample times: words."""
+        """Returns the histogram of this worker's sample times, as words of 8 bytes."""
         return self.row(seat)[0][_TIMES : _TIMES + BUCKETS].tobytes()
 
     def slowest(self, seat: int, epoch: int | None = None) -> list[Slow]:
-        """The slowest samples of this worker: of the last epoch or the one before, or of all epochs."""
+        """Returns the slowest samples of this worker: of all epochs, or of `epoch`, which is one of the last two."""
         found = self.table(seat, 0 if epoch is None else 1 + epoch % 2)
         return [slow for slow in found if epoch in (None, slow.epoch)]
 
     def table(self, seat: int, number: int) -> list[Slow]:
-        """One of the three tables of slowest samples: of all, of even epochs, of odd epochs."""
+        """Returns one of the three tables of slowest samples: 0 for all epochs, 1 for even ones, 2 for odd ones."""
         found = []
         for at in range(MOST_SLOW):
             start = self.entry(seat, number) + at * _ENTRY * 8
@@ -215,7 +215,7 @@ class Gauges:
         return found
 
     def outage(self, seats: Iterable[int]) -> OngoingOutage | None:
-        """The store that has not answered for the longest time, of those that these workers wait for."""
+        """Returns the longest outage among the stores that these workers wait for."""
         waiting = [(since, seat) for seat in seats if (since := self.row(seat)[0][_OUTAGE])]
         if not waiting:
             return None
@@ -236,26 +236,24 @@ class Gauges:
         self.words[_TRACING] = on
 
     def records(self, seat: int) -> list[TracedTask]:
-        """The records since the last call. If there were too many, the oldest are missing."""
+        """Returns the records since the last call. If there were more than 512, the oldest are missing."""
         words, start = self.row(seat)
         recorded = words[_RECORDED]
-        numbers = range(max(self._read.get(seat, 0), recorded - _RECORDS), recorded)
-        places = [start + (_RING + number % _RECORDS * 8) * 8 for number in numbers]
+        places = _record_places(start, self._read.get(seat, 0), recorded)
         self._read[seat] = recorded
         return [TracedTask(seat, *_RECORD.unpack_from(self.memory, at)) for at in places]
 
     # For workers that share no memory with the caller: rows travel as bytes, and moments differ by `shift`.
 
     def tell(self, seat: int, *, whole: bool = True, since: int | None = None) -> bytes:
-        """The row of a worker: its counters, and if `whole` also the times of samples and the slowest of them.
+        """Packs the row of a worker: its counters, and if `whole`, its sample times and slowest samples.
 
         With `since`, the records from that number on follow.
         """
         words, start = self.row(seat)
         recorded = words[_RECORDED]
         told = words[: _RING if whole else _TIMES].tobytes()
-        numbers = range(recorded if since is None else max(since, recorded - _RECORDS), recorded)
-        places = [start + (_RING + number % _RECORDS * 8) * 8 for number in numbers]
+        places = _record_places(start, recorded if since is None else since, recorded)
         records = b"".join([self.memory[at : at + _RECORD.size] for at in places])
         return _TOLD.pack(len(told) // 8, len(places)) + told + records
 
@@ -267,15 +265,13 @@ class Gauges:
             if row[at]:
                 row[at] += shift
         words, start = self.row(seat)
-        for number in range(row[_RECORDED] - records, row[_RECORDED]):
-            at = len(told) - (row[_RECORDED] - number) * _RECORD.size
-            began, fetched, made, ended, *rest = _RECORD.unpack_from(told, at)
-            moments = (moment + shift for moment in (began, fetched, made, ended))
-            _RECORD.pack_into(self.memory, start + (_RING + number % _RECORDS * 8) * 8, *moments, *rest)
+        heard = _RECORD.iter_unpack(told[_TOLD.size + 8 * count :])
+        for at, record in zip(_record_places(start, row[_RECORDED] - records, row[_RECORDED]), heard, strict=True):
+            _RECORD.pack_into(self.memory, at, *(moment + shift for moment in record[:4]), *record[4:])
         words[:count] = memoryview(row)
 
     def waited(self) -> int:
-        """How long the caller has waited until now, in nanoseconds."""
+        """Returns how long the caller has waited until now, in nanoseconds."""
         since = self.words[_WAITING]
         return self.words[_WAITED] + (_clock() - since if since else 0)
 
@@ -288,21 +284,26 @@ class Gauges:
         return self.words[_TRACING]
 
     def recorded(self, seat: int) -> int:
-        """How many records this worker has made."""
+        """Returns the number of records that this worker has made."""
         return self.row(seat)[0][_RECORDED]
 
     def begun(self, seat: int, at: int) -> None:
-        """When the worker in this seat began its current task; 0 if it has none."""
+        """Records when the worker in this seat began its current task; 0 if it has none."""
         self.row(seat)[0][_SINCE] = at
 
     def row(self, seat: int) -> tuple[memoryview[int], int]:
-        """The words of a row, and where it begins in the memory, in bytes."""
+        """Returns the words of a row, and the byte at which it begins in the memory."""
         start = _HEAD // 8 + seat % _ROWS * _ROW
         return self.words[start : start + _ROW], start * 8
 
     def entry(self, seat: int, number: int) -> int:
-        """Where a table of slowest samples begins, in bytes."""
+        """Returns the byte at which a table of slowest samples begins."""
         return _HEAD + (seat % _ROWS * _ROW + _SLOWEST + number * MOST_SLOW * _ENTRY) * 8
+
+
+def _record_places(start: int, first: int, stop: int) -> list[int]:
+    """Returns the bytes at which records begin in the row at `start`: of `first` to `stop - 1`, the last 512."""
+    return [start + (_RING + number % _RECORDS * 8) * 8 for number in range(max(first, stop - _RECORDS), stop)]
 
 
 class _PublishedCounts(CacheCounts):
@@ -339,20 +340,20 @@ class Gauge:
             heapq.heapify(heap)
         self._epochs = [-1, *(one[0].epoch if one else -1 for one in found[1:])]
         self._epoch = 1  # the table of the current epoch
-        self.detailed, self.times = False, True  # nothing is known of the first samples
+        self.detailed, self.times = False, True  # nothing is known about the first samples
         self.fetched = self.made = 0
         self._shares = 1.0, 0.0  # fetch and write, of the last step that was timed in parts
-        self._due = 0  # when the next step is
+        self._due = 0  # when the next step is timed in parts
         self._began = self._noted = born = _clock()
-        self._waited, self._busy_then = self._caller_waited(born), self._busy  # at `noted`
+        self._waited, self._busy_then = self._caller_waited(born), self._busy  # when `_noted` was set
         _COUNTS.pack_into(self._memory, self._at, pid, 0, 0, born, 0, counts.first, 0, *counts[_SINCE + 1 :])
 
     def ready(self) -> None:
-        """The worker can take its first task."""
+        """Records that the worker can take its first task."""
         self._noted = self._words[_READY] = _clock()
 
     def begin(self) -> None:
-        """A task is begun."""
+        """Records that a task begins."""
         now = self._began = self._words[_SINCE] = _clock()
         if now > self._due:
             self.detailed, self.fetched, self.made = True, 0, 0
@@ -360,7 +361,7 @@ class Gauge:
             self.flush(now)
 
     def stepped(self, samples: int) -> None:
-        """The first step of a task is done, and stands for the others. Called only if it was `detailed`."""
+        """Records the times of the first step of a task, if it was `detailed`; it stands for the other steps."""
         now, began = _clock(), self._began
         self.detailed = False
         fetched = self.fetched or now  # 0 if there was an error
@@ -378,7 +379,7 @@ class Gauge:
             self.times = each > TIMED
 
     def end(self, task: Any, steps: int = 1) -> None:
-        """The task is done."""
+        """Records that the task is done."""
         now, began = _clock(), self._began
         self._tasks += 1
         self._steps += steps
@@ -396,7 +397,7 @@ class Gauge:
     def flush(self, now: int = 0) -> None:
         """Counts how long the worker was idle, its processor time, and how long it had no processor.
 
-        Between two tasks, and at the end, without `now`.
+        Called between two tasks, and without `now` after the last one.
         """
         last, now = not now, now or _clock()
         idle = (now - self._noted) - (self._busy - self._busy_then)
@@ -407,7 +408,7 @@ class Gauge:
         self._noted, self._busy_then, self._waited = now, self._busy, waited
         if last or now > self._delay_due:
             self._delay_due = now + _DELAY_EVERY
-            self._words[_PIL] = "PIL.JpegImagePlugin" in sys.modules  # imported when PIL opens its first image
+            self._words[_PIL] = "PIL.JpegImagePlugin" in sys.modules  # PIL imports it to open its first image
             delay = delay_ns()
             # The kernel may not count, or the file may not open: then nothing is added.
             self._delayed += max(0, delay - self._delay)
@@ -432,7 +433,7 @@ class Gauge:
     # Samples one by one.
 
     def begin_epoch(self, epoch: int) -> None:
-        """The following samples belong to this epoch."""
+        """Records that the following samples belong to this epoch."""
         table = self._epoch = 1 + epoch % 2
         if epoch != self._epochs[table]:
             self._epochs[table] = epoch
@@ -441,14 +442,14 @@ class Gauge:
                 _SLOW.pack_into(self._memory, self._tables[table] + at * _ENTRY * 8, 0, 0, 0, 0, b"")
 
     def sample(self, ns: int) -> bool:
-        """Counts the time of a sample. True if it is one of the slowest, so that its key is needed."""
+        """Counts the time of a sample. Returns True if it is one of the slowest, so that its key is needed."""
         self._words[_TIMES + bucket(ns)] += 1
         if ns < TIMED:
             return False
         return len(slow := self._slow[self._epoch]) < MOST_SLOW or ns > slow[0][0]
 
     def note(self, slow: Slow) -> None:
-        """One of the slowest samples."""
+        """Adds one of the slowest samples to the tables."""
         text = _named(slow)
         for table in (0, self._epoch):
             heap = self._slow[table]
@@ -464,7 +465,7 @@ class Gauge:
 
 
 def _named(slow: Slow) -> bytes:
-    """The key, and as much of the end of the path as fits."""
+    """Returns the key, and as much of the end of the path as fits."""
     key, path = slow.key.encode().replace(b"\0", b" ")[:_NAME], os.fsencode(slow.path)
     room = _NAME - len(key) - 1
     if not path or room < 16:
@@ -473,7 +474,7 @@ def _named(slow: Slow) -> bytes:
 
 
 class NoGauge:
-    """Stands for a Gauge where nothing is measured."""
+    """Replaces a Gauge where nothing is measured."""
 
     detailed = times = False
     fetched = made = 0

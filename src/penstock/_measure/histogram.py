@@ -16,18 +16,18 @@ BUCKETS = 128
 
 
 def bucket(ns: int) -> int:
-    """The bucket of a duration in nanoseconds."""
+    """Returns the bucket of a duration in nanoseconds."""
     return min(max(int(log2(ns) * _FINE) - _FIRST, 0), BUCKETS - 1) if ns > 0 else 0
 
 
 def bounds(at: int) -> tuple[float, float]:
-    """The lower and upper limit of a bucket, in seconds."""
+    """Returns the lower and upper limit of a bucket, in seconds."""
     low, high = (2.0 ** ((at + more + _FIRST) / _FINE) * 1e-9 for more in (0, 1))
     return low if at else 0.0, high
 
 
 def quantile(counts: Sequence[int], share: float) -> float:
-    """The duration in seconds that this share of all durations does not exceed; 0.0 if there is none.
+    """Returns the duration in seconds that this share of all durations does not exceed; 0.0 if there are none.
 
     The first bucket counts as 0.0: its durations are negligible.
     """
@@ -40,6 +40,6 @@ def quantile(counts: Sequence[int], share: float) -> float:
 
 
 def buckets(ns: NDArray[np.int64], counts: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-    """A histogram of durations in nanoseconds; each is counted `counts` times."""
+    """Returns a histogram of durations in nanoseconds; each is counted `counts` times."""
     at = (np.log2(np.maximum(ns, 1)) * _FINE).astype(np.int64) - _FIRST
     return np.bincount(at.clip(0, BUCKETS - 1), counts, BUCKETS).astype(np.int64)

@@ -62,13 +62,13 @@ class Totals(NamedTuple):
     fetched_nbytes: int = 0
 
     def minus(self, before: Totals) -> Totals:
-        """The difference to these earlier totals."""
+        """Subtracts earlier totals."""
         sums = Answer._make(now - then for now, then in zip(self.sums, before.sums, strict=True))
         rest = (getattr(self, name) - getattr(before, name) for name in Totals._fields[2:])
         return Totals(self.tasks - before.tasks, sums, *rest)
 
     def plus(self, answers: bytes) -> Totals:
-        """These totals and more answers, packed."""
+        """Adds answers, which are packed."""
         if not answers:
             return self
         table = np.frombuffer(answers, np.int64).reshape(-1, len(Answer._fields))
@@ -80,11 +80,11 @@ class Totals(NamedTuple):
 
 
 class MeterSnapshot(NamedTuple):
-    """All counters at one moment. Taking it takes 15 µs; it is summed up only on request."""
+    """All counters at one moment. A snapshot takes 15 µs; `sum` adds it up later."""
 
     totals: Totals
-    answers: bytes  # since then, packed
-    more: tuple[int, ...]  # all that follows in Totals
+    answers: bytes  # those since then, packed
+    more: tuple[int, ...]  # the other fields of Totals
     workers: dict[int, Counts]
     times: list[bytes]  # histograms: words
 
@@ -92,16 +92,12 @@ class MeterSnapshot(NamedTuple):
         return Totals(*self.totals.plus(self.answers)[:4], *self.more)
 
     def histogram(self) -> NDArray[np.int64]:
-        """The histogram of all sample times."""
+        """Returns the histogram of all sample times."""
         found: NDArray[np.int64] = np.array([np.frombuffer(one, np.int64) for one in self.times]).sum(axis=0)
         return found
 
 
 _NOTHING = Totals(0, Answer(0, 0, 0, 0, 0, 0), *np.zeros((2, BUCKETS), np.int64))
-
-
-def _nothing() -> None:
-    pass
 
 
 class Meter:
@@ -118,18 +114,18 @@ class Meter:
         self.next_tick = 0
         self.asked = 0  # when the caller last asked for a batch
         self.follow: Callable[[Any], None] | None = None  # called with each new engine: a trace is written
-        self.publish: Callable[[], None] = _nothing  # shows the figures to `penstock top` now
+        self.publish: Callable[[], None] = lambda: None  # shows the figures to `penstock top` now
         self.replaced = self.repeated = self.skipped = 0
         self.scouts = CacheCounts()  # of all scouts of the loader
         self.longest = [0, 0]  # of the epoch: wait and work
         self.longest_ever = [0, 0]
-        # The answers that are kept, by number; and the totals, with the answers among those that are counted in them.
-        # In one tuple, so that another thread sees each answer once. Of a dict, single entries are added and removed,
-        # and the whole is copied: each at once, as far as other threads can see (guaranteed by the GIL).
+        # `_kept` has the last answers, by number. `_state` has the totals, and those of the kept answers that the
+        # totals include: in one tuple, so that another thread counts each answer once. Adding or removing an entry of
+        # a dict, and copying the dict, are atomic (guaranteed by the GIL).
         self._kept: dict[int, bytes] = {}
         self._numbers = itertools.count()
         self._state: tuple[Totals, dict[int, bytes]] = _NOTHING, {}
-        self._adding = threading.Lock()  # never waited for
+        self._adding = threading.Lock()  # no thread waits for it: see `add_up`
         self._cpu = time.process_time_ns()
         self.first = 0  # when the first batch was handed out
         # Of engines that have ended:
@@ -139,7 +135,7 @@ class Meter:
         self._slowest: list[tuple[int, Slow]] = []
 
     def answered(self, wait: int, work: int, steps: int, rows: int, nbytes: int, ready: int) -> int:
-        """Keeps an answer after the caller has asked for the next one, or has ended. Returns how many are kept."""
+        """Keeps an answer once it is complete: the caller asks for the next, or stops. Returns how many are kept."""
         self._kept[next(self._numbers)] = _ANSWER.pack(wait, work, steps, rows, nbytes, ready)
         longest = self.longest
         if wait > longest[0] or work > longest[1] * steps:
@@ -149,7 +145,7 @@ class Meter:
         return len(self._kept)
 
     def add_up(self) -> None:
-        """Counts the answers that are kept. Not called by finalizers: see `keep`."""
+        """Adds the kept answers to the totals. Finalizers must not call it: see `keep`."""
         with interrupts_deferred():
             if self._adding.acquire(blocking=False):  # otherwise another thread is doing it
                 try:
@@ -163,7 +159,7 @@ class Meter:
                     self._adding.release()
 
     def snapshot(self, live: list[Gauges], open_answers: Sequence[Answer] = ()) -> MeterSnapshot:
-        """The counters up to now, with `open_answers`, which were not counted yet."""
+        """Returns the counters up to now, including `open_answers`, which were not kept yet."""
         state, kept = None, self._kept
         while state is not self._state:
             state = self._state
@@ -181,9 +177,9 @@ class Meter:
     def keep(self, gauges: Gauges) -> None:
         """Keeps the counters of these workers, which are about to end.
 
-        Without numpy's arithmetic, because a finalizer may call it. The garbage collector may run while a context
-        variable is set, such as that of `np.errstate`; numpy's functions would read it just then, and CPython would
-        remember a value that is about to be freed ("invalid PyCapsule object" ever after).
+        Does not compute with numpy, because a finalizer may call it. The garbage collector may run while a context
+        variable is being set, such as that of `np.errstate`. If numpy reads the variable just then, CPython caches a
+        value that is about to be freed, and numpy fails from then on ("invalid PyCapsule object").
         """
         snapshot = self.snapshot([gauges])
         words = [memoryview(one).cast("q") for one in snapshot.times]
@@ -193,7 +189,7 @@ class Meter:
         gauges.seats = frozenset()
 
     def workers(self, live: list[Gauges]) -> dict[int, Counts]:
-        """The counters of all workers, live and ended, by seat."""
+        """Returns the counters of all workers, live and ended, by seat."""
         found = dict(self._counts)
         for gauges in live:
             for seat, counts in gauges.all().items():
@@ -201,14 +197,14 @@ class Meter:
         return found
 
     def nodes(self, live: list[Gauges]) -> dict[int, str]:
-        """The machine of each worker that is, or was, on another one: by seat."""
+        """Returns the machines of workers that are, or were, on other machines, by seat."""
         found = dict(self._nodes)
         for gauges in live:
             found.update(gauges.nodes)
         return found
 
     def slowest(self, live: list[Gauges], epoch: int | None = None) -> list[tuple[int, Slow]]:
-        """The slowest samples of an epoch, or of all, and the seats of their workers; the slowest first."""
+        """Returns the seats and samples of the slowest samples of an epoch, or of all epochs; the slowest first."""
         found = [one for one in self._slowest if epoch in (None, one[1].epoch)]
         for gauges in live:
             found += [(seat, slow) for seat in gauges.seats for slow in gauges.slowest(seat, epoch)]
@@ -239,7 +235,7 @@ class Stopwatch:
         self._in_hand = False  # the answer is being handed out
 
     def ask(self) -> int:
-        """The caller asks for a batch; all earlier answers are handed out. Returns the time."""
+        """Records that the caller asks for a batch, so all earlier answers are handed out. Returns the time."""
         now, meter = clock(), self.meter
         self._asked = meter.asked = now
         if self._in_hand:
@@ -256,14 +252,14 @@ class Stopwatch:
         return now
 
     def deliver(self, steps: int, rows: int, nbytes: int, seq: int = -1) -> None:
-        """The caller is about to get a task with this number of steps."""
+        """Records that the caller is about to get a task with this number of steps."""
         self._delivered = steps, rows, nbytes
         self._in_hand = True
         if self.tracer is not None:
             self.tracer.delivers(seq)
 
     def answer(self, ready: bool) -> None:
-        """The call returns. Without a batch (a timeout), the time counts for the next one."""
+        """Records that the call returns. Without a batch (a timeout), the time counts for the next one."""
         now = self._answered = clock()
         self._wait += now - self._asked
         self._ready = ready
@@ -273,14 +269,14 @@ class Stopwatch:
             self.meter.first = now
 
     def stop(self, left: int) -> None:
-        """No more steps of the last answer are handed out; `left` of them were not."""
+        """Ends the last answer. `left`: how many of its steps were not handed out."""
         if self._in_hand:
             self._in_hand = False
             self.meter.answered(*self.in_hand(left, clock()))
         self._wait = 0
 
     def in_hand(self, left: int, now: int) -> Answer:
-        """The part of the current answer that was already handed out."""
+        """Returns the part of the current answer that was already handed out."""
         steps, rows, nbytes = self._delivered
         done = max(0, steps - left)
         rows, nbytes = rows * done // max(1, steps), nbytes * done // max(1, steps)
@@ -289,15 +285,15 @@ class Stopwatch:
     def open_answer(self, left: int) -> Answer | None:
         return self.in_hand(left, clock()) if self._in_hand else None
 
-    # What happens to workers.
+    # Events of workers.
 
     def hired(self, seat: int, replaces: str) -> None:
-        """A worker is started, perhaps in place of another one, which is named."""
+        """Records that a worker is started. `replaces` names the worker whose place it takes, if there is one."""
         if self.tracer is not None:
             self.tracer.hired(seat, replaces)
 
     def lost(self, who: str, how: str, steps: int) -> None:
-        """A worker has died; this number of steps is repeated."""
+        """Records that a worker has died, and that this number of steps is repeated."""
         self.meter.replaced += 1
         self.meter.repeated += steps
         if self.tracer is not None:
@@ -308,7 +304,7 @@ class Stopwatch:
             self.tracer.resized(workers)
 
     def end(self, gauges: Gauges) -> None:
-        """All workers have ended."""
+        """Records that all workers have ended."""
         if self.tracer is not None:
             self.tracer.end()
         if not sys.is_finalizing():  # numpy may be gone by then

@@ -102,7 +102,7 @@ os.register_at_fork(after_in_child=_pages.clear)
 
 
 class FoundPage(NamedTuple):
-    """A page of a process. `inode` tells pages apart."""
+    """A page of a process. `inode` distinguishes pages."""
 
     pid: int
     inode: int
@@ -110,28 +110,31 @@ class FoundPage(NamedTuple):
 
 
 def find(uid: int) -> Iterator[FoundPage]:
-    """The readable pages of all processes of a user. A process that inherited a page has it too."""
+    """Yields the readable pages of all processes of a user. A process that inherited a page has it too."""
+    for pid, path in memfds(uid, NAME):
+        with suppress(OSError, struct.error):  # a memfd of the same name that is no page, or of another user
+            inode, text = _read(path, uid)
+            if text is not None:
+                yield FoundPage(pid, inode, text)
+
+
+def memfds(uid: int, name: str) -> Iterator[tuple[int, str]]:
+    """Yields the process id and the path of each memfd of this name that a process of the user has open."""
     for pid in trust.processes(uid):
-        with suppress(OSError):  # it has ended, or is not ours to read
-            yield from _of_process(pid, uid)
-
-
-def _of_process(pid: int, uid: int) -> Iterator[FoundPage]:
-    folder = f"/proc/{pid}/fd"
-    for name in os.listdir(folder):
-        with suppress(OSError, struct.error):  # no page: another user's or program's, of the same name
-            if trust.is_memfd(f"{folder}/{name}", NAME):
-                inode, text = _read(f"{folder}/{name}", uid)
-                if text is not None:
-                    yield FoundPage(pid, inode, text)
+        with suppress(OSError):  # the process has ended, or is hidden from us
+            for number in os.listdir(f"/proc/{pid}/fd"):
+                path = f"/proc/{pid}/fd/{number}"
+                with suppress(OSError):  # the descriptor was closed
+                    if trust.is_memfd(path, name):
+                        yield pid, path
 
 
 def _read(path: str, uid: int) -> tuple[int, bytes | None]:
-    """The inode of a page, and its newest text; None if there is none yet."""
+    """Returns the inode of a page, and its newest text, which is None if nothing was published yet."""
     fd = trust.open_sealed(path, NAME, trust.OF_ONE_SIZE, owner=uid)
     try:
         inode = os.fstat(fd).st_ino
-        for _ in range(3):  # again only if the publisher has written two texts meanwhile
+        for _ in range(3):  # retries only if the publisher has written two texts meanwhile
             counter = os.pread(fd, _COUNTER.size, 0)
             if not any(counter):
                 break

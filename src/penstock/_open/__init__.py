@@ -8,7 +8,7 @@ from typing import Any
 
 
 def open(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], **settings: Any) -> Any:
-    """The dataset of the files at these paths; their format is found by their content and their names.
+    """Returns the dataset of the files at these paths. Their format is recognised by their content and their names.
 
     `paths` is a path or URL, a list of these, a pattern (`"data/*.tar"`) or a folder. `settings` are the arguments of
     the class that reads the format: those of `penstock.formats`, `penstock.records.RecordFile` and `CaffeLMDB`, or

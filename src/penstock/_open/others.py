@@ -1,4 +1,4 @@
-"""Files for which penstock has no reader: what they are, and the few lines of Python that make a dataset of them."""
+"""Files that penstock cannot read: the messages name them, and show how to make a dataset of them in Python."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import NamedTuple
 from penstock._files.local import AnyFile, File
 from penstock._remote.urls import is_url
 from penstock.errors import FormatError
-from penstock.source._folders import PICTURES
+from penstock.source._folders import PICTURES, folders_below
 
 
 class _FileKind(NamedTuple):
-    """A kind of file, by the ends of names or the first bytes.
+    """A kind of file, which is recognised by the end of its name (`ends`) or by its first bytes (`begins`).
 
-    `lines` is the program that makes the dataset; FILE stands for the path, and STEM.parquet for the same path with
-    another end.
+    `lines` is a program that makes the dataset. In it, FILE stands for the path, and STEM.parquet for the same path
+    with this suffix.
     """
 
     name: str
@@ -181,7 +181,7 @@ _KNOWN = {end for kind in _KINDS for end in kind.ends}
 
 
 def advice(file: AnyFile) -> str | None:
-    """What is said of a file that is known by its name or content; None if it is not."""
+    """Returns the message about a file of a known kind; None for other files."""
     begin, end = bytes(file.peek(0, min(file.size, _LOOK))), os.path.splitext(file.path)[1].lower()
     if end == ".json":
         return _of_json(file.path, begin)
@@ -192,7 +192,7 @@ def advice(file: AnyFile) -> str | None:
 
 
 def unknown(file: AnyFile) -> str:
-    """What is said of any other file."""
+    """Returns the message about a file of an unknown kind."""
     begin, end = bytes(file.peek(0, min(file.size, 16))), os.path.splitext(file.path)[1].lower()
     if end in PICTURES:
         return (
@@ -207,7 +207,7 @@ def unknown(file: AnyFile) -> str:
 
 
 def of_folder(folder: str) -> str | None:
-    """What is said of a local folder in which no file is one that penstock reads; None if it has no files."""
+    """Returns the message about a local folder in which penstock can read no file; None if it has no files."""
     found = _below(folder)
     if not found:
         return None
@@ -219,7 +219,7 @@ def of_folder(folder: str) -> str | None:
 
 
 def refuse_beside_text(folder: str) -> None:
-    """Raises FormatError for a folder with no more texts than other samples: a text may be a note about these."""
+    """Raises FormatError if a folder has no more texts than other samples: a text may be a note about these."""
     found = _below(folder)
     others = {end: paths for end, paths in found.items() if end in _KNOWN or end in PICTURES}
     if not others or sum(map(len, others.values())) < len(found[".txt"]):
@@ -233,11 +233,10 @@ def refuse_beside_text(folder: str) -> None:
 
 
 def _below(folder: str) -> dict[str, list[str]]:
-    """The files below a folder but hidden ones, by the ends of their names."""
+    """Returns the files below a folder, except hidden ones, by the ends of their names."""
     found: dict[str, list[str]] = {}
-    for where, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(name for name in names if not name.startswith(".")):
+    for where, names in folders_below(folder):
+        for name in names:
             found.setdefault(os.path.splitext(name)[1].lower(), []).append(os.path.join(where, name))
     return found
 

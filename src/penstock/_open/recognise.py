@@ -24,9 +24,9 @@ from penstock.formats._registry import load_entry_points, registered
 from penstock.source._folders import PICTURES, folders_below
 
 FormatClass = type[Any]
-"""A class that reads files, and says which: with `suffixes`, `companions` and `matches` as `Format` has them."""
+"""A class that reads files. Its `suffixes`, `companions` and `matches` say which: see `Format`."""
 
-# In the order in which they are asked. ImageFolder is found by the names of the files in a folder.
+# In the order in which they are tried. ImageFolder is chosen by the names of the files in a folder.
 _OURS: tuple[FormatClass, ...] = (
     formats.Parquet,
     formats.Arrow,
@@ -44,7 +44,7 @@ _OURS: tuple[FormatClass, ...] = (
 
 
 def open_files(path: FilePath | Iterable[FilePath], settings: dict[str, Any]) -> Any:
-    """The dataset of these files; `settings` are the arguments of its class."""
+    """Returns the dataset of these files; `settings` are the arguments of its class."""
     given = [path] if isinstance(path, (str, os.PathLike)) else list(path)
     if len(given) == 1 and os.path.isdir(given[0]) and (whole := _folder(os.fspath(given[0]))):
         return _made(whole, given[0], settings)
@@ -55,9 +55,9 @@ def open_files(path: FilePath | Iterable[FilePath], settings: dict[str, Any]) ->
         others.refuse_beside_text(os.path.abspath(given[0]))
     if found is formats.Tokens and not {"dtype", "length"} <= settings.keys():
         raise FormatError(
-            f"{files[0].path} looks like a file of token ids, which do not say their dtype: pass it, and the length "
-            "of a sample: penstock.open(path, dtype='uint16', length=1025, stride=1024), or in a terminal penstock "
-            "inspect PATH --dtype uint16 --length 1025."
+            f"{files[0].path} looks like a file of token ids, which does not state its dtype. Pass the dtype and the "
+            "length of a sample: penstock.open(path, dtype='uint16', length=1025, stride=1024), or in a terminal "
+            "penstock inspect PATH --dtype uint16 --length 1025."
         )
     return _made(found, files, settings)
 
@@ -78,14 +78,14 @@ def _classes() -> Iterator[FormatClass]:
 
 
 def _ends() -> tuple[str, ...]:
-    """The ends of the names of files that are read."""
+    """Returns the suffixes of all formats."""
     return tuple(dict.fromkeys(end for each in _classes() for end in each.suffixes))
 
 
 def _all_files(given: list[Any], access: Access) -> list[AnyFile]:
-    """The files that are meant, of all formats; a prefix of Megatron's means its `.idx`."""
+    """Finds the files, whatever their format. A prefix of Megatron's files stands for its `.idx`."""
     prefixes = [idx_path(one) for one in given]
-    # Of a .bin that has an .idx both are named once, by the .idx.
+    # A path that does not exist may be a prefix of Megatron's: its .idx stands for both files.
     meant = [one if is_url(os.fspath(one)) or os.path.exists(one) else idx_path(one) for one in given]
     try:
         return find_files(meant, _ends(), "penstock.open", access)
@@ -102,7 +102,7 @@ def _all_files(given: list[Any], access: Access) -> list[AnyFile]:
 
 
 def _folder(folder: str) -> Any:
-    """The class that reads a folder as a whole; None if its files are to be looked at."""
+    """Returns the class that reads a folder as a whole; None if the format of its files decides."""
     if os.path.isfile(os.path.join(folder, "data.mdb")):
         return records.CaffeLMDB
     others = tuple(end for each in _classes() for end in _own_ends(each))
@@ -118,7 +118,7 @@ def _folder(folder: str) -> Any:
 
 
 def _paired(files: list[AnyFile]) -> list[AnyFile]:
-    """The files without those that are read with another: the `.bin` of Megatron's `.idx`, the `.idx` of a `.rec`."""
+    """Leaves out files that are read with another: the `.bin` of Megatron's `.idx`, the `.idx` of a `.rec`."""
     by_path = {file.path: file for file in files}
     found: dict[str, AnyFile] = {}
     for file in files:
@@ -131,7 +131,7 @@ def _paired(files: list[AnyFile]) -> list[AnyFile]:
 
 
 def _without_companions(files: list[AnyFile]) -> list[AnyFile]:
-    """The files but those that belong to another; of several, also but indexes of programs that are not known."""
+    """Leaves out files that belong to another one, and index files that no format recognises."""
     others: set[str] = set()
     names = tuple(end for end in _ends() if not end.startswith("."))
     for file in files if len(files) > 1 else ():
@@ -150,7 +150,7 @@ def _without_companions(files: list[AnyFile]) -> list[AnyFile]:
 
 
 def _own_index(file: AnyFile, by_path: Mapping[str, AnyFile]) -> AnyFile | None:
-    """Megatron's `.idx` of a file, which may be that `.idx` itself. Those of remote files are looked for by name."""
+    """Returns Megatron's `.idx` that belongs to a file, or is the file; for remote files, only one in `by_path`."""
     stem, end = os.path.splitext(file.path)
     if end not in (".bin", ".idx"):
         return None
@@ -163,7 +163,7 @@ def _own_index(file: AnyFile, by_path: Mapping[str, AnyFile]) -> AnyFile | None:
 
 
 def _format(files: list[AnyFile]) -> FormatClass:
-    """The class that reads the files, which all must be of one format."""
+    """Returns the class that reads the files. Raises FormatError if they have several formats."""
     by_end: dict[str, AnyFile] = {}
     for file in files:
         by_end.setdefault(os.path.splitext(file.path)[1].lower(), file)
@@ -190,7 +190,7 @@ def _by_name(path: str) -> FormatClass | None:
 
 
 def _own_ends(found: FormatClass) -> tuple[str, ...]:
-    """The suffixes that only files of this format have: index.json may be of anything, and .idx, too."""
+    """Returns the suffixes that only this format has, so not index.json and .idx, which others have too."""
     return tuple(end for end in found.suffixes if end.startswith(".") and end != ".idx")
 
 

@@ -155,13 +155,12 @@ def find_folder(
                 raise
         else:
             return RemoteFolder(remote, key.rpartition("/")[0], pieces), RemoteFile(remote, stored, pieces)
-    folder_of = RemoteFolder(remote, key, pieces)
     if is_web(text):
         raise ValueError(
-            f"ImageFolder: {folder_of.root!r} is a folder, and by http there is no list of files. Pass listing=, the "
-            "path or URL of a list of the images."
+            f"ImageFolder: {remote.display_url(key)!r} is a folder, and by http there is no list of files. Pass "
+            "listing=, the path or URL of a list of the images."
         )
-    return folder_of, None
+    return RemoteFolder(remote, key, pieces), None
 
 
 def _list_of(path: Path, access: Access) -> AnyFile:
