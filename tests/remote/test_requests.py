@@ -255,7 +255,7 @@ def test_idle_connections_are_closed_before_a_cycle_with_them_is_finalized(serve
     with pytest.raises(RequestFailed):
         first.find("x")
     later: Any = Origin(f"{server.url}/?sig=SECRET", "", {})  # it is younger than the socket
-    later._idle.append(first._idle.pop())
+    later.server._idle.append(first.server._idle.pop())
     later.cycle = later
     del later
     gc.collect()  # a socket that is not closed would warn, which is an error here
