@@ -114,7 +114,7 @@ def test_thousands_of_silent_connections_cost_no_thread_few_descriptors_and_no_b
             while process.stdout.readline() != "all\n":
                 pass
             until(lambda: len(backend._door.strangers) == MOST, "there are as many as there may be")
-            until(lambda: backend.refused >= 2_000 - MOST, "the others were dropped")
+            until(lambda: backend._door.refused >= 2_000 - MOST, "the others were dropped")
             assert threads() <= before[0] and random.getstate() == state
             assert descriptors() <= before[1] + MOST + 2  # and the pipes to that program
             loader.set_epoch(0)
@@ -190,7 +190,7 @@ def test_garbage_changes_no_batch(cluster: Any) -> None:
                 while noisy.recv(1000):
                     pass
         same(found, plain(Slow(), 2))
-        until(lambda: backend.refused == len(found) - 1, "all were dropped")
+        until(lambda: backend._door.refused == len(found) - 1, "all were dropped")
 
 
 # Recorded, reflected, false.

@@ -64,7 +64,7 @@ class FileSystem:
         return found
 
     def _look(self, key: str) -> StoredObject:
-        """Asks for size and mark of an object, past the caches of fsspec."""
+        """Asks for the current size and mark of an object, bypassing the caches of fsspec."""
         path = self._path(key)
         with self._turn:
             if not self._refresh:
@@ -88,7 +88,7 @@ class FileSystem:
         return path
 
     def _key(self, name: str) -> str:
-        """Returns the key for a name of fsspec's, which begins with the root."""
+        """Removes the root from a name that fsspec returns."""
         return name.removeprefix(self._path("").rstrip("/")).lstrip("/")
 
     def _stored(self, about: Mapping[str, Any]) -> StoredObject:

@@ -141,7 +141,7 @@ class Objects:
         return (self._is_s3 and self._wrong_region(str(error))) or _failed(error)
 
     def _wrong_region(self, text: str) -> RequestFailed | None:
-        """The failure of a request to a region of S3 that does not have the bucket; None for any other failure."""
+        """Returns the failure if S3 was asked in another region than the bucket's; None for all other errors."""
         head, asked = text.partition("\n\nDebug source")[0], _ASKED.search(text)
         named = _REGION.search(head)
         if "redirect without LOCATION" in head:

@@ -160,8 +160,8 @@ def client_options(
 ) -> dict[str, Any]:
     """Returns the options of connections, including those from variables such as AWS_ALLOW_HTTP.
 
-    obstore reads these variables only without options of connections, and penstock always passes some. A URL of the
-    server with http:// allows http.
+    obstore reads these variables only if it gets no options of connections, and penstock always passes some. If the
+    URL of the server begins with http://, http is allowed.
     """
     kind = _KINDS[scheme_of(url)]
     found: dict[str, Any] = {

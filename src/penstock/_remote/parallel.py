@@ -30,31 +30,28 @@ def in_parallel(call: Callable[[A, Pause], T], items: Iterable[A], threads: int)
     if threads < 2 or len(items) < 2:
         for item in items:
             yield call(item, time.sleep)
-        return
-    run = _ParallelRun(call, items, 2 * threads)
-    try:
-        count = min(threads, len(items))
-        workers = [started("penstock-request", run.work, run.end) for _ in range(count)]
-        for number in range(len(items)):
-            yield run.result(number)
-    finally:
-        run.end()
-    for worker in workers:  # so that this process can be forked safely
-        worker.join()
+    else:
+        yield from _in_threads(call, items, min(threads, len(items)))
 
 
 def interruptibly(call: Callable[[], T]) -> T:
     """Returns `call()`. In the main thread, another thread makes the call, so that Ctrl-C ends the wait at once."""
     if threading.current_thread() is not threading.main_thread():
         return call()
-    run = _ParallelRun(lambda *_: call(), [None], 1)
-    thread = started("penstock-request", run.work, run.end)
+    (result,) = _in_threads(lambda *_: call(), [None], 1)
+    return result
+
+
+def _in_threads(call: Callable[[A, Pause], T], items: list[A], threads: int) -> Iterator[T]:
+    run = _ParallelRun(call, items, 2 * threads)
     try:
-        result: T = run.result(0)
+        workers = [started("penstock-request", run.work, run.end) for _ in range(threads)]
+        for number in range(len(items)):
+            yield run.result(number)
     finally:
         run.end()
-    thread.join()
-    return result
+    for worker in workers:  # so that this process can be forked safely
+        worker.join()
 
 
 class _ParallelRun:

@@ -22,7 +22,7 @@ class RequestFault(Enum):
 
 
 class RequestFailed(Exception):
-    """A request that failed. `came`: what came instead of the answer. `remedy`: what the user can do."""
+    """A request that failed. `came`: the answer, or how the connection failed. `remedy`: what the user can do."""
 
     def __init__(self, fault: RequestFault, came: str, remedy: str = "") -> None:
         super().__init__(came)
@@ -57,7 +57,7 @@ def answered(status: int, came: str) -> RequestFailed:
 class Patience:
     """How long a request is retried: for `seconds` in total, with pauses that double from `first` to `longest`.
 
-    `odd`: how many answers may not fit before the request fails.
+    `odd`: the request fails after this many answers that do not fit.
     """
 
     seconds: float = 300.0

@@ -77,7 +77,7 @@ _SIGNATURES = (
 
 
 class UrlParts(NamedTuple):
-    """The parts of a URL: the store and the key of an object. `root` may hold a signed query; `user` a password."""
+    """The parts of a URL. `root`: the store, with a signed query if there is one. `user`: "name:password", or ""."""
 
     root: str
     key: str

@@ -53,11 +53,6 @@ class RayBackend(Exchange, Backend):
         self._door = Door(cluster.address, tls, self._serve)
 
     @property
-    def refused(self) -> int:
-        """How many connections were dropped because they did not have the token."""
-        return self._door.refused
-
-    @property
     def workers(self) -> list[RemoteWorker]:
         with self._lock:
             return sorted(self._remotes.values(), key=lambda remote: remote.seat)
@@ -71,7 +66,7 @@ class RayBackend(Exchange, Backend):
         try:
             with interrupts_deferred():
                 told = partial(self._told, remote)
-                remote.actor = self._cluster.start(call, self._shipment, told, self._silent_nodes())
+                remote.kill = self._cluster.start(call, self._shipment, told, self._silent_nodes())
         except BaseException:
             self._forget(remote)
             raise

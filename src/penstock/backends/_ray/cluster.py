@@ -28,7 +28,7 @@ from ray.util import get_node_ip_address
 from ray.util.scheduling_strategies import NodeLabelSchedulingStrategy, NotIn
 
 from penstock.backends._ray.handshake import TlsFiles
-from penstock.backends._ray.remote import Actor, Call, ProcessEnd
+from penstock.backends._ray.remote import Call, Kill, ProcessEnd
 
 _INIT = 'backend="ray" needs a cluster: call ray.init(address=...) before the first iter(loader).'
 _CLIENT = (
@@ -59,7 +59,7 @@ class RayCluster:
     def ship(self, data: memoryview) -> object:
         return ray.put(np.frombuffer(data, np.uint8))
 
-    def start(self, call: Call, shipped: object, told: Callable[[ProcessEnd], None], avoid: Collection[str]) -> Actor:
+    def start(self, call: Call, shipped: object, told: Callable[[ProcessEnd], None], avoid: Collection[str]) -> Kill:
         if not self.is_there():
             raise RuntimeError("Ray was shut down, or another cluster is in use now.")
         actor = _worker_class().options(**_elsewhere(self._options, avoid)).remote()
@@ -68,7 +68,11 @@ class RayCluster:
         reference = actor.serve.remote(tuple(call), [shipped])
         _pending.add(reference)
         reference.future().add_done_callback(partial(_ended, reference, told))
-        return _RayActor(actor, self)
+        return partial(self._kill, actor)
+
+    def _kill(self, actor: Any) -> None:
+        if self.is_there():
+            ray.kill(actor, no_restart=True)
 
     def shortage(self, workers: int) -> str:
         free, whole = ray.available_resources(), ray.cluster_resources()
@@ -83,15 +87,6 @@ class RayCluster:
             f"{workers} worker{'s' * (workers != 1)} wait{'s' * (workers == 1)} for a place: each needs {named}. Ray "
             f"says that {there} are free, {verdict}"
         )
-
-
-class _RayActor:
-    def __init__(self, handle: Any, cluster: RayCluster) -> None:
-        self._handle, self._cluster = handle, cluster
-
-    def kill(self) -> None:
-        if self._cluster.is_there():
-            ray.kill(self._handle, no_restart=True)
 
 
 @cache

@@ -333,7 +333,7 @@ class Exchange:
         def kill() -> None:
             for remote in remotes:
                 with suppress(Exception):  # dead already, or the cluster is being shut down
-                    remote.actor.kill()
+                    remote.kill()
 
         with suppress(RuntimeError):  # the interpreter exits: Ray ends the actors of a driver that is gone
             started("penstock-killer", kill, bool).join(_GRACE)
@@ -354,5 +354,5 @@ def _raise(error: BaseException) -> None:
 
 
 def _raise_restored(failure: bytes) -> None:
-    error = restore(failure)
-    raise annotate(error, "The worker cannot be started, so it is not tried again: look at what that node has.")
+    note = "The worker cannot be started, so it is not tried again: check the modules and files on that node."
+    raise annotate(restore(failure), note)

@@ -63,7 +63,7 @@ class TlsFiles(NamedTuple):
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> TlsFiles | None:
-        """The files that this node's environment names; None if Ray does not use TLS."""
+        """Returns the files that this node's environment names; None if Ray does not use TLS."""
         if environment.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
             return None
         files = [environment.get(name, "") for name in _TLS_FILES]

@@ -107,7 +107,7 @@ class Ledger:
         return None
 
     def _sort(self, worker: int) -> None:
-        """Notes if a worker is free, or ready for a second task: none is while some worker is still to leave."""
+        """Notes whether a worker is free, or ready for a second task. While one is still to leave, none is ready."""
         self._free.pop(worker, None)
         self._ready.pop(worker, None)
         if worker in self._halted:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
@@ -34,11 +34,8 @@ class Call(NamedTuple):
     seat: int
 
 
-class Actor(Protocol):
-    """The process of a worker, on some node."""
-
-    def kill(self) -> None:
-        """Kills the process. Must not be called by a thread of the cluster."""
+Kill = Callable[[], None]
+"""Kills the process of a worker. Must not be called by a thread of the cluster."""
 
 
 class Cluster(Protocol):
@@ -51,10 +48,11 @@ class Cluster(Protocol):
     def ship(self, data: memoryview) -> object:
         """Makes these bytes available on all nodes."""
 
-    def start(self, call: Call, shipped: object, told: Any, avoid: Collection[str]) -> Actor:
-        """Starts a worker as soon as a node has room. Some thread calls `told(end)` once when its process has ended.
+    def start(self, call: Call, shipped: object, told: Any, avoid: Collection[str]) -> Kill:
+        """Starts a worker as soon as a node has room, and returns the function that kills it.
 
-        `avoid`: addresses of nodes that do not answer. They are used only if no other node has room.
+        Some thread calls `told(end)` once when the process of the worker has ended. `avoid`: addresses of nodes that
+        do not answer. They are used only if no other node has room.
         """
 
     def is_there(self) -> bool:
@@ -75,7 +73,8 @@ class RemoteWorkerState(enum.Enum):
 class RemoteWorker:
     """An element of `loader.workers`: a handle with `pid`, `node`, `is_alive()`, `kill()` and `join()`."""
 
-    actor: Actor
+    kill: Kill
+    """Kills the process of the worker."""
 
     def __init__(self, number: int, seat: int) -> None:
         self.id, self.seat = number, seat
@@ -104,10 +103,6 @@ class RemoteWorker:
     def is_alive(self) -> bool:
         """True until the end of the worker is known."""
         return self.state is not RemoteWorkerState.GONE and not self.ended.is_set()
-
-    def kill(self) -> None:
-        """Kills the process of the worker."""
-        self.actor.kill()
 
     def join(self, timeout: float | None = None) -> None:
         """Waits until the end of the worker is known, at most `timeout` seconds."""
