@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 
 from penstock._remote.parallel import Pause, in_parallel
@@ -31,11 +32,7 @@ def listed(remote: Remote, folder: str) -> Iterator[list[StoredObject]]:
     ranges: list[NameRange] = [("", "")]
     pages = 1  # one page is often all
     while ranges:
-
-        def some(each: NameRange, pause: Pause, pages: int = pages) -> tuple[list[StoredObject], list[NameRange]]:
-            return _some(remote, folder, each, pages, pause)
-
-        found = in_parallel(some, ranges, IN_FLIGHT)
+        found = in_parallel(partial(_some, remote, folder, pages), ranges, IN_FLIGHT)
         ranges = []
         for objects, rest in found:
             yield objects
@@ -44,7 +41,7 @@ def listed(remote: Remote, folder: str) -> Iterator[list[StoredObject]]:
 
 
 def _some(
-    remote: Remote, folder: str, limits: NameRange, pages: int, pause: Pause
+    remote: Remote, folder: str, pages: int, limits: NameRange, pause: Pause
 ) -> tuple[list[StoredObject], list[NameRange]]:
     """Returns the objects of the first pages of a range, and the ranges that are still to be listed."""
     after, until = limits

@@ -105,7 +105,7 @@ class Remote:
 
     def find(self, key: str, pause: Pause = time.sleep) -> StoredObject:
         return self._tried(
-            lambda store: store.find(key), f"{self.display_url(key)} cannot be found", FINDING, pause, key
+            lambda store: store.find(key), f"{self.display_url(key)} cannot be found", FINDING, key, pause
         )
 
     def read(self, stored: StoredObject, start: int, stop: int, pause: Pause = time.sleep) -> Any:
@@ -118,14 +118,14 @@ class Remote:
                 raise RequestFailed(RequestFault.ODD, f"{len(found):,} bytes came instead of {stop - start:,}")
             return found
 
-        found = self._tried(read, what, READING, pause, stored.key)
+        found = self._tried(read, what, READING, stored.key, pause)
         counting().nbytes += stop - start
         return found
 
     def write(self, key: str, content: bytes) -> None:
         """Writes an object, and replaces an existing one."""
         self._tried(
-            lambda store: store.write(key, content), f"{self.display_url(key)} cannot be written", FINDING, key=key
+            lambda store: store.write(key, content), f"{self.display_url(key)} cannot be written", FINDING, key
         )
 
     @property
@@ -152,7 +152,7 @@ class Remote:
             return found
 
         patience = FINDING
-        while (page := self._tried(next_page, what, patience, pause, folder)) is not None:
+        while (page := self._tried(next_page, what, patience, folder, pause)) is not None:
             yield page
             patience = READING
             after = page.objects[-1].key if page.objects else after
@@ -174,8 +174,8 @@ class Remote:
         call: Callable[[Store], T],
         what: str,
         patience: Patience,
+        key: str,
         pause: Pause = time.sleep,
-        key: str = "",
     ) -> T:
         """Returns the answer of the store, after as many attempts as it takes. `what` begins the error message."""
         begun, failures, odd = time.monotonic(), 0, 0
