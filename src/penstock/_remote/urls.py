@@ -17,7 +17,7 @@ _USER_IN_TEXT = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*:[/\\]+)\S*(?:@|%40)", re.I
 _IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>,)]+")
 _MARK = re.compile(r":|//|\\\\")
 _HOST = re.compile(r"([\w.-]+|\[[0-9a-fA-F:.]+\])(:\d*)?")
-# Schemes whose URLs begin with a bucket, not with a user. In `abfs://container@account.host`, the @ is no secret.
+# Schemes whose URLs begin with a bucket, not with a user. In `abfs://container@account.host`, nothing is secret.
 _BUCKETS = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl", "hf", "memory", "oss", "gcs")
 _CONTAINER = re.compile(r"(abfss?|adl|azure|az)://[\w$-]+@[\w.-]+", re.IGNORECASE)
 _WEB = ("http", "https")
@@ -114,7 +114,7 @@ def split(url: str) -> UrlParts:
 def redacted(url: str) -> str:
     """Returns a URL, or a path that may be meant as one, for messages: without user, password and query.
 
-    In doubt it hides more: everything up to the last @, if the text is no URL, has no valid host, or may have a
+    In doubt it hides more: everything up to the last @, if the text is not a URL, has no valid host, or may have a
     password with a slash. So two URLs may look the same: see `faithful`.
     """
     found = _URL.match(url)

@@ -217,6 +217,6 @@ def _failures(tallies: dict[str, Tally]) -> list[str]:
         if name.startswith("penstock") and tally.digest != inline.digest:
             wrong.append(f"the batches differ: {tally.digest[:16]} {name}, {inline.digest[:16]} inline")
         if (tally.batches, tally.delivered) != (steps, expected):
-            got = f"{tally.batches} batches of {tally.delivered} bytes in all"
+            got = f"{tally.batches} batches of {tally.delivered} bytes in total"
             wrong.append(f"{name} delivered {got}, not {steps} of {expected}")
     return wrong

@@ -28,7 +28,7 @@ from ray.util import get_node_ip_address
 from ray.util.scheduling_strategies import NodeLabelSchedulingStrategy, NotIn
 
 from penstock.backends._ray.handshake import TlsFiles
-from penstock.backends._ray.remote import Call, Kill, ProcessEnd
+from penstock.backends._ray.remote import Call, KillWorker, ProcessEnd
 
 _INIT = 'backend="ray" needs a cluster: call ray.init(address=...) before the first iter(loader).'
 _CLIENT = (
@@ -59,7 +59,9 @@ class RayCluster:
     def ship(self, data: memoryview) -> object:
         return ray.put(np.frombuffer(data, np.uint8))
 
-    def start(self, call: Call, shipped: object, told: Callable[[ProcessEnd], None], avoid: Collection[str]) -> Kill:
+    def start(
+        self, call: Call, shipped: object, told: Callable[[ProcessEnd], None], avoid: Collection[str]
+    ) -> KillWorker:
         if not self.is_there():
             raise RuntimeError("Ray was shut down, or another cluster is in use now.")
         actor = _worker_class().options(**_elsewhere(self._options, avoid)).remote()

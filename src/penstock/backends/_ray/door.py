@@ -184,7 +184,7 @@ class Door:
             link = Link(stranger.sock, DRIVER_PATIENCE, stranger.handshake.secure)
             self._forget(stranger)
         try:
-            with self._lock:  # `_live` must find its entry
+            with self._lock:  # `_live` must find the entry of its thread
                 thread = started("penstock-link", partial(self._live, link, hello), link.cut)
                 self._links[thread] = link
         except RuntimeError:  # no thread can be started

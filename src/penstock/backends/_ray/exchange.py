@@ -294,7 +294,7 @@ class Exchange:
         self._kill([remote])
         if left:
             return Left(remote.id)
-        end = remote.end or ProcessEnd("closed its connection, and Ray has not told why")
+        end = remote.end or ProcessEnd("closed its connection, and Ray has not reported why")
         how, signal = end.how, "unknown"
         if remote.hung:
             how, signal = f"hung for more than {remote.hung:g} seconds, and was killed (hang=)", HUNG

@@ -71,7 +71,7 @@ class TlsFiles(NamedTuple):
             if not os.path.isfile(file):
                 raise RuntimeError(
                     f"RAY_USE_TLS is set, so batches are sent over TLS too, with the certificates that Ray uses; but "
-                    f"{name}={file!r} is no file on this node."
+                    f"{name}={file!r} is not a file on this node."
                 )
         return cls(*files)
 

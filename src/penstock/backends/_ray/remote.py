@@ -34,7 +34,7 @@ class Call(NamedTuple):
     seat: int
 
 
-Kill = Callable[[], None]
+KillWorker = Callable[[], None]
 """Kills the process of a worker. Must not be called by a thread of the cluster."""
 
 
@@ -48,7 +48,7 @@ class Cluster(Protocol):
     def ship(self, data: memoryview) -> object:
         """Makes these bytes available on all nodes."""
 
-    def start(self, call: Call, shipped: object, told: Any, avoid: Collection[str]) -> Kill:
+    def start(self, call: Call, shipped: object, told: Any, avoid: Collection[str]) -> KillWorker:
         """Starts a worker as soon as a node has room, and returns the function that kills it.
 
         Some thread calls `told(end)` once when the process of the worker has ended. `avoid`: addresses of nodes that
@@ -73,7 +73,7 @@ class RemoteWorkerState(enum.Enum):
 class RemoteWorker:
     """An element of `loader.workers`: a handle with `pid`, `node`, `is_alive()`, `kill()` and `join()`."""
 
-    kill: Kill
+    kill: KillWorker
     """Kills the process of the worker."""
 
     def __init__(self, number: int, seat: int) -> None:
