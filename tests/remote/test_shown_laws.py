@@ -129,6 +129,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @example(url=f"https:/u:{SECRET}@h", way="RecordFile")
 @example(url=f"hf:///u:{SECRET}@h", way="JsonLines")
 @example(url=f"https:/u:{SECRET}@h", way="listing")
+@example(url=f"https://u%3A{SECRET}%40h", way="ImageFolder")
 def test_no_way_to_name_a_file_shows_the_secret(url: str, way: str, folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -158,8 +158,8 @@ def find_folder(
     folder_of = RemoteFolder(remote, key, pieces)
     if is_web(text):
         raise ValueError(
-            f"ImageFolder: {folder_of.root!r} is a folder, and by http there is no list of files. Pass listing=, the "
-            "path or URL of a list of the images."
+            f"ImageFolder: {remote.display_url(key)!r} is a folder, and by http there is no list of files. Pass "
+            "listing=, the path or URL of a list of the images."
         )
     return folder_of, None
 
