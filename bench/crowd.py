@@ -101,7 +101,7 @@ class Crowd:
 
     def start(self, call: Call, shipped: object, told: Any, avoid: Any) -> Any:
         self._orders.send(tuple(call))
-        return self
+        return self.kill
 
     def kill(self) -> None:
         pass

@@ -38,7 +38,7 @@ from penstock.backends._ray import actor, handshake
 from penstock.backends._ray.backend import RayBackend, start
 from penstock.backends._ray.exchange import _TOOK
 from penstock.backends._ray.link import HEAD, READY, TASK, head
-from penstock.backends._ray.remote import Call, ProcessEnd
+from penstock.backends._ray.remote import Call, KillWorker, ProcessEnd
 
 LATENCY, BANDWIDTH = 1e-3, 10e9 / 8  # seconds; bytes a second
 WORKERS, ON_NODE = 1024, 16
@@ -142,11 +142,11 @@ class Fleet:
     def shortage(self, workers: int) -> str:
         return "The simulation has room."
 
-    def start(self, call: Call, shipped: Any, told: Any, avoid: Any) -> SimulatedWorker:
+    def start(self, call: Call, shipped: Any, told: Any, avoid: Any) -> KillWorker:
         worker = SimulatedWorker(self, call, shipped)
         self.workers[call.worker] = worker
         self.at(self.now + (REPLACED if self.lost else START), worker.connect)
-        return worker
+        return worker.kill
 
 
 class Reenacted(actor.Loop):

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -71,18 +72,9 @@ def liar_main(call: tuple[Any, ...], node: str, shipped: bytes, environment: dic
     node_main(call, node, shipped, environment)
 
 
-class LocalActor:
-    """`is_spared`: no kill reaches it, as if its node were cut off."""
-
-    is_spared = False
-
-    def __init__(self, process: Any) -> None:
-        self.process = process
-
-    def kill(self) -> None:
-        with suppress(ValueError):  # it was reaped
-            if not self.is_spared:
-                self.process.kill()
+def _kill(process: Any) -> None:
+    with suppress(ValueError):  # it was reaped
+        process.kill()
 
 
 class LocalCluster:
@@ -108,7 +100,7 @@ class LocalCluster:
 
     def start(
         self, call: Call, shipped: object, told: Callable[[ProcessEnd], None], avoid: Collection[str]
-    ) -> LocalActor:
+    ) -> Callable[[], None]:
         self.avoided.append({*avoid})
         if not self.is_up:
             raise RuntimeError("the stand-in was shut down")
@@ -117,16 +109,14 @@ class LocalCluster:
         main = self.mains.pop(0) if self.mains else node_main
         process: Any = _context.Process(target=main, args=args, daemon=True)
         if self.room <= 0:
-            return LocalActor(_Unplaced())
+            return bool  # nothing to kill
         self.room -= 1
         process.start()
         self.processes.append(process)
         watcher = threading.Thread(target=self._watch, args=(process, told), daemon=True)
         self._threads.append(watcher)
         watcher.start()
-        actor = LocalActor(process)
-        actor.is_spared = main is rogue_main
-        return actor
+        return bool if main is rogue_main else partial(_kill, process)  # as if the node of the rogue were cut off
 
     def _watch(self, process: Any, told: Callable[[ProcessEnd], None]) -> None:
         process.join()
@@ -154,11 +144,6 @@ class LocalCluster:
         for process in self.processes:
             process.close()
         assert not left, f"{len(left)} workers were left behind"
-
-
-class _Unplaced:
-    def kill(self) -> None:
-        pass
 
 
 @contextmanager

@@ -62,12 +62,12 @@ def _parse_and_run(arguments: Sequence[str] | None) -> int:
 
 
 def _nobody_reads() -> bool:
-    """True if the reader of our output is gone, as after `head`. Then the rest of the output is dropped silently."""
+    """True if the reader of our output is gone, as after `| head`. The rest of the output is then discarded."""
     output = sys.stdout.fileno()
     poll = select.poll()
     poll.register(output, 0)
     gone = any(event & select.POLLERR for _, event in poll.poll(0))
-    if gone:  # Python flushes its buffer at exit
+    if gone:  # Python would fail to flush its buffer at exit
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, output)
         os.close(nowhere)
@@ -77,9 +77,9 @@ def _nobody_reads() -> bool:
 def _add_profile(commands: Any) -> None:
     profile = commands.add_parser(
         "profile",
-        help="try a dataset with different workers, and say which settings to use",
-        description="Load batches of a dataset with the plain loop, with threads and with processes, some seconds "
-        "each, and print how fast each was, what the bottleneck is, and which settings to use.",
+        help="try a dataset with different workers, and recommend settings",
+        description="Load batches of a dataset with the plain loop, with threads and with processes, for a few "
+        "seconds each, and print how fast each was, what the bottleneck is, and which settings to use.",
     )
     what = "module:name or file.py:name of a dataset, or of a class or function that makes one without arguments"
     profile.add_argument("dataset", metavar="module:dataset", help=what)
@@ -87,7 +87,7 @@ def _add_profile(commands: Any) -> None:
     profile.add_argument("--batch-size", type=_number(1), default=64, metavar="N", help=size)
     profile.add_argument("--collate", metavar="module:function", help="the collate_fn (default: default_collate)")
     profile.add_argument("--seconds", type=_seconds, default=3.0, metavar="S", help="length of a trial (default: 3)")
-    step = "simulate a training step of so many seconds, for which the CPU is idle, as with a GPU"
+    step = "simulate a training step of S seconds in which the CPU is idle, as with a GPU"
     profile.add_argument("--step", type=_seconds, default=0.0, metavar="S", help=step)
     most = "the most workers to try (default: 32)"
     profile.add_argument("--max-workers", type=_number(1), default=32, metavar="N", help=most)
@@ -97,10 +97,10 @@ def _add_profile(commands: Any) -> None:
 def _add_top(commands: Any) -> None:
     top = commands.add_parser(
         "top",
-        help="show the loaders of this user that run now",
-        description="List the penstock loaders of this user that run now, on this machine, with their speed and how "
-        "much their programs wait for them. It reads what they write to memory every two seconds, and disturbs "
-        "nothing. In a terminal it is live until Ctrl-C.",
+        help="show the running loaders of this user",
+        description="List the running penstock loaders of this user on this machine, with their speed, and how much "
+        "their programs wait for them. It reads figures that each loader writes to memory every two seconds, and "
+        "does not disturb the loaders. In a terminal, the list is updated until Ctrl-C.",
     )
     detail = "show the loaders of one process in detail, with their workers"
     top.add_argument("pid", nargs="?", type=_number(1), metavar="PID", help=detail)
@@ -113,7 +113,7 @@ def _add_pack(commands: Any) -> None:
         help="pack a folder of images into MXNet's .rec and .idx",
         description="Write the images of a folder, or of a list, into one .rec file with its .idx, which "
         "penstock.records.RecordFile and MXNet read. Files are packed unchanged unless --resize is given; each is "
-        "decoded to check that it is complete. The files get their names when all images are written.",
+        "decoded to check that it is complete. The two files appear under their names when all images are written.",
     )
     pack.add_argument("folder", help="a folder with one folder for each class (any folder, with --list)")
     pack.add_argument("out", metavar="OUT.rec", help="the file to write")
@@ -136,7 +136,7 @@ def _add_pack(commands: Any) -> None:
 def _add_inspect(commands: Any) -> None:
     inspect = commands.add_parser(
         "inspect",
-        help="show what files of samples hold",
+        help="show the format, the fields and the first samples of files",
         description="Print the format of files, how many samples they hold, the fields of a sample, and the first "
         "samples. The format is found by content and name: Parquet, Arrow, tar, JSON lines, text, token files, .rec, "
         "LMDB, folders of images.",
@@ -153,9 +153,9 @@ def _add_index(commands: Any) -> None:
     index = commands.add_parser(
         "index",
         help="write an index beside tar shards",
-        description="Find the samples of tar shards, and write where they are to penstock.index, in the same folder "
-        "or bucket, where penstock.formats.Tar finds it: no machine has to read the shards for that again. An index "
-        "that is there already keeps what it has of other shards.",
+        description="Find the samples in tar shards, and write their positions to penstock.index, in the same folder "
+        "or bucket, where penstock.formats.Tar finds it. Then no machine has to read whole shards to find samples. "
+        "Entries of other shards in an existing index are kept.",
     )
     what = "shards, folders or URLs, patterns in quotes, or ranges such as train-{000..099}.tar"
     index.add_argument("shards", nargs="+", metavar="SHARDS", help=what)
@@ -211,7 +211,7 @@ def _seconds(word: str) -> float:
 def _option(word: str) -> tuple[str, str | bool]:
     name, mark, value = word.partition("=")
     if not name or not mark:
-        raise argparse.ArgumentTypeError("it is not of the form KEY=VALUE")  # the word may be a secret
+        raise argparse.ArgumentTypeError("it is not of the form KEY=VALUE")  # without the word, which may be a secret
     return name, {"true": True, "false": False}.get(value.lower(), value)
 
 

@@ -9,6 +9,7 @@ import os
 import random
 import re
 import resource
+import secrets
 import signal
 import socket
 import subprocess
@@ -26,7 +27,7 @@ from standin import Slow, is_up, on, plain
 
 from penstock.backends._ray import door as doors
 from penstock.backends._ray import handshake
-from penstock.backends._ray.challenge import NONCE_SIZE, PREFACE, PROOF_SIZE, DriverEnd
+from penstock.backends._ray.challenge import NONCE_SIZE, PREFACE, PROOF_SIZE, TOKEN_SIZE, DriverEnd
 from penstock.backends._ray.door import MOST, Door
 from penstock.backends._ray.handshake import Hello, connect, this_process
 from penstock.backends._ray.link import Link
@@ -113,7 +114,7 @@ def test_thousands_of_silent_connections_cost_no_thread_few_descriptors_and_no_b
             while process.stdout.readline() != "all\n":
                 pass
             until(lambda: len(backend._door.strangers) == MOST, "there are as many as there may be")
-            until(lambda: backend.refused >= 2_000 - MOST, "the others were dropped")
+            until(lambda: backend._door.refused >= 2_000 - MOST, "the others were dropped")
             assert threads() <= before[0] and random.getstate() == state
             assert descriptors() <= before[1] + MOST + 2  # and the pipes to that program
             loader.set_epoch(0)
@@ -189,7 +190,7 @@ def test_garbage_changes_no_batch(cluster: Any) -> None:
                 while noisy.recv(1000):
                     pass
         same(found, plain(Slow(), 2))
-        until(lambda: backend.refused == len(found) - 1, "all were dropped")
+        until(lambda: backend._door.refused == len(found) - 1, "all were dropped")
 
 
 # Recorded, reflected, false.
@@ -307,7 +308,7 @@ def another_version(greeting: bytes) -> bytes:
 def test_a_worker_refuses_a_false_driver_and_says_why(answer: Callable[[bytes], bytes], why: str) -> None:
     false = FalseDriver(answer)
     with pytest.raises(ConnectionError, match=rf"^Node here refuses to work for the driver at 127\.0\.0\.1, .*{why}"):
-        connect(false.address, False, handshake.new_token(), this_process(1, "here", 0))
+        connect(false.address, False, secrets.token_bytes(TOKEN_SIZE), this_process(1, "here", 0))
     false.join()
     assert len(false.said) == len(PREFACE) + NONCE_SIZE  # not its hello, nor its proof
 
@@ -477,5 +478,5 @@ def test_a_worker_gives_up_in_time_and_says_why(monkeypatch: pytest.MonkeyPatch)
         began = time.monotonic()
         said = re.escape("has not finished a handshake within 0.3 s (")
         with pytest.raises(ConnectionError, match=said):
-            connect(silent.getsockname(), False, handshake.new_token(), this_process(1, "here", 0))
+            connect(silent.getsockname(), False, secrets.token_bytes(TOKEN_SIZE), this_process(1, "here", 0))
         assert 0.3 <= time.monotonic() - began < 20  # by default it is 60

@@ -172,7 +172,7 @@ def test_who_does_not_have_the_token_is_dropped_and_counted(nodes: Nodes) -> Non
         with socket.create_connection((host, port), 10) as sock:
             sock.sendall(b"x" * 32)
             assert sock.recv(1) == b""
-        until(lambda: backend.refused == 1, "it is counted")
+        until(lambda: backend._door.refused == 1, "it is counted")
         assert len(list(batches)) == 40
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import pickle
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from certificates import signed_certificate
 
 from penstock import cli
 from penstock._remote import store
@@ -185,6 +187,21 @@ def test_a_panic_of_the_library_is_an_error_of_ours(monkeypatch: pytest.MonkeyPa
     assert "SECRET" not in repr(raised.value) and raised.value.__context__ is None
 
 
+def test_a_panic_while_an_object_is_written_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    class PanicException(BaseException):
+        pass
+
+    class Panicking:
+        def put(self, key: str, content: bytes) -> None:
+            raise PanicException("unwrap")
+
+    import obstore
+
+    monkeypatch.setattr(obstore.store, "from_url", lambda *args, **options: Panicking())
+    with pytest.raises(RemoteError, match="k cannot be written: PanicError"):
+        remotes(["s3://b/k"], {})[0][0].write("k", b"content")
+
+
 # What is said of a connection that fails.
 
 
@@ -244,6 +261,20 @@ def test_the_region_that_s3_names_is_in_the_message(regional: Regional, how: str
     for url in ("s3://b/x.jsonl", "s3://b/x/"):
         with pytest.raises(RemoteError, match=r"the bucket is in the region eu-central-1, and another one was asked"):
             JsonLines(url, storage=storage)
+
+
+def test_the_region_is_asked_with_the_certificates_of_the_store(folder: Path) -> None:
+    tls = signed_certificate(folder, "IP:127.0.0.1", 2)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tls.certificate, tls.key)
+    with Regional(folder) as server:
+        server.RequestHandlerClass, server.how = _Regional, "redirect"
+        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+        with running(server):
+            trusted = {"root_certificate": Path(tls.authority).read_text()}
+            endpoint = server.url.replace("http:", "https:")
+            said = failed({"endpoint": endpoint, "client_options": trusted})
+    assert "the bucket is in the region eu-central-1" in said
 
 
 def test_a_refused_head_is_told_by_the_code_of_a_get(folder: Path) -> None:

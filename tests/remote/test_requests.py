@@ -28,7 +28,7 @@ from penstock._remote.origin import Origin
 from penstock._remote.retry import Patience, RequestFailed, RequestFault
 from penstock._remote.store import Remote, remotes
 from penstock.errors import FormatError, RemoteError, RemoteFileNotFound
-from remote.serving import Server, serving
+from remote.serving import Handler, Server, running, serving
 
 
 @pytest.fixture(autouse=True)
@@ -250,12 +250,29 @@ def test_an_error_chains_nothing_of_the_library(server: Server) -> None:
     assert "SECRET" not in str(raised.value)
 
 
+class _Malformed(Handler):
+    def do_GET(self) -> None:
+        self.answer(416, b"", {})
+
+    def do_HEAD(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "many")
+        self.end_headers()
+
+
+def test_a_length_that_is_not_a_number_is_an_error_of_the_store(folder: Path) -> None:
+    with Server(folder) as server, running(server):
+        server.RequestHandlerClass = _Malformed
+        with pytest.raises(RemoteError, match=r"is malformed \(ValueError: .*'many'\)\. It was tried 5 times"):
+            remote_file(f"{server.url}/x?sig=SECRET")
+
+
 def test_idle_connections_are_closed_before_a_cycle_with_them_is_finalized(server: Server) -> None:
     first = Origin(f"{server.url}/?sig=SECRET", "", {})
     with pytest.raises(RequestFailed):
         first.find("x")
     later: Any = Origin(f"{server.url}/?sig=SECRET", "", {})  # it is younger than the socket
-    later._idle.append(first._idle.pop())
+    later.server._idle.append(first.server._idle.pop())
     later.cycle = later
     del later
     gc.collect()  # a socket that is not closed would warn, which is an error here

@@ -267,7 +267,7 @@ def test_a_door_that_is_closed_lets_nobody_in_and_leaves_nothing() -> None:
 def test_the_certificates_are_those_of_ray(certificate: TlsFiles) -> None:
     assert TlsFiles.of({}) is None and TlsFiles.of({"RAY_USE_TLS": "0"}) is None
     assert TlsFiles.of(environment(certificate)) == certificate
-    with pytest.raises(RuntimeError, match="RAY_TLS_SERVER_KEY='/none' is no file on this node"):
+    with pytest.raises(RuntimeError, match="RAY_TLS_SERVER_KEY='/none' is not a file on this node"):
         TlsFiles.of(environment(certificate) | {"RAY_TLS_SERVER_KEY": "/none"})
 
 

@@ -262,12 +262,12 @@ def test_a_dataset_is_an_object_a_class_or_a_function(folder: Path, name: str, l
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("shelf", "'shelf' names no object. Write module:name"),
-        ("shelf:", "names no object"),
-        (":numbers", "names no object"),
+        ("shelf", "'shelf' does not name an object. Write module:name"),
+        ("shelf:", "does not name an object"),
+        (":numbers", "does not name an object"),
         ("shelf:number", "shelf has no 'number'. It has: Box, CallableNumbers,"),
-        ("shelf:nothing", "is no dataset: it is of type int, which has neither __getitem__ nor __iter__"),
-        ("shelf:model", "is no dataset: it is of type Model, .* Name the dataset"),
+        ("shelf:nothing", "is not a dataset: it is of type int, which has neither __getitem__ nor __iter__"),
+        ("shelf:model", "is not a dataset: it is of type Model, .* Name the dataset"),
         ("shelf:Needy", "shelf:Needy is called without arguments, but needs some: missing a required"),
         ("shelves:numbers", "There is no module shelves in"),
         ("shelf.books:numbers", "There is no module shelf.books in|not a package"),
@@ -351,7 +351,7 @@ def test_a_wrong_name_is_a_short_error(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("shelf:model", "penstock profile: shelf:model is no dataset"),
+        ("shelf:model", "penstock profile: shelf:model is not a dataset"),
         ("shelf:Needy", "penstock profile: shelf:Needy is called without arguments"),
         ("shelf:arrays", "penstock profile: shelf:arrays cannot be loaded. TypeError: The dataset is a dict"),
     ],

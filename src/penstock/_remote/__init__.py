@@ -1,1 +1,1 @@
-"""Remote bytes: objects of a store are found, listed and read by ranges, with retries. Knows nothing of formats."""
+"""Finds, lists and reads the objects of remote stores, with retries. Knows nothing about formats."""

@@ -1,6 +1,6 @@
-"""How web servers are reached, declared once: time limits, proxies and certificates.
+"""The settings of connections, declared once: time limits, proxies, certificates and headers.
 
-obstore is given these settings under its own names. `origin.py`, which makes its own requests, takes the same.
+obstore gets these settings under its own names. `WebServer` makes requests with the same settings by `http.client`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,10 @@ import base64
 import os
 import re
 import ssl
+import time
+import weakref
 from collections.abc import Mapping
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -19,32 +22,28 @@ from penstock._remote.options import client_options
 _DEFAULTS = {"connect_timeout": "10s", "read_timeout": "30s", "timeout": "120s", "pool_max_idle_per_host": "32"}
 _DURATION = re.compile(r"([\d.]+) ?(ms|s|sec|seconds|m|min|minutes)?")
 _UNITS = {"ms": 0.001, "m": 60.0, "min": 60.0, "minutes": 60.0}
+_PORTS = {"http": 80, "https": 443}
+_PIECE = 1 << 20  # bytes of an answer that are read at once
 
-CERTIFICATES = {  # by the beginning of the name that rustls has for what is wrong
+CERTIFICATES = {  # by the beginning of rustls' name for the problem
     "UnknownIssuer": "If its authority is a private one, name the file with the certificate of the authority in "
     'SSL_CERT_FILE, or pass the text of that file: storage={"client_options": {"root_certificate": text}}.',
     "NotValidForName": "It belongs to another host: use the name in the certificate.",
     "Expired": "It has expired, or the clock of this machine is wrong: renew it on the server.",
     "NotValidYet": "It is not valid yet: check the clock of this machine.",
 }
-"""What to do about a certificate that is not valid."""
-
-
-class Proxy(NamedTuple):
-    host: str
-    port: int
-    headers: dict[str, str]
+"""What the user can do about an invalid certificate."""
 
 
 class Client:
-    """The settings of connections to one server. `options` has them with obstore's names."""
+    """The settings of connections to one store. `options`: the settings under obstore's names."""
 
     def __init__(self, root: str, user: str, storage: Mapping[str, Any]) -> None:
         self.options: dict[str, Any] = {**_DEFAULTS, **client_options(root, storage)}
         if user:
             self.options["default_headers"] = {
                 **self.options.get("default_headers", {}),
-                "authorization": basic(user),
+                "authorization": _basic(user),
             }
 
     @property
@@ -58,21 +57,12 @@ class Client:
         return _is_true(self.options.get("allow_http"))
 
     def seconds(self, name: str) -> float:
-        """One of the time limits."""
+        """Returns a time limit in seconds."""
         found = _DURATION.fullmatch(str(self.options[name]))
         return float(found[1]) * _UNITS.get(found[2] or "s", 1.0) if found else 30.0
 
-    def proxy(self, scheme: str, host: str) -> Proxy | None:
-        """The proxy of the options or of the environment. Raises ValueError if its URL is not valid."""
-        url = self.options.get("proxy_url") or ("" if proxy_bypass(host) else getproxies().get(scheme, ""))
-        if not url:
-            return None
-        parts = urlsplit(url if "//" in url else f"//{url}")
-        user = unquote(parts.netloc.rpartition("@")[0])
-        return Proxy(parts.hostname or "", parts.port or 80, {"proxy-authorization": basic(user)} if user else {})
-
     def trust(self) -> ssl.SSLContext:
-        """The certificates that are trusted."""
+        """Returns a TLS context with the certificates that the options and the environment declare as trusted."""
         context = ssl.create_default_context(cafile=os.environ.get("SSL_CERT_FILE"))
         if text := self.options.get("root_certificate"):
             context.load_verify_locations(cadata=text if isinstance(text, str) else text.decode())
@@ -81,7 +71,113 @@ class Client:
         return context
 
 
-def basic(user: str) -> str:
+class ServerAddress(NamedTuple):
+    """The part of a URL that identifies a web server. Secrets for one address are never sent to another."""
+
+    scheme: str
+    host: str
+    port: int
+
+    @classmethod
+    def of(cls, url: str) -> ServerAddress:
+        """Returns the address in a URL. Raises ValueError if the URL is not that of a web server."""
+        parts = urlsplit(url)
+        port = parts.port or _PORTS.get(parts.scheme, 0)
+        if not parts.hostname or not port or parts.scheme not in _PORTS:
+            raise ValueError("not a URL of a web server")
+        return cls(parts.scheme, parts.hostname, port)
+
+
+class HttpAnswer(NamedTuple):
+    """An answer of a server. The names of the headers are in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class WebServer:
+    """One web server, asked by `http.client` with the settings of a client, from any number of threads.
+
+    `place`: its URL without path and query. Raises ValueError if the URL of the server or of its proxy is not valid.
+    """
+
+    def __init__(self, url: str, client: Client) -> None:
+        self.address = ServerAddress.of(url)
+        self.place = f"{self.address.scheme}://{urlsplit(url).netloc}"
+        self._client = client
+        self._proxy, self._proxy_headers = self._find_proxy()
+        self._idle: list[HTTPConnection] = []  # only one thread at a time uses a connection
+        # Not __del__: in a cycle, such as that of an error, sockets may be finalized before it, and would warn.
+        weakref.finalize(self, _close, self._idle)
+
+    def _find_proxy(self) -> tuple[tuple[str, int] | None, dict[str, str]]:
+        """Returns the address of the proxy that the options or the environment name, and the headers for it."""
+        scheme, host, _ = self.address
+        url = self._client.options.get("proxy_url") or ("" if proxy_bypass(host) else getproxies().get(scheme, ""))
+        if not url:
+            return None, {}
+        parts = urlsplit(url if "//" in url else f"//{url}")
+        user = unquote(parts.netloc.rpartition("@")[0])
+        return (parts.hostname or "", parts.port or 80), {"proxy-authorization": _basic(user)} if user else {}
+
+    def ask(self, method: str, target: str, headers: Mapping[str, str]) -> HttpAnswer:
+        """Sends one request, and returns the answer. Raises OSError or HTTPException if the connection fails."""
+        while True:
+            connection, is_new = (self._idle.pop(), False) if self._idle else (self._connection(), True)
+            try:
+                return self._asked(connection, method, target, headers)
+            except (HTTPException, OSError):
+                connection.close()
+                if is_new:
+                    raise  # an idle connection may have been closed by the server meanwhile, so that one is retried
+
+    def _connection(self) -> HTTPConnection:
+        """Returns a connection that its first request opens, through the proxy if there is one."""
+        scheme, host, port = self.address
+        peer, timeout = self._proxy or (host, port), self._client.seconds("connect_timeout")
+        if scheme == "http":
+            return HTTPConnection(*peer, timeout=timeout)
+        connection = HTTPSConnection(*peer, timeout=timeout, context=self._client.trust())
+        if self._proxy:
+            connection.set_tunnel(host, port, self._proxy_headers)
+        return connection
+
+    def _asked(self, connection: HTTPConnection, method: str, target: str, headers: Mapping[str, str]) -> HttpAnswer:
+        if self._proxy and self.address.scheme == "http":
+            headers, target = {**headers, **self._proxy_headers}, self.place + target
+        connection.request(method, target, headers=headers)
+        assert connection.sock is not None
+        connection.sock.settimeout(self._client.seconds("read_timeout"))
+        response = connection.getresponse()
+        answer = HttpAnswer(response.status, {k.lower(): v for k, v in response.getheaders()}, self._body(response))
+        if response.will_close:
+            connection.close()
+        else:
+            self._idle.append(connection)
+        return answer
+
+    def _body(self, response: HTTPResponse) -> bytes:
+        """Reads the whole body of a 206 answer, within the time limit of a request; of others, only the beginning."""
+        wanted = response.status == 206
+        until = time.monotonic() + self._client.seconds("timeout")
+        parts = []
+        while part := response.read(_PIECE):
+            parts.append(part)
+            if not wanted:
+                response.will_close = True
+                return part
+            if time.monotonic() > until:
+                raise TimeoutError("timed out")
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _close(connections: list[HTTPConnection]) -> None:
+    for connection in connections:
+        connection.close()
+
+
+def _basic(user: str) -> str:
     return "Basic " + base64.b64encode(user.encode()).decode()
 
 

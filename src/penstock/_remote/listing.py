@@ -1,41 +1,38 @@
 """Lists the objects below a folder of a store, many pages at a time.
 
-A page of S3 has 1,000 objects, and the next one can be asked for only after it: a million objects would take 1,000
-requests one after another. But a page may begin after any name, whether there is such an object or not. So, where the
-store sorts, the names after a page are cut into ranges that are listed at once: after `part-000999` these begin at
-`part-01`, `part-02`, ..., `part-1`, `part-2`, .... A range that turns out to be long is cut again.
+A page of S3 has 1,000 objects, and each request needs the end of the page before: a million objects would take 1,000
+requests, one after another. But a page may begin after any name, even if no object has that name. So, if the store
+sorts objects, the names after a page are divided into ranges that are listed at the same time: after `part-000999`
+they begin at `part-01`, `part-02`, ..., `part-1`, `part-2`, .... A range that turns out to be long is divided again.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 
 from penstock._remote.parallel import Pause, in_parallel
 from penstock._remote.store import IN_FLIGHT, Remote, StoredObject
 
-_PAGES = 4  # of a range before it is cut again
-_POSITIONS = 2  # at which names are cut
+_PAGES = 4  # pages of a range that are listed before it is divided again
+_POSITIONS = 2  # positions in a name at which ranges begin
 _HEX = re.compile(r"[0-9a-f]{8}")
 
 NameRange = tuple[str, str]
-"""Names greater than the first, up to the second; "" is no limit."""
+"""Names greater than the first text, up to the second; "" means no limit."""
 
 
 def listed(remote: Remote, folder: str) -> Iterator[list[StoredObject]]:
-    """All objects below a folder, in lists, in no order."""
+    """Yields lists of all objects below a folder, in no particular order."""
     if not remote.sorts:
         yield from (page.objects for page in remote.below(folder, True))
         return
     ranges: list[NameRange] = [("", "")]
-    pages = 1  # few objects need no cuts
+    pages = 1  # one page is often all
     while ranges:
-
-        def some(each: NameRange, pause: Pause, pages: int = pages) -> tuple[list[StoredObject], list[NameRange]]:
-            return _some(remote, folder, each, pages, pause)
-
-        found = in_parallel(some, ranges, IN_FLIGHT)
+        found = in_parallel(partial(_some, remote, folder, pages), ranges, IN_FLIGHT)
         ranges = []
         for objects, rest in found:
             yield objects
@@ -44,9 +41,9 @@ def listed(remote: Remote, folder: str) -> Iterator[list[StoredObject]]:
 
 
 def _some(
-    remote: Remote, folder: str, limits: NameRange, pages: int, pause: Pause
+    remote: Remote, folder: str, pages: int, limits: NameRange, pause: Pause
 ) -> tuple[list[StoredObject], list[NameRange]]:
-    """The objects of the first pages of a range, and the ranges that are left."""
+    """Returns the objects of the first pages of a range, and the ranges that are still to be listed."""
     after, until = limits
     objects: list[StoredObject] = []
     for page in remote.below(folder, True, after, pause):
@@ -62,9 +59,9 @@ def _some(
 
 
 def cuts(last: str, until: str, begin: int) -> list[str]:
-    """Names between the two at which the objects after `last` may be cut, in order.
+    """Returns sorted names between `last` and `until` at which new ranges may begin.
 
-    They differ from `last` in a digit after the first `begin` letters; of names that look hexadecimal, also in a-f.
+    They differ from `last` in one digit after the first `begin` characters, or in a-f if the name looks hexadecimal.
     """
     while begin < min(len(last), len(until)) and last[begin] == until[begin]:
         begin += 1

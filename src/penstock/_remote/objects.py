@@ -1,7 +1,7 @@
-"""The only module that imports obstore: S3, Google Cloud Storage, Azure, and servers of files by http.
+"""The only module that imports obstore, which reads S3, Google Cloud Storage, Azure and web servers.
 
-obstore repeats failed requests by itself, but not those with the status 408 or 429. It is told not to, so that its
-tries and ours do not multiply, and all are counted.
+obstore retries failed requests by itself, but not those with the status 408 or 429. Its retries are switched off, so
+that they do not multiply with ours, and every attempt is counted.
 """
 
 from __future__ import annotations
@@ -9,19 +9,27 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
+from http.client import HTTPException
 from typing import Any
+from urllib.parse import urlsplit
 
 from penstock._remote import options
-from penstock._remote.client import CERTIFICATES, Client
+from penstock._remote.client import CERTIFICATES, Client, WebServer
 from penstock._remote.retry import RequestFailed, RequestFault, answered, is_passing
 from penstock._remote.store import Page, StoredObject
 from penstock._remote.urls import is_web, redacted
 from penstock._system.panics import NO_PANICS
 from penstock.errors import RemoteError
 
-_PAGE = 1000  # objects: what S3 returns at once
-# What a failure is, its class says, and else the status in its message. The text after that, which is meant for
-# debugging, only adds words: with another text a failure is repeated in vain at worst.
+NO_RANGES = (
+    "the server answered with the whole file instead of a part",
+    "It cannot serve ranges of bytes, as Python's http.server cannot. Use another server, or copy the file.",
+)
+"""The failure and the remedy for a server without range requests."""
+
+_PAGE = 1000  # objects: the most that S3 lists in one answer
+# What is done about an error depends on its class, or else on the status in its message. The rest of the text, which
+# is meant for debugging, only adds words: if obstore changes it, at worst a request is retried in vain.
 _STATUSES = {
     "FileNotFoundError": 404,
     "NotFoundError": 404,
@@ -36,13 +44,13 @@ _REGION = re.compile(r"<Region>([a-z0-9-]{1,40})</Region>")
 _ASKED = re.compile(r"performing [A-Z]+ (https?://\S+)")
 _KIND = re.compile(r"kind: (Connect|Timeout|Interrupted|Request|Decode|Unknown)\b")
 _CAUSE = re.compile(r'(?:message|error): "([^"]{1,200})"|InvalidCertificate\(\s*(\w+)')
-_AT = re.compile(r'ConnectError\(\s*"[^"]*",\s*([0-9a-f.:\[\]]+),')  # the address, which may be that of a proxy
-_CAUSES = (  # by words of the library
+_PEER = re.compile(r'ConnectError\(\s*"[^"]*",\s*([0-9a-f.:\[\]]+),')  # the address, which may be that of a proxy
+_CAUSES = (  # words of the library, and ours
     ("IncompleteMessage", "the server closed it without an answer"),
     ("Parse(", "the answer is not HTTP"),
 )
 _S3_SERVER = "AWS_ENDPOINT_URL_S3"
-# The services of clouds that give credentials to their machines: the last place where obstore looks for some.
+# Services of clouds that give credentials to their machines: the last place where obstore looks for credentials.
 _METADATA = re.compile(r"169\.254\.1(69\.254|70\.2)/|metadata\.google\.internal|/latest/(api/token|meta-data)")
 _NO_CREDENTIALS = (
     "Set them as for the tools of the cloud (environment variables, a role), pass them in storage=, or, for public "
@@ -65,16 +73,19 @@ class Objects:
         obstore = _imported()
         settings = {"retry_config": {"max_retries": 0}, **storage}
         settings.pop("client_options", None)
+        self._client = Client(root, user, storage)
         self._is_web, self._is_s3 = is_web(root), root.startswith("s3")
         make, place = obstore.store.HTTPStore if self._is_web else obstore.store.from_url, root
         if self._is_s3 and _S3_SERVER in os.environ and "endpoint" in settings:
-            # obstore prefers this variable to the server that it is given, unless that has the variable's name, which
-            # `from_url` does not know.
+            # obstore prefers this variable to the option `endpoint`, but not to an option with the name of the
+            # variable, which `from_url` does not accept.
             make, place = obstore.store.S3Store, root.partition("://")[2]
             settings["config"] = {_S3_SERVER.lower(): settings.pop("endpoint")}
         try:
             with NO_PANICS:
-                self._store = make(place, client_options=Client(root, user, storage).options, **settings)
+                self._store = make(place, client_options=self._client.options, **settings)
+        except MemoryError:
+            raise
         except Exception as error:
             refused = options.unknown(root, error)
             failed = _failed(error)
@@ -83,23 +94,17 @@ class Objects:
         raise refused or RequestFailed(RequestFault.FINAL, failed.came, "Check the URL and the options in storage=.")
 
     def find(self, key: str) -> StoredObject:
-        try:
-            with NO_PANICS:
-                return self._peeked(key) if self._is_web else self._headed(key)
-        except Exception as error:
-            failed = self._failed(error)
-        raise failed
-
-    def _headed(self, key: str) -> StoredObject:
-        try:
-            return _stored(self._store.head(key))
-        except Exception as error:
-            if _status_of(error) not in (400, 403):
-                raise
-        return self._peeked(key)  # only the answer to a GET says why
+        if not self._is_web:
+            try:
+                return _stored(self._store.head(key))
+            except Exception as error:
+                if _status_of(error) not in (400, 403):
+                    raise
+            # Only the answer to a GET says why.
+        return self._peeked(key)
 
     def _peeked(self, key: str) -> StoredObject:
-        """Asks for the first byte: a URL that is signed for GET is not valid for HEAD."""
+        """Finds an object by reading its first byte: a URL that is signed for GET is not valid for HEAD."""
         try:
             answer = self._store.get(key, options={"range": (0, 1)})
         except Exception as error:
@@ -113,47 +118,62 @@ class Objects:
         how: dict[str, Any] = {"range": (start, stop)}
         if is_strong(stored.token):
             how["if_match"] = f'"{stored.token}"'
-        try:
-            with NO_PANICS:
-                answer = self._store.get(stored.key, options=how)
-                now = _stored(answer.meta)
-                if (now.size, now.token or stored.token) == (stored.size, stored.token):
-                    return answer.bytes()
-            failed = RequestFailed(RequestFault.CHANGED, f"the object has {now.size:,} bytes now, or another ETag")
-        except Exception as error:
-            failed = self._failed(error)
-        raise failed
+        answer = self._store.get(stored.key, options=how)
+        now = _stored(answer.meta)
+        if (now.size, now.token or stored.token) == (stored.size, stored.token):
+            return answer.bytes()
+        raise RequestFailed(RequestFault.CHANGED, f"the object has {now.size:,} bytes now, or another ETag")
 
     def write(self, key: str, content: bytes) -> None:
-        if self._is_web:  # some servers would take it for something else
-            raise RequestFailed(RequestFault.FINAL, "files of web servers are not written")
-        try:
-            self._store.put(key, content)
-            return
-        except Exception as error:
-            failed = _failed(error)
-        raise failed
+        if self._is_web:  # some servers would take a PUT for something else
+            raise RequestFailed(RequestFault.FINAL, "penstock does not write to web servers")
+        self._store.put(key, content)
 
     def below(self, folder: str, deep: bool, after: str) -> Iterator[Page]:
-        try:
-            with NO_PANICS:
-                if not deep:
-                    page = self._store.list_with_delimiter(folder or None)
-                    yield Page(list(map(_stored, page["objects"])), list(page["common_prefixes"]))
-                    return
-                for objects in self._store.list(folder or None, offset=after or None, chunk_size=_PAGE):
-                    yield Page(list(map(_stored, objects)), [])
-                return
-        except Exception as error:
-            failed = self._failed(error)
-        raise failed
+        if deep:
+            for objects in self._store.list(folder or None, offset=after or None, chunk_size=_PAGE):
+                yield Page(list(map(_stored, objects)), [])
+        else:
+            page = self._store.list_with_delimiter(folder or None)
+            yield Page(list(map(_stored, page["objects"])), list(page["common_prefixes"]))
 
-    def _failed(self, error: Exception) -> RequestFailed:
-        return (self._is_s3 and _elsewhere(str(error))) or _failed(error)
+    def failed(self, error: Exception) -> RequestFailed:
+        return (self._is_s3 and self._wrong_region(str(error))) or _failed(error)
+
+    def _wrong_region(self, text: str) -> RequestFailed | None:
+        """Returns the failure if S3 was asked in another region than the bucket's; None for all other errors."""
+        head, asked = text.partition("\n\nDebug source")[0], _ASKED.search(text)
+        named = _REGION.search(head)
+        if "redirect without LOCATION" in head:
+            region = self._region_at(asked[1]) if asked else ""
+        elif named and "AuthorizationHeaderMalformed" in head:
+            region = named[1]
+        else:
+            return None
+        if not region:
+            return RequestFailed(
+                RequestFault.FINAL, "the bucket is in another region", 'Pass it: storage={"region": "..."}.'
+            )
+        remedy = f'Pass storage={{"region": "{region}"}}, or set AWS_REGION={region}.'
+        return RequestFailed(
+            RequestFault.FINAL, f"the bucket is in the region {region}, and another one was asked", remedy
+        )
+
+    def _region_at(self, url: str) -> str:
+        """Asks S3 for the region of the bucket in a URL, without a signature. Returns "" if S3 does not name it.
+
+        S3 names the region in a header of every answer, but obstore does not show headers.
+        """
+        try:
+            answer = WebServer(url, self._client).ask("HEAD", urlsplit(url).path or "/", {})
+        except (OSError, ValueError, HTTPException):
+            return ""
+        region = answer.headers.get("x-amz-bucket-region", "")
+        return region if re.fullmatch(r"[a-z0-9-]{1,40}", region) else ""
 
 
 def is_strong(token: str) -> bool:
-    """True for an ETag by which a server can be asked for this content only; a weak one never matches."""
+    """True if the token can be sent in If-Match. A weak ETag never matches there, and a time is not an ETag."""
     return bool(token) and not token.startswith(("W/", "at "))
 
 
@@ -174,19 +194,16 @@ def _imported() -> Any:
 
 
 def _stored(meta: Any) -> StoredObject:
+    """Converts what obstore returns about an object."""
     time = meta["last_modified"]
     token = (meta["e_tag"] or "").removeprefix('"').removesuffix('"')
-    if not token and time is not None and time.timestamp() > 0:  # without a time, obstore returns that of 1970
+    if not token and time is not None and time.timestamp() > 0:  # obstore returns 1970 if the server sends no time
         token = f"at {time.isoformat()}"
     return StoredObject(meta["path"], meta["size"], token)
 
 
 def _failed(error: Exception) -> RequestFailed:
-    """What an error of obstore means. Its text has URLs and answers of servers: only a few words of it are kept."""
-    if isinstance(error, MemoryError):
-        raise error
-    if isinstance(error, RequestFailed):
-        return error
+    """Translates an error of obstore. Its text has URLs and answers of servers: only a few words of it are kept."""
     text, kind = str(error), type(error).__name__
     head = text.partition("\n\nDebug source")[0]
     status = _status_of(error)
@@ -198,11 +215,7 @@ def _failed(error: Exception) -> RequestFailed:
         came = f"the server answered {words}" + (f" ({code[1]})" if code else "")
         return answered(status, came)
     if kind == "NotSupportedError" or "non-partial response" in head:
-        return RequestFailed(
-            RequestFault.FINAL,
-            "the server answered with the whole file instead of a part",
-            "It cannot serve ranges of bytes, as Python's http.server cannot. Use another server, or copy the file.",
-        )
+        return RequestFailed(RequestFault.FINAL, *NO_RANGES)
     if "Requested " in head or "Content-Range" in head:
         return RequestFailed(RequestFault.ODD, f"the answer has another range: {head.rpartition('error: ')[2]}")
     if "invalid list response" in head:
@@ -213,7 +226,7 @@ def _failed(error: Exception) -> RequestFailed:
 
 
 def _broken(kind: str, head: str, text: str) -> RequestFailed:
-    """The failure of a connection, or of a call that was never sent."""
+    """Translates the error of a connection that failed, or of a request that was never sent."""
     cause = _CAUSE.search(text)
     why = next(filter(None, cause.groups()), "") if cause else ""
     if "ertificate" in text:
@@ -236,7 +249,7 @@ def _broken(kind: str, head: str, text: str) -> RequestFailed:
     how = broken[1] if broken else ""
     said = _SAID.get(how, "the connection to {} failed").format(host)
     why = why or next((words for word, words in _CAUSES if word in text), "")
-    at = _AT.search(text)
+    at = _PEER.search(text)
     if why and at and at[1] != host:
         why = f"{why} by {at[1]}"
     remedy = "Check the name of the host and the network." if how == "Connect" else ""
@@ -244,53 +257,13 @@ def _broken(kind: str, head: str, text: str) -> RequestFailed:
 
 
 def _host(head: str) -> str:
-    """The host that was asked: one of `storage=` or of a variable need not be the one that the user thinks of."""
+    """Returns the host that was asked. It may come from `storage=` or a variable, so the user may not know it."""
     asked = _ASKED.search(head)
     return redacted(asked[1]).partition("://")[2].partition("/")[0] if asked else "the server"
 
 
-def _elsewhere(text: str) -> RequestFailed | None:
-    """The failure of a request of S3 that went to another region than the bucket's; None for any other failure."""
-    head, asked = text.partition("\n\nDebug source")[0], _ASKED.search(text)
-    named = _REGION.search(head)
-    if "redirect without LOCATION" in head:
-        region = _region_at(asked[1]) if asked else ""
-    elif named and "AuthorizationHeaderMalformed" in head:
-        region = named[1]
-    else:
-        return None
-    if not region:
-        return RequestFailed(
-            RequestFault.FINAL, "the bucket is in another region", 'Pass it: storage={"region": "..."}.'
-        )
-    remedy = f'Pass storage={{"region": "{region}"}}, or set AWS_REGION={region}.'
-    return RequestFailed(
-        RequestFault.FINAL, f"the bucket is in the region {region}, and another one was asked", remedy
-    )
-
-
-def _region_at(url: str) -> str:
-    """The region that S3 names in the head of any answer, also to a request that is not signed; "" if it does not.
-
-    obstore does not show heads of answers.
-    """
-    from http.client import HTTPException
-    from urllib.error import HTTPError
-    from urllib.request import Request, urlopen
-
-    try:
-        answer = urlopen(Request(url.partition("?")[0], method="HEAD"), timeout=10)
-    except HTTPError as error:
-        answer = error
-    except (OSError, ValueError, HTTPException):
-        return ""
-    with answer:
-        region = answer.headers.get("x-amz-bucket-region", "")
-    return region if re.fullmatch(r"[a-z0-9-]{1,40}", region) else ""
-
-
 def _status_of(error: Exception) -> int:
-    """The status of the answer; 0 if there was none. Other classes of errors stand for several."""
+    """Returns the HTTP status behind an error of obstore; 0 if there was no answer."""
     known = _STATUSES.get(type(error).__name__)
     if known is not None:
         return known

@@ -1,8 +1,8 @@
-"""The options of a store as people write them, under the names that obstore has for them.
+"""Translates the options of `storage=` to obstore's names.
 
-boto3, s3fs, pyarrow, gcsfs and adlfs have other names for the same options, and so have environment variables: all of
-these are understood. obstore decides which options exist. It panics if it is given an option of its connections among
-those of the store, or a server that is not a URL: neither reaches it.
+The names of boto3, s3fs, pyarrow, gcsfs, adlfs and environment variables are understood, too. obstore decides which
+options exist. It panics if a connection option is among those of the store, or if the server is not a URL, so neither
+is passed to it.
 """
 
 from __future__ import annotations
@@ -17,21 +17,24 @@ from penstock._remote.urls import is_web, scheme_of
 
 
 class _StoreKind(NamedTuple):
-    """A kind of store: how its options begin, other names of options, the server, and where variables name it."""
+    """The options of one kind of store.
+
+    `prefixes`: of its environment variables. `others`: other names of options. `server`: the option with the server;
+    `variables`: environment variables that name it. `known`: options to suggest; obstore may have more.
+    """
 
     prefixes: tuple[str, ...]
     others: Mapping[str, str]
     server: str
     variables: tuple[str, ...]
     known: tuple[str, ...]
-    """Options that exist, to suggest one. obstore may have more."""
 
 
-_ANYBODY = {"anon": "skip_signature", "anonymous": "skip_signature"}
+_ANONYMOUS = {"anon": "skip_signature", "anonymous": "skip_signature"}
 _S3 = _StoreKind(
     ("aws_",),
     {
-        **_ANYBODY,
+        **_ANONYMOUS,
         **dict.fromkeys(("endpoint_url", "endpoint_url_s3", "endpoint_override"), "endpoint"),
         **dict.fromkeys(("key", "access_key"), "access_key_id"),
         **dict.fromkeys(("secret", "secret_key"), "secret_access_key"),
@@ -52,7 +55,7 @@ _S3 = _StoreKind(
 _GOOGLE = _StoreKind(
     ("google_",),
     {
-        **_ANYBODY,
+        **_ANONYMOUS,
         **dict.fromkeys(("endpoint", "endpoint_url"), "base_url"),
         "service_account_path": "service_account",
     },
@@ -66,7 +69,7 @@ _GOOGLE = _StoreKind(
 _AZURE = _StoreKind(
     ("azure_storage_", "azure_"),
     {
-        **_ANYBODY,
+        **_ANONYMOUS,
         **dict.fromkeys(("access_key", "master_key"), "account_key"),
         "account": "account_name",
         "endpoint_url": "endpoint",
@@ -91,7 +94,7 @@ _KINDS = {
     **dict.fromkeys(("http", "https"), _WEB),
 }
 SCHEMES = tuple(_KINDS)
-"""Those that obstore reads."""
+"""The schemes that obstore reads."""
 
 _SECONDS = ("timeout", "connect_timeout", "read_timeout", "pool_idle_timeout", "http2_keep_alive_timeout")
 _CLIENT = {
@@ -101,24 +104,25 @@ _CLIENT = {
     *("pool_max_idle_per_host", "proxy_url", "proxy_ca_certificate", "proxy_excludes", "root_certificate"),
     "randomize_addresses",
 }
-_OF_CLIENT = {"headers": "default_headers"}  # as fsspec calls it
-_NESTED = ("client_kwargs", "config")  # dicts of options: s3fs's and obstore's
-_INSTEAD = {  # options of other libraries that obstore has nothing for
+_OF_CLIENT = {"headers": "default_headers"}  # fsspec's name
+_NESTED = ("client_kwargs", "config")  # dicts of options, in s3fs and obstore
+_INSTEAD = {  # options of other libraries without a counterpart in obstore: what to do instead
     "profile": "Profiles are not read. `aws configure export-credentials --profile NAME --format env` prints the "
     "variables of a profile: set these.",
     "connection_string": 'Pass its parts: {"account_name": ..., "account_key": ..., "endpoint": ...}.',
     "verify": 'For a private authority pass {"root_certificate": text of its file}, or set SSL_CERT_FILE.',
-    "use_ssl": "Whether the connection is encrypted is said by the endpoint: https:// or http://.",
+    "use_ssl": "The endpoint says whether the connection is encrypted: https:// or http://.",
 }
 _INSTEAD["profile_name"] = _INSTEAD["profile"]
 _UNKNOWN = re.compile(r"Configuration key: '([^']*)'|Invalid key: (\S+?)\.?$|unexpected keyword argument '([^']*)'")
 
 
 def named(url: str, storage: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """The options with obstore's names, those of connections below "client_options"; with the server of a variable.
+    """Returns the options under obstore's names, with those of connections below "client_options".
 
-    The variable is read here, where a dataset is made: workers on other machines read from the same server. Raises
-    ValueError, or TypeError, for options that cannot be right. What is named once stays as it is.
+    If a variable names the server, it is read here, when the dataset is made, so that workers on other machines use
+    the same server. Raises ValueError or TypeError for invalid options. Options that were translated before stay as
+    they are.
     """
     kind, scheme = _KINDS[scheme_of(url)], scheme_of(url)
     found: dict[str, Any] = {}
@@ -127,14 +131,14 @@ def named(url: str, storage: Mapping[str, Any], environment: Mapping[str, str] =
     for given, value in _flat(storage):
         name = _plain(given, kind)
         name = kind.others.get(name, _OF_CLIENT.get(name, name))
-        name, value = _told(given, name, value, kind)
+        name, value = _by_value(given, name, value, kind)
         if not name:
             continue
         into = client if name in _CLIENT else found
         if into.get(name, value) != value:
             raise ValueError(f"storage has {spelt[name]!r} and {given!r}, which are the same option. Pass one.")
         into[name], spelt[name] = _checked(given, name, value, kind), given
-    kept = {**(_whole(storage, "client_options") or {}), **client}
+    kept = {**_nested(storage, "client_options"), **client}
     if kept:
         found["client_options"] = kept
     for name in kind.variables if kind.server and kind.server not in found else ():
@@ -154,10 +158,10 @@ def named(url: str, storage: Mapping[str, Any], environment: Mapping[str, str] =
 def client_options(
     url: str, options: Mapping[str, Any], environment: Mapping[str, str] = os.environ
 ) -> dict[str, Any]:
-    """The options of connections: those given, and those of variables such as AWS_ALLOW_HTTP.
+    """Returns the options of connections, including those from variables such as AWS_ALLOW_HTTP.
 
-    obstore reads these variables only if it is given no option of connections, and it always is. Who names a server
-    by http:// wants http.
+    obstore reads these variables only if it gets no options of connections, and penstock always passes some. If the
+    URL of the server begins with http://, http is allowed.
     """
     kind = _KINDS[scheme_of(url)]
     found: dict[str, Any] = {
@@ -173,7 +177,7 @@ def client_options(
 
 
 def unknown(url: str, error: Exception) -> ValueError | None:
-    """The error for an option that obstore does not know, with the nearest that it does; None for other errors."""
+    """Returns the error for an option that obstore does not know, with the nearest name; None for other errors."""
     found = _UNKNOWN.search(str(error).partition("\n")[0])
     if found is None:
         return None
@@ -187,29 +191,31 @@ def unknown(url: str, error: Exception) -> ValueError | None:
 
 
 def _flat(storage: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """All options but None, which is how programs pass what is not set."""
+    """Yields all options, also those in nested dicts. A value of None counts as not given."""
     for name, value in storage.items():
         if name in _NESTED:
-            yield from _flat(_whole(storage, name) or {})
+            yield from _flat(_nested(storage, name))
         elif value is not None and name != "client_options":
             yield name, value
 
 
-def _whole(storage: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
-    value: Mapping[str, Any] | None = storage.get(name)
-    if value is not None and not isinstance(value, Mapping):
+def _nested(storage: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value: Any = storage.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
         raise TypeError(f"storage[{name!r}] must be a dict of options, but it is a {type(value).__name__}.")
     return value
 
 
 def _plain(name: str, kind: _StoreKind) -> str:
-    """The name in small letters, and without what the names of variables begin with."""
+    """Returns the name in lower case, without the prefix of environment variables."""
     name = str(name).lower()
     return next((name.removeprefix(each) for each in kind.prefixes if name.startswith(each)), name)
 
 
-def _told(given: str, name: str, value: Any, kind: _StoreKind) -> tuple[str, Any]:
-    """Name and value of options that other libraries spell by their value. No name: there is nothing to pass on."""
+def _by_value(given: str, name: str, value: Any, kind: _StoreKind) -> tuple[str, Any]:
+    """Translates options whose meaning depends on their value. Returns "" as the name if the option is dropped."""
     if name == "verify" and isinstance(value, bool):
         return ("", None) if value else ("allow_invalid_certificates", True)
     if name == "use_ssl" and value is True:
@@ -227,6 +233,7 @@ def _told(given: str, name: str, value: Any, kind: _StoreKind) -> tuple[str, Any
 
 
 def _checked(given: str, name: str, value: Any, kind: _StoreKind) -> Any:
+    """Returns the value in the form that obstore takes."""
     if name in _SECONDS and isinstance(value, (int, float)) and not isinstance(value, bool):
         return f"{round(value * 1000)}ms"
     if name not in kind.known or isinstance(value, (str, bool)):

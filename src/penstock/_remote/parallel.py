@@ -1,4 +1,4 @@
-"""Calls that wait for a network, many at a time, in threads that end with the call."""
+"""Runs many calls that wait for a network at the same time, in threads that end with the call."""
 
 from __future__ import annotations
 
@@ -20,20 +20,32 @@ class Abandoned(Exception):
 
 
 def in_parallel(call: Callable[[A, Pause], T], items: Iterable[A], threads: int) -> Iterator[T]:
-    """`call(item, pause)` for each item, in order; at most so many at a time, and so many results ahead.
+    """Yields `call(item, pause)` for each item, in order, computed by at most `threads` threads at a time.
 
-    `call` waits by `pause(seconds)`, which raises once the caller has gone: after an error, or an interrupt. The
-    threads are daemons: Ctrl-C does not wait for the requests that are under way.
+    At most twice as many results are computed ahead. `call` waits with `pause(seconds)`, which raises once the caller
+    no longer wants the result, after an error or an interrupt. The threads are daemons: Ctrl-C does not wait for
+    requests that are in flight.
     """
     items = list(items)
     if threads < 2 or len(items) < 2:
         for item in items:
             yield call(item, time.sleep)
-        return
+    else:
+        yield from _in_threads(call, items, min(threads, len(items)))
+
+
+def interruptibly(call: Callable[[], T]) -> T:
+    """Returns `call()`. In the main thread, another thread makes the call, so that Ctrl-C ends the wait at once."""
+    if threading.current_thread() is not threading.main_thread():
+        return call()
+    (result,) = _in_threads(lambda *_: call(), [None], 1)
+    return result
+
+
+def _in_threads(call: Callable[[A, Pause], T], items: list[A], threads: int) -> Iterator[T]:
     run = _ParallelRun(call, items, 2 * threads)
     try:
-        count = min(threads, len(items))
-        workers = [started("penstock-request", run.work, run.end) for _ in range(count)]
+        workers = [started("penstock-request", run.work, run.end) for _ in range(threads)]
         for number in range(len(items)):
             yield run.result(number)
     finally:
@@ -42,26 +54,12 @@ def in_parallel(call: Callable[[A, Pause], T], items: Iterable[A], threads: int)
         worker.join()
 
 
-def interruptibly(call: Callable[[], T]) -> T:
-    """The result of a call of a library that does not notice Ctrl-C: for the main thread, another one makes it."""
-    if threading.current_thread() is not threading.main_thread():
-        return call()
-    run = _ParallelRun(lambda *_: call(), [None], 1)
-    thread = started("penstock-request", run.work, run.end)
-    try:
-        result: T = run.result(0)
-    finally:
-        run.end()
-    thread.join()
-    return result
-
-
 class _ParallelRun:
     """The state of one `in_parallel`, guarded by one condition."""
 
     def __init__(self, call: Callable[[Any, Pause], Any], items: list[Any], ahead: int) -> None:
         self._call, self._items, self._ahead = call, items, ahead
-        self._source = at_work.source  # what these threads do is counted for the worker that waits for them
+        self._source = at_work.source  # the threads count for the worker that waits for them
         self._results: dict[int, tuple[Any, BaseException | None]] = {}
         self._next = self._taken = 0
         self._ended = threading.Event()
@@ -80,7 +78,7 @@ class _ParallelRun:
 
     def _put(self, number: int, result: tuple[Any, BaseException | None]) -> None:
         with self._changed:
-            if not self._ended.is_set():  # an error would keep this object, and its connections, alive
+            if not self._ended.is_set():  # the traceback of an error would keep this object alive
                 self._results[number] = result
             self._changed.notify_all()
 
@@ -107,7 +105,7 @@ class _ParallelRun:
                 raise error
             return value
         finally:
-            del error  # its traceback has this frame
+            del error  # its traceback refers to this frame: a cycle
 
     def end(self) -> None:
         self._ended.set()

@@ -1,8 +1,10 @@
-"""What a failed request means, and when it is made again. Pure: the clock and the dice belong to the caller.
+"""What a failed request means, and when it is retried. Pure: the caller passes the time and the random numbers.
 
-PASSING   overload, a reset, a timeout     again, with longer and longer pauses, for minutes
-ODD       an answer that does not fit      again, a few times: a proxy may be at fault
-FINAL     all others                       an error at once
+PASSING   overload, a reset, a timeout            retried for minutes, with longer and longer pauses
+ODD       an answer that does not fit             retried a few times: a proxy may be at fault
+MISSING   no such object                          an error at once
+CHANGED   not the content that was found before   an error at once
+FINAL     any other failure                       an error at once
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ class RequestFault(Enum):
 
 
 class RequestFailed(Exception):
-    """A request that failed: what came instead of an answer, and what the user can do. Holds no credentials."""
+    """A request that failed. `came`: the answer, or how the connection failed. `remedy`: what the user can do."""
 
     def __init__(self, fault: RequestFault, came: str, remedy: str = "") -> None:
         super().__init__(came)
@@ -35,12 +37,12 @@ def is_passing(status: int) -> bool:
 
 
 def answered(status: int, came: str) -> RequestFailed:
-    """What the status of an answer means."""
+    """Returns the failure that the HTTP status of an answer stands for."""
     if is_passing(status):
         return RequestFailed(RequestFault.PASSING, came, "The store is overloaded or down: try again later.")
     if status in (404, 410):
         return RequestFailed(RequestFault.MISSING, came, "Check the URL: names are case-sensitive.")
-    if status == 412:
+    if status in (412, 416):
         return RequestFailed(RequestFault.CHANGED, came)
     if status in (401, 403):
         return RequestFailed(
@@ -48,26 +50,27 @@ def answered(status: int, came: str) -> RequestFailed:
             came,
             "Check the credentials, and that they may read this object; a signed URL may have expired.",
         )
-    if status == 416:
-        return RequestFailed(RequestFault.CHANGED, came)
     return RequestFailed(RequestFault.FINAL, came, "Check the URL and the options in storage=.")
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a request is repeated: `seconds` in all, with pauses that double from `first` up to `longest`."""
+    """How long a request is retried: for `seconds` in total, with pauses that double from `first` to `longest`.
+
+    `odd`: the request fails after this many answers that do not fit.
+    """
 
     seconds: float = 300.0
     first: float = 0.2
     longest: float = 20.0
     odd: int = 5
-    """Answers that do not fit before one of them is an error."""
 
     def pause(self, fault: RequestFault, failures: int, odd: int, elapsed: float, dice: float) -> float | None:
-        """Seconds until the next try, after so many failures in so many seconds; None if there is none.
+        """Returns the seconds until the next attempt; None if the request must not be retried.
 
-        `odd` counts those of that kind: an outage before an odd answer does not count. `dice` is a random number
-        from 0 to 1: workers that failed together do not come back together.
+        There were `failures` failed attempts in `elapsed` seconds, `odd` of them with an answer that does not fit:
+        only these count against that limit. `dice` is a random number from 0 to 1, so that workers that failed
+        together do not retry together.
         """
         tries_left = fault is RequestFault.ODD and odd < self.odd
         time_left = fault is RequestFault.PASSING and elapsed < self.seconds
@@ -78,7 +81,7 @@ class Patience:
 
 
 READING = Patience()
-"""For bytes of files that were found before: a training run outlasts an outage of some minutes."""
+"""For reading files that were found before: a training run survives an outage of a few minutes."""
 
 FINDING = Patience(seconds=20.0)
-"""For the first contact with a store, where a wrong name of a host looks like an outage."""
+"""For the first request to a store, where a misspelt host looks like an outage."""

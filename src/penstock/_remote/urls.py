@@ -1,4 +1,4 @@
-"""URLs: their parts, and how messages show them: without user, password and query, which may hold credentials."""
+"""Parts of URLs, and URLs for messages: without user, password and query, which may hold credentials."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _PARTS = re.compile(r"(?P<scheme>[^:]+)://(?P<place>[^/?#]*)(?P<path>[^?#]*)(?:\?(?P<query>[^#]*))?")
-# Of other schemes than http: there a ? may be part of a pattern.
+# The query of a URL that is not http. A ? alone may be part of a pattern.
 _QUERY = re.compile(r"\?(?=[^?/\\]*[=&%]|\w{9}).*", re.DOTALL)
 _AT = re.compile(r"@|%(?:25)*40", re.IGNORECASE)
 _COLON = re.compile(r":|%(?:25)*3a", re.IGNORECASE)
@@ -17,17 +17,17 @@ _USER_IN_TEXT = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*:[/\\]+)\S*(?:@|%40)", re.I
 _IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>,)]+")
 _MARK = re.compile(r":|//|\\\\")
 _HOST = re.compile(r"([\w.-]+|\[[0-9a-fA-F:.]+\])(:\d*)?")
-# Schemes of buckets: no user stands before these, except that of abfs in `abfs://container@account.host`.
+# Schemes whose URLs begin with a bucket, not with a user. In `abfs://container@account.host`, nothing is secret.
 _BUCKETS = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl", "hf", "memory", "oss", "gcs")
 _CONTAINER = re.compile(r"(abfss?|adl|azure|az)://[\w$-]+@[\w.-]+", re.IGNORECASE)
 _WEB = ("http", "https")
 
 
 class _Signature(NamedTuple):
-    """How a store signs URLs. A query with all names in `needs` is signed, by the parameters that `names` matches.
+    """How a store signs URLs. A query with all names in `needs` is signed; `names` matches its signing parameters.
 
-    Only these differ between two URLs of one object. All other parameters may choose the content: `versionId`,
-    `x-oss-process`, `id`, and `token` or `st`, which stand in a signature of some stores only.
+    Two URLs of one object differ only in the signing parameters. All others may select the content: `versionId`,
+    `x-oss-process`, `id`, and also `token` or `st`, which only some stores have in their signatures.
     """
 
     needs: frozenset[str]
@@ -77,7 +77,7 @@ _SIGNATURES = (
 
 
 class UrlParts(NamedTuple):
-    """A URL as a store and the key of an object in it. `root` may hold a signed query; `user` is "name:password"."""
+    """The parts of a URL. `root`: the store, with a signed query if there is one. `user`: "name:password", or ""."""
 
     root: str
     key: str
@@ -94,12 +94,12 @@ def scheme_of(url: str) -> str:
 
 
 def is_web(url: str) -> bool:
-    """True for http and https, which have no listing of files."""
+    """True for http and https, which have no listings of files."""
     return scheme_of(url) in _WEB
 
 
 def split(url: str) -> UrlParts:
-    """The store of a URL, and the key of an object in it. Only http and https have queries and encoded letters."""
+    """Splits a URL into store, key and user. Only http and https have queries and percent-encoded characters."""
     if is_web(url):
         scheme, place, path, query = _parts(url)
         user, _, host = place.rpartition("@")
@@ -112,10 +112,10 @@ def split(url: str) -> UrlParts:
 
 
 def redacted(url: str) -> str:
-    """A URL, or a path that may be meant as one, as messages show it: without user, password and query.
+    """Returns a URL, or a path that may be meant as one, for messages: without user, password and query.
 
-    In doubt it hides more: all up to the last @ of what is no URL, of one that names no valid host, or has a password
-    with a slash in it. So it does not tell two URLs apart: see `faithful`.
+    In doubt it hides more: everything up to the last @, if the text is not a URL, has no valid host, or may have a
+    password with a slash. So two URLs may look the same: see `faithful`.
     """
     found = _URL.match(url)
     if found is None:
@@ -137,7 +137,7 @@ def redacted(url: str) -> str:
 
 
 def _unlike_url(text: str) -> str:
-    """A path as messages show it. One with a colon and an @ may be a URL with a slip of the pen."""
+    """Returns a path for messages. A path with a colon and an @ may be a mistyped URL with a password."""
     plain = unquote(unquote("".join(text.split())))
     mark = _MARK.search(plain)
     if mark is None:
@@ -149,14 +149,14 @@ def _unlike_url(text: str) -> str:
 
 
 def faithful(root: str, key: str) -> str:
-    """The URL of an object that was found there, without user and query. Other objects of the store have others."""
+    """Returns the URL of an object that exists, without user and query. No two objects of a store share one."""
     scheme, _, place = root.partition("/?")[0].partition("://")
     host = place if _CONTAINER.fullmatch(root) else place.rpartition("@")[2]
     return f"{scheme}://{host}/{key if is_web(root) else _QUERY.sub('', key)}"
 
 
 def suspicious(rest: str) -> list[str]:
-    """The parts of a URL, without its scheme, that may be secret: those before its last @, and of its query."""
+    """Returns the parts that may be secret of a URL without its scheme: all before the last @, and the query."""
     ats = list(_AT.finditer(rest))
     hidden = [rest[: ats[-1].start()]] if ats else []
     hidden.append(rest.partition("?")[2])
@@ -164,7 +164,7 @@ def suspicious(rest: str) -> list[str]:
 
 
 def local(path: str, reader: str) -> str:
-    """The path itself. Raises FileNotFoundError for a URL: the system's own error would show its password."""
+    """Returns the path. Raises FileNotFoundError for a URL, because the system's error would show its password."""
     if redacted(path) != path and not os.path.exists(path):
         raise FileNotFoundError(
             f"{reader}: there is no local file {redacted(path)!r}. It looks like a URL: copy the file to a disk."
@@ -173,7 +173,7 @@ def local(path: str, reader: str) -> str:
 
 
 def identified(root: str, key: str, user: str) -> str:
-    """The same text for URLs of one object, whoever signs them and when, and another for all other URLs.
+    """Returns a text that identifies an object: signed URLs of the same object give the same text, others do not.
 
     Takes the parts that `split` returns. The text has no password, but may hold other credentials: never show it.
     """
@@ -184,13 +184,13 @@ def identified(root: str, key: str, user: str) -> str:
     scheme, host, _, query = _parts(root)
     before = user.partition(":")[0]
     rest = _unsigned(host, query)
-    # As `split` decodes a key, its letters are encoded where they would end it.
+    # `split` has decoded the key: encode the characters that would end the path.
     path = key.replace("%", "%25").replace("?", "%3F").replace("#", "%23")
     return f"{scheme}://{before}{'@' if before else ''}{host}/{path}" + (f"?{rest}" if rest else "")
 
 
 def _unsigned(host: str, query: str) -> str:
-    """The query without the parameters of a signature. One with a name twice is left as it is."""
+    """Removes the parameters of a signature from a query. A query that has one of them twice is left unchanged."""
     parts = query.split("&")
     names = [unquote(part.partition("=")[0]).lower() for part in parts]
     for needs, signing, hosts in _SIGNATURES:
@@ -202,7 +202,7 @@ def _unsigned(host: str, query: str) -> str:
 
 
 def scrubbed(text: str, secrets: tuple[str, ...]) -> str:
-    """A text of a library, with its URLs redacted, and without these secrets."""
+    """Returns a library's text with redacted URLs, and *** instead of each secret."""
     text = _USER_IN_TEXT.sub(r"\1", text)
     text = _IN_TEXT.sub(lambda found: redacted(found[0]), text)
     for secret in sorted(secrets, key=len, reverse=True):

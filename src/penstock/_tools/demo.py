@@ -1,8 +1,8 @@
 """`penstock demo`: a small job that checks its own results.
 
-Two workers make two epochs of random resized crops from a memory-mapped file. The batches are hashed and compared
-with those of the plain loop. Then the same again while a worker is killed, and the loader is stopped and resumed with
-another number of workers; and the same job with torch's DataLoader, if torch is installed.
+Two workers load two epochs of random resized crops from a memory-mapped file. Their batches are hashed and compared
+with those of the plain loop. A third run does the same while a worker is killed, and while the loader is stopped and
+resumed with another number of workers. If torch is installed, torch's DataLoader does the same job for comparison.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from penstock.stats._units import share
 SAMPLES, SIDE, SMALLEST, CROP = 2_000, 48, 24, 40
 BATCH, WORKERS, EPOCHS, SEED = 64, 2, 2, 0
 INLINE = "penstock, inline"
-CONTENDED = 0.1  # share of the time spent waiting for a processor; below 0.03 on a quiet machine
+CONTENDED = 0.1  # share of the time that was spent waiting for a processor; below 0.03 on a quiet machine
 KILL_AFTER, STOP_AFTER, WORKERS_AFTERWARDS = 10, 20, 1
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
@@ -42,7 +42,7 @@ Sample = tuple[Floats, np.int64]
 class Pictures:
     """Memory-mapped pictures and labels: random resized crops, some of them mirrored, with values from -1 to 1.
 
-    All in numpy, like the code of a user's dataset, so that the workers have work to do.
+    Everything is done in numpy, as in a user's dataset, so that the workers have work to do.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -66,7 +66,7 @@ class Pictures:
 
 
 def _resized(picture: Floats, axis: int) -> Floats:
-    """The picture with one axis resized to CROP pixels, by linear interpolation."""
+    """Resizes one axis of a picture to CROP pixels, by linear interpolation."""
     position = np.linspace(0, picture.shape[axis] - 1, CROP, dtype=np.float32)
     before = position.astype(np.intp)
     after = np.minimum(before + 1, picture.shape[axis] - 1)
@@ -134,7 +134,7 @@ def _loader(dataset: Pictures, workers: int) -> DataLoader[Any]:
 
 
 def _troubled(console: Console, dataset: Pictures) -> Generator[Any, None, None]:
-    """The same epochs while a worker is killed, and the loader is stopped and resumed with fewer workers."""
+    """Yields the same epochs, but kills a worker, and stops the loader and resumes it with fewer workers."""
     with _loader(dataset, WORKERS) as loader:
         for batches, batch in enumerate(loader, 1):
             yield batch
@@ -183,7 +183,7 @@ def _epochs(loader: Iterable[Any]) -> Generator[Any, None, None]:
 
 
 def _torch_loader(dataset: Any) -> Iterable[Any]:
-    """The same job for torch. Only this function of the demo imports torch."""
+    """Returns torch's loader for the same job. Only this function of the demo imports torch."""
     from torch.utils.data import DataLoader as TorchLoader
 
     return TorchLoader(dataset, BATCH, shuffle=True, num_workers=WORKERS, persistent_workers=True)
@@ -209,7 +209,7 @@ def _report(console: Console, tallies: dict[str, Tally]) -> int:
 
 
 def _failures(tallies: dict[str, Tally]) -> list[str]:
-    """A sentence for each check that failed."""
+    """Returns a sentence for each check that failed."""
     steps, wrong = EPOCHS * -(-SAMPLES // BATCH), []
     expected = EPOCHS * SAMPLES * (3 * CROP * CROP * 4 + 8)
     inline = tallies[INLINE]
@@ -217,6 +217,6 @@ def _failures(tallies: dict[str, Tally]) -> list[str]:
         if name.startswith("penstock") and tally.digest != inline.digest:
             wrong.append(f"the batches differ: {tally.digest[:16]} {name}, {inline.digest[:16]} inline")
         if (tally.batches, tally.delivered) != (steps, expected):
-            got = f"{tally.batches} batches of {tally.delivered} bytes in all"
+            got = f"{tally.batches} batches of {tally.delivered} bytes in total"
             wrong.append(f"{name} delivered {got}, not {steps} of {expected}")
     return wrong

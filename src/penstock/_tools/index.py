@@ -1,15 +1,16 @@
-"""`penstock index`: writes an index beside tars, so that no machine has to read them to find their samples."""
+"""`penstock index`: writes an index beside tars, so that no machine has to read whole tars to find samples."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from penstock._cache.pieces import write_all
 from penstock._files.access import Access
+from penstock._files.identity import Identity
 from penstock._files.index import Index, cached_each, for_each
 from penstock._files.local import AnyFile
 from penstock._files.paths import find_files
@@ -24,7 +25,7 @@ from penstock.stats._units import size
 
 
 def run(paths: Sequence[str], out: str | None, storage: dict[str, Any] | None = None) -> int:
-    """Indexes the tars, writes an index into each of their folders, or to `out`, and returns the exit code."""
+    """Indexes tars. Writes an index into each of their folders, or to `out`, and returns the exit code."""
     try:
         files = find_files(list(paths), Tar.suffixes, "penstock index", Access(storage, cache=False))
         folders: dict[str, list[AnyFile]] = {}
@@ -36,24 +37,24 @@ def run(paths: Sequence[str], out: str | None, storage: dict[str, Any] | None = 
         there = Beside(files, None, KIND, warns=False)
         found = cached_each(files, KIND, find_samples, there)
         indexes = dict(zip((file.identity for file in files), found, strict=True))
-        return max(_index(some, [indexes[file.identity] for file in some], out) for some in folders.values())
+        return max(_index(some, indexes, out) for some in folders.values())
     except (OSError, ValueError, ImportError, TypeError) as error:
         print(printable(f"penstock index: {error}", lines=True), file=sys.stderr)
         return 1
 
 
-def _index(files: Sequence[AnyFile], indexes: Sequence[Index], out: str | None) -> int:
-    """Writes the index of one folder, and keeps the entries of other tars that are there already."""
+def _index(files: Sequence[AnyFile], indexes: Mapping[Identity, Index], out: str | None) -> int:
+    """Writes the index of one folder. Entries of other tars in an existing index are kept."""
     entries = {} if out is not None else _present(files[0])
-    made = dict(zip((file.identity for file in files), indexes, strict=True))
-    for file, entry in zip(files, for_each(lambda file: entry_of(file, made[file.identity]), files), strict=True):
-        entries[os.path.basename(file.path)] = entry
+    made = for_each(lambda file: entry_of(file, indexes[file.identity]), files)
+    entries.update(zip((os.path.basename(file.path) for file in files), made, strict=True))
     content = packed(entries, KIND)
     where, code = _written(files[0], content, out)
-    samples = sum(len(index["starts"]) - 1 for index in indexes)
+    samples = sum(len(indexes[file.identity]["starts"]) - 1 for file in files)
     tars = f"{len(files):,} {'tar' if len(files) == 1 else 'tars'} with {samples:,} samples"
     print(printable(f"{where}: {tars}, {size(len(content))}"))
-    for file, index in zip(files, indexes, strict=True):
+    for file in files:
+        index = indexes[file.identity]
         bad = BadRows.of(index)
         if "fault" in index:
             what = f"byte {bad.byte:,}: the tar is cut off or damaged here, and the rest cannot be read"
@@ -64,7 +65,7 @@ def _index(files: Sequence[AnyFile], indexes: Sequence[Index], out: str | None) 
 
 
 def _present(file: AnyFile) -> dict[str, Entry]:
-    """The entries of the existing index; none if it cannot be used."""
+    """Returns the entries of an existing index beside the file; {} if there is none, or it is damaged."""
     index = neighbour(file, NAME)
     try:
         return {} if index is None else unpacked(index.peek(0, index.size), KIND)
@@ -73,7 +74,7 @@ def _present(file: AnyFile) -> dict[str, Entry]:
 
 
 def _written(file: AnyFile, content: bytes, out: str | None) -> tuple[str, int]:
-    """Where the index was written, and the exit code."""
+    """Writes the index. Returns its path or URL, and the exit code."""
     if out is None and isinstance(file, RemoteFile):
         where = f"{folder_of(file)}/{NAME}"
         try:

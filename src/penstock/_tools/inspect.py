@@ -1,4 +1,4 @@
-"""`penstock inspect`: prints what files hold."""
+"""`penstock inspect`: prints the format, the fields and the first samples of files."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from penstock._printable import printable
 from penstock.formats._inspection import Inspection
 from penstock.stats._units import size
 
-_WIDTH = 100  # characters of a value
+_WIDTH = 100  # characters that are printed of a value
 
 
 def run(path: str, samples: int, settings: dict[str, Any]) -> int:
-    """Prints what the files hold, and returns the exit code."""
+    """Prints a description of the files, and returns the exit code."""
     try:
         found = open_files(path, settings).inspect(samples)
     except (OSError, ValueError, ImportError, TypeError) as error:

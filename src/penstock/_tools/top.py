@@ -1,4 +1,4 @@
-"""`penstock top`: the loaders of this user that run now, read from their pages (see `_measure/page.py`)."""
+"""`penstock top`: shows the running loaders of this user, read from their pages (see `_measure/page.py`)."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ EVERY = 1.0
 """Seconds between two updates of the display."""
 
 QUIET = 5.0
-"""Seconds without a publication after which a loader counts as paused. It publishes every two seconds."""
+"""Seconds without a publication after which a loader counts as paused. Loaders publish every two seconds."""
 
 SETTINGS = [*ALWAYS, *(name for name in shown_names(Show.LINE) if name not in ALWAYS)]
-"""The settings that are shown."""
+"""The settings to show, in this order."""
 
 NONE = (
     "No penstock loader of this user runs now. A loader is listed half a second after its first batch, "
@@ -39,7 +39,7 @@ NONE = (
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """A running loader: what it has published, and the command line of its process."""
+    """A running loader, with its last publication and the command line of its process."""
 
     pid: int
     program: str
@@ -56,7 +56,7 @@ class Loader:
 
 
 def run(pid: int | None, once: bool) -> int:
-    """Prints the loaders, or shows them until Ctrl-C; returns the exit code."""
+    """Prints the loaders once, or shows them until Ctrl-C. Returns the exit code."""
     console = Console(highlight=False)
     if once or not console.is_terminal or console.is_dumb_terminal:
         if not console.is_terminal:
@@ -74,9 +74,9 @@ def run(pid: int | None, once: bool) -> int:
 
 
 def loaders(pid: int | None = None, uid: int | None = None) -> list[Loader]:
-    """The loaders of a user, or of one of their processes, oldest first.
+    """Returns the running loaders of a user, or of one process, sorted by pid.
 
-    A child process inherits the page of its parent: such a page is shown once.
+    A child process inherits the page of its parent, but only the parent's loader is listed.
     """
     found = {}
     for one in page.find(os.geteuid() if uid is None else uid):
@@ -92,7 +92,7 @@ def loaders(pid: int | None = None, uid: int | None = None) -> list[Loader]:
 
 
 def _pid_inside(pid: int) -> int:
-    """The pid that a process sees for itself, which differs if it runs in a container."""
+    """Returns the pid of a process inside its own container; -1 if the process is gone."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -109,7 +109,7 @@ def _arguments(pid: int) -> list[str]:
 
 
 def program(arguments: Sequence[str]) -> str:
-    """A short form of a command line: without the interpreter, its options, and the folder of the script."""
+    """Shortens a command line: without the interpreter, its options, and the folder of the script."""
     rest = list(arguments)
     if rest and Path(rest[0]).name.startswith("python"):
         del rest[0]
@@ -127,7 +127,7 @@ def program(arguments: Sequence[str]) -> str:
 
 
 # The display. All text from other programs passes through `_text`: otherwise rich would interpret markup in it, and
-# the terminal escape sequences.
+# the terminal would interpret escape sequences.
 
 
 def _text(value: object, style: str = "") -> Text:
@@ -143,7 +143,7 @@ def view(found: Sequence[Loader], pid: int | None, now: float) -> RenderableType
 
 
 def listing(found: Iterable[Loader], now: float) -> RenderableType:
-    """A row for each loader, and below the rows a note on each."""
+    """Draws a table with a row for each loader, and below it a note on each."""
     table, verdicts = Table(box=None, pad_edge=False, header_style="bold"), Table.grid(padding=(0, 2, 0, 0))
     for name in ("pid", "program", "dataset"):
         table.add_column(name, no_wrap=True, max_width=32, justify="right" if name == "pid" else "left")
@@ -170,7 +170,7 @@ def listing(found: Iterable[Loader], now: float) -> RenderableType:
 
 
 def details(loader: Loader, now: float) -> list[RenderableType]:
-    """All figures of one loader."""
+    """Draws all figures of one loader."""
     stats, paused = loader.stats, loader.paused(now)
     now_, epoch, memory = recent(stats), stats.epoch, stats.memory
     settings = ", ".join(f"{name}={stats.settings[name]!r}" for name in SETTINGS if name in stats.settings)
@@ -204,7 +204,7 @@ def details(loader: Loader, now: float) -> list[RenderableType]:
 
 
 def workers(figures: Iterable[WorkerFigures]) -> Table:
-    """A row for each worker: the shares of its time."""
+    """Draws a table with a row for each worker: how it spends its time."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("worker")
     for name in ("steps", "busy", "fetch", "collate", "write", "waits: task", "room", "CPU"):
@@ -232,5 +232,5 @@ def _troubles(period: Period) -> str:
 
 
 def waiting(value: float) -> Text:
-    """The share of waiting, in red if it costs much."""
+    """Draws the share of waiting: green, yellow or red."""
     return Text(share(value), style="green" if value < 0.05 else "yellow" if value < 0.3 else "red")

@@ -65,7 +65,7 @@ BUGS: list[Bug] = [
         "the region is not asked for",
         "stores",
         "_remote/objects.py",
-        'region = _region_at(asked[1]) if asked else ""',
+        'region = self._region_at(asked[1]) if asked else ""',
         'region = ""',
         _OPTIONS,
         "The error says that the region is wrong, and not which one is right.",

@@ -1,1 +1,1 @@
-"""`penstock profile`: tries a dataset with different workers, and says which settings to use."""
+"""`penstock profile`: tries a dataset with different workers, and recommends settings."""

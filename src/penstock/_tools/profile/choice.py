@@ -1,12 +1,12 @@
 """What `penstock profile` tries next, and what it recommends: pure functions of the trials so far.
 
     1  the plain loop
-    2  two threads and two processes; of each the double, as long as that helps
-    3  around the best: half as many workers more, and a quarter fewer; 1 beside 2
+    2  two threads and two processes; then twice as many of each, as long as that helps
+    3  around the best number of workers: half as many more, and a quarter fewer (for 2 workers, 1)
 
 If processes are not faster than the same number of threads, more processes are tried only beyond the number at which
-threads stop scaling. A stream with one reader gets one worker of each kind. Once the loop no longer waits, only fewer
-workers are tried.
+threads stop scaling. For a stream with one reader, only one worker of each kind is tried. Once the loop no longer
+waits, only fewer workers are tried.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from typing import NamedTuple
 from penstock.stats._units import count, seconds, share
 
 HELPS = 1.1
-"""More workers are tried if a trial was this many times as fast. Timings of a few seconds vary by a few percent."""
+"""More workers are tried if the last trial was this many times faster. Short timings vary by a few percent."""
 
 SCALES = 0.8
-"""Threads scale while each does at least this share of what each of the first threads did."""
+"""Threads scale while each of them makes at least this share of the batches that each of the first ones made."""
 
 AS_GOOD = 0.95
-"""A trial with at least this share of the best rate counts as equally fast; then fewer workers win."""
+"""A trial with at least this share of the best rate counts as equally fast. Then fewer workers win."""
 
 NOT_WAITING = 0.01
-"""The caller is the bottleneck if it waits less than this share of the time."""
+"""The training loop is the bottleneck if it waits less than this share of the time."""
 
 SHORT = 0.001
-"""Seconds. For batches that take less, a worker that loads beside the training step gains nothing."""
+"""Seconds. If a batch takes less, a worker that loads during the training step gains nothing."""
 
 
 class Choice(NamedTuple):
-    """The settings that are chosen. `backend` is "inline" (with 0 workers), "thread" or "process"."""
+    """The settings of a trial. `backend` is "inline" (with 0 workers), "thread" or "process"."""
 
     backend: str
     workers: int
@@ -52,8 +52,9 @@ _KINDS = ("thread", "process")
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The result of a choice. `rate`: batches a second. `waiting`: share of the time. `first`: seconds to the first
-    batch. `error`: why there are no figures.
+    """The result of a trial. `rate`: batches a second. `waiting`: the share of the time in which the loop waited.
+
+    `first`: seconds to the first batch. `error`: why the trial failed.
     """
 
     choice: Choice
@@ -65,7 +66,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`cpus`: processors. `most`: workers. `step`: seconds of the simulated training step, 0 if there is none."""
+    """`cpus`: processors. `most`: the most workers to try. `step`: seconds of the simulated training step, or 0."""
 
     cpus: float = 1.0
     most: int = 32
@@ -74,7 +75,7 @@ class Limits:
 
 
 def next_choice(done: Sequence[Trial], limits: Limits) -> Choice | None:
-    """The choice to try next; None if nothing is left to try."""
+    """Returns the choice to try next; None if nothing is left to try."""
     tried = {trial.choice for trial in done}
     if INLINE not in tried:
         return INLINE
@@ -82,7 +83,7 @@ def next_choice(done: Sequence[Trial], limits: Limits) -> Choice | None:
 
 
 def _wanted(done: Sequence[Trial], limits: Limits) -> Iterator[Choice]:
-    """The choices to try, most important first."""
+    """Yields the choices to try, the most important first."""
     rates = {trial.choice: trial.rate for trial in done}
     enough = any(trial.waiting < NOT_WAITING for trial in done)
     begin = 1 if limits.one_reader else min(2, limits.most)
@@ -100,14 +101,14 @@ def _wanted(done: Sequence[Trial], limits: Limits) -> Iterator[Choice]:
 
 
 def _more(rates: dict[Choice, float], most: int) -> Iterator[Choice]:
-    """Twice as many workers, as long as that has helped."""
+    """Yields twice as many workers of each kind, as long as that has helped."""
     begin = min(2, most)
     for kind in _KINDS:
         workers, before = begin, rates[INLINE]
         while workers < most and (rate := rates.get(Choice(kind, workers), 0.0)) > HELPS * before:
             if kind == "process" and rate < HELPS * rates.get(Choice("thread", workers), 0.0):
                 scaled = [n for n in range(workers, most + 1) if _scales(rates, n, begin)]
-                workers = max([workers, *scaled])  # up to here, threads do as well as processes
+                workers = max([workers, *scaled])  # up to this number, threads are as fast as processes
                 if workers == most:
                     break
             before, workers = rate, min(2 * workers, most)
@@ -115,13 +116,13 @@ def _more(rates: dict[Choice, float], most: int) -> Iterator[Choice]:
 
 
 def _scales(rates: dict[Choice, float], workers: int, begin: int) -> bool:
-    """Whether each of this many threads does almost as much as each of the first threads did."""
+    """True if each of this many threads makes almost as many batches as each of the first ones."""
     first = rates.get(Choice("thread", begin), 0.0) / begin
     return rates.get(Choice("thread", workers), 0.0) / workers > SCALES * first
 
 
 def _best(done: Sequence[Trial]) -> Trial:
-    """The fastest trial; of those that are as good, the one with the fewest workers, threads before processes."""
+    """Returns the fastest trial. Of equally fast ones, the fewest workers win, and threads before processes."""
     fastest = max(trial.rate for trial in done)
     as_good = [trial for trial in done if trial.rate >= AS_GOOD * fastest]
     return min(as_good, key=lambda trial: (trial.choice.workers, trial.choice.backend == "process"))
@@ -135,19 +136,19 @@ class Advice(NamedTuple):
 
 
 def advice(done: Sequence[Trial], limits: Limits) -> Advice:
-    """The settings to use, with the reason."""
+    """Returns the trial whose settings to use, with the reason."""
     inline = next(trial for trial in done if trial.choice == INLINE)
     best = _best(done)
     beside = [trial for trial in done if trial.choice.workers and not trial.error]
     if best is inline and beside and not limits.step and limits.cpus > 1 and 1 / inline.rate > SHORT:
-        # The loop of a trial does nothing but load. Beside a training step a worker is worth more than here.
+        # A trial only loads. In training, workers also load while the step computes, so they gain more than here.
         best = _best(beside)
         return Advice(best, f"{_compared(best, inline)} Unlike the plain loop, they load while your step computes.")
     return Advice(best, " ".join([_compared(best, inline), *_reasons(best, done, limits)]))
 
 
 def best_processes(done: Sequence[Trial]) -> Trial | None:
-    """The best trial with processes, for loaders without threads; None if all of these failed."""
+    """Returns the best trial with processes, for loaders without threads; None if all of these failed."""
     found = [trial for trial in done if trial.choice.backend == "process" and not trial.error]
     return _best(found) if found else None
 

@@ -31,15 +31,17 @@ from penstock.stats._units import count, seconds, share
 from penstock.stats._verdict import rule_of
 
 WARM = 0.25
-"""The first part of each trial is not counted: its batches were made before they were asked for."""
+"""The share of each trial, at its start, that is not counted: its batches were prefetched."""
 
 Tell = Callable[[float], None]
-"""Called with the part of a trial that is done, from 0 to 1."""
+"""A function that is called with the progress of a trial, from 0 to 1."""
+
+TrialResults = dict[Choice, tuple[Trial, Stats | None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The dataset that is profiled, the settings of all trials, and their length."""
+    """The dataset, the settings that all trials share, and their length in seconds."""
 
     dataset: Any
     batch_size: int
@@ -61,7 +63,7 @@ class Subject:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs all trials, prints table and advice, and returns the exit code. Errors of the user's code are raised."""
+    """Runs all trials, prints table and advice, and returns the exit code. Errors in the user's code are raised."""
     errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     try:
         _check_page(options.html)
@@ -70,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
     except TargetError as error:
         errors.print(printable(f"penstock profile: {error}", lines=True))
         return 2
-    done: dict[Choice, tuple[Trial, Stats | None]] = {}
+    done: TrialResults = {}
     try:
         limits = _limits(subject, options.max_workers)
         with _live_display(errors, subject) as show:
@@ -105,7 +107,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _of_its_guest(subject: Subject, trials: Sequence[Trial]) -> Iterator[str]:
-    """The settings for the loader of the library that the dataset's class comes from: it has no threads."""
+    """Yields the settings for the loader of the dataset's own library (torch), which has no threads."""
     guest, best = guest_of(type(subject.dataset)), best_processes(trials)
     if guest is not None and best is not None:
         call = settings(best.choice, subject).replace("penstock.", f"penstock.{guest}.")
@@ -113,13 +115,13 @@ def _of_its_guest(subject: Subject, trials: Sequence[Trial]) -> Iterator[str]:
 
 
 def _is_of_user(error: BaseException) -> bool:
-    """Whether the user's code was running: only then does the traceback show more than the message."""
+    """True if the error comes from the user's code. Only then does its traceback help more than the message."""
     frames = traceback.extract_tb(error.__traceback__)
     return any(not is_ours(frame.filename) for frame in frames) or error.__cause__ is not None
 
 
 def _check_page(path: str | None) -> None:
-    """Raises now, and not after all trials, if the page cannot be written."""
+    """Raises before the trials, and not after them, if the page cannot be written."""
     if path is not None and (os.path.isdir(path) or not os.path.isdir(os.path.dirname(path) or ".")):
         raise TargetError(f"--html is the path of a file in an existing folder, and {path} is not.")
 
@@ -130,9 +132,9 @@ def _limits(subject: Subject, most: int) -> Limits:
 
 
 def try_out(subject: Subject, choice: Choice, tell: Tell) -> tuple[Trial, Stats | None]:
-    """Loads for some seconds. An error of the plain loop is raised; one of workers is part of the result."""
+    """Runs one trial. An error in the plain loop is raised; an error with workers becomes part of the result."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of more workers than processors
+        warnings.simplefilter("ignore", UserWarning)  # about more workers than processors
         loader = subject.loader(choice)
     with loader:
         try:
@@ -182,14 +184,11 @@ def _endless(loader: DataLoader[Any]) -> Generator[Any, None, None]:
             raise ValueError("the dataset gives no batch: is it empty?")
 
 
-TrialResults = dict[Choice, tuple[Trial, Stats | None]]
-
-
 @contextmanager
 def _live_display(console: Console, subject: Subject) -> Iterator[Callable[[TrialResults, Choice, float], None]]:
-    """Shows the trials so far, and the progress of the present one, if there is a terminal.
+    """Shows the finished trials, and the progress of the current one, if there is a terminal.
 
-    Drawn in this thread: with a second thread, workers would not be forked.
+    It draws in this thread: with a second thread, workers would not be forked.
     """
     if not console.is_terminal:
         yield lambda done, choice, part: None
@@ -207,7 +206,7 @@ def _live_display(console: Console, subject: Subject) -> Iterator[Callable[[Tria
 
 
 def table(trials: Sequence[Trial], subject: Subject, best: Trial | None = None) -> Table:
-    """A row for each trial, in the order of their workers."""
+    """Draws a table with a row for each trial, sorted by the number of workers."""
     found = Table(box=None, pad_edge=False, header_style="bold")
     found.add_column("workers")
     for name in ("batches/s", "samples/s", "speed-up", "waiting", "first batch"):
@@ -232,6 +231,6 @@ def table(trials: Sequence[Trial], subject: Subject, best: Trial | None = None) 
 
 
 def settings(choice: Choice, subject: Subject) -> str:
-    """The call that the user should write."""
+    """Returns the call that the user should write."""
     backend = ', backend="thread"' if choice.backend == "thread" else ""
     return f"penstock.DataLoader(dataset, batch_size={subject.batch_size}, num_workers={choice.workers}{backend})"

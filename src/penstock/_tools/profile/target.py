@@ -1,4 +1,4 @@
-"""The objects that `penstock profile` is given by name: `module:dataset`, or `train.py:dataset`."""
+"""Imports the objects that `penstock profile` gets by name: `module:dataset`, or `train.py:dataset`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from types import ModuleType
 from typing import Any
 
 SIZED = ("__getitem__", "__getitems__", "__iter__")
-"""Methods that a dataset has, and a function that makes one does not."""
+"""Methods of datasets. A function that makes a dataset has none of them."""
 
 
 class TargetError(Exception):
-    """The given name is not that of an object. The message says what to do."""
+    """The given name does not lead to a dataset or function. The message says what to do."""
 
 
 def dataset(name: str) -> Any:
-    """The dataset of this name. A class or a function is called without arguments."""
+    """Returns the dataset of this name. A class or a function is called without arguments."""
     found = target(name)
     if isinstance(found, (type, partial)) or inspect.isroutine(found):
         _check_arguments(found, name)
@@ -35,8 +35,8 @@ def dataset(name: str) -> Any:
             raise
     if not any(hasattr(found, each) for each in SIZED):
         raise TargetError(
-            f"{name} is no dataset: it is of type {type(found).__name__}, which has neither __getitem__ nor __iter__."
-            " Name the dataset, or a class or function that makes it."
+            f"{name} is not a dataset: it is of type {type(found).__name__}, which has neither __getitem__ nor "
+            "__iter__. Name the dataset, or a class or function that makes it."
         )
     return found
 
@@ -56,11 +56,11 @@ def _check_arguments(maker: Any, name: str) -> None:
 
 
 def target(name: str) -> Any:
-    """The object of this name, from a module or a file. The current directory is searched first."""
+    """Returns the object of this name, from a module or a file. The current directory is searched first."""
     where, colon, attribute = name.rpartition(":")
     if not colon or not where or not attribute:
         raise TargetError(
-            f"{name!r} names no object. Write module:name, as in project.data:train_set, or a file, as in "
+            f"{name!r} does not name an object. Write module:name, as in project.data:train_set, or a file, as in "
             "train.py:train_set."
         )
     if os.getcwd() not in sys.path:

@@ -1,7 +1,7 @@
-"""What runs on a node: a worker in the main thread of an actor's process, which serves one driver over one link.
+"""The worker on a node. It runs in the main thread of an actor's process, and serves one driver over one link.
 
-A second thread receives. So the worker can report its stack while the main thread is in the user's code, and the end
-of the connection ends this process even then.
+A second thread receives. So the worker can report its stack while the main thread runs the user's code, and the
+process ends with its connection even then.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ from penstock.backends._ray.link import (
 )
 from penstock.backends._ray.remote import Call
 
-# Seconds that the main thread has to finish when the driver is gone.
+# Seconds that the main thread has to finish after the driver is gone.
 _GRACE = 1.0
 
-# Nanoseconds between two replies that carry the whole row of figures, 8 KB.
+# Nanoseconds between two replies that carry all figures, 8 KB.
 _WHOLE = 100_000_000
 
 _MOST_VOID = 64
@@ -61,12 +61,12 @@ _NOTHING = bytes(REPLY.size)
 
 
 def serve(call: tuple[Any, ...], node: str, fetch: Callable[[], Any]) -> None:
-    """Serves the driver until the driver ends the work, or is gone. `fetch` returns the shipment with the job."""
+    """Serves the driver until the driver dismisses the worker, or is gone. `fetch` returns the shipped job."""
     address, encrypted, token, worker, seat = Call._make(call)
     link = connect(address, encrypted, token, this_process(worker, node, perf_counter_ns()))
     ended = threading.Event()
     try:
-        with suppress(OSError, EOFError):  # the driver is gone, or has no use for this worker
+        with suppress(OSError, EOFError):  # the driver is gone, or has refused this worker
             _serve(link, worker, seat, node, fetch, ended)
     finally:
         ended.set()
@@ -86,8 +86,8 @@ def _serve(link: Link, worker: int, seat: int, node: str, fetch: Callable[[], An
     try:
         shipped = memoryview(fetch()).cast("B")
         memory = mapped(None, max(1, len(shipped)))
-        memory[: len(shipped)] = shipped  # a copy of its own: the dataset may write to its arrays
-        limit()  # before libraries are imported, and again for what they do at import
+        memory[: len(shipped)] = shipped  # a private copy, because the dataset may write to its arrays
+        limit()  # before libraries are imported, and again because importing may reset it
         job: Job = unpack_from(memory[: len(shipped)])
         limit()
         gauge = Gauge(gauges, seat, os.getpid(), process_time_ns)
@@ -103,7 +103,7 @@ def _serve(link: Link, worker: int, seat: int, node: str, fetch: Callable[[], An
 
 
 class StrayArrays:
-    """The strays of one reply: they follow it on the link."""
+    """The strays of one reply, which are sent after it."""
 
     def __init__(self) -> None:
         self.made: list[tuple[int, NDArray[np.uint8]]] = []
@@ -117,7 +117,7 @@ class StrayArrays:
 
 
 class Inbox:
-    """Receives in a thread of its own. `orders` has tasks, changes, and None at the end."""
+    """Receives frames in a separate thread. `orders`: a queue of tasks and changes, with None at the end."""
 
     def __init__(self, link: Link, gauges: Gauges, ended: threading.Event) -> None:
         self._link, self._gauges, self._ended = link, gauges, ended
@@ -135,7 +135,7 @@ class Inbox:
         except GARBLED:
             self.orders.put(None)
             if not self._ended.wait(_GRACE):
-                os._exit(1)  # no driver waits for the main thread's work
+                os._exit(1)  # the result of the main thread is no longer needed
 
     def _receive_one(self) -> bool:
         link = self._link
@@ -157,7 +157,7 @@ class Inbox:
 
 
 class Loop:
-    """Carries out one order after another."""
+    """Carries out the orders of the inbox, one after another."""
 
     def __init__(
         self, link: Link, inbox: Inbox, executor: TaskExecutor, gauges: Gauges, strays: StrayArrays, seat: int
@@ -185,7 +185,7 @@ class Loop:
             reply = self._executor.do(notice, root, self._begin)
             used = min(used_bytes(reply), len(root))
         inbox.void.discard(seq)
-        # Keys that are an array stand before the batch, and need not be sent: the driver has them.
+        # An array of keys stands before the batch. It is not sent, because the driver has it.
         start = min(used, max(0, notice.keys))
         strays, self._strays.made = self._strays.made, []
         figures = self._figures()
@@ -200,7 +200,7 @@ class Loop:
         return seq not in self._inbox.void
 
     def _slab(self, capacity: int) -> NDArray[np.uint8]:
-        """Memory for a batch. One is enough: a batch is sent before the next is begun."""
+        """Returns memory for a batch. It is reused: a batch is sent before the next one is begun."""
         if len(self._memory) < capacity:
             self._memory = np.frombuffer(mapped(None, capacity), np.uint8)
         return self._memory[:capacity]

@@ -26,16 +26,16 @@ from penstock.backends._ray.exchange import Exchange, Posted
 from penstock.backends._ray.link import CHANGE, VOID, head
 from penstock.backends._ray.remote import Call, Cluster, RemoteWorker, RemoteWorkerState
 
-# Seconds that workers have to show their stacks, and that close() waits for the threads of connections.
+# Seconds for which `doing` waits for stacks, and `close` for the threads of connections.
 _STACKS = 0.5
 _GRACE = 1.0
 
 
 class RayBackend(Exchange, Backend):
-    """The backend itself. Make one with `start`.
+    """The backend for Ray. Use `start` to make one.
 
-    `patience`: it is an error if no worker could be placed within this many seconds. `shipped`: seconds that it took
-    to send the job to the cluster.
+    `patience`: seconds after which an error is raised if no worker has started. `shipped`: seconds that it took to
+    send the job to the cluster.
     """
 
     copies_dataset = True
@@ -53,11 +53,6 @@ class RayBackend(Exchange, Backend):
         self._door = Door(cluster.address, tls, self._serve)
 
     @property
-    def refused(self) -> int:
-        """How many connections were dropped because they did not have the token."""
-        return self._door.refused
-
-    @property
     def workers(self) -> list[RemoteWorker]:
         with self._lock:
             return sorted(self._remotes.values(), key=lambda remote: remote.seat)
@@ -71,7 +66,7 @@ class RayBackend(Exchange, Backend):
         try:
             with interrupts_deferred():
                 told = partial(self._told, remote)
-                remote.actor = self._cluster.start(call, self._shipment, told, self._silent_nodes())
+                remote.kill = self._cluster.start(call, self._shipment, told, self._silent_nodes())
         except BaseException:
             self._forget(remote)
             raise
@@ -152,7 +147,7 @@ class RayBackend(Exchange, Backend):
         return self._asked(mine or [remote for remote in busy if remote.state is not RemoteWorkerState.COMING])
 
     def _asked(self, remotes: list[RemoteWorker]) -> list[Doing]:
-        """What these workers are doing. All are asked before the first answer is awaited."""
+        """Asks workers what they are doing: all of them first, and then it waits for the answers."""
         ticket, deadline = next(self._tickets), time.monotonic() + _STACKS
         for remote in remotes:
             remote.ask(ticket)
@@ -161,7 +156,7 @@ class RayBackend(Exchange, Backend):
             answer = remote.answer(ticket, deadline)
             with self._lock:
                 task = self._ledger.has(remote.id)
-                if answer is not None and answer[1] != task:  # the task, or its reply, is on its way
+                if answer is not None and answer[1] != task:  # the task, or its reply, is in flight
                     task = None
                 posted = None if task is None else self._posted.get(task)
             told, _, at = answer or ("", -1, 0)
@@ -205,7 +200,7 @@ class RayBackend(Exchange, Backend):
     # Patience.
 
     def _check_patience(self) -> float:
-        """How long `poll` may wait before it looks again. Raises if no worker has come up in time."""
+        """Returns the seconds that `poll` may wait until the next check. Raises if no worker has started in time."""
         with self._lock:
             if self._ledger.all_joined:
                 return LONGEST_WAIT
@@ -234,7 +229,7 @@ class RayBackend(Exchange, Backend):
         return LONGEST_WAIT
 
     def _shortage(self, workers: int) -> str:
-        """What is known about why so many workers have not started."""
+        """Says what is known about why this many workers have not started."""
         silent = self._silent_nodes().items()
         known = [f"Node {node} has not answered for {seconds:.0f} s." for node, seconds in silent]
         if known:
@@ -243,7 +238,7 @@ class RayBackend(Exchange, Backend):
 
 
 def start(job: Job, cluster: Cluster, patience: float) -> RayBackend:
-    """A backend on this cluster. It has no workers yet."""
+    """Ships the job to the cluster, and returns a backend without workers."""
     began = time.perf_counter()
     fd = pack(job, None)
     try:

@@ -1,8 +1,8 @@
-"""How driver and worker prove to each other that they have the token, which itself is never sent. Pure: no I/O.
+"""How driver and worker prove to each other that they have the token, without sending it. Pure: no I/O.
 
     worker   PREFACE, its nonce                       ->
                                                       <-   PREFACE, the driver's nonce, the driver's proof
-    worker   its proof, the length of the hello       ->   (nothing of a variable length was read until here)
+    worker   its proof, the length of the hello       ->   (all messages up to here have a fixed length)
     worker   the hello                                ->
                                                       <-   ADMITTED
 
@@ -36,7 +36,7 @@ _LENGTH = struct.Struct("<I")
 
 
 class ChallengeState(enum.Enum):
-    """What an end waits for."""
+    """What an end of the connection waits for."""
 
     GREETED = "the preface and the nonce of the other end; from the driver also its proof"
     PROVED = "the proof of the worker"
@@ -54,7 +54,7 @@ class Refused(Exception):
 
 
 class Challenge:
-    """One end of a connection. `wants`: the number of bytes that it waits for; it must not be given more at once.
+    """One end of a connection. `wants`: the number of bytes that it waits for, and the most that it takes at once.
 
     `greeting`: the bytes that it sends before it has received anything.
     """
@@ -68,7 +68,7 @@ class Challenge:
         self.state = ChallengeState.GREETED
 
     def receive(self, data: bytes) -> bytes:
-        """Takes bytes from the other end. Returns the bytes to send now."""
+        """Takes bytes from the other end, and returns the bytes to send now."""
         if len(data) > self.wants:
             raise Refused(f"it has sent {len(data)} bytes, and {self.wants} were due")
         self._got += data
@@ -82,7 +82,7 @@ class Challenge:
         return self._answer(message)
 
     def _check_preface(self, begun: bytes) -> None:
-        """Refuses at the first wrong byte: a stranger that speaks another protocol is not waited for."""
+        """Refuses at the first wrong byte, without waiting for more bytes of another protocol."""
         if not NAME.startswith(begun[: len(NAME)]):
             raise Refused("it does not speak penstock's protocol")
         if not PREFACE.startswith(begun):
@@ -104,7 +104,7 @@ class Challenge:
 
 
 class DriverEnd(Challenge):
-    """The driver's end. `hello`: what the worker said about itself, once the state is DONE."""
+    """The driver's end. `hello`: the worker's description of itself, once the state is DONE."""
 
     def __init__(self, token: bytes, nonce: bytes) -> None:
         super().__init__(token, nonce, len(PREFACE) + NONCE_SIZE)
@@ -128,7 +128,7 @@ class DriverEnd(Challenge):
 
 
 class WorkerEnd(Challenge):
-    """The worker's end, which speaks first: `greeting`. It sends its hello only to the driver."""
+    """The worker's end, which sends first. It sends its hello only after the driver's proof."""
 
     def __init__(self, token: bytes, nonce: bytes, hello: bytes) -> None:
         super().__init__(token, nonce, len(PREFACE) + NONCE_SIZE + PROOF_SIZE)

@@ -7,9 +7,10 @@ Facts about Ray 2.60 that this module relies on:
   whose callback is pending must not be dropped: that aborts the process.
 - Methods of a plain actor run in its main thread, which the user's code may need. With concurrency groups they do
   not.
-- A node that is cut off counts as alive for 15 s, or longer, and its resources as free. An actor that is placed there
-  waits until Ray declares the node dead.
-- The class of an actor is pickled by value if it is local to a function. Then a node without penstock can say so.
+- A node that is cut off counts as alive for 15 s or longer, and its resources count as free. An actor that is placed
+  there waits until Ray declares the node dead.
+- The class of an actor is pickled by value if it is local to a function. So a node without penstock can unpickle it,
+  and report that penstock is missing.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ray.util import get_node_ip_address
 from ray.util.scheduling_strategies import NodeLabelSchedulingStrategy, NotIn
 
 from penstock.backends._ray.handshake import TlsFiles
-from penstock.backends._ray.remote import Actor, Call, ProcessEnd
+from penstock.backends._ray.remote import Call, KillWorker, ProcessEnd
 
 _INIT = 'backend="ray" needs a cluster: call ray.init(address=...) before the first iter(loader).'
 _CLIENT = (
@@ -40,7 +41,7 @@ _pending: set[Any] = set()
 
 
 class RayCluster:
-    """The cluster that this process is connected to. `options`: the options of actors."""
+    """The cluster that this process is connected to. `options`: Ray's options for the actors."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         if not ray.is_initialized():
@@ -58,7 +59,9 @@ class RayCluster:
     def ship(self, data: memoryview) -> object:
         return ray.put(np.frombuffer(data, np.uint8))
 
-    def start(self, call: Call, shipped: object, told: Callable[[ProcessEnd], None], avoid: Collection[str]) -> Actor:
+    def start(
+        self, call: Call, shipped: object, told: Callable[[ProcessEnd], None], avoid: Collection[str]
+    ) -> KillWorker:
         if not self.is_there():
             raise RuntimeError("Ray was shut down, or another cluster is in use now.")
         actor = _worker_class().options(**_elsewhere(self._options, avoid)).remote()
@@ -67,7 +70,11 @@ class RayCluster:
         reference = actor.serve.remote(tuple(call), [shipped])
         _pending.add(reference)
         reference.future().add_done_callback(partial(_ended, reference, told))
-        return _RayActor(actor, self)
+        return partial(self._kill, actor)
+
+    def _kill(self, actor: Any) -> None:
+        if self.is_there():
+            ray.kill(actor, no_restart=True)
 
     def shortage(self, workers: int) -> str:
         free, whole = ray.available_resources(), ray.cluster_resources()
@@ -82,15 +89,6 @@ class RayCluster:
             f"{workers} worker{'s' * (workers != 1)} wait{'s' * (workers == 1)} for a place: each needs {named}. Ray "
             f"says that {there} are free, {verdict}"
         )
-
-
-class _RayActor:
-    def __init__(self, handle: Any, cluster: RayCluster) -> None:
-        self._handle, self._cluster = handle, cluster
-
-    def kill(self) -> None:
-        if self._cluster.is_there():
-            ray.kill(self._handle, no_restart=True)
 
 
 @cache
@@ -119,7 +117,7 @@ def _worker_class() -> Any:
 
 
 def actors_that_fit(options: Mapping[str, Any]) -> int | None:
-    """How many actors with these options an empty cluster could hold; None if there is no cluster."""
+    """Returns how many actors with these options an empty cluster can hold; None if there is no cluster."""
     if not ray.is_initialized():
         return None
     whole = ray.cluster_resources()
@@ -132,16 +130,16 @@ def _job() -> str:
 
 
 def _wanted(options: Mapping[str, Any]) -> dict[str, float]:
-    """The resources that one actor takes, by the names that Ray counts them under."""
+    """Returns the resources that one actor takes, under the names that Ray counts them by."""
     named = {"CPU": options.get("num_cpus"), "GPU": options.get("num_gpus"), "memory": options.get("memory")}
     wanted = {**named, **(options.get("resources") or {})}
     return {name: float(amount) for name, amount in wanted.items() if amount}
 
 
 def _elsewhere(options: dict[str, Any], avoid: Collection[str]) -> dict[str, Any]:
-    """The options for an actor that should avoid these nodes. A strategy of the user's stays as it is.
+    """Returns the options for an actor that should avoid these nodes. A strategy of the user's is not changed.
 
-    The preference is soft: if no other node has room, the actor gets a place on these nodes, or waits for one.
+    The preference is soft: if no other node has room, the actor is placed on one of these nodes.
     """
     if not avoid or options["scheduling_strategy"] not in ("SPREAD", "DEFAULT"):
         return options
@@ -173,6 +171,6 @@ _CAUSES = re.compile(r"\s*(Some common causes include|There are some potential r
 
 
 def _reason(error: BaseException) -> str:
-    """The last line of Ray's text, which says how the actor died."""
+    """Returns the last line of Ray's text, which says how the actor died."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {_CAUSES.sub('', lines[-1]).rstrip('.')}" if lines else type(error).__name__

@@ -1,14 +1,14 @@
-"""The door: where workers connect, and where strangers are kept out.
+"""The door is where workers connect to the driver. It keeps out all others.
 
 One thread accepts all connections and does their handshakes, without waiting for any of them. A connection is a
-*stranger* until the other end has proved that it has the token; then it is a link, and gets a thread. A stranger
-costs only a descriptor and a few hundred bytes, for at most ten seconds, and there are at most MOST of them:
+*stranger* until the other end has proved that it has the token. Then it becomes a link, with a thread of its own. A
+stranger costs only a descriptor and a few hundred bytes, for at most ten seconds, and there are at most MOST of them:
 
 - If one more comes, a random stranger is dropped, of the network address that has most of them. So a machine that
-  floods the door takes the places of its own connections, not those of workers on other machines. A worker on that
-  same machine may be dropped, but at no rate of strangers for certain: it tries again, and gets in. (If the oldest
-  were dropped, strangers that come fast enough would shut the worker out for good; if the newest, silent ones would.)
-- No stranger is dropped before the bytes that it has sent were read.
+  floods the door displaces its own connections, and not workers of other machines. A worker on that same machine may
+  be dropped, but never for certain, however fast strangers come: it tries again, and gets in. (If the oldest stranger
+  were dropped, fast connections would shut the worker out for good; if the newest were, silent connections would.)
+- Before a stranger is dropped, the bytes that it has sent are read.
 - If there is no descriptor or memory for another connection, one stranger is dropped, and accepting pauses.
 """
 
@@ -30,15 +30,16 @@ from penstock._system.descriptors import close, close_in_child, no_fork
 from penstock._system.interrupts import LiveObjects
 from penstock._system.threads import started
 from penstock.backends._ray import handshake
+from penstock.backends._ray.challenge import TOKEN_SIZE
 from penstock.backends._ray.handshake import Hello
 from penstock.backends._ray.link import DRIVER_PATIENCE, Link
 
 MOST = 128
-"""The largest number of strangers. Each takes a descriptor, and many processes may have only 1,024."""
+"""The largest number of strangers. Each takes a descriptor, and the usual limit of a process is 1,024."""
 
 _SECONDS = 10.0  # for a whole handshake
 _PAUSE = 0.1  # seconds without accepting, after accepting has failed
-_AT_ONCE = 16  # connections that are accepted before strangers are read again
+_AT_ONCE = 16  # connections to accept before strangers are read again
 
 
 class Stranger:
@@ -46,13 +47,13 @@ class Stranger:
 
     def __init__(self, sock: socket.socket, host: str, token: bytes, tls: ssl.SSLContext | None) -> None:
         self.sock = sock
-        # Of an IPv6 address, the half that a machine cannot choose by itself.
+        # The first half of an IPv6 address: a machine can choose the second half itself.
         self.network = socket.inet_pton(sock.family, host.partition("%")[0])[:8]
         self.deadline = time.monotonic() + _SECONDS
         self.challenge, self.handshake = handshake.awaited(token, tls)
 
     def hear(self) -> bool:
-        """Receives what has arrived, and answers. True once the stranger has proved to be a worker."""
+        """Receives the bytes that have arrived, and answers. True once the stranger has proved to be a worker."""
         data = self.sock.recv(self.handshake.wants)
         if not data:
             raise EOFError("the connection has ended")
@@ -61,7 +62,7 @@ class Stranger:
 
     def _send(self, said: bytes) -> None:
         if said and self.sock.send(said) < len(said):
-            raise BrokenPipeError("it does not read what it is answered")
+            raise BrokenPipeError("the other end does not read the answer")
 
     def drop(self, error: Exception | None = None) -> None:
         if error is not None:
@@ -71,17 +72,17 @@ class Stranger:
 
 
 class Door:
-    """Listens on one address, at a free port. `serve(link, hello)` handles one connection, in a thread of its own.
+    """Listens on a free port of one address. A new thread calls `serve(link, hello)` for each worker that connects.
 
     `refused`: how many strangers were dropped.
     """
 
     def __init__(self, address: str, tls: ssl.SSLContext | None, serve: Callable[[Link, Hello], None]) -> None:
         self._tls, self._serve = tls, serve
-        self.token = handshake.new_token()
+        self.token = secrets.token_bytes(TOKEN_SIZE)
         self.refused = 0
         self._closed = False
-        # The thread that has the lock may take it again: the garbage collector may end an engine in any thread.
+        # Reentrant, because the garbage collector may close an engine in any thread, also in one that has the lock.
         self._lock = threading.RLock()
         self._links: dict[threading.Thread, Link] = {}
         self.strangers: dict[int, Stranger] = {}  # by descriptor, oldest first
@@ -109,7 +110,7 @@ class Door:
         listening = self._listener.fileno()
         self._watch.register(listening, select.POLLIN)
         self._watch.register(self._bell, select.POLLIN)
-        paused = 0.0  # until when nothing is accepted
+        paused = 0.0  # when accepting resumes; 0 if it is not paused
         try:
             while not self._closed:
                 found = [fd for fd, _ in self._watch.poll(self._wait(paused))]
@@ -128,7 +129,7 @@ class Door:
                 self._drop(stranger)
 
     def _wait(self, paused: float) -> float | None:
-        """Milliseconds until something is due; None if nothing is."""
+        """Returns the milliseconds until the next deadline, or the end of the pause; None if there is neither."""
         oldest = next(iter(self.strangers.values()), None)
         due = [] if oldest is None else [oldest.deadline]
         if paused:
@@ -136,10 +137,10 @@ class Door:
         return max(0.0, min(due) - time.monotonic()) * 1000 + 1 if due else None
 
     def _accept(self) -> bool:
-        """Accepts connections that wait; False if the system has no room for another."""
+        """Accepts waiting connections. Returns False if the system has no descriptor or memory for another."""
         for _ in range(_AT_ONCE):
             try:
-                with no_fork():  # until it is among the strangers, where a forked child finds it
+                with no_fork():  # until it is among the strangers, which a forked child closes
                     sock, (host, *_) = self._listener.accept()
                     sock.setblocking(False)
                     stranger = Stranger(sock, host, self.token, self._tls)
@@ -162,7 +163,7 @@ class Door:
             self._expel(secrets.choice([each for each in self.strangers.values() if each.network == network]))
 
     def _expel(self, stranger: Stranger) -> None:
-        """Drops the stranger, unless the bytes that it has sent meanwhile prove it to be a worker."""
+        """Drops the stranger, unless bytes that have arrived meanwhile prove it to be a worker."""
         self._hear(stranger)
         if stranger.sock.fileno() in self.strangers:
             self._drop(stranger)
@@ -173,7 +174,7 @@ class Door:
                 self._admit(stranger)
         except BlockingIOError:
             pass
-        except Exception as error:  # whatever it said, it does not end this thread
+        except Exception as error:  # no input may end this thread
             self._drop(stranger, error)
 
     def _admit(self, stranger: Stranger) -> None:
@@ -183,7 +184,7 @@ class Door:
             link = Link(stranger.sock, DRIVER_PATIENCE, stranger.handshake.secure)
             self._forget(stranger)
         try:
-            with self._lock:  # before the thread looks for itself there
+            with self._lock:  # `_live` must find the entry of its thread
                 thread = started("penstock-link", partial(self._live, link, hello), link.cut)
                 self._links[thread] = link
         except RuntimeError:  # no thread can be started
@@ -242,11 +243,11 @@ class Door:
 
     @staticmethod
     def _join(thread: threading.Thread, deadline: float) -> None:
-        if thread is not threading.current_thread():  # in which the garbage collector has found the engine
+        if thread is not threading.current_thread():  # the garbage collector may close the engine in this thread
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def leave_to_parent(self) -> None:
-        """In a forked child: leaves the port and the strangers to the parent."""
+        """Closes the port and the strangers in a forked child, without ending the connections of the parent."""
         for sock in (self._listener, *(stranger.sock for stranger in self.strangers.values())):
             with suppress(OSError):
                 os.close(sock.detach())

@@ -1,10 +1,10 @@
-"""The exchange: tasks out, batches in. The caller's thread and the threads that receive from workers share it.
+"""The exchange sends tasks and receives batches. The caller's thread and the receiving threads share it.
 
-A thread for each connection receives batches straight into the slabs, and sends the next task, so that workers are
-busy while the caller is in its training step. `ledger.py` decides which worker gets which task.
+Each connection has a thread that receives batches directly into the slabs, and sends the next task, so that workers
+are busy while the caller is in its training step. `ledger.py` decides which worker gets which task.
 
-That thread alone reports the end of its worker, as its last act. So when the engine learns of a lost worker, nothing
-from that worker can be written to a slab any more, even if the worker is alive.
+Only that thread reports the end of its worker, as its last act. So once the engine knows that a worker is lost, no
+byte from that worker is written to a slab any more, even if the worker is alive.
 """
 
 from __future__ import annotations
@@ -49,23 +49,23 @@ from penstock.backends._ray.link import (
 )
 from penstock.backends._ray.remote import Cluster, ProcessEnd, RemoteWorker, RemoteWorkerState
 
-# A worker whose tasks take less than this has a second task, and does not wait while its reply travels. With longer
-# tasks the gain would be small, and another worker might have begun the second task earlier.
+# A worker whose tasks take less than this gets a second task, and does not idle while its reply is in flight. With
+# longer tasks the gain would be small, and another worker might have begun the second task earlier.
 _QUICK = 50_000_000  # ns
 
-# Seconds that Ray has to report why a worker is gone, once its connection has ended.
+# Seconds to wait for Ray's reason after the connection of a worker has ended.
 _REASON = 0.5
 
-# Seconds that Ray has to kill workers. If the cluster is gone, this may take for ever.
+# Seconds to wait until Ray has killed workers. If the cluster is gone, that may take for ever.
 _GRACE = 1.0
 
 _SILENT = 60.0  # seconds for which a node that did not answer is avoided
 
-_TOOK = 8  # the field of a reply: nanoseconds
+_TOOK = 8  # index of the field of a reply with its nanoseconds
 
 
 class Posted(NamedTuple):
-    """A task without an answer yet: its frame after the head, its first step, and the memory of its slab."""
+    """A task that is not answered yet: the rest of its frame, its first step, and the memory of its slab."""
 
     notice: bytes
     keys: bytes
@@ -76,7 +76,7 @@ class Posted(NamedTuple):
 
 
 class LinkStrays:
-    """Strays that have arrived and were not taken yet, and the memory of those that are still used."""
+    """Strays that have arrived and were not taken yet. `nbytes`: the memory of all strays that are still in use."""
 
     def __init__(self) -> None:
         self._arrived: dict[tuple[int, int], NDArray[np.uint8]] = {}
@@ -99,12 +99,12 @@ class LinkStrays:
 
 
 class Exchange:
-    """The state that is shared, guarded by one lock, and what happens when something arrives."""
+    """The state that all threads share, guarded by one lock, and the handling of received frames."""
 
     def __init__(self, cluster: Cluster, assigned: bool) -> None:
         self._cluster = cluster
         self._slabs, self.gauges = Slabs(None), Gauges(None)
-        # The thread that has the lock may take it again: the garbage collector may end an engine in any thread.
+        # Reentrant, because the garbage collector may close an engine in any thread, also in one that has the lock.
         self._lock = threading.RLock()
         self._ledger = Ledger(assigned)
         self._posted: dict[int, Posted] = {}
@@ -112,26 +112,26 @@ class Exchange:
         self._changes: list[bytes] = []
         self._closed = False
         self._alone_since = time.monotonic()  # when the last worker was lost
-        self._silent: dict[str, float] = {}  # nodes that do not answer, and since when
+        self._silent: dict[str, float] = {}  # by node that does not answer: since when
         self._versions = handshake.versions()
         self._warned: set[str] = set()
         self._names: dict[int, str] = {}
         self._strays = LinkStrays()
         self._receiver = Receiver(self._strays, self._names)
-        # Functions that `poll` calls in the thread of the caller; None only wakes it.
+        # Functions for `poll` to call in the thread of the caller; None only wakes it.
         self._news: SimpleQueue[Callable[[], Outcome | None] | None] = SimpleQueue()
 
     def flush(self) -> None:
-        """Sends tasks, and dismisses the workers that leave."""
+        """Sends waiting tasks to workers, and dismisses the workers that leave."""
         with self._lock:
             links = self._dealt()
         for link in links:
             link.push()
 
-    # What the thread of each connection does.
+    # In the thread of each connection.
 
     def _serve(self, link: Link, hello: Hello) -> None:
-        """The life of one connection."""
+        """Handles one connection from its start to its end."""
         remote = self._welcomed(link, hello)
         if remote is None:
             return
@@ -148,7 +148,7 @@ class Exchange:
             remote.ended.set()
 
     def _welcomed(self, link: Link, hello: Hello) -> RemoteWorker | None:
-        """The worker at the other end; None if it is not expected, or cannot be used."""
+        """Returns the worker at the other end; None if it is not expected, or cannot be used."""
         with self._lock:
             remote = self._remotes.get(hello.worker)
             if remote is None or remote.state is not RemoteWorkerState.COMING or self._closed:
@@ -170,7 +170,7 @@ class Exchange:
         return remote
 
     def _receive(self, remote: RemoteWorker, link: Link) -> None:
-        """Receives one frame."""
+        """Receives and handles one frame."""
         kind, one, two, three, four, five = link.receive_head()
         if kind == REPLIED:
             self._receive_reply(remote, link, one, (two, three), four, five)
@@ -197,14 +197,14 @@ class Exchange:
     def _receive_reply(
         self, remote: RemoteWorker, link: Link, seq: int, piece: tuple[int, int], strays: int, figures: int
     ) -> None:
-        """Receives a reply, then the piece of the slab that it tells of (start and size), then its strays."""
+        """Receives a reply, then its bytes for the slab (`piece`: start and size), then its strays."""
         start, size = piece
         data = link.receive(REPLY.size + figures + strays * STRAY.size)
         reply, told = bytes(data[: REPLY.size]), data[REPLY.size : REPLY.size + figures]
         table = STRAY.iter_unpack(data[REPLY.size + figures :])
         with self._lock:
             wanted = self._ledger.answering(remote.id, seq)
-            # An unwanted reply may still have a layout that later replies refer to.
+            # Later replies may refer to the layout in an unwanted reply, so it is read, too.
             root = self._posted[seq].root if wanted else _memory(start + size)
         if start < 0 or size < 0 or start + size > len(root):
             raise ValueError(f"{start + size} bytes for a slab of {len(root)}")
@@ -227,22 +227,21 @@ class Exchange:
             each.push()
 
     def _begin(self, remote: RemoteWorker) -> None:
-        """Notes since when the worker has had its present task."""
+        """Notes that the worker begins its next task now."""
         is_busy = self._ledger.has(remote.id) is not None
         remote.began = time.monotonic()
         self.gauges.begun(remote.seat, time.perf_counter_ns() if is_busy else 0)
 
     def _dealt(self) -> list[Link]:
-        """Under the lock: queues what is to be sent now. Returns the links that have something to send."""
+        """Queues tasks and dismissals, and returns the links that have to be pushed. The caller holds the lock."""
         links: dict[Link, None] = {}
         for worker in self._ledger.leave():
             remote = self._remotes[worker]
-            if remote.state is RemoteWorkerState.UP and remote.link is not None:
+            was, remote.state = remote.state, RemoteWorkerState.LEAVING  # first: `_bury` reads it without the lock
+            if was is RemoteWorkerState.UP and remote.link is not None:
                 remote.link.post(head(LEAVE))
                 links[remote.link] = None
-                remote.state = RemoteWorkerState.LEAVING
             else:
-                remote.state = RemoteWorkerState.LEAVING
                 self._news.put(partial(self._bury, remote))
         dealt = self._ledger.deal()
         if dealt:
@@ -257,7 +256,7 @@ class Exchange:
         return [*links]
 
     def _told(self, remote: RemoteWorker, end: ProcessEnd) -> None:
-        """Called by a thread of the cluster when the process of a worker has ended."""
+        """Notes how the process of a worker has ended. A thread of the cluster calls this."""
         remote.end = end
         remote.told.set()
         with self._lock:
@@ -265,12 +264,12 @@ class Exchange:
         if end.broken is not None:
             self._news.put(partial(_raise, end.broken))
         if link is not None:
-            link.cut()  # the thread that receives reports the end
+            link.cut()  # its receiving thread reports the end
         else:
             self._news.put(partial(self._bury, remote))
             remote.ended.set()
 
-    # How `poll` handles the news, in the thread of the caller.
+    # In the thread of the caller: `poll` calls these.
 
     def _read(self, reply: bytes, root: NDArray[np.uint8], wanted: bool) -> Outcome | None:
         (outcome,) = self._receiver.read(reply, lambda seq: root)
@@ -295,7 +294,7 @@ class Exchange:
         self._kill([remote])
         if left:
             return Left(remote.id)
-        end = remote.end or ProcessEnd("closed its connection, and Ray has not told why")
+        end = remote.end or ProcessEnd("closed its connection, and Ray has not reported why")
         how, signal = end.how, "unknown"
         if remote.hung:
             how, signal = f"hung for more than {remote.hung:g} seconds, and was killed (hang=)", HUNG
@@ -303,7 +302,7 @@ class Exchange:
         return Lost(remote.id, seq, at, remote.who, how, signal, end.cause)
 
     def _forget(self, remote: RemoteWorker) -> tuple[int | None, int]:
-        """The worker is gone. Returns the task that it may have been doing, and the number of its steps."""
+        """Removes a worker. Returns the task that it may have been doing, and the number of steps in the task."""
         with self._lock:
             remote.state = RemoteWorkerState.GONE
             seq = self._ledger.lose(remote.id)
@@ -317,14 +316,14 @@ class Exchange:
         return seq, steps
 
     def _silent_nodes(self) -> dict[str, float]:
-        """The nodes that do not answer, and for how many seconds. After a minute one gets another chance."""
+        """Returns the nodes that do not answer, with the seconds of silence. A node is tried again after a minute."""
         now = time.monotonic()
         with self._lock:
             self._silent = {node: since for node, since in self._silent.items() if now < since + _SILENT}
             return {node: now - since for node, since in self._silent.items()}
 
     def _kill(self, remotes: list[RemoteWorker]) -> None:
-        """Cuts the connections of workers, and has Ray kill them, without waiting for a cluster that is gone."""
+        """Cuts the connections of workers, and lets Ray kill them. Waits only a second: the cluster may be gone."""
         for remote in remotes:
             if remote.link is not None:
                 remote.link.cut()
@@ -334,7 +333,7 @@ class Exchange:
         def kill() -> None:
             for remote in remotes:
                 with suppress(Exception):  # dead already, or the cluster is being shut down
-                    remote.actor.kill()
+                    remote.kill()
 
         with suppress(RuntimeError):  # the interpreter exits: Ray ends the actors of a driver that is gone
             started("penstock-killer", kill, bool).join(_GRACE)
@@ -346,7 +345,7 @@ class Exchange:
 
 
 def _memory(size: int) -> NDArray[np.uint8]:
-    """New memory, aligned to pages."""
+    """Returns new memory, aligned to pages."""
     return np.frombuffer(mapped(None, max(1, size)), np.uint8, size)
 
 
@@ -355,5 +354,5 @@ def _raise(error: BaseException) -> None:
 
 
 def _raise_restored(failure: bytes) -> None:
-    error = restore(failure)
-    raise annotate(error, "The worker cannot be started, so it is not tried again: look at what that node has.")
+    note = "The worker cannot be started, so it is not tried again: check the modules and files on that node."
+    raise annotate(restore(failure), note)

@@ -1,10 +1,10 @@
-"""The handshake: each side proves that it has the token, then the worker describes itself.
+"""The handshake: both sides prove that they have the token, and then the worker describes itself.
 
     worker   connects --challenge, hello--> waits for WELCOME --unpacks the job--> READY, or BROKEN with the error
-    driver   listens on the node's address; a connection without the token is dropped (see `door.py`)
+    driver   listens on the node's address, and drops connections without the token (see `door.py`)
 
-The token is 32 random bytes, which Ray gives to the worker with its arguments. It is never sent: see `challenge.py`.
-Nothing is unpickled, on either side, before the other has proved that it has the token.
+The token is 32 random bytes. Ray passes it to the worker; it is never sent on these connections (see `challenge.py`).
+Neither side unpickles anything before the other has proved that it has the token.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ import numpy as np
 from penstock._memory.guests import GUESTS
 from penstock.backends._ray.challenge import (
     NONCE_SIZE,
-    TOKEN_SIZE,
     Challenge,
     ChallengeState,
     DriverEnd,
@@ -37,7 +36,7 @@ from penstock.backends._ray.challenge import (
 from penstock.backends._ray.link import WORKER_PATIENCE, Link, Secure
 
 _CONNECT = 10.0  # seconds for a connection to be made
-_PATIENCE = WORKER_PATIENCE / 1000  # seconds for all attempts of a worker: the driver may be stopped
+_PATIENCE = WORKER_PATIENCE / 1000  # seconds for all attempts of a worker: the driver may be suspended
 _PAUSE = 0.02, 0.2  # seconds between two attempts
 _PIECE = 1 << 14  # bytes of TLS that are received at once
 
@@ -64,7 +63,7 @@ class TlsFiles(NamedTuple):
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> TlsFiles | None:
-        """The files that this node's environment names; None if Ray does not use TLS."""
+        """Returns the files that this node's environment names; None if Ray does not use TLS."""
         if environment.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
             return None
         files = [environment.get(name, "") for name in _TLS_FILES]
@@ -72,12 +71,12 @@ class TlsFiles(NamedTuple):
             if not os.path.isfile(file):
                 raise RuntimeError(
                     f"RAY_USE_TLS is set, so batches are sent over TLS too, with the certificates that Ray uses; but "
-                    f"{name}={file!r} is no file on this node."
+                    f"{name}={file!r} is not a file on this node."
                 )
         return cls(*files)
 
     def context(self, *, server: bool) -> ssl.SSLContext:
-        """Each side shows its certificate, and checks that of the other."""
+        """Returns a TLS context with which each side shows its certificate and checks that of the other."""
         purpose = ssl.Purpose.CLIENT_AUTH if server else ssl.Purpose.SERVER_AUTH
         context = ssl.create_default_context(purpose, cafile=self.authority)
         context.load_cert_chain(self.certificate, self.key)
@@ -86,7 +85,7 @@ class TlsFiles(NamedTuple):
 
 
 def versions() -> dict[str, str]:
-    """The versions that must be, or should be, the same on both sides."""
+    """Returns the versions that must be, or should be, the same on both sides."""
     ours: str = sys.modules["penstock"].__version__
     found = {"python": platform.python_version(), "penstock": ours, "numpy": np.__version__}
     for guest in GUESTS:
@@ -97,7 +96,7 @@ def versions() -> dict[str, str]:
 
 
 def refusal(ours: Mapping[str, str], theirs: Mapping[str, str], node: str) -> str:
-    """Why a worker on this node cannot be used; "" if it can."""
+    """Returns why a worker on this node cannot be used; "" if it can."""
     major = ".".join(ours["python"].split(".")[:2])
     wrong = []
     if not theirs["python"].startswith(f"{major}."):
@@ -113,7 +112,7 @@ def refusal(ours: Mapping[str, str], theirs: Mapping[str, str], node: str) -> st
 
 
 def difference(ours: Mapping[str, str], theirs: Mapping[str, str], node: str) -> str:
-    """The differences that may make batches differ; "" if there are none. Guests count if this process uses them."""
+    """Returns the versions that may make batches differ, or "". Guests count only if this process uses them."""
     names = ["numpy", *(guest for guest in GUESTS if guest in sys.modules)]
     found = [
         f"{name} {theirs[name]}, and the driver has {name} {ours[name]}"
@@ -126,7 +125,7 @@ def difference(ours: Mapping[str, str], theirs: Mapping[str, str], node: str) ->
 
 
 def listen(address: str) -> socket.socket:
-    """A socket that listens on this address of the node only, at a free port."""
+    """Returns a socket that listens on a free port, and on this address only."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.create_server((address, 0), family=family, backlog=1024)
     listener.setblocking(False)
@@ -134,11 +133,11 @@ def listen(address: str) -> socket.socket:
 
 
 class Handshake:
-    """The bytes of a handshake, in and out: a challenge, within TLS if `secure` is given. No I/O."""
+    """The bytes of one handshake: a challenge, inside TLS if `secure` is given. Does no I/O."""
 
     def __init__(self, challenge: Challenge, secure: Secure | None) -> None:
         self._challenge, self.secure = challenge, secure
-        self._is_shaken = False  # the handshake of TLS is done
+        self._is_shaken = False  # True after TLS's own handshake
 
     @property
     def is_done(self) -> bool:
@@ -146,15 +145,15 @@ class Handshake:
 
     @property
     def wants(self) -> int:
-        """How many bytes may be received now. The bytes after the handshake are left to the link."""
+        """How many bytes may be received now. Bytes after the handshake belong to the link."""
         return self._challenge.wants if self.secure is None else _PIECE
 
     def begin(self) -> bytes:
-        """The bytes to send first."""
+        """Returns the bytes to send first."""
         return self._challenge.greeting if self.secure is None else self.receive(b"")
 
     def receive(self, data: bytes) -> bytes:
-        """Takes received bytes. Returns the bytes to send. Refused, or an SSLError, ends the connection."""
+        """Takes received bytes, and returns the bytes to send. After Refused or an SSLError, close the connection."""
         if self.secure is None:
             return self._challenge.receive(data)
         self.secure.incoming.write(data)
@@ -169,7 +168,7 @@ class Handshake:
         return self.secure.outgoing.read()
 
     def last_words(self, error: Exception) -> bytes:
-        """The bytes that may be sent before the connection is closed because of this error."""
+        """Returns the bytes to send before the connection is closed because of this error."""
         words = error.answer if isinstance(error, Refused) else b""
         if self.secure is None:
             return words
@@ -183,9 +182,9 @@ class Handshake:
 
 
 def connect(address: tuple[str, int], encrypted: bool, token: bytes, hello: Hello) -> Link:
-    """In the worker: a link to the driver, once each has proved to the other that it has the token.
+    """Connects a worker to the driver, and returns the link after the handshake.
 
-    The driver may drop a connection because there are too many strangers (see `door.py`), so the worker tries again.
+    The driver may drop a connection if there are too many strangers (see `door.py`), so the worker tries again.
     """
     tls = TlsFiles.of({**os.environ, "RAY_USE_TLS": "1"}) if encrypted else None
     context = None if tls is None else tls.context(server=False)
@@ -230,7 +229,7 @@ def _reach(address: tuple[str, int], node: str) -> socket.socket:
 
 
 def _shake_hands(sock: socket.socket, handshake: Handshake, deadline: float) -> None:
-    """Does one handshake of a worker, until the deadline."""
+    """Does one handshake on the side of the worker, until the deadline."""
     said = handshake.begin()
     while True:
         # Not 0, which would make the socket non-blocking.
@@ -246,24 +245,20 @@ def _shake_hands(sock: socket.socket, handshake: Handshake, deadline: float) -> 
 
 
 def told(said: bytes) -> Hello:
-    """Parses the hello that a worker has sent. ValueError if it is not one."""
+    """Parses the hello of a worker. Raises ValueError if the bytes are not a hello."""
     try:
         worker, pid, node, clock, versions = json.loads(said)
     except (ValueError, TypeError, RecursionError):
-        raise ValueError("what was said is no hello") from None
+        raise ValueError("the message is not a hello") from None
     if [*map(type, (worker, pid, node, clock, versions))] != [int, int, str, int, dict]:
-        raise ValueError("what was said is no hello")
+        raise ValueError("the message is not a hello")
     return Hello(worker, pid, node, clock, versions)
 
 
 def awaited(token: bytes, context: ssl.SSLContext | None) -> tuple[DriverEnd, Handshake]:
-    """In the driver: the handshake of a connection that was accepted."""
+    """Returns the challenge and the handshake for a connection that the driver has accepted."""
     challenge = DriverEnd(token, secrets.token_bytes(NONCE_SIZE))
     return challenge, Handshake(challenge, None if context is None else Secure(context))
-
-
-def new_token() -> bytes:
-    return secrets.token_bytes(TOKEN_SIZE)
 
 
 def this_process(worker: int, node: str, clock: int) -> Hello:

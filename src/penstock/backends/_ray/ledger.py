@@ -1,4 +1,4 @@
-"""The ledger: which tasks wait at the driver, which are at which worker, and which workers leave. No I/O, no clock.
+"""The ledger knows which tasks wait at the driver, which worker has which task, and which workers leave. Pure.
 
     task     WAITING --deal--> AT a worker --answering--> ARRIVING --answered--> forgotten
              WAITING --rescind--> forgotten
@@ -6,11 +6,11 @@
              AT a worker, ARRIVING, VOID --lose--> the oldest is blamed and forgotten, the others WAIT (but VOID)
     worker   COMING --join--> idle or at work --leave--> gone        any --halt--> HALTED --lose--> gone
 
-Tasks wait at the driver, because a task that waits at a worker waits behind that worker's present one. Only a worker
-whose tasks are quick has a second one, so that it need not wait while its reply travels.
+Tasks wait at the driver, where the next free worker can take them. Only a worker whose tasks are quick gets a second
+task, so that it does not idle while its reply is in flight.
 
-Workers answer in the order of their tasks. A task that is rescinded while a worker has it is void: its slab is free
-at once, because only the driver writes to it, and the driver drops the answer.
+Workers answer in the order of their tasks. A task that is rescinded while a worker has it becomes void: the driver
+drops the answer. The slab is free at once, because only the driver writes to it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from bisect import bisect_left, insort
 from collections import deque
 
 ANY = -1
-"""Instead of a seat: the first free worker."""
+"""In place of a seat: the task may go to any worker."""
 
-_MOST = 2  # tasks that one worker has
+_MOST = 2  # tasks that one worker may have
 
 
 class Ledger:
-    """`assigned`: each task is for the worker in one seat."""
+    """The state of all tasks and workers. `assigned`: each task is for the worker in one seat."""
 
     def __init__(self, assigned: bool = False) -> None:
         self._assigned = assigned
@@ -41,8 +41,8 @@ class Ledger:
         self._holder: dict[int, int] = {}  # seq -> worker
         self._void: set[int] = set()
         self._arriving: set[int] = set()
-        self._leaves = 0  # requests to leave that no worker has taken
-        self._ended: set[int] = set()  # seats whose workers leave when they have done their tasks
+        self._leaves = 0  # workers that are still to leave
+        self._ended: set[int] = set()  # seats whose workers leave after their last task
 
     # Tasks.
 
@@ -54,7 +54,7 @@ class Ledger:
         insort(self._waiting.setdefault(self._seat_of[seq], []), seq)
 
     def rescind(self, seq: int) -> bool:
-        """True if this task will not be reported, and its slab is free. False if its answer is here or arriving."""
+        """Withdraws a task and frees its slab. Returns False if its answer has arrived or is arriving."""
         if seq not in self._seat_of or seq in self._arriving:
             return False
         if seq in self._holder:
@@ -66,7 +66,7 @@ class Ledger:
         return True
 
     def answering(self, worker: int, seq: int) -> bool:
-        """An answer begins to arrive. Returns whether it is wanted; ValueError if the worker has no such task."""
+        """Notes that an answer begins to arrive; False if it is unwanted. ValueError if no such answer is due."""
         hand = self._hands.get(worker)
         if not hand or hand[0] != seq:
             raise ValueError(f"worker {worker} answers task {seq}, but it has the tasks {list(hand or ())}")
@@ -76,7 +76,7 @@ class Ledger:
         return True
 
     def answered(self, worker: int, quick: bool) -> None:
-        """The answer to its oldest task has arrived."""
+        """Notes that the answer to the worker's oldest task has arrived. `quick`: the task took little time."""
         self._forget(self._hands[worker].popleft())
         (self._quick.add if quick else self._quick.discard)(worker)
         self._sort(worker)
@@ -88,7 +88,7 @@ class Ledger:
         self._arriving.discard(seq)
 
     def deal(self) -> list[tuple[int, int]]:
-        """Gives waiting tasks to workers, the lowest seqs first: pairs of worker and seq, to send in this order."""
+        """Gives waiting tasks to workers, the lowest seqs first. Returns pairs (worker, seq) in the order to send."""
         dealt: list[tuple[int, int]] = []
         for seat, waiting in self._waiting.items():
             while waiting and (worker := self._next_worker(seat)) is not None:
@@ -101,17 +101,13 @@ class Ledger:
 
     def _next_worker(self, seat: int) -> int | None:
         for some in (self._free, self._ready):
-            if seat == ANY:
-                if some:
-                    return next(iter(some))
-            else:
-                for worker in some:
-                    if self._seats[worker] == seat:
-                        return worker
+            for worker in some:
+                if seat == ANY or seat == self._seats[worker]:
+                    return worker
         return None
 
     def _sort(self, worker: int) -> None:
-        """Notes whether a worker is free or ready. While requests to leave are open, no worker gets a second task."""
+        """Notes whether a worker is free, or ready for a second task. While one is still to leave, none is ready."""
         self._free.pop(worker, None)
         self._ready.pop(worker, None)
         if worker in self._halted:
@@ -128,21 +124,20 @@ class Ledger:
         self._coming[worker] = seat
 
     def join(self, worker: int) -> None:
-        """The worker can take tasks."""
+        """Notes that the worker can take tasks."""
         self._seats[worker] = self._coming.pop(worker)
         self._hands[worker] = deque()
         self._sort(worker)
 
     def halt(self, worker: int) -> None:
-        """The connection of this worker has ended: it gets no more tasks, so none is counted as lost with it."""
+        """Gives the worker no more tasks, because its connection has ended: they would count as lost with it."""
         if worker in self._hands:
             self._halted.add(worker)
             self._sort(worker)
 
     def lose(self, worker: int) -> int | None:
-        """The worker is dead. Returns the task that it may have been doing; all others at this worker wait again."""
-        self._coming.pop(worker, None)
-        hand = self._hands.pop(worker, deque())
+        """Removes a dead worker. Returns the task that it may have been doing; its other tasks wait again."""
+        hand = self._hands.get(worker, deque())
         first = hand[0] if hand and hand[0] not in self._void else None
         for at, seq in enumerate(hand):
             if at == 0 or seq in self._void:
@@ -163,23 +158,23 @@ class Ledger:
         self._halted.discard(worker)
 
     def has(self, worker: int) -> int | None:
-        """The task that this worker is doing: the oldest that it has."""
+        """Returns the task that this worker is doing: the oldest that it has."""
         hand = self._hands.get(worker)
         return hand[0] if hand else None
 
     def holder(self, seq: int) -> int | None:
-        """The worker that has this task."""
+        """Returns the worker that has this task, if any."""
         return self._holder.get(seq)
 
     @property
     def all_joined(self) -> bool:
-        """Whether all hired workers have joined."""
+        """True if all hired workers have joined."""
         return not self._coming
 
     # Leaving.
 
     def want_leave(self, seat: int = ANY) -> None:
-        """Asks one worker to leave: the first without a task, or the one in `seat` when it has done all its tasks."""
+        """Asks the first worker without a task to leave, or the one in `seat` when it has done all its tasks."""
         if seat == ANY:
             self._leaves += 1
             for worker in tuple(self._ready):
@@ -194,7 +189,7 @@ class Ledger:
         return withdrawn
 
     def leave(self) -> list[int]:
-        """The workers that leave now, those that have not joined yet first."""
+        """Removes and returns the workers that leave now; those that have not joined yet leave first."""
         if not self._leaves and not self._ended:
             return []
         left = [*self._coming, *self._free][: self._leaves]

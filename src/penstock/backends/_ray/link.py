@@ -1,10 +1,10 @@
 """A link: frames over one TCP connection between the driver and one worker.
 
-A frame is a head of six numbers, the first of which is its kind, and the data of that kind. Any thread may send, and
-one thread receives, blocking, straight into the memory where the bytes belong.
+A frame is a head of six numbers, of which the first is the kind of the frame, and then its data. Any thread may send.
+One thread receives, with blocking calls, directly into the memory where the bytes belong.
 
-A frame that is posted never makes its sender wait for a worker that does not read: large frames are sent by a thread
-of their own, and later frames queue up behind them.
+`post` never waits for a worker that does not read: large frames are sent by a separate thread, and later frames queue
+up behind them.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ WELCOME, TASK, CHANGE, VOID, STACK, LEAVE = range(6)
 READY, BROKEN, REPLIED, TOLD = range(10, 14)
 
 # A machine that is off, or cut off, does not answer: the kernel notices after 10 s, whatever Python does. While bytes
-# wait to be acknowledged, keepalive has no effect, and TCP_USER_TIMEOUT has. That option also counts the time in
-# which the other side does not read, so a worker waits longer for a driver that may be stopped (Ctrl-Z, a debugger).
+# wait to be acknowledged, keepalive has no effect, but TCP_USER_TIMEOUT does. That timeout also runs while the other
+# side does not read, so it is longer in a worker: the driver may be suspended (Ctrl-Z, a debugger).
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 4, socket.TCP_KEEPINTVL: 2, socket.TCP_KEEPCNT: 3}
 DRIVER_PATIENCE, WORKER_PATIENCE = 10_000, 60_000  # milliseconds
 
 _LARGE = 1 << 16  # bytes
 
 GARBLED = (OSError, EOFError, ValueError, LookupError, OverflowError, struct.error, MemoryError)
-"""The errors of receiving: the connection has ended, or a frame is malformed. Both end the connection."""
+"""The errors of receiving: the connection has ended, or a frame is malformed. All of them end the connection."""
 
 _MOST_PARTS = 512  # in one system call (IOV_MAX is 1024)
 _ZEROS = (0,) * 5
 
 
 def head(kind: int, *numbers: int) -> bytes:
-    """The head of a frame. Numbers that this kind does not have are 0."""
+    """Returns the head of a frame. Missing numbers are 0."""
     return HEAD.pack(kind, *numbers, *_ZEROS[len(numbers) :])
 
 
 class Link:
-    """One end of a connection, whose handshake is done. `secure`: its TLS, if the connection is encrypted."""
+    """One end of a connection after the handshake. `secure`: its TLS, if the connection is encrypted."""
 
     def __init__(self, sock: socket.socket, patience: int, secure: Secure | None = None) -> None:
         self._sock = sock
@@ -71,7 +71,7 @@ class Link:
         return HEAD.unpack(self.receive(HEAD.size))
 
     def receive(self, size: int) -> bytearray:
-        """Receives this many bytes. Memory is allocated as they arrive: a wrong length alone costs nothing."""
+        """Receives this many bytes. Memory is allocated as they arrive, so a wrong length alone takes no memory."""
         data = bytearray(min(size, _LARGE))
         self.receive_into(data)
         while len(data) < size:
@@ -81,7 +81,7 @@ class Link:
         return data
 
     def receive_into(self, buffer: Any) -> None:
-        """Fills the buffer. EOFError if the connection ends before."""
+        """Fills the buffer. Raises EOFError if the connection ends before."""
         view = memoryview(buffer).cast("B")
         while view:
             if self._tls is not None:
@@ -95,20 +95,20 @@ class Link:
     # Sending: any thread.
 
     def send(self, *parts: Any) -> None:
-        """Sends one frame, and returns when the system has taken all of it."""
+        """Sends one frame, and waits until the system has taken all of it."""
         with self._sending:
             self._outbox.extend(_views(parts))
             self._send_all()
 
     def post(self, *parts: Any) -> None:
         """Queues one frame. `push` sends the queued frames."""
-        self._outbox.extend(_views(parts))  # at once, as far as other threads can see: guaranteed by the GIL
+        self._outbox.extend(_views(parts))  # atomic for other threads: guaranteed by the GIL
 
     def push(self) -> None:
-        """Sends the queued frames, unless another thread is sending. Errors are left to the thread that receives."""
+        """Sends the queued frames, unless another thread is sending. Only the receiving thread raises errors."""
         if self._outbox and self._sending.acquire(blocking=False):
             if sum(map(len, tuple(self._outbox))) > _LARGE:
-                # It holds the lock until it is done.
+                # The new thread releases the lock when it is done.
                 try:
                     started("penstock-sender", self._send_and_release, self.cut)
                 except RuntimeError:  # the interpreter exits, or no thread can be started
@@ -140,7 +140,7 @@ class Link:
     # The end.
 
     def cut(self) -> None:
-        """Ends the connection in both directions: threads that receive or send get an error at once."""
+        """Ends the connection in both directions. Threads that receive or send get an error at once."""
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
@@ -148,13 +148,13 @@ class Link:
         self._sock.close()
 
     def leave_to_parent(self) -> None:
-        """In a forked child: leaves the connection to the parent."""
+        """Closes the descriptor in a forked child, without ending the connection of the parent."""
         with suppress(OSError):
             os.close(self._sock.detach())
 
 
 def _send_unpaced(sock: socket.socket) -> None:
-    """Replaces BBR, if it is the system's default: BBR paces by timers, which cost processor time in a cluster."""
+    """Replaces BBR, if it is the system's default: its timers for pacing cost processor time in a cluster."""
     if sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).startswith(b"bbr"):
         for algorithm in (b"cubic", b"reno"):  # Linux's default, and one that every user may choose
             with suppress(OSError):
@@ -167,7 +167,7 @@ def _views(parts: Sequence[Any]) -> list[memoryview]:
 
 
 class Secure:
-    """TLS over two buffers: received bytes, and bytes to send. It does no I/O.
+    """TLS over two buffers, for received bytes and for bytes to send. Does no I/O.
 
     `server`: the name of the other end; "" if this end has accepted the connection.
     """
@@ -179,20 +179,23 @@ class Secure:
 
 
 class _TlsSocket:
-    """TLS on a blocking socket, of which one thread reads while others write, as `ssl.SSLSocket` does not allow."""
+    """TLS on a blocking socket. Unlike with `ssl.SSLSocket`, one thread may read while others write."""
 
     def __init__(self, sock: socket.socket, secure: Secure) -> None:
         self._sock = sock
         self._in, self._out, self._tls = secure.incoming, secure.outgoing, secure.tls
-        self._lock = threading.Lock()  # for the TLS object, which several threads use
+        self._lock = threading.Lock()  # guards the TLS object and its buffers
         self._wire = threading.Lock()  # keeps the order of sent bytes; taken before the other lock
 
     def receive_into(self, view: memoryview) -> int:
         while True:
             with self._lock, suppress(ssl.SSLWantReadError, ssl.SSLZeroReturnError):
                 return self._tls.read(len(view), view)  # type: ignore[return-value]
-            if not self._receive():
+            data = self._sock.recv(1 << 18)
+            if not data:
                 return 0
+            with self._lock:
+                self._in.write(data)
 
     def send(self, parts: list[memoryview]) -> int:
         with self._wire:
@@ -201,13 +204,6 @@ class _TlsSocket:
                 data = self._out.read()
             self._sock.sendall(data)  # without the lock: both ends may send much at the same time
         return sent
-
-    def _receive(self) -> bool:
-        data = self._sock.recv(1 << 18)
-        if data:
-            with self._lock:
-                self._in.write(data)
-        return bool(data)
 
 
 _living = LiveObjects[Link]()

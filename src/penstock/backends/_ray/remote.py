@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
@@ -25,7 +25,7 @@ class ProcessEnd(NamedTuple):
 
 
 class Call(NamedTuple):
-    """What the process of a worker calls: `actor.serve` with these, the name of its node, and the shipment."""
+    """The first argument of `actor.serve`, which runs in the process of a worker."""
 
     address: tuple[str, int]
     encrypted: bool
@@ -34,11 +34,8 @@ class Call(NamedTuple):
     seat: int
 
 
-class Actor(Protocol):
-    """The process of a worker, on some node."""
-
-    def kill(self) -> None:
-        """Kills the process. Must not be called by a thread of the cluster."""
+KillWorker = Callable[[], None]
+"""Kills the process of a worker. Must not be called by a thread of the cluster."""
 
 
 class Cluster(Protocol):
@@ -51,17 +48,18 @@ class Cluster(Protocol):
     def ship(self, data: memoryview) -> object:
         """Makes these bytes available on all nodes."""
 
-    def start(self, call: Call, shipped: object, told: Any, avoid: Collection[str]) -> Actor:
-        """Starts a worker on some node, as soon as one has room. `told(end)` is called once, from any thread.
+    def start(self, call: Call, shipped: object, told: Any, avoid: Collection[str]) -> KillWorker:
+        """Starts a worker as soon as a node has room, and returns the function that kills it.
 
-        `avoid`: addresses of nodes that do not answer. They are used only if no other node has room.
+        Some thread calls `told(end)` once when the process of the worker has ended. `avoid`: addresses of nodes that
+        do not answer. They are used only if no other node has room.
         """
 
     def is_there(self) -> bool:
-        """False if the cluster was shut down: then no other method may be called."""
+        """False if the cluster was shut down. Then no other method may be called."""
 
     def shortage(self, workers: int) -> str:
-        """A message: what this many workers need, what is free, and what to do if that is too little."""
+        """Returns a message: what this many workers need, what is free, and what to do if that is too little."""
 
 
 class RemoteWorkerState(enum.Enum):
@@ -73,9 +71,10 @@ class RemoteWorkerState(enum.Enum):
 
 
 class RemoteWorker:
-    """What `loader.workers` shows: a handle with `pid`, `node`, `is_alive()`, `kill()` and `join()`."""
+    """An element of `loader.workers`: a handle with `pid`, `node`, `is_alive()`, `kill()` and `join()`."""
 
-    actor: Actor
+    kill: KillWorker
+    """Kills the process of the worker."""
 
     def __init__(self, number: int, seat: int) -> None:
         self.id, self.seat = number, seat
@@ -84,8 +83,8 @@ class RemoteWorker:
         self.link: Link | None = None
         self.hired = time.monotonic()
         self.shift = 0  # nanoseconds from the worker's clock to ours
-        self.began = 0.0  # when it began its present task, by `time.monotonic`
-        self.hung = 0.0  # seconds: it was killed because it hung for longer than this
+        self.began = 0.0  # `time.monotonic` when it began its current task
+        self.hung = 0.0  # the limit in seconds, if it was killed because it hung
         self.end: ProcessEnd | None = None
         self.told = threading.Event()  # the cluster has reported its end
         self.ended = threading.Event()  # nothing more is received from it
@@ -95,32 +94,28 @@ class RemoteWorker:
         return f"<RemoteWorker {self.seat} pid={self.pid} node={self.node!r} {self.state.value}>"
 
     def greet(self, hello: Hello, link: Link) -> None:
-        """The worker has connected."""
+        """Notes that the worker has connected."""
         self.link, self.pid, self.node = link, hello.pid, hello.node
         self.shift = time.perf_counter_ns() - hello.clock
         self.who = f"worker {self.seat} (pid {hello.pid} on {hello.node})"
         self.state = RemoteWorkerState.STARTING
 
     def is_alive(self) -> bool:
-        """True until its end is known."""
+        """True until the end of the worker is known."""
         return self.state is not RemoteWorkerState.GONE and not self.ended.is_set()
 
-    def kill(self) -> None:
-        """Kills its process."""
-        self.actor.kill()
-
     def join(self, timeout: float | None = None) -> None:
-        """Waits until its end is known, at most `timeout` seconds."""
+        """Waits until the end of the worker is known, at most `timeout` seconds."""
         self.ended.wait(timeout)
 
     def ask(self, ticket: int) -> None:
-        """Asks for its stack."""
+        """Asks the worker for its stack. `answer` returns it."""
         if self.link is not None:
             self.link.post(head(STACK, ticket))
             self.link.push()
 
     def answer(self, ticket: int, deadline: float) -> tuple[str, int, int] | None:
-        """Its stack, its task (-1 if it has begun none) and the task's step; None if it does not answer in time."""
+        """Returns the stack, the current task (-1 if none) and its step; None if no answer comes in time."""
         try:
             while True:
                 found, told, seq, at = self.stacks.get(timeout=max(0.0, deadline - time.monotonic()))

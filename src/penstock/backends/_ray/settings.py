@@ -1,4 +1,4 @@
-"""`ray_options=`: the resources that each actor needs. This module can be imported without ray."""
+"""`ray_options=`: the resources that each actor needs, and its defaults. Can be imported without ray."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from penstock._work.job import Job
 from penstock.backends._base import Backend
 
 PATIENCE = 10.0
-"""Seconds after which it is an error that no worker could be placed."""
+"""Default seconds after which an error is raised if no worker has started."""
 
 # Options of actors, by Ray's names; the last is ours.
 NAMES = ("num_cpus", "num_gpus", "memory", "resources", "runtime_env", "scheduling_strategy", "patience")
 
 
 def resolved(given: Any) -> dict[str, Any]:
-    """The options with their defaults; raises if one is unknown."""
+    """Returns the options with their defaults. Raises if one is unknown."""
     given = {} if given is None else given
     if not isinstance(given, Mapping):
         raise TypeError(f"ray_options must be a mapping of names to values, got {type(given).__name__}.")
@@ -32,7 +32,7 @@ def resolved(given: Any) -> dict[str, Any]:
 
 
 def on_cluster(job: Job, given: Any) -> Backend:
-    """A backend on the cluster that this process is connected to. Raises if Ray is not installed."""
+    """Returns a backend on the cluster that this process is connected to. Raises if Ray is not installed."""
     from penstock.backends._ray.backend import start
 
     options = resolved(given)
@@ -46,7 +46,7 @@ def on_cluster(job: Job, given: Any) -> Backend:
 
 
 def workers_that_fit(given: Any) -> int | None:
-    """How many workers fit on the cluster; None if there is no cluster yet."""
+    """Returns how many workers fit on the cluster; None if there is no cluster yet."""
     try:
         from penstock.backends._ray.cluster import actors_that_fit
     except ModuleNotFoundError:
