@@ -7,7 +7,10 @@ name in a profile, and the attributes that frameworks look for.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Collection, Iterator
 from functools import partial
+from itertools import count
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -31,17 +34,14 @@ from penstock.torch._status import begun_on_penstock
 class Inline(private.InlineIterator):  # type: ignore[misc]
     """Without workers: torch's plain loop."""
 
-    @property
-    def steps_before(self) -> int:
-        """See `SeedReader.steps_before`."""
-        return self._cursor.steps_before
-
     @never_ends
     def __init__(self, loader: Any) -> None:
         cursor = self._cursor = Cursor.of(loader)
         cursor.begin(partial(self._begin, loader), self)
-        self._sampler_iter = cursor.keys(self)
-        self._num_yielded += cursor.progress.steps  # SpeechBrain's patched constructor may have skipped some
+        keys, beyond = cursor.keys(self), cursor.progress.begin.beyond
+        self._sampler_iter = _except(keys, cursor.progress.steps, beyond) if beyond else keys
+        self.steps_before = cursor.steps_before
+        self._num_yielded += self.steps_before  # SpeechBrain's patched constructor may have skipped some
         self._profile_name = private.profiled_as(private.InlineIterator)
         cast = getattr(loader, "_cast", None)
         self._into = None if cast is None else FieldMemory(cast.root(), np.empty)
@@ -107,11 +107,6 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
     _engine: Engine | None = None
     _reader: TorchReader | None = None  # None: closed, or the epoch could not begin
 
-    @property
-    def steps_before(self) -> int:
-        """See `SeedReader.steps_before`."""
-        return self._cursor.steps_before
-
     @never_ends
     def __init__(self, loader: Any) -> None:
         cursor = self._cursor = Cursor.of(loader)
@@ -143,8 +138,8 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
             session.take_back()
             engine = self._engine = session.hire(semantics)
         cursor.begin(partial(private.BaseIterator._reset, self, loader, first_iter))
-        steps, beyond = cursor.progress.steps, cursor.progress.beyond
-        self._num_yielded += steps + len(beyond)
+        self.steps_before = cursor.steps_before
+        self._num_yielded += self.steps_before
         run = semantics.run(session)
         session.measures.begin_epoch(run.number)
         self._reader = reader = TorchReader(session, semantics, engine, run, cursor)
@@ -229,6 +224,12 @@ class Seeded(private.WorkersIterator):  # type: ignore[misc]
             engine.close()  # its workers are idle: no other iterator uses them
 
     __del__ = finalizer(_drop)
+
+
+def _except(keys: Iterator[Any], first: int, beyond: Collection[int]) -> Iterator[Any]:
+    """The keys of the steps from `first` on, without the steps in `beyond`, which were handed out early."""
+    steps = zip(count(first), keys, strict=False)  # not a generator, which an exception of the sampler would end
+    return map(itemgetter(1), filter(lambda step: step[0] not in beyond, steps))
 
 
 def _begun(loader: Any, cursor: Cursor | None = None) -> None:
