@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import operator
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -105,6 +104,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     backend_options: Any
     dtype: Any
     casting: Casting
+    _given: Given
+    _ours: dict[str, Any]  # see `Given.attributes`
+    _auto: dict[str, str]
+    _cast: Cast | None
+    _by_blocks: dict[str, Any]
 
     # Every argument of torch's and ours. `__signature__`, below, has those of the installed torch.
     def __init__(
@@ -179,22 +183,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 0):
             raise ValueError(f"snapshot_every_n_steps must be an int of at least 0, or None, got {every!r}.")
         super().__init__(dataset, **theirs, **newer)  # type: ignore[arg-type]
-        self._given = given
+        vars(self).update(given.attributes(), _given=given)
         self.timeout = timeout
-        # Not among the arguments that frameworks read: these make a loader again with a sampler.
-        self._by_blocks = {"window": ours.pop("window")} | ({"shuffle": "blocks"} if by_blocks else {})
-        shown = dict(ours)
-        for name in ("dtype", "casting"):
-            del ours[name]
-        # The arguments that torch's constructor does not have. A subclass may use their names for itself.
-        seed = ours["seed"]
-        self._ours: dict[str, Any] = {**ours, "seed": None if seed is None else operator.index(seed)}
-        self._auto = dict.fromkeys(auto, "auto")  # the settings that penstock tunes
-        self._cast = cast
         self.snapshot_every_n_steps = every
-        # Frameworks read the arguments from `vars`.
-        for name, value in {**shown, **self._ours}.items():
-            if not hasattr(type(self), name):
+        # Frameworks read the arguments from `vars`, to rebuild the loader: with a sampler, which rules out `window`.
+        for name, value in {**ours, **self._ours}.items():
+            if name != "window" and not hasattr(type(self), name):
                 vars(self).setdefault(name, value)
         self._saved: LoadedState | None = None
         self._cursor: Cursor | None = None  # of the epoch begun last
@@ -429,19 +423,15 @@ def _iterate(loader: DataLoader[Any]) -> Any:
     return iterator
 
 
-# The arguments of the installed torch, and ours.
+# The signature has the arguments of the installed torch, and ours.
 _torchs, _all = (inspect.signature(kind.__init__) for kind in (torch.utils.data.DataLoader, DataLoader))
-_known = {"self": None, "dataset": None, **_torchs.parameters}
-_named = [each for each in _all.parameters.values() if each.name not in _known and each.kind is each.KEYWORD_ONLY]
-# One that this torch does not have yet is refused by its constructor.
-_named = [each for each in _named if each.name in DEFAULTS or each.name == "snapshot_every_n_steps"]
+_OURS = (*DEFAULTS, "snapshot_every_n_steps")
+_named = [each for name, each in _all.parameters.items() if name in _OURS and name not in _torchs.parameters]
 DataLoader.__init__.__signature__ = _torchs.replace(  # type: ignore[attr-defined]
     parameters=[*_torchs.parameters.values(), *_named]
 )
 _THEIRS = {
-    name: each.default
-    for name, each in _all.parameters.items()
-    if name not in ("self", "dataset", "snapshot_every_n_steps", "newer", *DEFAULTS)
+    name: each.default for name, each in _all.parameters.items() if name not in ("self", "dataset", "newer", *_OURS)
 }
 
 setattr(DataLoader, private.ITERATOR_METHOD, _iterate)

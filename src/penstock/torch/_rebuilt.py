@@ -9,6 +9,7 @@ of a loader that was made with such a number are penstock's, with these argument
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +45,22 @@ class Given:
     auto: tuple[str, ...]
     by_blocks: bool
     own_order: bool
+
+    def attributes(self) -> dict[str, Any]:
+        """The private attributes of a loader with these arguments: a subclass may use their names for itself.
+
+        `_ours`: the arguments that torch's constructor does not have, except those in the other three. `_auto`: the
+        settings that penstock tunes. `_by_blocks`: the arguments for `shuffle="blocks"`.
+        """
+        ours = {name: self.arguments.get(name, default) for name, default in DEFAULTS.items()}
+        window = ours.pop("window")
+        for name in ("dtype", "casting"):
+            del ours[name]
+        if ours["seed"] is not None:
+            ours["seed"] = operator.index(ours["seed"])
+        by_blocks = {"window": window} | ({"shuffle": "blocks"} if self.by_blocks else {})
+        auto = dict.fromkeys(self.auto, "auto")
+        return {"_ours": ours, "_cast": self.cast, "_auto": auto, "_by_blocks": by_blocks}
 
     def __bool__(self) -> bool:
         return bool(self.arguments or self.auto or self.by_blocks)
@@ -103,15 +120,12 @@ def adopt(loader: Any) -> bool:
             f"{given.arguments['last_batch']!r}, and its length would be wrong. Use drop_last=True, or leave "
             "last_batch= out."
         )
-    ours = {name: given.arguments.get(name, default) for name, default in DEFAULTS.items()}
-    window = ours.pop("window")
-    for name in ("dtype", "casting"):
-        del ours[name]
+    vars(loader).update(given.attributes())
+    ours = loader._ours
     # The library decides what each rank reads, so there is nothing to warn of.
     ours["shard"] = (0, 1) if ours["seed"] is not None else None
-    auto = dict.fromkeys(given.auto if loader.num_workers else (), "auto")
-    by_blocks = {"window": window} | ({"shuffle": "blocks"} if given.by_blocks else {})
-    vars(loader).update(_ours=ours, _cast=given.cast, _auto=auto, _by_blocks=by_blocks)
+    if not loader.num_workers:
+        loader._auto = {}
     if given.own_order and ours["seed"] is not None:
         for sampler in _samplers(loader):
             if type(sampler) is RandomSampler:
