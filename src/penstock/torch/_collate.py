@@ -1,8 +1,8 @@
 """torch's default_collate, with tensors written directly into the slab.
 
-The result is the same as that of torch's function for the same samples. How torch handles containers and chooses a
-rule is repeated here; the rules that copy are replaced. A rule of ours collates a column of the usual kind, or
-returns None; then torch's own rule collates it, or raises its own error.
+The result equals that of torch's function for the same samples. Containers are handled, and a rule is chosen for each
+column, as in torch; only the rules that copy data are replaced. Our rules collate ordinary columns. For any other
+column they return None, and torch's own rule collates it or raises its own error.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SMALL = 1024
 def collate(samples: Any, empty: Empty, *, alone: bool = True) -> Any:
     """The result of `torch.utils.data.default_collate`, with large tensors in memory from `empty`.
 
-    `alone`: without workers torch keeps some strides, which its workers make contiguous.
+    `alone`: there are no workers. torch then keeps some strides, which its workers make contiguous.
     """
     if not torch.empty(0).is_cpu:  # torch.set_default_device: tensors are made on that device
         return default_collate(samples)
@@ -47,7 +47,7 @@ def collate(samples: Any, empty: Empty, *, alone: bool = True) -> Any:
 
 
 def explained(samples: Any) -> Any:
-    """torch's default_collate. Its errors name no field: a note does."""
+    """Calls torch's default_collate, and adds a note to its errors, which do not name the field."""
     try:
         return default_collate(samples)
     except Exception as error:
@@ -56,7 +56,7 @@ def explained(samples: Any) -> Any:
 
 
 def explain(error: Exception, samples: Any) -> None:
-    """Adds a note with the field and the rows that do not fit together, in the words of penstock's own collate."""
+    """Adds a note with the field and the rows that do not fit together, as penstock's own collate reports them."""
     try:
         penstock.collate.default_collate(samples)
     except CollateError as found:
@@ -109,7 +109,7 @@ def _apply(
 
 
 def _converted(batch: Any, into: FieldMemory) -> torch.Tensor | None:
-    """The column, converted while it is written; None if it is not certain that torch would do the same."""
+    """Converts a column while writing it; returns None if torch's result might differ."""
     first, kinds = batch[0], set(map(type, batch))
     if kinds == {torch.Tensor} and set(map(attrgetter("dtype"), batch)) <= NATIVE.keys():
         if any(each.requires_grad or each.layout is not torch.strided for each in batch):
@@ -130,7 +130,7 @@ def _converted(batch: Any, into: FieldMemory) -> torch.Tensor | None:
     return torch.from_numpy(into.stack(batch, dtype))
 
 
-# ---- the rules: each returns a tensor, or None if torch might make another one -------------------------
+# ---- the rules: each returns a tensor, or None if torch's result might differ ----------------------------
 
 
 def _tensors(batch: Any, empty: Empty, rules: Rules, alone: bool) -> torch.Tensor | None:
@@ -155,7 +155,7 @@ def _tensors(batch: Any, empty: Empty, rules: Rules, alone: bool) -> torch.Tenso
 
 def _arrays(batch: Any, empty: Empty, rules: Rules, alone: bool) -> torch.Tensor | None:
     if rules.get(torch.Tensor) is not _STACK:
-        return None  # torch's rule passes the arrays to this one, as tensors
+        return None  # the rule for tensors was replaced, and torch's rule for arrays calls it
     first, size = batch[0], len(batch)
     dtype, shape = first.dtype, first.shape
     at_once = type(batch) is np.ndarray  # a dataset's __getitems__ may return one
@@ -179,7 +179,7 @@ def _arrays(batch: Any, empty: Empty, rules: Rules, alone: bool) -> torch.Tensor
 
 
 def _refused(every: set[tuple[int, ...]], dtype: np.dtype[Any]) -> bool:
-    """True if torch refuses one of these strides: a negative one, or one that ends inside an element."""
+    """True if torch refuses any of these strides: it is negative, or not a multiple of the element size."""
     return any(step < 0 or step % dtype.itemsize for strides in every for step in strides)
 
 
@@ -197,7 +197,7 @@ def _numbers(kinds: Kinds, batch: Any, empty: Empty, rules: Rules, alone: bool) 
 
 
 def _is_taken(kind: type[np.generic]) -> bool:
-    """True if torch makes tensors of scalars of this class, with the dtype that numpy has for them."""
+    """True if torch makes tensors from scalars of this class, with the same dtype as numpy."""
     try:
         return bool(torch.as_tensor([kind(1)]).numpy().dtype == np.dtype(kind))
     except (TypeError, ValueError):

@@ -32,7 +32,7 @@ from penstock.torch._status import begun_on_penstock
 
 
 class Inline(private.InlineIterator):  # type: ignore[misc]
-    """Without workers: torch's plain loop."""
+    """The iterator without workers: torch's plain loop."""
 
     @never_ends
     def __init__(self, loader: Any) -> None:
@@ -60,7 +60,7 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
         if fetcher.collate_fn is default_collate:
             fetcher.collate_fn = explained
         if self._cursor.is_stream:
-            fetcher.collate_fn = never_ends(fetcher.collate_fn)  # it is called where the stream may end
+            fetcher.collate_fn = never_ends(fetcher.collate_fn)  # its StopIteration would look like the stream's end
             self._cursor.open_stream(fetcher, getattr(loader, "batch_size", None) or 1)
 
     @raises_instead
@@ -99,9 +99,9 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
 
 
 class Workers(private.WorkersIterator):  # type: ignore[misc]
-    """torch's semantics: each worker has its own steps, seeds and copy of the dataset.
+    """The iterator with workers, by torch's semantics: each worker has its own steps, seeds and copy of the dataset.
 
-    Its workers live as long as the iterator, or as its epoch if they are not persistent.
+    Persistent workers live as long as the iterator, others until the end of its epoch.
     """
 
     _engine: Engine | None = None
@@ -122,7 +122,7 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
     @never_ends
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         self._reader, engine, session = None, self._engine, self._session
-        if engine is not None and (engine.closed or not engine.is_ours()):  # the parent's, in a forked child
+        if engine is not None and (engine.closed or not engine.is_ours()):  # in a forked child, it is the parent's
             engine = None
         if engine is not None:
             if not self._cursor.is_stream and engine.take_back():
@@ -169,16 +169,16 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
 
 
 class _ClosedBatches:
-    """In the place of the batches of a closed iterator. The garbage collector may close it at any moment."""
+    """Replaces the batches of a closed iterator. The garbage collector may close an iterator at any moment."""
 
     def __next__(self) -> Any:
         raise RuntimeError("This iterator was closed. Call iter(loader) for a new one.")
 
 
 class Seeded(private.WorkersIterator):  # type: ignore[misc]
-    """penstock's semantics (`seed=`): a batch does not depend on the worker that makes it."""
+    """The iterator with penstock's semantics (`seed=`): a batch does not depend on the worker that makes it."""
 
-    # For an iterator whose constructor was interrupted.
+    # Needed by `__del__` if the constructor was interrupted.
     _core: Core | None = None
     _persistent_workers = False
 
@@ -193,7 +193,7 @@ class Seeded(private.WorkersIterator):  # type: ignore[misc]
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         self._core = core = core_of(loader)
         core.take_back()
-        self._stream = _ClosedBatches()  # gives its engine back
+        self._stream = _ClosedBatches()  # the previous stream returns its engine
         self._stream = core.begin(Batches)
         self._handles: Any = self._stream._engine.backend.handles
         _begun(loader)

@@ -1,4 +1,4 @@
-"""torch's DataLoader on penstock's engine: a class of its own, and `enable()` for all loaders of torch's."""
+"""torch's DataLoader on penstock's engine: a subclass of it, and `enable()` for all torch loaders."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ else:
 
 T = TypeVar("T")
 
-# Why `seed=` is needed: for which settings, for arguments of backends, for which methods.
+# Settings, arguments of backends and methods that need `seed=`, and why.
 _NEED_SEED = {
     **{name: option.needs_seed for name, option in OPTIONS.items() if option.needs_seed},
     **dict.fromkeys(backends.arguments(), "workers are processes of this machine, as in torch."),
@@ -60,11 +60,11 @@ _TUNED = {name: option.tuned for name, option in OPTIONS.items() if option.tuned
 
 
 class _Newer(TypedDict, total=False):
-    """Arguments of a newer torch, which its constructor gets. A type checker knows none of them."""
+    """Arguments of a newer torch, which are passed to its constructor. Type checkers allow none."""
 
 
 class _NonDataProperty(Generic[T]):
-    """A property that an attribute of a subclass may hide."""
+    """A property that an instance attribute of the same name hides, for subclasses that use the name."""
 
     def __init__(self, read: Callable[[Any], T]) -> None:
         self._read = read
@@ -82,8 +82,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     any `snapshot_every_n_steps`, which only says how often workers send the state of a stream that has one.
 
     With `seed=` penstock's semantics replace torch's: order, augmentation and batches depend only on the seed and
-    not on `num_workers`, which may be set while the loader runs, or be "auto", as may `prefetch_factor` (see
-    penstock's loader, also for `max_workers=`); a worker that crashes is replaced; a resumed run repeats
+    not on `num_workers`, which may be set while the loader runs; `num_workers` and `prefetch_factor` may be "auto"
+    (see penstock's loader, also for `max_workers=`); a worker that crashes is replaced; a resumed run repeats
     augmentations exactly; `penstock.rng()`, `on_error=`, `max_errors=`, `shard=`, `last_batch=`, `hang=`,
     `backend="ray"`, `ray_options=`, `backend_options=`, `shuffle="blocks"`, `window=`, `batches()` and `update()` are
     those of penstock's loader.
@@ -153,7 +153,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         before = given_in(timeout)
         auto = tuple(name for name in _TUNED if isinstance(values[name], str) and values[name] == "auto")
         by_blocks = isinstance(shuffle, str)
-        if before is not None:  # made again by a library, which may not know all of our arguments
+        if before is not None:  # rebuilt by a library, which may not pass on all of our arguments
             ours |= {name: one for name, one in before.arguments.items() if is_default(name, ours[name])}
             auto = (*auto, *(name for name in before.auto if num_workers and name not in auto))
             if before.by_blocks and _is_sequential(sampler, batch_sampler):
@@ -168,7 +168,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 )
         if isinstance(shuffle, str) and shuffle != "blocks":
             raise ValueError(f'shuffle must be True, False, None or "blocks", got {shuffle!r}.')
-        # torch's constructor checks that these are numbers.
+        # torch's constructor accepts no "blocks" or "auto".
         theirs |= {"shuffle": True} if by_blocks else {}
         theirs |= {name: value for name, value in _TUNED.items() if name in auto}
         cast = Cast.of(ours["dtype"], ours["casting"], (*DTYPES, "bfloat16"))
@@ -191,8 +191,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             if name != "window" and not hasattr(type(self), name):
                 vars(self).setdefault(name, value)
         self._saved: LoadedState | None = None
-        self._cursor: Cursor | None = None  # of the epoch begun last
-        self._engine: weakref.ref[Engine] | None = None  # and its workers
+        self._cursor: Cursor | None = None  # of the epoch that was begun last
+        self._engine: weakref.ref[Engine] | None = None  # the one that runs that epoch
         if given:
             _watch_iterators()
             if auto or by_blocks or given.arguments.keys() - {"seed", "dtype", "casting"}:
@@ -209,7 +209,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             self._resize(value)
             self._auto = {one: "auto" for one in self._auto if one != name}
             self._given = replace(self._given, auto=tuple(self._auto))
-            self.timeout = self.timeout  # which has what is given
+            self.timeout = self.timeout  # it holds `_given`
         super().__setattr__(name, value)
 
     def _resize(self, num_workers: int) -> None:
@@ -225,11 +225,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 "random generators. Give the loader seed=, or set num_workers when no iterator is alive."
             )
         else:
-            self._iterator = None  # of workers that have ended
+            self._iterator = None  # its workers have ended
 
     @never_ends
     def state_dict(self) -> dict[str, Any]:
-        """The position after the batches that you received; after the end of an epoch, the start of the next epoch.
+        """Returns the position after the batches that you received; after an epoch, the start of the next one.
 
         JSON-serialisable, unless the `state_dict` of a dataset or sampler returns other data. This method may be
         called at any time, even inside a loop.
@@ -238,7 +238,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     @never_ends
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """The next `iter()` continues where the state was taken.
+        """Makes the next `iter()` continue where the state was taken.
 
         If the state does not fit, a StateError names the difference and the loader stays unchanged.
         """
@@ -285,7 +285,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def stats(self) -> Stats:
         """Where the time goes: how long you waited, what each worker did, the slowest samples, and a verdict.
 
-        For the present epoch and for the loader's life. Measured all the time; any thread may ask.
+        The figures are those of the current epoch and of the loader's whole life. They are always measured, and any
+        thread may ask for them.
         """
         return stats(self)
 
@@ -325,7 +326,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     @_NonDataProperty
     def _is_accelerate_prepared(self) -> bool:
-        """accelerate reads this before it makes a loader of torch's class from this one."""
+        """accelerate reads this attribute before it makes a loader of torch's class from this one."""
         if not enable._on and not self._given:
             warn_once(self, "accelerate makes a torch loader from it, so call penstock.torch.enable() first")
         return False
@@ -338,7 +339,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
 
 def _check(ours: dict[str, Any], auto: Iterable[str], by_blocks: bool, generator: object) -> None:
-    """Checks our arguments, as far as torch's semantics are concerned."""
+    """Raises if one of our arguments is wrong, or needs `seed=` and there is none."""
     seed = ours["seed"]
     number = isinstance(seed, SupportsIndex) and not isinstance(seed, bool)
     if seed is not None and not (number and 0 <= seed < 1 << 64):
@@ -361,8 +362,8 @@ def _check(ours: dict[str, Any], auto: Iterable[str], by_blocks: bool, generator
 
 
 def _is_sequential(sampler: Any, batch_sampler: Any) -> bool:
-    """True if keys come in sequence, as libraries want them for predictions."""
-    within = getattr(batch_sampler, "_batch_sampler", batch_sampler)  # Lightning wraps it to predict
+    """True if the sampler is sequential, as libraries make it for predictions."""
+    within = getattr(batch_sampler, "_batch_sampler", batch_sampler)  # Lightning wraps it for predictions
     sampler = getattr(within, "sampler", None) if sampler is None else sampler
     return isinstance(sampler, torch.utils.data.SequentialSampler)
 
@@ -392,7 +393,7 @@ def _kind_of_iterator(kind: type, loader: Any) -> type:
 
 
 def _new(kind: type, *args: Any, **kwargs: Any) -> Any:
-    """The `__new__` of torch's iterators, from the first `enable()` or loader with arguments of ours on."""
+    """`__new__` of torch's iterators, once `enable()` was called or a loader was given arguments of ours."""
     loader: Any = args[0] if args else kwargs.get("loader")
     is_adopted = not isinstance(loader, DataLoader) and adopt(loader)
     if not is_adopted:
@@ -401,13 +402,13 @@ def _new(kind: type, *args: Any, **kwargs: Any) -> Any:
     if loader._ours["seed"] is None:
         return object.__new__(ours)
     seeded = object.__new__(Seeded)
-    if not isinstance(seeded, kind):  # then Python does not call its constructor
+    if not isinstance(seeded, kind):  # Python calls the constructor of instances of `kind` only
         seeded.__init__(*args, **kwargs)  # type: ignore[misc]
     return seeded
 
 
 def _watch_iterators() -> None:
-    # For good: a class that has lost its `__new__` takes no arguments any more.
+    # Never undone: a class refuses constructor arguments after its `__new__` was removed.
     private.BaseIterator.__new__ = _new
 
 
@@ -438,7 +439,7 @@ setattr(DataLoader, private.ITERATOR_METHOD, _iterate)
 
 
 class enable:
-    """From now on every loader of torch's in this process uses penstock's engine.
+    """Makes every torch loader in this process use penstock's engine from now on.
 
     As a context manager, it restores the previous setting at the end. Calling it twice changes nothing. A loader with
     an iterator class of its own keeps torch's engine, and one warning for each such class of loader says so.
@@ -464,12 +465,12 @@ class enable:
 
 
 def disable() -> None:
-    """Loaders of torch's use torch's own engine again. Iterators that exist stay as they are."""
+    """Makes torch loaders use torch's own engine again. Existing iterators stay as they are."""
     enable._on = False
 
 
 def status() -> Status:
-    """Which loaders of this process have run on penstock's engine, and which on torch's, by class.
+    """Tells which classes of loaders have run on penstock's engine in this process, and which on torch's.
 
     Print it for a summary. Loaders that ran on torch's engine are counted while `enable()` is in effect.
     """

@@ -1,9 +1,9 @@
-"""Loaders that another library makes again from the attributes of one of ours.
+"""Loaders that another library rebuilds from the attributes of one of ours.
 
 accelerate, Ray Train and Opacus make a loader of torch's class from the attributes that torch's constructor has set,
 and would drop every argument that only penstock has. Lightning makes a loader of the same class, from `vars`. Each
-of them passes on `timeout`, so the arguments travel with it: it is a number that also holds a `Given`. The iterators
-of a loader that was made with such a number are penstock's, with these arguments, or cannot be made.
+of them passes on `timeout`, so the arguments travel with it: it is a number that also holds a `Given`. A loader that
+was made with such a number uses penstock's iterators, with these arguments, or raises an error.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ DEFAULTS: dict[str, Any] = {
 
 
 def is_default(name: str, value: object) -> bool:
-    """True if this argument was not given, or its default was. (A numpy dtype may be equal to None.)"""
+    """True if the value is the argument's default. None is compared by `is`: a numpy dtype may be equal to None."""
     default = DEFAULTS.get(name)
     return value is default if default is None else value == default
 
 
 @dataclass(frozen=True)
 class Given:
-    """The arguments of a loader that torch's constructor does not have, without those that have their defaults.
+    """The arguments of a loader that torch's constructor does not have, except those with their default values.
 
-    `auto`: the settings that penstock tunes. `by_blocks`: `shuffle="blocks"` was given. `own_order`: no sampler was.
+    `auto`: the settings that penstock tunes. `by_blocks`: `shuffle="blocks"` was given. `own_order`: no sampler was
+    given.
     """
 
     arguments: Mapping[str, Any]
@@ -86,7 +87,7 @@ class _Seconds(_Number, float):
 
 
 def with_given(timeout: Any, given: Given) -> Any:
-    """The same number, which holds these arguments; without them, the plain number."""
+    """The same number, with these arguments in it; the plain number if there are no arguments."""
     if not isinstance(timeout, (int, float)) or isinstance(timeout, bool):
         return timeout
     whole = isinstance(timeout, int)
@@ -103,7 +104,7 @@ def given_in(timeout: object) -> Given | None:
 
 
 def adopt(loader: Any) -> bool:
-    """True if this loader of another class was made from one of ours. It has our arguments from now on."""
+    """Gives a loader of another class our arguments, if it was made from one of ours; returns False if it was not."""
     given = given_in(getattr(loader, "timeout", None))
     if given is None:
         return False
