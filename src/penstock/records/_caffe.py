@@ -78,7 +78,7 @@ class CaffeLMDB(RecordSamples):
 
     @classmethod
     def matches(cls, first_bytes: bytes) -> bool:
-        """True if a file that begins with these bytes is one of LMDB."""
+        """True if a file that begins with these bytes is an LMDB file."""
         return is_lmdb(first_bytes)
 
     @staticmethod
@@ -105,7 +105,7 @@ class CaffeLMDB(RecordSamples):
         return ends.searchsorted(np.arange(BLOCK, ends[-1] if len(ends) else 0, BLOCK))
 
     def ranges(self, rows: FileRows) -> list[tuple[int, int]]:
-        """The extents of the values. Those with less than a page between them are one range."""
+        """The extents of the values. Extents with less than a page between them are merged."""
         index, some = self.indexes[rows.file], slice(rows.first, rows.stop)
         starts, sizes = index["starts"][some], index["sizes"][some]
         order = starts.argsort()
@@ -132,21 +132,14 @@ class CaffeLMDB(RecordSamples):
         array = datum.array()
         return (array[::-1] if len(array) == 3 else array).transpose(1, 2, 0), datum.label, name
 
-    def _value(self, raw: bytes, number: int, row: int) -> memoryview:
-        start = self.extent(number, row)[0]
+    def _datum(self, raw: bytes, number: int, row: int) -> tuple[Datum, str]:
+        """The Datum in the bytes of an extent, and its name in errors."""
+        file, start = self.files[number], self.extent(number, row)[0]
+        key = self.keys[self.edges.item(number) + row]
         found = value_of(raw, start, int(self.indexes[number]["page"][0]))
         if found is None:
-            key = self._key(number, row)
-            self.files[number].damaged(start, f"the value of key {key!r} should begin here, but does not")
-        return found
-
-    def _key(self, number: int, row: int) -> bytes:
-        return self.keys[self.edges.item(number) + row]
-
-    def _datum(self, raw: bytes, number: int, row: int) -> tuple[Datum, str]:
-        found = self._value(raw, number, row)
-        start = self.extent(number, row)[0] + len(raw) - len(found)
-        name = f"{self.files[number].path}, key {self._key(number, row)!r}, byte {start:,}"
+            file.damaged(start, f"the value of key {key!r} should begin here, but does not")
+        name = f"{file.path}, key {key!r}, byte {start + len(raw) - len(found):,}"
         try:
             return parse(found), name
         except MessageError as error:
