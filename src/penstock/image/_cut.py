@@ -67,7 +67,7 @@ def covering(image: Size, crop: Size) -> Size:
 
 
 def crop_box(image: Size, crop: Size, down: float, right: float) -> Box:
-    """The box of a crop at one of its possible positions: `down` and `right` go from 0, the first, to below 1."""
+    """The box of a crop. `down` and `right`, from 0 to below 1, choose one of its possible positions."""
     return Box(int(down * (image[0] - crop[0] + 1)), int(right * (image[1] - crop[1] + 1)), *crop)
 
 

@@ -295,7 +295,7 @@ def _without_labels(lines: list[str], is_file: Callable[[str], bool]) -> list[st
 
 
 def _read_line(line: str) -> tuple[str, Any]:
-    """A path and its label, a number or a list of numbers; None if the line has no label."""
+    """Parses a line: returns the path and its label (a number, a list of numbers, or None if there is none)."""
     *numbers, path = line.split("\t")
     found = [_number(word) for word in numbers]
     if len(found) >= 2 and None not in found:  # MXNet's format, which begins with an unused number

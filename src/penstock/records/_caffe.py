@@ -132,14 +132,22 @@ class CaffeLMDB(RecordSamples):
         array = datum.array()
         return (array[::-1] if len(array) == 3 else array).transpose(1, 2, 0), datum.label, name
 
-    def _datum(self, raw: bytes, number: int, row: int) -> tuple[Datum, str]:
-        """The Datum in the bytes of an extent, and its name in errors."""
-        file, start = self.files[number], self.extent(number, row)[0]
-        key = self.keys[self.edges.item(number) + row]
+    def _value(self, raw: bytes, number: int, row: int) -> memoryview:
+        start = self.extent(number, row)[0]
         found = value_of(raw, start, int(self.indexes[number]["page"][0]))
         if found is None:
-            file.damaged(start, f"the value of key {key!r} should begin here, but does not")
-        name = f"{file.path}, key {key!r}, byte {start + len(raw) - len(found):,}"
+            key = self._key(number, row)
+            self.files[number].damaged(start, f"the value of key {key!r} should begin here, but does not")
+        return found
+
+    def _key(self, number: int, row: int) -> bytes:
+        return self.keys[self.edges.item(number) + row]
+
+    def _datum(self, raw: bytes, number: int, row: int) -> tuple[Datum, str]:
+        """The Datum in the bytes of an extent, and its name in errors."""
+        found = self._value(raw, number, row)
+        start = self.extent(number, row)[0] + len(raw) - len(found)
+        name = f"{self.files[number].path}, key {self._key(number, row)!r}, byte {start:,}"
         try:
             return parse(found), name
         except MessageError as error:

@@ -45,7 +45,7 @@ class RecordSamples(Extents):
 
     @property
     def __gather__(self) -> Callable[[Any, Empty], Any]:
-        """The method of `Images`. Without a transform, this attribute does not exist."""
+        """`__gather__` of `Images`. Without a transform, this attribute does not exist."""
         if self.transform is None:
             raise AttributeError(f"a {type(self).__name__} without a transform has no __gather__")
         return self._gathered

@@ -194,7 +194,7 @@ _CONTEXT = "multiprocessing_context"
 
 
 def _passed(workers: int) -> list[str]:
-    """The attributes of a torch loader that are arguments of penstock's."""
+    """The names of the torch loader's attributes that are passed to penstock's loader."""
     names = [name for name, option in OPTIONS.items() if option.face is Face.PASSED]
     if workers:
         return ["dataset", _CONTEXT, *names]
@@ -204,7 +204,7 @@ def _passed(workers: int) -> list[str]:
 
 
 def _order(loader: Any) -> dict[str, Any]:
-    """The order as arguments of penstock's loader, which replaces torch's sequential and random order by its own."""
+    """The loader's order as arguments of penstock's loader, which has sequential and random orders of its own."""
     batched, batch_sampler = private.is_batched(loader), loader.batch_sampler
     if batched and type(batch_sampler) is not theirs.BatchSampler:
         return {"batch_sampler": batch_sampler}

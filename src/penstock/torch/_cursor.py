@@ -37,7 +37,7 @@ PART = "torch"
 
 
 class CopyPosition:
-    """The position of one copy of the dataset, a worker's or the caller's: its last mark, and batches since then."""
+    """The position of one copy of the dataset, a worker's or the caller's: its last mark, and the batches since."""
 
     def __init__(self, mark: bytes | Mark | None = None, more: int = 0) -> None:
         self.mark = mark
@@ -187,7 +187,7 @@ class Cursor:
                 self._reading.prepare(mark)
 
     def begin(self, work: Callable[[], object], iterator: Any = None, *, sampler: bool = True) -> None:
-        """Calls code of torch's that draws the base seed of `iterator`, calls `iter()` of the sampler, or both.
+        """Calls `work`, torch's code that draws the base seed of `iterator`, calls `iter()` of the sampler, or both.
 
         Numbers that were drawn before the state was taken are replayed without advancing the caller's generators.
         """
@@ -218,7 +218,7 @@ class Cursor:
         return steps if self._ahead is None else self._ahead.steps(steps)
 
     def open_stream(self, fetcher: Any, size: int) -> None:
-        """Continues the caller's own copy of a stream from its position. torch reads it by `fetcher`."""
+        """Continues the caller's own copy of a stream from its position. torch reads it through `fetcher`."""
         copy, reading = self._copies[0], self._reading
         reading.begin(fetcher.dataset_iter, known(copy.mark))
         until = reading.read + copy.more
@@ -250,7 +250,7 @@ class Cursor:
             self._reading.note_error() if failed else self._reading.note_batch()
 
     def finish(self, end: bytes | None, ends: Mapping[int, bytes]) -> None:
-        """Records that the caller was told of the epoch's end; `ends`: see `Run`."""
+        """Records that the caller has seen the end of the epoch; `ends`: see `Run`."""
         self.progress.is_over = True
         for worker, mark in ends.items():
             self._copies[worker].moved(mark)
@@ -295,7 +295,7 @@ def state_of(loader: Any) -> dict[str, Any]:
 
 
 def _ahead(loader: Any, cursor: Cursor) -> dict[str, Any]:
-    """The states of the global generators from which the epoch has not drawn yet."""
+    """The states of the global generators that the epoch will still draw from."""
     names = set() if cursor.sampling is None else cursor.sampling.draws_from
     if loader.num_workers and loader.generator is None and cursor.base_seed is None:
         names |= {"torch"}

@@ -99,7 +99,7 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
 
 
 class Workers(private.WorkersIterator):  # type: ignore[misc]
-    """The iterator with workers, by torch's semantics: each worker has its own steps, seeds and copy of the dataset.
+    """The iterator with workers and torch's semantics: each worker has its own steps, seeds and copy of the dataset.
 
     Persistent workers live as long as the iterator, others until the end of its epoch.
     """

@@ -362,7 +362,7 @@ def _check(ours: dict[str, Any], auto: Iterable[str], by_blocks: bool, generator
 
 
 def _is_sequential(sampler: Any, batch_sampler: Any) -> bool:
-    """True if the sampler is sequential, as libraries make it for predictions."""
+    """True for a sequential sampler, which libraries use for predictions."""
     within = getattr(batch_sampler, "_batch_sampler", batch_sampler)  # Lightning wraps it for predictions
     sampler = getattr(within, "sampler", None) if sampler is None else sampler
     return isinstance(sampler, torch.utils.data.SequentialSampler)
@@ -393,7 +393,7 @@ def _kind_of_iterator(kind: type, loader: Any) -> type:
 
 
 def _new(kind: type, *args: Any, **kwargs: Any) -> Any:
-    """`__new__` of torch's iterators, once `enable()` was called or a loader was given arguments of ours."""
+    """Replaces `__new__` of torch's iterators, once `enable()` was called or a loader has arguments of ours."""
     loader: Any = args[0] if args else kwargs.get("loader")
     is_adopted = not isinstance(loader, DataLoader) and adopt(loader)
     if not is_adopted:

@@ -48,7 +48,7 @@ class Given:
     own_order: bool
 
     def attributes(self) -> dict[str, Any]:
-        """The private attributes of a loader with these arguments: a subclass may use their names for itself.
+        """The private attributes that hold these arguments: a subclass may use the public names for itself.
 
         `_ours`: the arguments that torch's constructor does not have, except those in the other three. `_auto`: the
         settings that penstock tunes. `_by_blocks`: the arguments for `shuffle="blocks"`.

@@ -32,7 +32,7 @@ _TORCHS = {*_RANDOM, SequentialSampler, data.DistributedSampler}
 
 
 def sampler_of(loader: Any) -> Any:
-    """The sampler of the keys, or of whole batches if the user gave one."""
+    """The sampler of single keys, or the user's own sampler of batches."""
     index = loader._index_sampler
     return index.sampler if type(index) is BatchSampler else index
 
@@ -252,7 +252,7 @@ def _from(sampler: Any, seed: int | None, skip: int) -> Iterator[Any]:
 
 
 def _shuffled(n: int, generator: torch.Generator, skip: int) -> Iterator[int]:
-    """Like torch's RandomSampler, which draws a second permutation and so advances its generator twice."""
+    """The keys of torch's RandomSampler after the first `skip`. As there, the generator draws two permutations."""
     yield from torch.randperm(n, generator=generator)[skip:].tolist()
     torch.randperm(n, generator=generator)
 
@@ -385,7 +385,7 @@ class Ahead:
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> Ahead | None:
-        """Makes it from a result of `take_states`; returns None if the caller's generators are in these states."""
+        """Makes an Ahead from a result of `take_states`; None if the caller's generators are in these states."""
         return None if take_states(plain) == dict(plain) else cls(parse_states(plain))
 
     def lent(self, work: Callable[..., Any], *args: Any) -> Any:
@@ -393,7 +393,7 @@ class Ahead:
         return with_loan(_Continued(self), work, *args)
 
     def steps(self, steps: Iterator[Any]) -> Iterator[Any]:
-        """The same steps; the first is drawn from these generators, as samplers draw their order then."""
+        """The same steps. The first is read with these generators, because a sampler draws its order then."""
         return map(partial(self._next, steps), count())
 
     def _next(self, steps: Iterator[Any], number: int) -> Any:

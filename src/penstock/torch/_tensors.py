@@ -194,7 +194,10 @@ def rebuild_sparse(layout: torch.layout, parts: tuple[Any, ...], requires_grad: 
 
 
 def _describe(tensor: torch.Tensor) -> tuple[MakeLeaf, Shape, Any, torch.Tensor] | None:
-    """How a tensor is opened (a MakeLeaf with its shape and dtype), and its bytes as a tensor that numpy can read."""
+    """How to open a tensor (a MakeLeaf, with shape and dtype), and its bytes as a tensor that numpy can read.
+
+    None if only torch can pickle the tensor.
+    """
     plain = tensor.layout is torch.strided and tensor.is_cpu and not tensor.is_nested
     if not plain or tensor.requires_grad or tensor.is_conj() or tensor.is_neg():
         return None

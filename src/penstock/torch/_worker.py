@@ -138,7 +138,7 @@ class Replica:
         return dumps(TorchFailure(body, text, errored.where))
 
     def _fetch(self, task: Task) -> tuple[Any, int]:
-        """The samples of the task's keys, and their number."""
+        """Fetches the samples of the task's keys; returns them and their number."""
         dataset = self._job.dataset
         if self._resumed is not None:
             (mark, _), self._resumed = self._resumed, None
@@ -177,7 +177,7 @@ class Replica:
         return sample
 
     def _pull(self, task: Task) -> tuple[Any, int] | None:
-        """The next samples of the stream, and their number; None at its end."""
+        """Reads the next samples of the stream; returns them and their number, or None at the end."""
         count = task.keys if self._job.batched else 1
         if task.run != self._stream_run:
             self._open_stream(task.run, count)
