@@ -43,7 +43,7 @@ def collate(samples: Any, empty: Empty, *, alone: bool = True) -> Any:
     """
     if not torch.empty(0).is_cpu:  # torch.set_default_device: tensors are made on that device
         return default_collate(samples)
-    return _collate(samples, empty, theirs.default_collate_fn_map, alone)
+    return _collate(samples, empty, alone)
 
 
 def explained(samples: Any) -> Any:
@@ -65,28 +65,28 @@ def explain(error: Exception, samples: Any) -> None:
         pass  # the samples are not even a batch
 
 
-def _collate(batch: Any, empty: Empty, rules: Rules, alone: bool) -> Any:
-    first = batch[0]
+def _collate(batch: Any, empty: Empty, alone: bool) -> Any:
+    first, rules = batch[0], theirs.default_collate_fn_map
     kind = type(first)
     rule = rules.get(kind)
     if rule is None:
         rule = next((rules[key] for key in rules if isinstance(first, key)), None)
     if rule is not None:
-        return _apply(rule, empty, rules, alone, batch)
+        return _apply(rule, empty, alone, batch)
     if kind is dict:
         each = zip(first, _below(empty, first), strict=False)
-        return {key: _collate([sample[key] for sample in batch], its, rules, alone) for key, its in each}
+        return {key: _collate([sample[key] for sample in batch], its, alone) for key, its in each}
     if kind is tuple or kind is list:
         if len(set(map(len, batch))) == 1:
             columns = zip(zip(*batch, strict=True), _below(empty, range(len(first))), strict=False)
-            return [_collate(column, its, rules, alone) for column, its in columns]
+            return [_collate(column, its, alone) for column, its in columns]
     elif issubclass(kind, tuple) and hasattr(first, "_fields"):
         columns = zip(zip(*batch, strict=False), _below(empty, first._fields), strict=False)
-        return kind(*[_collate(column, its, rules, alone) for column, its in columns])
+        return kind(*[_collate(column, its, alone) for column, its in columns])
     if type(empty) is FieldMemory:
         empty = empty.empty  # the values are converted afterwards
     # Other containers are left to torch, with our rules in its table.
-    ours: Rules = {key: partial(_apply, rule, empty, rules, alone) for key, rule in rules.items()}
+    ours: Rules = {key: partial(_apply, rule, empty, alone) for key, rule in rules.items()}
     return theirs.collate(batch, collate_fn_map=ours)
 
 
@@ -94,9 +94,7 @@ def _below(empty: Empty, keys: Iterable[Any]) -> Iterable[Empty]:
     return empty.below(keys) if type(empty) is FieldMemory else repeat(empty)
 
 
-def _apply(
-    rule: Callable[..., Any], empty: Empty, rules: Rules, alone: bool, batch: Any, collate_fn_map: Any = None
-) -> Any:
+def _apply(rule: Callable[..., Any], empty: Empty, alone: bool, batch: Any, collate_fn_map: Any = None) -> Any:
     usual = type(rule) is FunctionType and type(batch) in _BATCHES
     ours = _OURS.get(rule) if usual else None
     if type(empty) is FieldMemory:
@@ -104,8 +102,8 @@ def _apply(
         if made is not None:
             return made
         empty = empty.empty  # the column is converted afterwards, if necessary
-    made = None if ours is None else ours(batch, empty, rules, alone)
-    return rule(batch, collate_fn_map=rules) if made is None else made
+    made = None if ours is None else ours(batch, empty, alone)
+    return rule(batch, collate_fn_map=theirs.default_collate_fn_map) if made is None else made
 
 
 def _converted(batch: Any, into: FieldMemory) -> torch.Tensor | None:
@@ -133,7 +131,7 @@ def _converted(batch: Any, into: FieldMemory) -> torch.Tensor | None:
 # ---- the rules: each returns a tensor, or None if torch's result might differ ----------------------------
 
 
-def _tensors(batch: Any, empty: Empty, rules: Rules, alone: bool) -> torch.Tensor | None:
+def _tensors(batch: Any, empty: Empty, alone: bool) -> torch.Tensor | None:
     first = batch[0]
     dtype, size = first.dtype, len(batch)
     if first.layout is not torch.strided:
@@ -153,8 +151,8 @@ def _tensors(batch: Any, empty: Empty, rules: Rules, alone: bool) -> torch.Tenso
     return None
 
 
-def _arrays(batch: Any, empty: Empty, rules: Rules, alone: bool) -> torch.Tensor | None:
-    if rules.get(torch.Tensor) is not _STACK:
+def _arrays(batch: Any, empty: Empty, alone: bool) -> torch.Tensor | None:
+    if theirs.default_collate_fn_map.get(torch.Tensor) is not _STACK:
         return None  # the rule for tensors was replaced, and torch's rule for arrays calls it
     first, size = batch[0], len(batch)
     dtype, shape = first.dtype, first.shape
@@ -183,7 +181,7 @@ def _refused(every: set[tuple[int, ...]], dtype: np.dtype[Any]) -> bool:
     return any(step < 0 or step % dtype.itemsize for strides in every for step in strides)
 
 
-def _numbers(kinds: Kinds, batch: Any, empty: Empty, rules: Rules, alone: bool) -> torch.Tensor | None:
+def _numbers(kinds: Kinds, batch: Any, empty: Empty, alone: bool) -> torch.Tensor | None:
     kind, size = type(batch[0]), len(batch)
     dtype = kinds.get(kind)
     if dtype is None or list(map(type, batch)).count(kind) != size:
@@ -212,7 +210,7 @@ _FLOATS: Kinds = {float: np.dtype(np.float64)}
 _SCALARS: Kinds = {dtype.type: dtype for dtype in _DTYPES if _is_taken(dtype.type)}
 
 _STACK = theirs.collate_tensor_fn
-_OURS: dict[Any, Callable[[Any, Empty, Rules, bool], torch.Tensor | None]] = {
+_OURS: dict[Any, Callable[[Any, Empty, bool], torch.Tensor | None]] = {
     _STACK: _tensors,
     theirs.collate_numpy_array_fn: _arrays,
     theirs.collate_numpy_scalar_fn: partial(_numbers, _SCALARS),

@@ -72,30 +72,29 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
         try:
             index = self._next_index()
         except StopIteration:
-            cursor.finish(None, {})
-            self._measures.end_epoch()
-            return END
+            return self._end()
         except Exception:
             cursor.passed_inline(failed=True)
             raise
-        ended, failed = False, True
         try:
             data = self._dataset_fetcher.fetch(index)
-            failed = False
-        except StopIteration:
-            if not cursor.is_stream:
-                raise
-            ended = True
-            self._measures.end_epoch()
-            return END
-        finally:
-            cursor.finish(None, {}) if ended else cursor.passed_inline(failed=failed)
+        except BaseException as error:
+            if cursor.is_stream and isinstance(error, StopIteration):
+                return self._end()
+            cursor.passed_inline(failed=True)
+            raise
+        cursor.passed_inline(failed=False)
         rows = len(index) if private.is_batched(self) else 0
         if self._into is not None:
             data = self._into.finish(data, rows)
         stopwatch.deliver(1, rows or 1, 0)
         stopwatch.answer(ready=False)
         return data if self._deliver is None else self._deliver(data)
+
+    def _end(self) -> Any:
+        self._cursor.finish(None, {})
+        self._measures.end_epoch()
+        return END
 
 
 class Workers(private.WorkersIterator):  # type: ignore[misc]

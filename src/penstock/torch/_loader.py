@@ -179,7 +179,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             by_blocks,
             own_order=before.own_order if before is not None else sampler is None and batch_sampler is None,
         )
-        _check(ours, auto, by_blocks, generator)
+        _check(given, generator)
         if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 0):
             raise ValueError(f"snapshot_every_n_steps must be an int of at least 0, or None, got {every!r}.")
         super().__init__(dataset, **theirs, **newer)  # type: ignore[arg-type]
@@ -195,7 +195,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._engine: weakref.ref[Engine] | None = None  # the one that runs that epoch
         if given:
             _watch_iterators()
-            if auto or by_blocks or given.arguments.keys() - {"seed", "dtype", "casting"}:
+            if given.named.keys() - {"seed", "dtype", "casting"}:
                 core_of(self)  # raises now, and not in the first epoch, if an argument is wrong
 
     if TYPE_CHECKING:  # torch's returns an iterator of unknown items
@@ -338,16 +338,16 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return core_of(self).length()
 
 
-def _check(ours: dict[str, Any], auto: Iterable[str], by_blocks: bool, generator: object) -> None:
+def _check(given: Given, generator: object) -> None:
     """Raises if one of our arguments is wrong, or needs `seed=` and there is none."""
-    seed = ours["seed"]
+    seed, backend_name = given.arguments.get("seed"), given.arguments.get("backend", "")
     number = isinstance(seed, SupportsIndex) and not isinstance(seed, bool)
     if seed is not None and not (number and 0 <= seed < 1 << 64):
         raise ValueError(f"seed must be an int from 0 to 2**64 - 1, or None (as in torch), got {seed!r}.")
-    backend = backends.TABLE.get(ours["backend"])
+    backend = backends.TABLE.get(backend_name)
     if backend is not None and backend.threads:
         raise ValueError(
-            f'backend="{ours["backend"]}" is not possible here: workers seed torch\'s global generator, which all '
+            f'backend="{backend_name}" is not possible here: workers seed torch\'s global generator, which all '
             "threads of a process share. Use processes, or penstock.DataLoader."
         )
     if seed is not None and generator is not None:
@@ -355,9 +355,8 @@ def _check(ours: dict[str, Any], auto: Iterable[str], by_blocks: bool, generator
             f"seed={seed} and generator= were both given, but with seed= order and randomness depend on the seed "
             "alone: nothing would be drawn from the generator. Leave one of them out."
         )
-    given = {**ours, **dict.fromkeys(auto, "auto"), **({"shuffle": "blocks"} if by_blocks else {})}
-    for name, value in given.items() if seed is None else ():
-        if name in _NEED_SEED and not is_default(name, value):
+    for name, value in given.named.items() if seed is None else ():
+        if name in _NEED_SEED:
             raise ValueError(f"{name}={value!r} needs seed=: without it {_NEED_SEED[name]}")
 
 

@@ -63,13 +63,17 @@ class Given:
         auto = dict.fromkeys(self.auto, "auto")
         return {"_ours": ours, "_cast": self.cast, "_auto": auto, "_by_blocks": by_blocks}
 
+    @property
+    def named(self) -> dict[str, Any]:
+        """All arguments by name, including those that are "auto" or "blocks"."""
+        blocks = {"shuffle": "blocks"} if self.by_blocks else {}
+        return {**self.arguments, **dict.fromkeys(self.auto, "auto"), **blocks}
+
     def __bool__(self) -> bool:
-        return bool(self.arguments or self.auto or self.by_blocks)
+        return bool(self.named)
 
     def __str__(self) -> str:
-        named = {**self.arguments, **dict.fromkeys(self.auto, "auto")}
-        named |= {"shuffle": "blocks"} if self.by_blocks else {}
-        return ", ".join(f"{name}={value!r}" for name, value in named.items())
+        return ", ".join(f"{name}={value!r}" for name, value in self.named.items())
 
 
 class _Number:
@@ -121,12 +125,13 @@ def adopt(loader: Any) -> bool:
             f"{given.arguments['last_batch']!r}, and its length would be wrong. Use drop_last=True, or leave "
             "last_batch= out."
         )
-    vars(loader).update(given.attributes())
-    ours = loader._ours
+    attributes = given.attributes()
+    ours = attributes["_ours"]
     # The library decides what each rank reads, so there is nothing to warn of.
     ours["shard"] = (0, 1) if ours["seed"] is not None else None
     if not loader.num_workers:
-        loader._auto = {}
+        attributes["_auto"] = {}
+    vars(loader).update(attributes)
     if given.own_order and ours["seed"] is not None:
         for sampler in _samplers(loader):
             if type(sampler) is RandomSampler:

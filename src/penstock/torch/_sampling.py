@@ -55,7 +55,6 @@ class Sampling:
         self._origin: dict[str, Any] | None = None
         self._torch: torch.Tensor | None = None
         self._given: list[torch.Tensor | str] | None = None
-        self._begin = progress.begin.mark
         self._samples: int | None = None
         if self._is_torchs:
             with suppress(Exception):  # the user's code: torch will raise the same error
@@ -115,7 +114,7 @@ class Sampling:
 
     def restore(self) -> None:
         """Restores a sampler that starts from the end of the previous epoch. No generator is advanced."""
-        mark = opened(self._begin)
+        mark = opened(self._progress.begin.mark)
         if mark is not None and not mark.at_end and mark.kept:
             with_loan(TemporaryStates({}, self.generators), self._reading.prepare, mark)
 
@@ -164,7 +163,7 @@ class Sampling:
 
     def resumed(self, begun: Iterator[Any], saved: LoadedState) -> Iterator[Any]:
         """The keys of the rest of an epoch, drawn again from the state's `origin`, or read on from the mark."""
-        self._origin, self._given, mark = dict(saved.origin or {}), [*saved.given], opened(self._begin)
+        self._origin, self._given, mark = dict(saved.origin or {}), [*saved.given], opened(self._progress.begin.mark)
         if mark is not None and mark.kept and not mark.at_end:
             mark = None  # `restore` has used it
         if mark is not None or not self._has_drawn(begun):
