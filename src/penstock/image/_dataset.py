@@ -153,7 +153,6 @@ class ImageFolder(Format, Images):
 
     @property
     def files(self) -> Sequence[AnyFile]:  # type: ignore[override]
-        """The files. Each object is made on access, because there may be millions."""
         return Files(self._folder, self.paths)
 
     @property

@@ -173,7 +173,6 @@ class RecordFile(RecordSamples):
         return np.concatenate([self._ids(number) for number in range(len(self.files))])
 
     def _ids(self, number: int) -> NDArray[np.uint64]:
-        """The ids of one file."""
         index, file = self.indexes[number], self.files[number]
         if "keys" in index:
             return index["keys"]

@@ -16,6 +16,7 @@ from penstock._engine.engine import Engine
 from penstock._fill.cast import DTYPES, Cast
 from penstock._options import OPTIONS, Casting, LastBatch, OnError
 from penstock._session.reading import IndexedBatches
+from penstock._session.session import Session
 from penstock._session.tracing import Tracing
 from penstock._system.ending import never_ends
 from penstock.backends import _base as backends
@@ -27,7 +28,7 @@ from penstock.torch._core import Core, core_of
 from penstock.torch._cursor import Cursor, LoadedState, check_maker, loaded, state_of
 from penstock.torch._iterators import Inline, Seeded, Workers
 from penstock.torch._rebuilt import DEFAULTS, Given, adopt, given_in, is_default, refusal, with_given
-from penstock.torch._semantics import close, measures_of, stats
+from penstock.torch._semantics import measures_of, sessions, stats
 from penstock.torch._status import Status, begun_on_torch, status_of, warn_once
 
 if TYPE_CHECKING:
@@ -308,8 +309,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def close(self) -> None:
         """Stops the workers. Batches that were handed out stay valid; a later `iter()` starts new workers."""
-        core = vars(self).get("_penstock")
-        close(self) if core is None else core.close()
+        session: Session | None = vars(self).get("_penstock") or sessions.get(self)
+        if session is not None:
+            session.close()
         self._iterator = None
 
     def __enter__(self) -> Self:

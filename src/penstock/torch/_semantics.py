@@ -50,22 +50,15 @@ class TorchSession(Session):
 
 
 # Not kept on the loader, which may be of torch's own class: libraries read its `vars`.
-_sessions: weakref.WeakKeyDictionary[Any, TorchSession] = weakref.WeakKeyDictionary()
+sessions: weakref.WeakKeyDictionary[Any, TorchSession] = weakref.WeakKeyDictionary()
 
 
 def session_of(loader: Any) -> TorchSession:
     """Returns the session of a loader with torch's semantics, and makes it if there is none."""
-    found = _sessions.get(loader)
+    found = sessions.get(loader)
     if found is None:
-        found = _sessions[loader] = TorchSession(loader)
+        found = sessions[loader] = TorchSession(loader)
     return found
-
-
-def close(loader: Any) -> None:
-    """Stops the workers and the measuring of a loader with torch's semantics."""
-    found = _sessions.get(loader)
-    if found is not None:
-        found.close()
 
 
 def measures_of(loader: Any) -> Measures:
