@@ -196,7 +196,8 @@ class ImageFolder(Format, Images):
         return (next(found) for _ in each(keys))
 
     def __foresee__(self, forecast: Forecast) -> Any:
-        return super().__foresee__(forecast) if self._folder.is_remote else None  # local files need not be listed
+        # For local files, the base class would look at every file and find nothing to fetch.
+        return super().__foresee__(forecast) if self._folder.is_remote else None
 
     def __fingerprint__(self) -> str:
         return self._fingerprint

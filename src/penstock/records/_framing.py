@@ -27,7 +27,7 @@ _WORD = np.dtype("<u4")
 _MARK_WORD = np.array(MARK, _WORD)  # numpy compares with it five times as fast as with an int
 _HEAD = struct.Struct("<II")
 _ALONE, _FIRST, _MIDDLE, _LAST = range(4)
-_AHEAD = 1000  # reads that are announced to the kernel at a time
+_AHEAD = 1000  # how many reads are announced to the kernel at a time
 _ENDS = (_ALONE, _LAST)
 _MAY_FOLLOW = ((_ALONE, _FIRST), (_MIDDLE, _LAST), (_MIDDLE, _LAST), (_ALONE, _FIRST))
 

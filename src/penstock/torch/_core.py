@@ -179,7 +179,8 @@ def _settings(loader: Any) -> dict[str, Any]:
     settings = {**loader._ours, "dtype": loader._cast, **_order(loader), **loader._by_blocks}
     settings |= {name: getattr(loader, name) for name in _passed(loader.num_workers)} | loader._auto
     if "num_workers" not in loader._auto:
-        # A framework that rebuilds a tuned loader passes the current number of workers, and the maximum with it.
+        # A framework that rebuilds a tuned loader passes the current number together with `max_workers`, which is
+        # allowed only with "auto".
         settings["max_workers"] = None
     if loader.collate_fn is default_collate:
         settings["collate_fn"] = _STACKED

@@ -135,8 +135,8 @@ class Cursor:
             self._copies = [copy.next_epoch() for copy in before._copies]
         if saved is None and self.is_stream and not self._workers and self._copies[0].mark is None:
             self._copies = [CopyPosition(self._beginning(self.dataset, before))]
-        # For the caller's own copy of the dataset. `_fetcher`, by which torch reads a stream, is set if that stream
-        # has a state.
+        # For the caller's own copy of the dataset. `_fetcher`, through which torch reads a stream, is set if the
+        # stream has a state.
         self._reading = Restored(self.dataset)
         self._fetcher: Any = None
 
