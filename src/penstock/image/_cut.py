@@ -11,8 +11,6 @@ TRIES = 10  # windows drawn before the centre of the image is taken; nearly alwa
 
 
 class Box(NamedTuple):
-    """A rectangle in an image."""
-
     top: int
     left: int
     height: int

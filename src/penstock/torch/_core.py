@@ -32,8 +32,7 @@ from penstock.torch._collate import collate, explain, explained
 class Stacked:
     """torch's default_collate. `into` writes the batch into memory that the runner provides."""
 
-    def __call__(self, samples: Any) -> Any:
-        return explained(samples)
+    __call__ = staticmethod(explained)
 
     def into(self, samples: Any, empty: Any) -> Any:
         try:
@@ -98,8 +97,6 @@ class _BorrowedWithTorch(Borrowed):
 
 
 class _TorchState:
-    """The state of torch's global generator."""
-
     _torch: torch.Tensor | None = None
 
     def take(self) -> None:

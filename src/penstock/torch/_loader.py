@@ -105,11 +105,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     backend_options: Any
     dtype: Any
     casting: Casting
-    _given: Given
-    _ours: dict[str, Any]  # see `Given.attributes`
-    _auto: dict[str, str]
-    _cast: Cast | None
-    _by_blocks: dict[str, Any]
 
     # Every argument of torch's and ours. `__signature__`, below, has those of the installed torch.
     def __init__(
@@ -184,7 +179,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 0):
             raise ValueError(f"snapshot_every_n_steps must be an int of at least 0, or None, got {every!r}.")
         super().__init__(dataset, **theirs, **newer)  # type: ignore[arg-type]
-        vars(self).update(given.attributes(), _given=given)
+        self._given, self._cast = given, cast
+        # Private: a subclass may use the names of our arguments for itself.
+        self._ours, self._auto, self._by_blocks = given.split()
         self.timeout = timeout
         self.snapshot_every_n_steps = every
         # Frameworks read the arguments from `vars`, to rebuild the loader: with a sampler, which rules out `window`.

@@ -47,11 +47,10 @@ class Given:
     by_blocks: bool
     own_order: bool
 
-    def attributes(self) -> dict[str, Any]:
-        """The private attributes that hold these arguments: a subclass may use the public names for itself.
+    def split(self) -> tuple[dict[str, Any], dict[str, str], dict[str, Any]]:
+        """Three parts: all other arguments, with defaults; the settings that are "auto"; those of `shuffle="blocks"`.
 
-        `_ours`: the arguments that torch's constructor does not have, except those in the other three. `_auto`: the
-        settings that penstock tunes. `_by_blocks`: the arguments for `shuffle="blocks"`.
+        `dtype` and `casting` are in `cast`.
         """
         ours = {name: self.arguments.get(name, default) for name, default in DEFAULTS.items()}
         window = ours.pop("window")
@@ -60,8 +59,7 @@ class Given:
         if ours["seed"] is not None:
             ours["seed"] = operator.index(ours["seed"])
         by_blocks = {"window": window} | ({"shuffle": "blocks"} if self.by_blocks else {})
-        auto = dict.fromkeys(self.auto, "auto")
-        return {"_ours": ours, "_cast": self.cast, "_auto": auto, "_by_blocks": by_blocks}
+        return ours, dict.fromkeys(self.auto, "auto"), by_blocks
 
     @property
     def named(self) -> dict[str, Any]:
@@ -125,13 +123,11 @@ def adopt(loader: Any) -> bool:
             f"{given.arguments['last_batch']!r}, and its length would be wrong. Use drop_last=True, or leave "
             "last_batch= out."
         )
-    attributes = given.attributes()
-    ours = attributes["_ours"]
+    ours, auto, by_blocks = given.split()
     # The library decides what each rank reads, so there is nothing to warn of.
     ours["shard"] = (0, 1) if ours["seed"] is not None else None
-    if not loader.num_workers:
-        attributes["_auto"] = {}
-    vars(loader).update(attributes)
+    auto = auto if loader.num_workers else {}
+    vars(loader).update(_ours=ours, _cast=given.cast, _auto=auto, _by_blocks=by_blocks)
     if given.own_order and ours["seed"] is not None:
         for sampler in _samplers(loader):
             if type(sampler) is RandomSampler:
