@@ -9,6 +9,7 @@ import copy
 import json
 import pickle
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -362,6 +363,46 @@ def test_out_of_order_each_batch_still_comes_once(dataset: Any) -> None:
         state = saved(loader)
         del batches
         assert Counter(map(tuple, [*seen, *resume(make, state, 1)[0]])) == whole
+
+
+class SlowFirst(Keys):
+    """Its first sample waits until the file exists, so that later batches overtake the first."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __getitem__(self, key: int) -> int:
+        while key == 0 and not self.path.exists():
+            time.sleep(0.01)
+        return int(key)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("has_state", [False, True])
+def test_batches_that_came_early_do_not_come_again_with_another_number_of_workers(
+    tmp_path: Path, workers: int, has_state: bool
+) -> None:
+    dataset = SlowFirst(tmp_path / "go")
+
+    def make(workers: int) -> Any:
+        sampler = Positions() if has_state else None
+        return DataLoader(dataset, 1, sampler=sampler, num_workers=workers, in_order=not workers)
+
+    loader = make(2)
+    batches = iter(loader)
+    seen = [*next(batches), *next(batches)]
+    assert 0 not in seen
+    state = saved(loader)
+    dataset.path.touch()
+    del batches
+    resumed = make(workers)
+    resumed.load_state_dict(state)
+    rest = iter(resumed)
+    seen += [*next(rest)]
+    again = make(0)
+    again.load_state_dict(saved(resumed))
+    assert sorted(torch.stack([*seen, *torch.cat(list(rest))]).tolist()) == list(range(N))
+    assert sorted(torch.stack([*seen, *torch.cat(list(again))]).tolist()) == list(range(N))
 
 
 def test_the_epoch_of_a_distributed_sampler_is_part_of_the_state() -> None:

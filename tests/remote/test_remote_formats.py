@@ -406,7 +406,7 @@ def test_a_list_of_remote_images_may_be_anywhere(photos: Path, memory: Any, tmp_
 def test_a_folder_of_images_by_http_needs_a_list(photos: Path) -> None:
     with (
         serving(photos) as server,
-        pytest.raises(ValueError, match=r"by http there is no list of files\. Pass listing="),
+        pytest.raises(ValueError, match=r"a web server does not list its files\. Pass listing="),
     ):
         ImageFolder(f"{server.url}/", SMALL)
 

@@ -361,7 +361,7 @@ def test_the_records_of_several_files_come_one_file_after_another(three: Path) -
 def test_the_indexes_of_several_files_are_saved_beside_them(three: Path) -> None:
     RecordFile(three).save_idx()
     assert (three / "1.idx").read_text() == "10\t0\n11\t36\n"
-    with pytest.raises(ValueError, match="an index is of one file, and there are 3"):
+    with pytest.raises(ValueError, match="path= is for the index of one file, but there are 3 files"):
         RecordFile(three).save_idx(three / "all.idx")
     with pytest.raises(ValueError, match="idx= names the index of one file, but there are 3"):
         RecordFile(three, three / "0.idx")

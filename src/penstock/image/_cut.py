@@ -11,8 +11,6 @@ TRIES = 10  # windows drawn before the centre of the image is taken; nearly alwa
 
 
 class Box(NamedTuple):
-    """A rectangle in an image."""
-
     top: int
     left: int
     height: int
@@ -22,16 +20,17 @@ class Box(NamedTuple):
         return slice(self.top, self.top + self.height), slice(self.left, self.left + self.width)
 
     def shrinking(self, to: Size) -> int:
-        """By how much the decoder may shrink each axis so that there are still enough pixels: 1, 2, 4 or 8."""
+        """How many times (1, 2, 4 or 8) each axis can be shrunk without getting smaller than `to`."""
         for times in (8, 4, 2):
             if self.height // times >= to[0] and self.width // times >= to[1]:
                 return times
         return 1
 
     def shrunk(self, times: int) -> tuple[Box, tuple[float, float]]:
-        """The box in an image decoded `times` smaller: a box of whole pixels, and the size of this one in it."""
-        # This box begins at the upper left corner of that one; pixels beyond its size may be padding. A box that
-        # begins inside a decoded pixel is moved to the pixel's edge, which is as good: its position is random.
+        """This box in an image that is decoded `times` smaller: rounded to whole pixels, and its exact size."""
+        # The exact box begins at the upper left corner of the rounded one; pixels beyond its size may be padding. A
+        # box that begins inside a decoded pixel is moved to the pixel's edge: this is harmless, as its position is
+        # random.
         top, left, height, width = self
         box = Box(top // times, left // times, -(-height // times), -(-width // times))
         return box, (height / times, width / times)
@@ -40,7 +39,8 @@ class Box(NamedTuple):
 class Cut(NamedTuple):
     """The `region` of the image is resized `to` a size, and the sample is the box `inside` the result.
 
-    `crop` is the box of the sample in the resized image as it is `before` the crop: a mean image is cropped alike.
+    `crop` is the box of the sample in the whole resized image, of the size `before`: a mean image of this size is
+    cropped in the same way.
     """
 
     region: Box
@@ -65,7 +65,7 @@ def covering(image: Size, crop: Size) -> Size:
 
 
 def crop_box(image: Size, crop: Size, down: float, right: float) -> Box:
-    """The crop at these fractions, from 0 to below 1, of its possible positions."""
+    """The box of a crop. `down` and `right`, from 0 to below 1, choose one of its possible positions."""
     return Box(int(down * (image[0] - crop[0] + 1)), int(right * (image[1] - crop[1] + 1)), *crop)
 
 
@@ -74,9 +74,9 @@ def centre_box(image: Size, crop: Size) -> Box:
 
 
 def random_box(image: Size, area: tuple[float, float], ratio: tuple[float, float], drawn: Sequence[float]) -> Box:
-    """A random window with such a share of the area and such a ratio of width to height.
+    """A random window whose share of the image's area, and ratio of width to height, are within these bounds.
 
-    `drawn` are 2 + 2 * TRIES numbers between 0 and 1. The area and the logarithm of the ratio are uniform.
+    `drawn`: 2 + 2 * TRIES random numbers between 0 and 1. The area and the logarithm of the ratio are uniform.
     """
     height, width = image
     low, high = math.log(ratio[0]), math.log(ratio[1])
@@ -86,7 +86,7 @@ def random_box(image: Size, area: tuple[float, float], ratio: tuple[float, float
         tall, wide = round(math.sqrt(pixels / shape)), round(math.sqrt(pixels * shape))
         if 0 < tall <= height and 0 < wide <= width:
             return crop_box(image, (tall, wide), drawn[0], drawn[1])
-    # No try fits into the image: take the centre, as much of it as the ratio allows.
+    # No window fits into the image: take the centre, as much of it as the ratio allows.
     tall = min(height, max(1, round(width / ratio[0])))
     wide = min(width, max(1, round(height * ratio[1])))
     return centre_box(image, (tall, wide))

@@ -101,7 +101,7 @@ def _labels(labels: list[Any], empty: Empty) -> Any:
         raise named from None
 
 
-CHECKED = 8  # first files of a list, of which one must exist
+CHECKED = 8  # one of this many first files of a list must exist
 
 
 class ImageFolder(Format, Images):
@@ -115,8 +115,8 @@ class ImageFolder(Format, Images):
     folder or, if `root` itself is such a file, to the folder of that file. Labels are ints, floats if one of them is,
     or arrays. Images are opened when they are fetched: a missing file is an error of its sample.
 
-    `root` and `listing` may be URLs. By http there is no list of files, so a `listing` is needed. `storage`, `cache`,
-    `cache_bytes` and `cache_shared` are for remote files: see `penstock.formats`.
+    `root` and `listing` may be URLs. A web server does not list its files, so `listing` is needed there. `storage`,
+    `cache`, `cache_bytes` and `cache_shared` are for remote files: see `penstock.formats`.
     """
 
     paths: PackedList[str] = PackedList(())  # type: ignore[assignment]
@@ -153,17 +153,14 @@ class ImageFolder(Format, Images):
 
     @property
     def files(self) -> Sequence[AnyFile]:  # type: ignore[override]
-        """The files, each made when it is asked for: there may be millions."""
         return Files(self._folder, self.paths)
 
     @property
     def edges(self) -> NDArray[np.int64]:
+        """The first row of each file, and the end. Each image is a file, and a block."""
         return np.arange(len(self) + 1)
 
-    @property
-    def blocks(self) -> NDArray[np.int64]:
-        """Each image is a block."""
-        return np.arange(len(self) + 1)
+    blocks = edges
 
     def locate(self, row: int) -> tuple[int, int]:
         return row, 0
@@ -193,21 +190,22 @@ class ImageFolder(Format, Images):
 
     def _stored(self, keys: Any, rows: NDArray[np.int64]) -> Iterator[StoredImage]:
         """The images of these keys; remote ones are fetched several at a time."""
-        is_ours = type(self).read is ImageFolder.read  # one of the user's may draw random numbers
+        is_ours = type(self).read is ImageFolder.read  # that of a subclass may draw random numbers
         threads = THREADS if self._folder.is_remote and is_ours else 1
         found = in_parallel(lambda row, _: self.read(row), rows.tolist(), threads)
         return (next(found) for _ in each(keys))
 
     def __foresee__(self, forecast: Forecast) -> Any:
-        return super().__foresee__(forecast) if self._folder.is_remote else None  # without a look at all files
+        # For local files, the base class would look at every file and find nothing to fetch.
+        return super().__foresee__(forecast) if self._folder.is_remote else None
 
     def __fingerprint__(self) -> str:
         return self._fingerprint
 
     @cached_property
     def _fingerprint(self) -> str:
-        """Of the names and labels: the files themselves are not looked at."""
-        # A user may have put a list in its place.
+        """A digest of the names and labels. The files themselves are not read."""
+        # The user may have replaced the paths by a list.
         paths = self.paths if isinstance(self.paths, PackedList) else PackedList(self.paths)
         parts: list[NDArray[Any]] = [paths.data, paths.offsets, np.asarray(self.targets)]
         digest = blake2b(b"".join(part.tobytes() for part in parts), digest_size=8)
@@ -234,8 +232,9 @@ class ImageFolder(Format, Images):
         if not any(map(self._folder.has, first)):
             lost = os.path.join(self.root, first[0])
             raise FileNotFoundError(
-                f"ImageFolder: {listing!r} begins with {first[0]!r}, but there is no file {lost!r}, nor any of the "
-                f"first {len(first)}. Paths are relative to root, or to the list's folder if root is the list."
+                f"ImageFolder: {listing!r} begins with {first[0]!r}, but there is no file {lost!r}. None of the "
+                f"first {len(first)} files exists. Paths are relative to root, or to the folder of the list if "
+                "root is the list."
             )
 
     def __repr__(self) -> str:
@@ -283,8 +282,8 @@ def _read_list(file: AnyFile, folder: LocalFolder | RemoteFolder, labels: bool) 
 def _without_labels(lines: list[str], is_file: Callable[[str], bool]) -> list[str]:
     """The paths of a list whose labels are not used. A number at the end may be a label, or part of the name.
 
-    It is a part of the name ("scan 1") if there is such a file. Where all lines end in a number, only the first few
-    files are looked for: a list may have millions.
+    It is part of the name ("scan 1") if there is such a file. If all lines end in a number, only the first few files
+    are looked for, because a list may have millions.
     """
     found = [path if label is not None else "" for path, label in map(_read_line, lines)]
     if all(found) and not any(map(is_file, lines[:CHECKED])):
@@ -296,7 +295,7 @@ def _without_labels(lines: list[str], is_file: Callable[[str], bool]) -> list[st
 
 
 def _read_line(line: str) -> tuple[str, Any]:
-    """A path and its label, a number or a list of numbers; None if the line has no label."""
+    """Parses a line: returns the path and its label (a number, a list of numbers, or None if there is none)."""
     *numbers, path = line.split("\t")
     found = [_number(word) for word in numbers]
     if len(found) >= 2 and None not in found:  # MXNet's format, which begins with an unused number

@@ -29,7 +29,7 @@ Path = str | os.PathLike[str]
 
 
 class LocalFolder:
-    """A folder of a local disk. Paths are relative to it."""
+    """A folder on a local disk. Paths are relative to it."""
 
     is_remote = False
 
@@ -42,14 +42,14 @@ class LocalFolder:
             return tuple(sorted(each.name for each in entries if each.is_dir() and not each.name.startswith(".")))
 
     def below(self, folder: str) -> Iterator[str]:
-        """The files below a folder in it, in the order of names, without hidden ones."""
+        """The files below one of its folders, sorted by name, without hidden ones."""
         return files_below(self.root, folder)
 
     def has(self, path: str) -> bool:
         return os.path.isfile(os.path.join(self.root, path))
 
     def packed(self, paths: list[str]) -> PackedList[str]:
-        """The paths of the images, to be passed to `file`."""
+        """The paths of the images as a compact list, to be passed to `file`."""
         return PackedList(paths)
 
     def file(self, paths: Sequence[str], key: int) -> AnyFile:
@@ -57,7 +57,7 @@ class LocalFolder:
 
 
 class RemoteFolder:
-    """A folder of a store. The sizes that its listing has are kept, so that they are not asked for again."""
+    """A folder in a store. The sizes in its listing are kept, so that they need no further requests."""
 
     is_remote = True
 
@@ -65,7 +65,7 @@ class RemoteFolder:
         self._remote, self._pieces = remote, pieces
         self._begin = f"{key.rstrip('/')}/" if key.strip("/") else ""
         self.root = remote.path(self._begin).rstrip("/")
-        self._paths: Sequence[str] = ()  # of which the sizes and tokens are known
+        self._paths: Sequence[str] = ()  # whose sizes and tokens are known
         self._sizes: NDArray[np.int64] = np.empty(0, np.int64)
         self._tokens: PackedList[str] = PackedList(())
 
@@ -113,7 +113,7 @@ class RemoteFolder:
 
 
 class Files(Sequence[AnyFile]):
-    """The files of images, each made when it is asked for: there may be millions."""
+    """The files of images. Each object is made on access, because there may be millions."""
 
     def __init__(self, folder: LocalFolder | RemoteFolder, paths: Sequence[str]) -> None:
         self._folder, self._paths = folder, paths
@@ -157,7 +157,7 @@ def find_folder(
             return RemoteFolder(remote, key.rpartition("/")[0], pieces), RemoteFile(remote, stored, pieces)
     if is_web(text):
         raise ValueError(
-            f"ImageFolder: {remote.display_url(key)!r} is a folder, and by http there is no list of files. Pass "
+            f"ImageFolder: {remote.display_url(key)!r} is a folder, and a web server does not list its files. Pass "
             "listing=, the path or URL of a list of the images."
         )
     return RemoteFolder(remote, key, pieces), None

@@ -202,7 +202,7 @@ def _scaled(pixels: Pixels, extent: tuple[float, float], by: tuple[float, float]
 
 
 def _normalizer(transform: Transform) -> Normalizer:
-    """Mean, scale and std as one table, or as an image and a factor."""
+    """Combines mean, scale and std into a table of results, or into a mean image and a factor."""
     try:
         dtype = np.dtype(transform.dtype)
     except TypeError:
@@ -258,7 +258,7 @@ def _one_of(name: str, value: object, *allowed: object) -> None:
 
 
 def _size_of(name: str, value: Any) -> Size | None:
-    """The size that is given as one number or as a pair."""
+    """The size that was given as one number or as a pair."""
     if value is None:
         return None
     pair = (value, value) if isinstance(value, Integral) else value

@@ -78,7 +78,7 @@ class CaffeLMDB(RecordSamples):
 
     @classmethod
     def matches(cls, first_bytes: bytes) -> bool:
-        """True if a file that begins with these bytes is one of LMDB."""
+        """True if a file that begins with these bytes is an LMDB file."""
         return is_lmdb(first_bytes)
 
     @staticmethod
@@ -105,7 +105,7 @@ class CaffeLMDB(RecordSamples):
         return ends.searchsorted(np.arange(BLOCK, ends[-1] if len(ends) else 0, BLOCK))
 
     def ranges(self, rows: FileRows) -> list[tuple[int, int]]:
-        """The extents of the values. Those with less than a page between them are one range."""
+        """The extents of the values. Extents with less than a page between them are merged."""
         index, some = self.indexes[rows.file], slice(rows.first, rows.stop)
         starts, sizes = index["starts"][some], index["sizes"][some]
         order = starts.argsort()
@@ -144,6 +144,7 @@ class CaffeLMDB(RecordSamples):
         return self.keys[self.edges.item(number) + row]
 
     def _datum(self, raw: bytes, number: int, row: int) -> tuple[Datum, str]:
+        """The Datum in the bytes of an extent, and its name in errors."""
         found = self._value(raw, number, row)
         start = self.extent(number, row)[0] + len(raw) - len(found)
         name = f"{self.files[number].path}, key {self._key(number, row)!r}, byte {start:,}"

@@ -33,7 +33,7 @@ class Datum(NamedTuple):
 
 
 def parse(message: memoryview) -> Datum:
-    """The Datum of a message; raises MessageError if it is invalid or contradicts itself."""
+    """Parses a Datum. Raises MessageError if the message is invalid or contradicts itself."""
     numbers: dict[int, int] = {}
     data: memoryview | None = None
     floats: list[NDArray[np.float32]] = []
@@ -72,7 +72,7 @@ def _datum(numbers: dict[int, int], data: memoryview, floats: NDArray[np.float32
 
 
 def _tagged_floats(message: memoryview, at: int) -> tuple[NDArray[np.float32], int]:
-    """The floats from here on that each have a tag of their own; the first tag is already read."""
+    """Parses consecutive floats, each with a tag of its own; the first tag is already read."""
     rows = np.frombuffer(message[at - 1 :], np.uint8)
     rows = rows[: len(rows) // 5 * 5].reshape(-1, 5)
     others = np.flatnonzero(rows[:, 0] != _FLOATS << 3 | FOUR)
@@ -83,7 +83,7 @@ def _tagged_floats(message: memoryview, at: int) -> tuple[NDArray[np.float32], i
 
 
 def dump(content: NDArray[np.uint8] | NDArray[np.float32] | bytes, label: int) -> bytes:
-    """The message for an array, channels first, or for an encoded image, as Caffe writes it."""
+    """Makes the message of an array, channels first, or of an encoded image, as Caffe writes it."""
     if isinstance(content, bytes):
         return b"".join((_dump_length_delimited(_DATA, content), _number(_LABEL, label), _number(_ENCODED, 1)))
     shape = [_number(field, size) for field, size in zip((_CHANNELS, _HEIGHT, _WIDTH), content.shape, strict=True)]

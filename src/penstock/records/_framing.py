@@ -4,8 +4,8 @@
     a record:  one part with flag 0, or parts with the flags 1, 2, ... 2, 3
 
 Numbers are little-endian. Content that has the mark at a multiple of 4 is cut there into parts, and the mark itself
-is left out. So the mark is only where a part begins (no valid flag and length look like it), and a search for the
-marks in a record detects any length that is wrong by more than a few zeros at the end.
+is left out. So the mark occurs only where a part begins (no valid flag and length look like it), and searching a
+record for marks detects every wrong length, unless it only adds or drops a few zeros at the end.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WORD = np.dtype("<u4")
 _MARK_WORD = np.array(MARK, _WORD)  # numpy compares with it five times as fast as with an int
 _HEAD = struct.Struct("<II")
 _ALONE, _FIRST, _MIDDLE, _LAST = range(4)
-_AHEAD = 1000  # reads that the kernel is told of in advance
+_AHEAD = 1000  # how many reads are announced to the kernel at a time
 _ENDS = (_ALONE, _LAST)
 _MAY_FOLLOW = ((_ALONE, _FIRST), (_MIDDLE, _LAST), (_MIDDLE, _LAST), (_ALONE, _FIRST))
 
@@ -45,7 +45,7 @@ def framed(content: bytes) -> list[bytes]:
 
 
 class NotARecord(ValueError):
-    """The bytes are not a record: `what` is wrong at the byte `at` of them."""
+    """The bytes are not a valid record: `what` says what is wrong, at the offset `at`."""
 
     def __init__(self, at: int, what: str) -> None:
         super().__init__(what)
@@ -53,7 +53,7 @@ class NotARecord(ValueError):
 
 
 def record(raw: bytes) -> memoryview:
-    """The content of the record that is exactly these bytes. Raises NotARecord."""
+    """Returns the content of a record, given exactly its bytes. Raises NotARecord if they are not one record."""
     begins = _marks(raw)
     if not begins or begins[0] != 0:
         raise NotARecord(0, "a record should begin here, but none does")
@@ -75,13 +75,13 @@ def record(raw: bytes) -> memoryview:
 
 
 def beginning(raw: bytes) -> bytes | None:
-    """The content in the first bytes of a record; None if the record has several parts."""
+    """The content in the first bytes of a record; None if the record has several parts or is damaged."""
     mark, word = _HEAD.unpack_from(raw)
     return raw[8 : 8 + word] if mark == MARK and word >> 29 == _ALONE else None
 
 
 def disagreement(file: AnyFile, starts: NDArray[np.int64]) -> str:
-    """Why the records of the file cannot begin at exactly these bytes, in order; empty if they can."""
+    """The reason why the file's records cannot begin at exactly these bytes; empty if they can."""
     # Damage to a single record is not reported here: it raises when that record is read.
     if len(odd := starts[starts % 4 != 0]):
         return f"it has a record at byte {odd[0]:,}, but records begin at multiples of 4"
@@ -113,7 +113,7 @@ def read_heads(file: AnyFile, starts: NDArray[Any], size: int) -> Iterator[bytes
 
 
 def _end(file: AnyFile, at: int) -> int:
-    """The end of the record that begins here; if it is damaged, a byte where no record begins."""
+    """The end of the record that begins here; if it is damaged, the end of the file, where no record begins."""
     flag = _LAST
     while at <= file.size - 8:
         mark, word = _HEAD.unpack(file.read(at, 8))

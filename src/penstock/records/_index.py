@@ -22,8 +22,8 @@ _MOST = (1 << 64) - 1
 def read_index(index: AnyFile, file: AnyFile) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
     """The first byte of each record, in the order of the file, and the records' keys.
 
-    The index of a local file is compared with the header of every record. Of a remote file that would be all of it,
-    so only the last record is looked at: an index that is wrong elsewhere is noticed when those records are read.
+    The index of a local file is compared with the header of every record. For a remote file this would download all
+    of it, so only the last record is checked: other errors in the index are noticed when those records are read.
     """
     path, text = index.path, index.read(0, index.size)
     if text and not text.endswith(b"\n"):
@@ -32,7 +32,7 @@ def read_index(index: AnyFile, file: AnyFile) -> tuple[NDArray[np.int64], NDArra
     if whole is None or whole.end() != len(text):
         _refuse(path, text.split(b"\n"), text.count(b"\n", 0, whole.end() if whole else 0))
     table = np.fromstring(text, np.uint64, sep=" ").reshape(-1, 2)
-    largest = np.flatnonzero(table[:, 0] == _MOST).tolist()  # larger numbers are read as this one
+    largest = np.flatnonzero(table[:, 0] == _MOST).tolist()  # numpy reads larger numbers as this one
     lines = text.split(b"\n") if largest else []
     for row in largest:
         if int(lines[row].split()[0]) > _MOST:
@@ -55,7 +55,7 @@ def _refuse(path: str, lines: list[bytes], row: int) -> NoReturn:
 
 
 def _wrong(starts: NDArray[np.int64], file: AnyFile) -> str:
-    """Why this is not the index of the file, or lacks records; empty if it is complete."""
+    """The reason why this is not the complete index of the file; empty if it is."""
     if len(starts) == 0:
         return f"it is empty, but the file has {file.size:,} bytes" if file.size else ""
     if starts[0] != 0:

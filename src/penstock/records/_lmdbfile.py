@@ -39,7 +39,7 @@ _DEEPEST = 32  # the limit of LMDB itself
 
 
 def is_lmdb(first_bytes: bytes) -> bool:
-    """True if a file that begins with these bytes is one of LMDB: the mark is at byte 16."""
+    """True if a file that begins with these bytes is an LMDB file: the mark is at byte 16."""
     return first_bytes[16:20] == _MARK.to_bytes(4, "little")
 
 
@@ -68,14 +68,14 @@ class _Tree:
 
     def __init__(self, file: AnyFile) -> None:
         self._file = file
-        self._flags, self._depth, self._entries, self._root = self._newest()
-        if self._flags or (self._entries and not 1 <= self._depth <= _DEEPEST):
-            what = f"a database with flags {self._flags:#x} and depth {self._depth} is not one that Caffe writes"
+        flags, self._depth, self._entries, self._root = self._newest()
+        if flags or (self._entries and not 1 <= self._depth <= _DEEPEST):
+            what = f"a database with flags {flags:#x} and depth {self._depth} is not one that Caffe writes"
             self._file.damaged(0, what)
 
     def arrays(self) -> Arrays:
         starts, sizes = array("q"), array("q")
-        keys: PackedList[bytes] = PackedList(self._walk(self._root, self._depth, starts, sizes))
+        keys: PackedList[bytes] = PackedList(self._walk(starts, sizes))
         if len(keys) != self._entries:
             self._file.damaged(0, f"{self._entries:,} entries were expected, but there are {len(keys):,}")
         begins, lengths = np.array(starts, np.int64), np.array(sizes, np.int64)
@@ -118,12 +118,12 @@ class _Tree:
             self._file.damaged(start, "this is not an LMDB file of version 1, written by a 64-bit machine")
         return found
 
-    def _walk(self, root: int, depth: int, starts: array[int], sizes: array[int]) -> Iterator[bytes]:
-        """Yields the keys in order; appends the start and the size of their values."""
+    def _walk(self, starts: array[int], sizes: array[int]) -> Iterator[bytes]:
+        """Yields the keys in order, and appends the start and size of each value to the two arrays."""
         if self._entries == 0:
             return
         last: bytes | None = None
-        for number, raw, positions in self._leaves(root, depth):
+        for number, raw, positions in self._leaves(self._root, self._depth):
             for at in positions:
                 low, high, flags, width = _NODE.unpack_from(raw, at)
                 begin = at + _NODE.size + width
@@ -142,6 +142,7 @@ class _Tree:
                 yield key
 
     def _leaves(self, number: int, depth: int) -> Iterator[tuple[int, bytes, tuple[int, ...]]]:
+        """The leaf pages below a page, in the order of keys: number, bytes, and the offsets of the nodes."""
         raw, positions = self._nodes(number, _LEAF if depth == 1 else _BRANCH)
         if depth == 1:
             yield number, raw, positions

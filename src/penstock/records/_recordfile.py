@@ -54,9 +54,9 @@ class RecordFile(RecordSamples):
 
     `path` is a path or URL, a list of these, a pattern or a folder. The index of a file is the `.idx` beside it, or
     the file that `idx` names. Without one, or with `idx=False`, the records are found by following their headers, and
-    where they are is kept (docs/formats.md). Both read each header: about 2 s for a million records if the file is in
-    the page cache. Of a remote file with an `.idx`, only the records that are needed are read. `save_idx()` writes
-    the index for the next time. Any number of threads and processes may read at once.
+    their positions are kept (docs/formats.md). In both cases each header is read: about 2 s for a million records if
+    the file is in the page cache. Of a remote file with an `.idx`, only the records that are needed are read.
+    `save_idx()` writes the index for the next time. Any number of threads and processes may read at once.
 
     RecordIO has no checksums: a wrong byte in a record's label or data cannot be noticed. Any other damage raises
     `RecordError`, at the latest when the record is read.
@@ -87,7 +87,7 @@ class RecordFile(RecordSamples):
 
     @classmethod
     def matches(cls, first_bytes: bytes) -> bool:
-        """True if a file that begins with these bytes is one of RecordIO."""
+        """True if a file that begins with these bytes is a RecordIO file."""
         return first_bytes.startswith(framing.MARK.to_bytes(4, "little"))
 
     @staticmethod
@@ -108,7 +108,7 @@ class RecordFile(RecordSamples):
         return [next(others) if each is None else each[1] for each in found]
 
     def _by_idx(self, file: AnyFile, access: Access) -> tuple[str, Index] | None:
-        """The path of the `.idx` of a file, and what it says; None if the file has none."""
+        """The path of a file's `.idx`, and the index made from it; None if the file has no `.idx`."""
         index = self._idx_of(file, access)
         if index is None:
             return None
@@ -117,7 +117,7 @@ class RecordFile(RecordSamples):
         return index.path, Index(file, self.kind, self.find, arrays, False)
 
     def _idx_of(self, file: AnyFile, access: Access) -> AnyFile | None:
-        """The `.idx` of a file; None if there is none, or only one of another user, who could not change the file."""
+        """The `.idx` of a file; None if there is none, or if it belongs to a user who may not change the file."""
         if self._idx is False:
             return None
         if self._idx is not None:
@@ -126,7 +126,7 @@ class RecordFile(RecordSamples):
             try:
                 return file.beside(".idx")
             except RemoteError as error:
-                if isinstance(error, FileNotFoundError) or error.refused:  # some stores refuse what is not there
+                if isinstance(error, FileNotFoundError) or error.refused:  # some stores deny access to a missing file
                     return None
                 raise
         with suppress(OSError):
@@ -135,7 +135,7 @@ class RecordFile(RecordSamples):
         return None
 
     def checks(self) -> Sequence[object]:
-        return [index.check("starts") for index in self.indexes]  # other records begin elsewhere
+        return [index.check("starts") for index in self.indexes]  # these differ if the records do
 
     def stored(self, raw: bytes, number: int, row: int) -> Record:
         try:
@@ -173,7 +173,6 @@ class RecordFile(RecordSamples):
         return np.concatenate([self._ids(number) for number in range(len(self.files))])
 
     def _ids(self, number: int) -> NDArray[np.uint64]:
-        """The ids of one file."""
         index, file = self.indexes[number], self.files[number]
         if "keys" in index:
             return index["keys"]
@@ -186,8 +185,8 @@ class RecordFile(RecordSamples):
         """Writes the index to `path`, or beside each file by default."""
         if path is not None and len(self.files) > 1:
             raise ValueError(
-                f"an index is of one file, and there are {len(self.files):,}. Without a path, the index of each is "
-                "written beside it."
+                f"path= is for the index of one file, but there are {len(self.files):,} files. Without a path, the "
+                "index of each file is written beside it."
             )
         for number, file in enumerate(self.files):
             if path is None and not isinstance(file, File):
@@ -251,7 +250,7 @@ def _edges(starts: NDArray[np.int64], file: AnyFile) -> NDArray[Any]:
 
 
 def _record(raw: bytes) -> Record:
-    """The record of these bytes. Raises NotARecord."""
+    """Parses the bytes of one record. Raises NotARecord."""
     content = framing.record(raw)
     if len(content) < _HEAD.size:
         what = f"a record of {len(content)} bytes is too short for the header of {_HEAD.size} with its id and label"
@@ -267,7 +266,7 @@ def _record(raw: bytes) -> Record:
 
 
 def _damaged(file: AnyFile, start: int, error: framing.NotARecord, index: str | None = None) -> NoReturn:
-    """Raises FormatError for the record that begins at the byte `start`, and was found by this index."""
+    """Raises FormatError for the record at the byte `start`. `index`: the `.idx` that gave this position, if any."""
     try:
         file.damaged(start + error.at, error.what)
     except FormatError as damage:
@@ -290,7 +289,7 @@ def _as_id(id: SupportsIndex) -> int:
 def _id(file: AnyFile, head: bytes, start: int, stop: int) -> int:
     content = framing.beginning(head[: stop - start])
     if content is None or len(content) < _HEAD.size:
-        try:  # it has several parts, or is damaged
+        try:  # the record has several parts, or is damaged
             return _record(file.read(start, stop - start)).id
         except framing.NotARecord as error:
             _damaged(file, start, error)
@@ -369,9 +368,9 @@ class RecordWriter:
             raise
 
     def close(self) -> None:
-        """Gives the files their names; if that fails, removes them. A second call does nothing.
+        """Gives the files their final names; if that fails, removes them. A second call does nothing.
 
-        A Ctrl-C is raised when both files have their names, or neither has.
+        Ctrl-C never comes in between: it is raised when both files have their names, or neither has.
         """
         self._check()
         if self._file.closed:
@@ -391,7 +390,7 @@ class RecordWriter:
             self._remove()
 
     def discard(self) -> None:
-        """Removes what was written."""
+        """Removes the files that were written so far."""
         if not self._file.closed:
             self._remove()
 

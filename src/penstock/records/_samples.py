@@ -35,7 +35,7 @@ class RecordSamples(Extents):
 
     @property
     def path(self) -> str:
-        """The file; of several, the first."""
+        """The path of the file, or of the first if there are several."""
         return self.files[0].path
 
     def decoded(self, raw: bytes, number: int, row: int) -> Any:
@@ -45,13 +45,13 @@ class RecordSamples(Extents):
 
     @property
     def __gather__(self) -> Callable[[Any, Empty], Any]:
-        """The method of `Images`; missing without a transform."""
+        """`__gather__` of `Images`. Without a transform, this attribute does not exist."""
         if self.transform is None:
             raise AttributeError(f"a {type(self).__name__} without a transform has no __gather__")
         return self._gathered
 
     def _gathered(self, keys: Any, empty: Empty) -> Any:
-        if self.transform is None:  # it was taken away meanwhile
+        if self.transform is None:  # it was removed in the meantime
             return NotImplemented
         stored = (self.image(*found) for found in self._raw_samples(keys, self.checked(keys)))
         return as_images(self.transform, self.labels)._gathered(stored, len(keys), empty)

@@ -1,6 +1,6 @@
 """For torch users: `from penstock.torch import DataLoader`, and nothing else in a program changes.
 
-`enable()` makes every loader of torch's in this process use penstock's engine, for frameworks that build their own
+`enable()` makes every torch loader in this process use penstock's engine, for frameworks that build their own
 loaders. Every other public name of `torch.utils.data` can be imported from here too.
 """
 

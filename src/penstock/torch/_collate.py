@@ -1,8 +1,8 @@
 """torch's default_collate, with tensors written directly into the slab.
 
-The result is the same as that of torch's function for the same samples. How torch handles containers and chooses a
-rule is repeated here; the rules that copy are replaced. A rule of ours collates a column of the usual kind, or
-returns None; then torch's own rule collates it, or raises its own error.
+The result equals that of torch's function for the same samples. Containers are handled, and a rule is chosen for each
+column, as in torch; only the rules that copy data are replaced. Our rules collate ordinary columns. For any other
+column they return None, and torch's own rule collates it or raises its own error.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ SMALL = 1024
 def collate(samples: Any, empty: Empty, *, alone: bool = True) -> Any:
     """The result of `torch.utils.data.default_collate`, with large tensors in memory from `empty`.
 
-    `alone`: without workers torch keeps some strides, which its workers make contiguous.
+    `alone`: there are no workers. torch then keeps some strides, which its workers make contiguous.
     """
     if not torch.empty(0).is_cpu:  # torch.set_default_device: tensors are made on that device
         return default_collate(samples)
-    return _collate(samples, empty, theirs.default_collate_fn_map, alone)
+    return _collate(samples, empty, alone)
 
 
 def explained(samples: Any) -> Any:
-    """torch's default_collate. Its errors name no field: a note does."""
+    """Calls torch's default_collate, and adds a note to its errors, which do not name the field."""
     try:
         return default_collate(samples)
     except Exception as error:
@@ -56,7 +56,7 @@ def explained(samples: Any) -> Any:
 
 
 def explain(error: Exception, samples: Any) -> None:
-    """Adds a note with the field and the rows that do not fit together, in the words of penstock's own collate."""
+    """Adds a note with the field and the rows that do not fit together, as penstock's own collate reports them."""
     try:
         penstock.collate.default_collate(samples)
     except CollateError as found:
@@ -65,28 +65,28 @@ def explain(error: Exception, samples: Any) -> None:
         pass  # the samples are not even a batch
 
 
-def _collate(batch: Any, empty: Empty, rules: Rules, alone: bool) -> Any:
-    first = batch[0]
+def _collate(batch: Any, empty: Empty, alone: bool) -> Any:
+    first, rules = batch[0], theirs.default_collate_fn_map
     kind = type(first)
     rule = rules.get(kind)
     if rule is None:
         rule = next((rules[key] for key in rules if isinstance(first, key)), None)
     if rule is not None:
-        return _apply(rule, empty, rules, alone, batch)
+        return _apply(rule, empty, alone, batch)
     if kind is dict:
         each = zip(first, _below(empty, first), strict=False)
-        return {key: _collate([sample[key] for sample in batch], its, rules, alone) for key, its in each}
+        return {key: _collate([sample[key] for sample in batch], its, alone) for key, its in each}
     if kind is tuple or kind is list:
         if len(set(map(len, batch))) == 1:
             columns = zip(zip(*batch, strict=True), _below(empty, range(len(first))), strict=False)
-            return [_collate(column, its, rules, alone) for column, its in columns]
+            return [_collate(column, its, alone) for column, its in columns]
     elif issubclass(kind, tuple) and hasattr(first, "_fields"):
         columns = zip(zip(*batch, strict=False), _below(empty, first._fields), strict=False)
-        return kind(*[_collate(column, its, rules, alone) for column, its in columns])
+        return kind(*[_collate(column, its, alone) for column, its in columns])
     if type(empty) is FieldMemory:
         empty = empty.empty  # the values are converted afterwards
     # Other containers are left to torch, with our rules in its table.
-    ours: Rules = {key: partial(_apply, rule, empty, rules, alone) for key, rule in rules.items()}
+    ours: Rules = {key: partial(_apply, rule, empty, alone) for key, rule in rules.items()}
     return theirs.collate(batch, collate_fn_map=ours)
 
 
@@ -94,9 +94,7 @@ def _below(empty: Empty, keys: Iterable[Any]) -> Iterable[Empty]:
     return empty.below(keys) if type(empty) is FieldMemory else repeat(empty)
 
 
-def _apply(
-    rule: Callable[..., Any], empty: Empty, rules: Rules, alone: bool, batch: Any, collate_fn_map: Any = None
-) -> Any:
+def _apply(rule: Callable[..., Any], empty: Empty, alone: bool, batch: Any, collate_fn_map: Any = None) -> Any:
     usual = type(rule) is FunctionType and type(batch) in _BATCHES
     ours = _OURS.get(rule) if usual else None
     if type(empty) is FieldMemory:
@@ -104,12 +102,12 @@ def _apply(
         if made is not None:
             return made
         empty = empty.empty  # the column is converted afterwards, if necessary
-    made = None if ours is None else ours(batch, empty, rules, alone)
-    return rule(batch, collate_fn_map=rules) if made is None else made
+    made = None if ours is None else ours(batch, empty, alone)
+    return rule(batch, collate_fn_map=theirs.default_collate_fn_map) if made is None else made
 
 
 def _converted(batch: Any, into: FieldMemory) -> torch.Tensor | None:
-    """The column, converted while it is written; None if it is not certain that torch would do the same."""
+    """Converts a column while writing it; returns None if torch's result might differ."""
     first, kinds = batch[0], set(map(type, batch))
     if kinds == {torch.Tensor} and set(map(attrgetter("dtype"), batch)) <= NATIVE.keys():
         if any(each.requires_grad or each.layout is not torch.strided for each in batch):
@@ -130,10 +128,10 @@ def _converted(batch: Any, into: FieldMemory) -> torch.Tensor | None:
     return torch.from_numpy(into.stack(batch, dtype))
 
 
-# ---- the rules: each returns a tensor, or None if torch might make another one -------------------------
+# ---- the rules: each returns a tensor, or None if torch's result might differ ----------------------------
 
 
-def _tensors(batch: Any, empty: Empty, rules: Rules, alone: bool) -> torch.Tensor | None:
+def _tensors(batch: Any, empty: Empty, alone: bool) -> torch.Tensor | None:
     first = batch[0]
     dtype, size = first.dtype, len(batch)
     if first.layout is not torch.strided:
@@ -153,9 +151,9 @@ def _tensors(batch: Any, empty: Empty, rules: Rules, alone: bool) -> torch.Tenso
     return None
 
 
-def _arrays(batch: Any, empty: Empty, rules: Rules, alone: bool) -> torch.Tensor | None:
-    if rules.get(torch.Tensor) is not _STACK:
-        return None  # torch's rule passes the arrays to this one, as tensors
+def _arrays(batch: Any, empty: Empty, alone: bool) -> torch.Tensor | None:
+    if theirs.default_collate_fn_map.get(torch.Tensor) is not _STACK:
+        return None  # the rule for tensors was replaced, and torch's rule for arrays calls it
     first, size = batch[0], len(batch)
     dtype, shape = first.dtype, first.shape
     at_once = type(batch) is np.ndarray  # a dataset's __getitems__ may return one
@@ -179,11 +177,11 @@ def _arrays(batch: Any, empty: Empty, rules: Rules, alone: bool) -> torch.Tensor
 
 
 def _refused(every: set[tuple[int, ...]], dtype: np.dtype[Any]) -> bool:
-    """True if torch refuses one of these strides: a negative one, or one that ends inside an element."""
+    """True if torch refuses any of these strides: it is negative, or not a multiple of the element size."""
     return any(step < 0 or step % dtype.itemsize for strides in every for step in strides)
 
 
-def _numbers(kinds: Kinds, batch: Any, empty: Empty, rules: Rules, alone: bool) -> torch.Tensor | None:
+def _numbers(kinds: Kinds, batch: Any, empty: Empty, alone: bool) -> torch.Tensor | None:
     kind, size = type(batch[0]), len(batch)
     dtype = kinds.get(kind)
     if dtype is None or list(map(type, batch)).count(kind) != size:
@@ -197,7 +195,7 @@ def _numbers(kinds: Kinds, batch: Any, empty: Empty, rules: Rules, alone: bool) 
 
 
 def _is_taken(kind: type[np.generic]) -> bool:
-    """True if torch makes tensors of scalars of this class, with the dtype that numpy has for them."""
+    """True if torch makes tensors from scalars of this class, with the same dtype as numpy."""
     try:
         return bool(torch.as_tensor([kind(1)]).numpy().dtype == np.dtype(kind))
     except (TypeError, ValueError):
@@ -212,7 +210,7 @@ _FLOATS: Kinds = {float: np.dtype(np.float64)}
 _SCALARS: Kinds = {dtype.type: dtype for dtype in _DTYPES if _is_taken(dtype.type)}
 
 _STACK = theirs.collate_tensor_fn
-_OURS: dict[Any, Callable[[Any, Empty, Rules, bool], torch.Tensor | None]] = {
+_OURS: dict[Any, Callable[[Any, Empty, bool], torch.Tensor | None]] = {
     _STACK: _tensors,
     theirs.collate_numpy_array_fn: _arrays,
     theirs.collate_numpy_scalar_fn: partial(_numbers, _SCALARS),

@@ -30,17 +30,16 @@ from penstock.torch._collate import collate, explain, explained
 
 
 class Stacked:
-    """torch's default_collate, which can also write into memory that the runner gives (`into`)."""
+    """torch's default_collate. `into` writes the batch into memory that the runner provides."""
 
-    def __call__(self, samples: Any) -> Any:
-        return explained(samples)
+    __call__ = staticmethod(explained)
 
     def into(self, samples: Any, empty: Any) -> Any:
         try:
             return collate(samples, empty)
         except Exception as error:
             rows = [row for row in range(1, len(samples)) if not _fit(samples[0], samples[row])]
-            dict_of(error)["rows"] = tuple(rows)  # a __setattr__ may refuse
+            dict_of(error)["rows"] = tuple(rows)  # the class may define a __setattr__ that raises
             explain(error, samples)
             raise
 
@@ -56,7 +55,7 @@ _STACKED = Stacked()
 
 
 class _TorchGenerators(Generators):
-    """Torch's global generator too."""
+    """Seeds torch's global generator too."""
 
     def seed(self, epoch: int, number: int) -> int:
         state = super().seed(epoch, number)
@@ -80,7 +79,7 @@ class SeededRunner(Runner):
 
 
 class _BorrowedWithTorch(Borrowed):
-    """Torch's global generator too."""
+    """Borrows torch's global generator too."""
 
     def __init__(self, *of: int) -> None:
         super().__init__(*of)
@@ -98,8 +97,6 @@ class _BorrowedWithTorch(Borrowed):
 
 
 class _TorchState:
-    """The state of torch's global generator."""
-
     _torch: torch.Tensor | None = None
 
     def take(self) -> None:
@@ -114,7 +111,10 @@ _lending = Lending(_TorchState)
 
 
 class Core(SeedSession):
-    """The session of a torch loader with a seed: its batches hold tensors. It continues the epochs of `before`."""
+    """The session of a torch loader with a seed: its batches hold tensors.
+
+    `before`: the loader's previous session, whose epochs this one continues.
+    """
 
     def __init__(self, settings: dict[str, Any], before: Core | None = None) -> None:
         given = {**_DEFAULTS, **settings, "sampler": _seedable(settings.get("sampler"))}
@@ -127,7 +127,7 @@ class Core(SeedSession):
             feed = feed_of(dataset, options, has_load, _BorrowedWithTorch)
         super().__init__(feed, "penstock.torch", SeededRunner)
         self.given = settings
-        self.face: Callable[[], Any] = type(None)  # the torch loader, by a weak reference
+        self.face: Callable[[], Any] = type(None)  # a weak reference to the torch loader
         if before is not None:
             self.epochs = before.epochs
 
@@ -136,7 +136,7 @@ class Core(SeedSession):
         self.show_numbers()
 
     def show_numbers(self) -> None:
-        """The torch loader has the present numbers of what penstock tunes."""
+        """Copies the current values of the tuned settings to the torch loader."""
         loader = self.face()
         for name in self.options.auto if loader is not None else ():
             loader.__dict__[name] = getattr(self.options, name)
@@ -145,7 +145,7 @@ class Core(SeedSession):
         return {**super().__getstate__(), "face": type(None)}
 
 
-# What penstock's loader takes for arguments that a torch loader does not have.
+# Defaults of penstock's loader, for the arguments that a torch loader does not have.
 _DEFAULTS = {
     name: each.default
     for name, each in inspect.signature(penstock.DataLoader).parameters.items()
@@ -154,7 +154,10 @@ _DEFAULTS = {
 
 
 def core_of(loader: Any) -> Core:
-    """The session of a torch loader with a seed. The torch loader keeps it, and its epochs."""
+    """Returns the session of a torch loader with a seed, which is kept on the loader.
+
+    A new session replaces it if a setting has changed.
+    """
     core: Core | None = loader.__dict__.get("_penstock")
     settings = _settings(loader)
     if core is None or core.given != settings:  # some settings may change between two epochs, as in torch
@@ -169,11 +172,12 @@ def core_of(loader: Any) -> Core:
 
 
 def _settings(loader: Any) -> dict[str, Any]:
-    """The present settings of the torch loader, as arguments of penstock's loader."""
+    """The current settings of the torch loader, as arguments of penstock's loader."""
     settings = {**loader._ours, "dtype": loader._cast, **_order(loader), **loader._by_blocks}
     settings |= {name: getattr(loader, name) for name in _passed(loader.num_workers)} | loader._auto
     if "num_workers" not in loader._auto:
-        # Frameworks make loaders again from the attributes of others, and these have the present number.
+        # A framework that rebuilds a tuned loader passes the current number together with `max_workers`, which is
+        # allowed only with "auto".
         settings["max_workers"] = None
     if loader.collate_fn is default_collate:
         settings["collate_fn"] = _STACKED
@@ -188,16 +192,17 @@ _CONTEXT = "multiprocessing_context"
 
 
 def _passed(workers: int) -> list[str]:
-    """The attributes of a torch loader that are arguments of penstock's."""
+    """The names of the torch loader's attributes that are passed to penstock's loader."""
     names = [name for name, option in OPTIONS.items() if option.face is Face.PASSED]
     if workers:
         return ["dataset", _CONTEXT, *names]
-    # Without workers, torch's loader has what was given when it had some, or nothing. (But a timeout is refused.)
+    # Without workers, the other attributes are None or left over from a time with workers. (A timeout is passed on,
+    # and refused.)
     return ["dataset", *(name for name in names if OPTIONS[name].unset is None or name == "timeout")]
 
 
 def _order(loader: Any) -> dict[str, Any]:
-    """The order as arguments of penstock's loader, which has orders of its own for torch's plain ones."""
+    """The loader's order as arguments of penstock's loader, which has sequential and random orders of its own."""
     batched, batch_sampler = private.is_batched(loader), loader.batch_sampler
     if batched and type(batch_sampler) is not theirs.BatchSampler:
         return {"batch_sampler": batch_sampler}
@@ -215,7 +220,7 @@ def _order(loader: Any) -> dict[str, Any]:
 
 
 def _seedable(sampler: Any) -> Any:
-    """penstock's sampler with the same meaning, which draws from the seed; other samplers are used as they are."""
+    """penstock's equivalent of a torch sampler, which draws from the seed; other samplers are returned unchanged."""
     if type(sampler) is RandomSampler:
         return penstock.RandomSampler(sampler.data_source, sampler.replacement, sampler.num_samples)
     if type(sampler) is theirs.SubsetRandomSampler:

@@ -37,21 +37,21 @@ PART = "torch"
 
 
 class CopyPosition:
-    """The position of one copy of the dataset, a worker's or the caller's: its last mark, and batches since then."""
+    """The position of one copy of the dataset, a worker's or the caller's: its last mark, and the batches since."""
 
     def __init__(self, mark: bytes | Mark | None = None, more: int = 0) -> None:
         self.mark = mark
         self.more = more
 
     def moved(self, mark: bytes | None) -> None:
-        """The copy gave a batch, or raised an error instead."""
+        """Records that the copy gave a batch, or an error in its place."""
         if mark is None:
             self.more += 1
         else:
             self.mark, self.more = mark, 0
 
     def next_epoch(self) -> CopyPosition:
-        """The copy of a stream at the start of the next epoch, unknown if the mark could not be taken."""
+        """The position of a stream's copy at the start of the next epoch; unknown if the mark could not be taken."""
         mark = known(self.mark)
         return CopyPosition(self.mark if mark is None else mark.next_epoch())
 
@@ -71,7 +71,7 @@ class CopyPosition:
 class LoadedState(NamedTuple):
     """A state that was loaded. `origin` and `given`: see `Sampling`; `states` are the random states in `origin`.
 
-    `ahead`: see `Ahead`. It is empty if all that is random in the epoch was drawn before the state was taken.
+    `ahead`: see `Ahead`. It is empty if the order and the base seed were drawn before the state was taken.
     """
 
     plain: Mapping[str, Any]
@@ -86,9 +86,9 @@ class LoadedState(NamedTuple):
 
 
 class Cursor:
-    """The cursor of an iterator that starts: at the beginning of an epoch, or from a saved state.
+    """The position of one iterator, which starts at the beginning of an epoch or from a saved state.
 
-    `before` is the cursor of the loader's previous epoch. `lives` says that the workers of that epoch are used again.
+    `before`: the cursor of the loader's previous epoch. `lives`: the workers of that epoch are reused.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Cursor:
         self.sampling: Sampling | None = None if self.is_stream else Sampling(loader, self.progress)
         self.length: int | None = None
         if not self.is_stream and isinstance(self.dataset, Sized):
-            with suppress(Exception):  # the user's code: torch finds out by itself
+            with suppress(Exception):  # the user's code: torch will raise the same error
                 self.length = len(self.dataset)  # now: it may grow during the epoch
         self.generators = given_to(loader) if self.sampling is None else self.sampling.generators
         self.base_seed: int | None = None
@@ -118,7 +118,7 @@ class Cursor:
         self._copies = [CopyPosition() for _ in range(copies)]
         self._seat = 0
         self._ahead = None if saved is None else Ahead.of(saved.ahead)
-        # An epoch that was resumed at its end restored nothing, since nothing was left to read: the next epoch does.
+        # An epoch that was resumed at its end had nothing to read and restored nothing, so the next epoch does.
         self._restores = saved is not None or (before is not None and before._began_at_end)
         self._began_at_end: bool = False
         if saved is not None:
@@ -135,7 +135,8 @@ class Cursor:
             self._copies = [copy.next_epoch() for copy in before._copies]
         if saved is None and self.is_stream and not self._workers and self._copies[0].mark is None:
             self._copies = [CopyPosition(self._beginning(self.dataset, before))]
-        # Of the caller's own copy of the dataset. `_fetcher` is set if that is a stream with a state: torch reads it.
+        # For the caller's own copy of the dataset. `_fetcher`, through which torch reads a stream, is set if the
+        # stream has a state.
         self._reading = Restored(self.dataset)
         self._fetcher: Any = None
 
@@ -144,7 +145,7 @@ class Cursor:
 
     @classmethod
     def of(cls, loader: Any) -> Cursor:
-        """The cursor of a new iterator: at the state that was loaded, if any, and restored."""
+        """Returns the cursor of a new iterator, after restoring the state that was loaded, if any."""
         cursor = cls(loader, loader.__dict__.get("_saved"), loader.__dict__.get("_cursor"))
         cursor.restore()
         return cursor
@@ -186,7 +187,7 @@ class Cursor:
                 self._reading.prepare(mark)
 
     def begin(self, work: Callable[[], object], iterator: Any = None, *, sampler: bool = True) -> None:
-        """Calls code of torch's that draws the base seed of `iterator`, calls `iter()` of the sampler, or both.
+        """Calls `work`, torch's code that draws the base seed of `iterator`, calls `iter()` of the sampler, or both.
 
         Numbers that were drawn before the state was taken are replayed without advancing the caller's generators.
         """
@@ -206,7 +207,7 @@ class Cursor:
             iterator._base_seed = self.base_seed
 
     def keys(self, iterator: Any) -> Iterator[Any]:
-        """The keys of each step that was not handed out. torch's `iterator` has begun to iterate over all of them."""
+        """The keys of each step that was not handed out. `iterator` has torch's own iterator over all steps."""
         begun: Iterator[Any] = iterator._sampler_iter
         saved = self._saved
         if self.sampling is None or not self.is_tracked:
@@ -217,7 +218,7 @@ class Cursor:
         return steps if self._ahead is None else self._ahead.steps(steps)
 
     def open_stream(self, fetcher: Any, size: int) -> None:
-        """The caller's own copy of a stream continues from its position. `fetcher` is the object that reads it."""
+        """Continues the caller's own copy of a stream from its position. torch reads it through `fetcher`."""
         copy, reading = self._copies[0], self._reading
         reading.begin(fetcher.dataset_iter, known(copy.mark))
         until = reading.read + copy.more
@@ -227,7 +228,7 @@ class Cursor:
             self._fetcher = fetcher
 
     def passed(self, step: int, mark: bytes | None, worker: int) -> None:
-        """A worker's step was handed out, as a batch or as an error."""
+        """Records that a worker's step was handed out, as a batch or as an error."""
         self.progress.passed(step, None if self.sampling is None else self.sampling.handed_out(step))
         if self._copies:
             self._copies[worker].moved(mark)
@@ -240,7 +241,7 @@ class Cursor:
         return begin.steps + len(begin.beyond)
 
     def passed_inline(self, *, failed: bool) -> None:
-        """A step that was done in this process was handed out, as a batch or as an error."""
+        """Records that a step of this process was handed out, as a batch or as an error."""
         step = self.progress.steps
         self.progress.passed(step, None if self.sampling is None else self.sampling.handed_out(step))
         if self._copies:
@@ -249,7 +250,7 @@ class Cursor:
             self._reading.note_error() if failed else self._reading.note_batch()
 
     def finish(self, end: bytes | None, ends: Mapping[int, bytes]) -> None:
-        """The caller was told that the epoch is over; `ends`: see `Run`."""
+        """Records that the caller has seen the end of the epoch; `ends`: see `Run`."""
         self.progress.is_over = True
         for worker, mark in ends.items():
             self._copies[worker].moved(mark)
@@ -294,11 +295,11 @@ def state_of(loader: Any) -> dict[str, Any]:
 
 
 def _ahead(loader: Any, cursor: Cursor) -> dict[str, Any]:
-    """The states of the global generators from which the epoch is still to be drawn."""
+    """The states of the global generators that the epoch will still draw from."""
     names = set() if cursor.sampling is None else cursor.sampling.draws_from
     if loader.num_workers and loader.generator is None and cursor.base_seed is None:
         names |= {"torch"}
-    # None: of a bit generator that the user has put into numpy.
+    # A state is None if the user has given numpy another bit generator.
     return {name: state for name, state in take_states(sorted(names)).items() if state is not None}
 
 
@@ -328,7 +329,7 @@ def check_maker(value: object, seed: int | None) -> None:
 
 
 def loaded(loader: Any, value: Any) -> LoadedState:
-    """The state in the result of `state_of`, possibly read from a JSON file; StateError if it does not fit."""
+    """Parses the result of `state_of`, possibly read from a JSON file. Raises StateError if it does not fit."""
     state, cursor = State.parse(value), Cursor(loader)
     state.check(_about(loader, cursor))
     try:
@@ -343,7 +344,7 @@ def _parse(value: Mapping[str, Any], state: State, cursor: Cursor) -> LoadedStat
     part, sampling = value[PART], cursor.sampling
     base_seed, origin = part["base_seed"], part["origin"]
     if state.steps and (base_seed is None or (sampling is not None and origin is None)):
-        raise ValueError(f"it does not say what its {state.steps} steps came from")
+        raise ValueError(f"it lacks the random states that its {state.steps} steps were drawn from")
     states = {} if origin is None else parse_states(origin)
     numbers = {"base_seed": base_seed or 0, "seat": part["seat"], **(origin or {})}
     for name in numbers.keys() - states.keys():

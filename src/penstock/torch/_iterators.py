@@ -7,7 +7,10 @@ name in a profile, and the attributes that frameworks look for.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Collection, Iterator
 from functools import partial
+from itertools import count
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -29,19 +32,16 @@ from penstock.torch._status import begun_on_penstock
 
 
 class Inline(private.InlineIterator):  # type: ignore[misc]
-    """Without workers: torch's plain loop."""
-
-    @property
-    def steps_before(self) -> int:
-        """See `SeedReader.steps_before`."""
-        return self._cursor.steps_before
+    """The iterator without workers: torch's plain loop."""
 
     @never_ends
     def __init__(self, loader: Any) -> None:
         cursor = self._cursor = Cursor.of(loader)
         cursor.begin(partial(self._begin, loader), self)
-        self._sampler_iter = cursor.keys(self)
-        self._num_yielded += cursor.progress.steps  # SpeechBrain's patched constructor may have skipped some
+        keys, beyond = cursor.keys(self), cursor.progress.begin.beyond
+        self._sampler_iter = _except(keys, cursor.progress.steps, beyond) if beyond else keys
+        self.steps_before = cursor.steps_before
+        self._num_yielded += self.steps_before  # SpeechBrain's patched constructor may have skipped some
         self._profile_name = private.profiled_as(private.InlineIterator)
         cast = getattr(loader, "_cast", None)
         self._into = None if cast is None else FieldMemory(cast.root(), np.empty)
@@ -60,7 +60,7 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
         if fetcher.collate_fn is default_collate:
             fetcher.collate_fn = explained
         if self._cursor.is_stream:
-            fetcher.collate_fn = never_ends(fetcher.collate_fn)  # it is called where the stream may end
+            fetcher.collate_fn = never_ends(fetcher.collate_fn)  # its StopIteration would look like the stream's end
             self._cursor.open_stream(fetcher, getattr(loader, "batch_size", None) or 1)
 
     @raises_instead
@@ -72,24 +72,18 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
         try:
             index = self._next_index()
         except StopIteration:
-            cursor.finish(None, {})
-            self._measures.end_epoch()
-            return END
+            return self._end()
         except Exception:
             cursor.passed_inline(failed=True)
             raise
-        ended, failed = False, True
         try:
             data = self._dataset_fetcher.fetch(index)
-            failed = False
-        except StopIteration:
-            if not cursor.is_stream:
-                raise
-            ended = True
-            self._measures.end_epoch()
-            return END
-        finally:
-            cursor.finish(None, {}) if ended else cursor.passed_inline(failed=failed)
+        except BaseException as error:
+            if cursor.is_stream and isinstance(error, StopIteration):
+                return self._end()
+            cursor.passed_inline(failed=True)
+            raise
+        cursor.passed_inline(failed=False)
         rows = len(index) if private.is_batched(self) else 0
         if self._into is not None:
             data = self._into.finish(data, rows)
@@ -97,20 +91,20 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
         stopwatch.answer(ready=False)
         return data if self._deliver is None else self._deliver(data)
 
+    def _end(self) -> Any:
+        self._cursor.finish(None, {})
+        self._measures.end_epoch()
+        return END
+
 
 class Workers(private.WorkersIterator):  # type: ignore[misc]
-    """torch's semantics: each worker has its own steps, seeds and copy of the dataset.
+    """The iterator with workers and torch's semantics: each worker has its own steps, seeds and copy of the dataset.
 
-    Its workers live as long as the iterator, or as its epoch if they are not persistent.
+    Persistent workers live as long as the iterator, others until the end of its epoch.
     """
 
     _engine: Engine | None = None
     _reader: TorchReader | None = None  # None: closed, or the epoch could not begin
-
-    @property
-    def steps_before(self) -> int:
-        """See `SeedReader.steps_before`."""
-        return self._cursor.steps_before
 
     @never_ends
     def __init__(self, loader: Any) -> None:
@@ -127,7 +121,7 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
     @never_ends
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         self._reader, engine, session = None, self._engine, self._session
-        if engine is not None and (engine.closed or not engine.is_ours()):  # the parent's, in a forked child
+        if engine is not None and (engine.closed or not engine.is_ours()):  # in a forked child, it is the parent's
             engine = None
         if engine is not None:
             if not self._cursor.is_stream and engine.take_back():
@@ -143,8 +137,8 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
             session.take_back()
             engine = self._engine = session.hire(semantics)
         cursor.begin(partial(private.BaseIterator._reset, self, loader, first_iter))
-        steps, beyond = cursor.progress.steps, cursor.progress.beyond
-        self._num_yielded += steps + len(beyond)
+        self.steps_before = cursor.steps_before
+        self._num_yielded += self.steps_before
         run = semantics.run(session)
         session.measures.begin_epoch(run.number)
         self._reader = reader = TorchReader(session, semantics, engine, run, cursor)
@@ -174,16 +168,16 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
 
 
 class _ClosedBatches:
-    """In the place of the batches of a closed iterator. The garbage collector may close it at any moment."""
+    """Replaces the batches of a closed iterator. The garbage collector may close an iterator at any moment."""
 
     def __next__(self) -> Any:
         raise RuntimeError("This iterator was closed. Call iter(loader) for a new one.")
 
 
 class Seeded(private.WorkersIterator):  # type: ignore[misc]
-    """penstock's semantics (`seed=`): a batch does not depend on the worker that makes it."""
+    """The iterator with penstock's semantics (`seed=`): a batch does not depend on the worker that makes it."""
 
-    # For an iterator whose constructor was interrupted.
+    # Needed by `__del__` if the constructor was interrupted.
     _core: Core | None = None
     _persistent_workers = False
 
@@ -198,7 +192,7 @@ class Seeded(private.WorkersIterator):  # type: ignore[misc]
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         self._core = core = core_of(loader)
         core.take_back()
-        self._stream = _ClosedBatches()  # gives its engine back
+        self._stream = _ClosedBatches()  # the previous stream returns its engine
         self._stream = core.begin(Batches)
         self._handles: Any = self._stream._engine.backend.handles
         _begun(loader)
@@ -229,6 +223,12 @@ class Seeded(private.WorkersIterator):  # type: ignore[misc]
             engine.close()  # its workers are idle: no other iterator uses them
 
     __del__ = finalizer(_drop)
+
+
+def _except(keys: Iterator[Any], first: int, beyond: Collection[int]) -> Iterator[Any]:
+    """The keys of the steps from `first` on, without the steps in `beyond`, which were handed out early."""
+    steps = zip(count(first), keys, strict=False)  # not a generator, which an exception of the sampler would end
+    return map(itemgetter(1), filter(lambda step: step[0] not in beyond, steps))
 
 
 def _begun(loader: Any, cursor: Cursor | None = None) -> None:

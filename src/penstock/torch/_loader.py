@@ -1,10 +1,9 @@
-"""torch's DataLoader on penstock's engine: a class of its own, and `enable()` for all loaders of torch's."""
+"""torch's DataLoader on penstock's engine: a subclass of it, and `enable()` for all torch loaders."""
 
 from __future__ import annotations
 
 import copy
 import inspect
-import operator
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,6 +16,7 @@ from penstock._engine.engine import Engine
 from penstock._fill.cast import DTYPES, Cast
 from penstock._options import OPTIONS, Casting, LastBatch, OnError
 from penstock._session.reading import IndexedBatches
+from penstock._session.session import Session
 from penstock._session.tracing import Tracing
 from penstock._system.ending import never_ends
 from penstock.backends import _base as backends
@@ -28,7 +28,7 @@ from penstock.torch._core import Core, core_of
 from penstock.torch._cursor import Cursor, LoadedState, check_maker, loaded, state_of
 from penstock.torch._iterators import Inline, Seeded, Workers
 from penstock.torch._rebuilt import DEFAULTS, Given, adopt, given_in, is_default, refusal, with_given
-from penstock.torch._semantics import close, measures_of, stats
+from penstock.torch._semantics import measures_of, sessions, stats
 from penstock.torch._status import Status, begun_on_torch, status_of, warn_once
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ else:
 
 T = TypeVar("T")
 
-# Why `seed=` is needed: for which settings, for arguments of backends, for which methods.
+# Settings, arguments of backends and methods that need `seed=`, and why.
 _NEED_SEED = {
     **{name: option.needs_seed for name, option in OPTIONS.items() if option.needs_seed},
     **dict.fromkeys(backends.arguments(), "workers are processes of this machine, as in torch."),
@@ -61,11 +61,11 @@ _TUNED = {name: option.tuned for name, option in OPTIONS.items() if option.tuned
 
 
 class _Newer(TypedDict, total=False):
-    """Arguments of a newer torch, which its constructor gets. A type checker knows none of them."""
+    """Arguments of a newer torch, which are passed to its constructor. Type checkers allow none."""
 
 
 class _NonDataProperty(Generic[T]):
-    """A property that an attribute of a subclass may hide."""
+    """A property that an instance attribute of the same name hides, for subclasses that use the name."""
 
     def __init__(self, read: Callable[[Any], T]) -> None:
         self._read = read
@@ -83,8 +83,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     any `snapshot_every_n_steps`, which only says how often workers send the state of a stream that has one.
 
     With `seed=` penstock's semantics replace torch's: order, augmentation and batches depend only on the seed and
-    not on `num_workers`, which may be set while the loader runs, or be "auto", as may `prefetch_factor` (see
-    penstock's loader, also for `max_workers=`); a worker that crashes is replaced; a resumed run repeats
+    not on `num_workers`, which may be set while the loader runs; `num_workers` and `prefetch_factor` may be "auto"
+    (see penstock's loader, also for `max_workers=`); a worker that crashes is replaced; a resumed run repeats
     augmentations exactly; `penstock.rng()`, `on_error=`, `max_errors=`, `shard=`, `last_batch=`, `hang=`,
     `backend="ray"`, `ray_options=`, `backend_options=`, `shuffle="blocks"`, `window=`, `batches()` and `update()` are
     those of penstock's loader.
@@ -149,7 +149,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         before = given_in(timeout)
         auto = tuple(name for name in _TUNED if isinstance(values[name], str) and values[name] == "auto")
         by_blocks = isinstance(shuffle, str)
-        if before is not None:  # made again by a library, which may not know all of our arguments
+        if before is not None:  # rebuilt by a library, which may not pass on all of our arguments
             ours |= {name: one for name, one in before.arguments.items() if is_default(name, ours[name])}
             auto = (*auto, *(name for name in before.auto if num_workers and name not in auto))
             if before.by_blocks and _is_sequential(sampler, batch_sampler):
@@ -164,7 +164,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 )
         if isinstance(shuffle, str) and shuffle != "blocks":
             raise ValueError(f'shuffle must be True, False, None or "blocks", got {shuffle!r}.')
-        # torch's constructor checks that these are numbers.
+        # torch's constructor accepts no "blocks" or "auto".
         theirs |= {"shuffle": True} if by_blocks else {}
         theirs |= {name: value for name, value in _TUNED.items() if name in auto}
         cast = Cast.of(ours["dtype"], ours["casting"], (*DTYPES, "bfloat16"))
@@ -175,33 +175,25 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             by_blocks,
             own_order=before.own_order if before is not None else sampler is None and batch_sampler is None,
         )
-        _check(ours, auto, by_blocks, generator)
+        _check(given, generator)
         if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 0):
             raise ValueError(f"snapshot_every_n_steps must be an int of at least 0, or None, got {every!r}.")
         super().__init__(dataset, **theirs, **newer)  # type: ignore[arg-type]
-        self._given = given
+        self._given, self._cast = given, cast
+        # Private: a subclass may use the names of our arguments for itself.
+        self._ours, self._auto, self._by_blocks = given.split()
         self.timeout = timeout
-        # Not among the arguments that frameworks read: these make a loader again with a sampler.
-        self._by_blocks = {"window": ours.pop("window")} | ({"shuffle": "blocks"} if by_blocks else {})
-        shown = dict(ours)
-        for name in ("dtype", "casting"):
-            del ours[name]
-        # The arguments that torch's constructor does not have. A subclass may use their names for itself.
-        seed = ours["seed"]
-        self._ours: dict[str, Any] = {**ours, "seed": None if seed is None else operator.index(seed)}
-        self._auto = dict.fromkeys(auto, "auto")  # the settings that penstock tunes
-        self._cast = cast
         self.snapshot_every_n_steps = every
-        # Frameworks read the arguments from `vars`.
-        for name, value in {**shown, **self._ours}.items():
-            if not hasattr(type(self), name):
+        # Frameworks read the arguments from `vars`, to rebuild the loader: with a sampler, which rules out `window`.
+        for name, value in {**ours, **self._ours}.items():
+            if name != "window" and not hasattr(type(self), name):
                 vars(self).setdefault(name, value)
         self._saved: LoadedState | None = None
-        self._cursor: Cursor | None = None  # of the epoch begun last
-        self._engine: weakref.ref[Engine] | None = None  # and its workers
+        self._cursor: Cursor | None = None  # of the epoch that was begun last
+        self._engine: weakref.ref[Engine] | None = None  # the one that runs that epoch
         if given:
             _watch_iterators()
-            if auto or by_blocks or given.arguments.keys() - {"seed", "dtype", "casting"}:
+            if given.named.keys() - {"seed", "dtype", "casting"}:
                 core_of(self)  # raises now, and not in the first epoch, if an argument is wrong
 
     if TYPE_CHECKING:  # torch's returns an iterator of unknown items
@@ -215,7 +207,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             self._resize(value)
             self._auto = {one: "auto" for one in self._auto if one != name}
             self._given = replace(self._given, auto=tuple(self._auto))
-            self.timeout = self.timeout  # which has what is given
+            self.timeout = self.timeout  # it holds `_given`
         super().__setattr__(name, value)
 
     def _resize(self, num_workers: int) -> None:
@@ -231,11 +223,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 "random generators. Give the loader seed=, or set num_workers when no iterator is alive."
             )
         else:
-            self._iterator = None  # of workers that have ended
+            self._iterator = None  # its workers have ended
 
     @never_ends
     def state_dict(self) -> dict[str, Any]:
-        """The position after the batches that you received; after the end of an epoch, the start of the next epoch.
+        """Returns the position after the batches that you received; after an epoch, the start of the next one.
 
         JSON-serialisable, unless the `state_dict` of a dataset or sampler returns other data. This method may be
         called at any time, even inside a loop.
@@ -244,7 +236,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     @never_ends
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """The next `iter()` continues where the state was taken.
+        """Makes the next `iter()` continue where the state was taken.
 
         If the state does not fit, a StateError names the difference and the loader stays unchanged.
         """
@@ -291,7 +283,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def stats(self) -> Stats:
         """Where the time goes: how long you waited, what each worker did, the slowest samples, and a verdict.
 
-        For the present epoch and for the loader's life. Measured all the time; any thread may ask.
+        The figures are those of the current epoch and of the loader's whole life. They are always measured, and any
+        thread may ask for them.
         """
         return stats(self)
 
@@ -313,8 +306,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def close(self) -> None:
         """Stops the workers. Batches that were handed out stay valid; a later `iter()` starts new workers."""
-        core = vars(self).get("_penstock")
-        close(self) if core is None else core.close()
+        session: Session | None = vars(self).get("_penstock") or sessions.get(self)
+        if session is not None:
+            session.close()
         self._iterator = None
 
     def __enter__(self) -> Self:
@@ -331,7 +325,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     @_NonDataProperty
     def _is_accelerate_prepared(self) -> bool:
-        """accelerate reads this before it makes a loader of torch's class from this one."""
+        """accelerate reads this attribute before it makes a loader of torch's class from this one."""
         if not enable._on and not self._given:
             warn_once(self, "accelerate makes a torch loader from it, so call penstock.torch.enable() first")
         return False
@@ -343,16 +337,16 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return core_of(self).length()
 
 
-def _check(ours: dict[str, Any], auto: Iterable[str], by_blocks: bool, generator: object) -> None:
-    """Checks our arguments, as far as torch's semantics are concerned."""
-    seed = ours["seed"]
+def _check(given: Given, generator: object) -> None:
+    """Raises if one of our arguments is wrong, or needs `seed=` and there is none."""
+    seed, backend_name = given.arguments.get("seed"), given.arguments.get("backend", "")
     number = isinstance(seed, SupportsIndex) and not isinstance(seed, bool)
     if seed is not None and not (number and 0 <= seed < 1 << 64):
         raise ValueError(f"seed must be an int from 0 to 2**64 - 1, or None (as in torch), got {seed!r}.")
-    backend = backends.TABLE.get(ours["backend"])
+    backend = backends.TABLE.get(backend_name)
     if backend is not None and backend.threads:
         raise ValueError(
-            f'backend="{ours["backend"]}" is not possible here: workers seed torch\'s global generator, which all '
+            f'backend="{backend_name}" is not possible here: workers seed torch\'s global generator, which all '
             "threads of a process share. Use processes, or penstock.DataLoader."
         )
     if seed is not None and generator is not None:
@@ -360,15 +354,14 @@ def _check(ours: dict[str, Any], auto: Iterable[str], by_blocks: bool, generator
             f"seed={seed} and generator= were both given, but with seed= order and randomness depend on the seed "
             "alone: nothing would be drawn from the generator. Leave one of them out."
         )
-    given = {**ours, **dict.fromkeys(auto, "auto"), **({"shuffle": "blocks"} if by_blocks else {})}
-    for name, value in given.items() if seed is None else ():
-        if name in _NEED_SEED and not is_default(name, value):
+    for name, value in given.named.items() if seed is None else ():
+        if name in _NEED_SEED:
             raise ValueError(f"{name}={value!r} needs seed=: without it {_NEED_SEED[name]}")
 
 
 def _is_sequential(sampler: Any, batch_sampler: Any) -> bool:
-    """True if keys come in sequence, as libraries want them for predictions."""
-    within = getattr(batch_sampler, "_batch_sampler", batch_sampler)  # Lightning wraps it to predict
+    """True for a sequential sampler, which libraries use for predictions."""
+    within = getattr(batch_sampler, "_batch_sampler", batch_sampler)  # Lightning wraps it for predictions
     sampler = getattr(within, "sampler", None) if sampler is None else sampler
     return isinstance(sampler, torch.utils.data.SequentialSampler)
 
@@ -398,7 +391,7 @@ def _kind_of_iterator(kind: type, loader: Any) -> type:
 
 
 def _new(kind: type, *args: Any, **kwargs: Any) -> Any:
-    """The `__new__` of torch's iterators, from the first `enable()` or loader with arguments of ours on."""
+    """Replaces `__new__` of torch's iterators, once `enable()` was called or a loader has arguments of ours."""
     loader: Any = args[0] if args else kwargs.get("loader")
     is_adopted = not isinstance(loader, DataLoader) and adopt(loader)
     if not is_adopted:
@@ -407,13 +400,13 @@ def _new(kind: type, *args: Any, **kwargs: Any) -> Any:
     if loader._ours["seed"] is None:
         return object.__new__(ours)
     seeded = object.__new__(Seeded)
-    if not isinstance(seeded, kind):  # then Python does not call its constructor
+    if not isinstance(seeded, kind):  # Python calls the constructor of instances of `kind` only
         seeded.__init__(*args, **kwargs)  # type: ignore[misc]
     return seeded
 
 
 def _watch_iterators() -> None:
-    # For good: a class that has lost its `__new__` takes no arguments any more.
+    # Never undone: a class refuses constructor arguments after its `__new__` was removed.
     private.BaseIterator.__new__ = _new
 
 
@@ -429,26 +422,22 @@ def _iterate(loader: DataLoader[Any]) -> Any:
     return iterator
 
 
-# The arguments of the installed torch, and ours.
+# The signature has the arguments of the installed torch, and ours.
 _torchs, _all = (inspect.signature(kind.__init__) for kind in (torch.utils.data.DataLoader, DataLoader))
-_known = {"self": None, "dataset": None, **_torchs.parameters}
-_named = [each for each in _all.parameters.values() if each.name not in _known and each.kind is each.KEYWORD_ONLY]
-# One that this torch does not have yet is refused by its constructor.
-_named = [each for each in _named if each.name in DEFAULTS or each.name == "snapshot_every_n_steps"]
+_OURS = (*DEFAULTS, "snapshot_every_n_steps")
+_named = [each for name, each in _all.parameters.items() if name in _OURS and name not in _torchs.parameters]
 DataLoader.__init__.__signature__ = _torchs.replace(  # type: ignore[attr-defined]
     parameters=[*_torchs.parameters.values(), *_named]
 )
 _THEIRS = {
-    name: each.default
-    for name, each in _all.parameters.items()
-    if name not in ("self", "dataset", "snapshot_every_n_steps", "newer", *DEFAULTS)
+    name: each.default for name, each in _all.parameters.items() if name not in ("self", "dataset", "newer", *_OURS)
 }
 
 setattr(DataLoader, private.ITERATOR_METHOD, _iterate)
 
 
 class enable:
-    """From now on every loader of torch's in this process uses penstock's engine.
+    """Makes every torch loader in this process use penstock's engine from now on.
 
     As a context manager, it restores the previous setting at the end. Calling it twice changes nothing. A loader with
     an iterator class of its own keeps torch's engine, and one warning for each such class of loader says so.
@@ -474,12 +463,12 @@ class enable:
 
 
 def disable() -> None:
-    """Loaders of torch's use torch's own engine again. Iterators that exist stay as they are."""
+    """Makes torch loaders use torch's own engine again. Existing iterators stay as they are."""
     enable._on = False
 
 
 def status() -> Status:
-    """Which loaders of this process have run on penstock's engine, and which on torch's, by class.
+    """Tells which classes of loaders have run on penstock's engine in this process, and which on torch's.
 
     Print it for a summary. Loaders that ran on torch's engine are counted while `enable()` is in effect.
     """

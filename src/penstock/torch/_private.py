@@ -41,10 +41,10 @@ def is_batched(loader: Any) -> bool:
 
 
 def profiled_as(kind: Any) -> str:
-    """The name that `next` of such an iterator has in a profile."""
+    """The name in a profile for `next` of an iterator of this class."""
     return f"enumerate(DataLoader)#{kind.__name__}.__next__"
 
 
 def set_worker_info(id: int, num_workers: int, seed: int, dataset: Any) -> None:
-    """From now on `torch.utils.data.get_worker_info()` returns this."""
+    """Sets the result of `torch.utils.data.get_worker_info()`."""
     _worker._worker_info = _worker.WorkerInfo(id=id, num_workers=num_workers, seed=seed, dataset=dataset)

@@ -1,14 +1,15 @@
-"""Loaders that another library makes again from the attributes of one of ours.
+"""Loaders that another library rebuilds from the attributes of one of ours.
 
 accelerate, Ray Train and Opacus make a loader of torch's class from the attributes that torch's constructor has set,
 and would drop every argument that only penstock has. Lightning makes a loader of the same class, from `vars`. Each
-of them passes on `timeout`, so the arguments travel with it: it is a number that also holds a `Given`. The iterators
-of a loader that was made with such a number are penstock's, with these arguments, or cannot be made.
+of them passes on `timeout`, so the arguments travel with it: it is a number that also holds a `Given`. A loader that
+was made with such a number uses penstock's iterators, with these arguments, or raises an error.
 """
 
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,16 +28,17 @@ DEFAULTS: dict[str, Any] = {
 
 
 def is_default(name: str, value: object) -> bool:
-    """True if this argument was not given, or its default was. (A numpy dtype may be equal to None.)"""
+    """True if the value is the argument's default. None is compared by `is`: a numpy dtype may be equal to None."""
     default = DEFAULTS.get(name)
     return value is default if default is None else value == default
 
 
 @dataclass(frozen=True)
 class Given:
-    """The arguments of a loader that torch's constructor does not have, without those that have their defaults.
+    """The arguments of a loader that torch's constructor does not have, except those with their default values.
 
-    `auto`: the settings that penstock tunes. `by_blocks`: `shuffle="blocks"` was given. `own_order`: no sampler was.
+    `auto`: the settings that penstock tunes. `by_blocks`: `shuffle="blocks"` was given. `own_order`: no sampler was
+    given.
     """
 
     arguments: Mapping[str, Any]
@@ -45,13 +47,31 @@ class Given:
     by_blocks: bool
     own_order: bool
 
+    def split(self) -> tuple[dict[str, Any], dict[str, str], dict[str, Any]]:
+        """Three parts: all other arguments, with defaults; the settings that are "auto"; those of `shuffle="blocks"`.
+
+        `dtype` and `casting` are in `cast`.
+        """
+        ours = {name: self.arguments.get(name, default) for name, default in DEFAULTS.items()}
+        window = ours.pop("window")
+        for name in ("dtype", "casting"):
+            del ours[name]
+        if ours["seed"] is not None:
+            ours["seed"] = operator.index(ours["seed"])
+        by_blocks = {"window": window} | ({"shuffle": "blocks"} if self.by_blocks else {})
+        return ours, dict.fromkeys(self.auto, "auto"), by_blocks
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """All arguments by name, including those that are "auto" or "blocks"."""
+        blocks = {"shuffle": "blocks"} if self.by_blocks else {}
+        return {**self.arguments, **dict.fromkeys(self.auto, "auto"), **blocks}
+
     def __bool__(self) -> bool:
-        return bool(self.arguments or self.auto or self.by_blocks)
+        return bool(self.named)
 
     def __str__(self) -> str:
-        named = {**self.arguments, **dict.fromkeys(self.auto, "auto")}
-        named |= {"shuffle": "blocks"} if self.by_blocks else {}
-        return ", ".join(f"{name}={value!r}" for name, value in named.items())
+        return ", ".join(f"{name}={value!r}" for name, value in self.named.items())
 
 
 class _Number:
@@ -69,7 +89,7 @@ class _Seconds(_Number, float):
 
 
 def with_given(timeout: Any, given: Given) -> Any:
-    """The same number, which holds these arguments; without them, the plain number."""
+    """The same number, with these arguments in it; the plain number if there are no arguments."""
     if not isinstance(timeout, (int, float)) or isinstance(timeout, bool):
         return timeout
     whole = isinstance(timeout, int)
@@ -86,7 +106,7 @@ def given_in(timeout: object) -> Given | None:
 
 
 def adopt(loader: Any) -> bool:
-    """True if this loader of another class was made from one of ours. It has our arguments from now on."""
+    """Gives a loader of another class our arguments, if it was made from one of ours; returns False if it was not."""
     given = given_in(getattr(loader, "timeout", None))
     if given is None:
         return False
@@ -103,14 +123,10 @@ def adopt(loader: Any) -> bool:
             f"{given.arguments['last_batch']!r}, and its length would be wrong. Use drop_last=True, or leave "
             "last_batch= out."
         )
-    ours = {name: given.arguments.get(name, default) for name, default in DEFAULTS.items()}
-    window = ours.pop("window")
-    for name in ("dtype", "casting"):
-        del ours[name]
+    ours, auto, by_blocks = given.split()
     # The library decides what each rank reads, so there is nothing to warn of.
     ours["shard"] = (0, 1) if ours["seed"] is not None else None
-    auto = dict.fromkeys(given.auto if loader.num_workers else (), "auto")
-    by_blocks = {"window": window} | ({"shuffle": "blocks"} if given.by_blocks else {})
+    auto = auto if loader.num_workers else {}
     vars(loader).update(_ours=ours, _cast=given.cast, _auto=auto, _by_blocks=by_blocks)
     if given.own_order and ours["seed"] is not None:
         for sampler in _samplers(loader):

@@ -1,4 +1,4 @@
-"""The keys of one epoch from the sampler of a torch loader, and the random states to draw them again."""
+"""The keys of one epoch from the sampler of a torch loader, and the random states they can be drawn again from."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TORCHS = {*_RANDOM, SequentialSampler, data.DistributedSampler}
 
 
 def sampler_of(loader: Any) -> Any:
-    """The sampler of the keys, or of whole batches if the user gave one."""
+    """The sampler of single keys, or the user's own sampler of batches."""
     index = loader._index_sampler
     return index.sampler if type(index) is BatchSampler else index
 
@@ -40,7 +40,8 @@ def sampler_of(loader: Any) -> Any:
 class Sampling:
     """One pass over the sampler: the keys of each step, from the first step that was not handed out.
 
-    `progress` has the mark that a sampler with a state starts from: of a resume state, or of the last epoch's end.
+    `progress` has the mark that a sampler with a state starts from: the mark of a resume state, or of the last
+    epoch's end.
     """
 
     def __init__(self, loader: Any, progress: Progress) -> None:
@@ -54,13 +55,12 @@ class Sampling:
         self._origin: dict[str, Any] | None = None
         self._torch: torch.Tensor | None = None
         self._given: list[torch.Tensor | str] | None = None
-        self._begin = progress.begin.mark
         self._samples: int | None = None
         if self._is_torchs:
-            with suppress(Exception):  # the user's code: torch finds out by itself
+            with suppress(Exception):  # the user's code: torch will raise the same error
                 self._samples = len(self.sampler)  # now: the dataset may grow during the epoch
         self._reading = Restored(self.sampler)
-        self._marks: dict[int, bytes | None] = {}  # of each step that was drawn and not handed out
+        self._marks: dict[int, bytes | None] = {}  # of the steps that were drawn and not handed out
         self._is_over = False
         self._last = -1  # the number of steps, when the sampler has ended
         self.end: bytes | None = None  # the mark that the next epoch starts from, when the sampler has ended
@@ -91,7 +91,7 @@ class Sampling:
 
     @property
     def draws_from(self) -> set[str]:
-        """The global generators from which the sampler may draw its keys, if it was not asked yet."""
+        """The global generators that the sampler may still draw its keys from; empty once it has drawn."""
         if self.origin is not None or type(self.sampler) in (list, tuple, range):
             return set()
         if not self._is_torchs:
@@ -100,7 +100,7 @@ class Sampling:
 
     @property
     def given(self) -> list[str]:
-        """The states of `generators` before the sampler drew from them; before and after the pass, as they are."""
+        """The states of `generators` before the sampler drew; before and after the pass, their current states."""
         given = self._given
         if given is None or self._progress.steps == self._last:
             return texts_of(self.generators)
@@ -109,17 +109,17 @@ class Sampling:
         return texts
 
     def handed_out(self, step: int) -> bytes | None:
-        """The mark of this step, if the sampler has a state."""
+        """Returns and forgets the mark of this step; None if the sampler has no state."""
         return self._marks.pop(step, None)
 
     def restore(self) -> None:
         """Restores a sampler that starts from the end of the previous epoch. No generator is advanced."""
-        mark = opened(self._begin)
+        mark = opened(self._progress.begin.mark)
         if mark is not None and not mark.at_end and mark.kept:
             with_loan(TemporaryStates({}, self.generators), self._reading.prepare, mark)
 
     def prepare(self) -> None:
-        """Called before torch calls `iter()` of its index sampler."""
+        """Notes the states of the generators before torch calls `iter()` of its index sampler, which may draw."""
         if not self._batched and not self._is_torchs:
             self._before = take_states()
             self._given = [each.get_state() for each in self.generators]
@@ -127,14 +127,14 @@ class Sampling:
     def fresh(self, begun: Iterator[Any]) -> Iterator[Any]:
         """The keys of a whole epoch. `begun` is torch's iterator of the index sampler."""
         if inspect.isgenerator(begun) and inspect.getgeneratorstate(begun) != inspect.GEN_CREATED:
-            return begun  # a patched constructor of torch's iterators has skipped steps: SpeechBrain's does
+            return begun  # SpeechBrain patches torch's constructor, which has then skipped steps
         if not self._has_drawn(begun):
             return self._from_first(begun)
         self._note(self._before)
         return self._marked(begun) if self._has_state(begun) else begun
 
     def _from_first(self, begun: Iterator[Any]) -> Iterator[Any]:
-        """The same, for a sampler that draws when it is asked for its first keys. The body runs at that time."""
+        """Like `fresh`, for a sampler that draws when it is asked for its first keys: the body runs only then."""
         self._given = [each.get_state() for each in self.generators]
         self._note({})
         if self._is_torchs:
@@ -154,7 +154,7 @@ class Sampling:
         yield from chain(first, steps)
 
     def _note(self, before: dict[str, Any]) -> None:
-        """Notes which global generators the sampler drew from: those that are no longer in these states."""
+        """Notes which global generators the sampler drew from: those whose state is no longer the one in `before`."""
         after = take_states() if before else {}
         self._origin = {name: state for name, state in before.items() if after[name] != state}
         epoch = getattr(self.sampler, "epoch", None)
@@ -162,18 +162,18 @@ class Sampling:
             self._origin["epoch"] = epoch
 
     def resumed(self, begun: Iterator[Any], saved: LoadedState) -> Iterator[Any]:
-        """The keys of the rest of an epoch: drawn again from the origin in the state, or read from the mark."""
-        self._origin, self._given, mark = dict(saved.origin or {}), [*saved.given], opened(self._begin)
+        """The keys of the rest of an epoch, drawn again from the state's `origin`, or read on from the mark."""
+        self._origin, self._given, mark = dict(saved.origin or {}), [*saved.given], opened(self._progress.begin.mark)
         if mark is not None and mark.kept and not mark.at_end:
             mark = None  # `restore` has used it
         if mark is not None or not self._has_drawn(begun):
             set_all(self.generators, saved.given)
-        # Only when it is asked for its first keys. Not a generator, which an exception of the sampler would end.
+        # `rest` runs when the first keys are asked for. Not a generator, which an exception of the sampler would end.
         rest = cache(partial(self._rest, begun, saved.states, mark))
         return map(_next_of, repeat(rest))
 
     def _rest(self, begun: Iterator[Any], states: dict[str, Any], mark: Mark | None) -> Iterator[Any]:
-        """The same, and the sampler is asked for its first keys now."""
+        """Like `resumed`, but asks the sampler for its first keys immediately."""
         if self._origin is not None and "epoch" in self._origin:
             self.sampler.set_epoch(self._origin["epoch"])
         return with_loan(TemporaryStates(states), self._open_rest, begun, mark)
@@ -194,7 +194,7 @@ class Sampling:
         return self._marked()
 
     def _has_drawn(self, begun: Iterator[Any]) -> bool:
-        """True if the sampler may have drawn already: one of the user's that draws in `iter()`."""
+        """True if the sampler may have drawn in `iter()` already, as a user's own sampler may."""
         return not (self._batched or self._is_torchs or inspect.isgenerator(begun))
 
     def _steps(self, keys: Iterator[Any]) -> Iterator[Any]:
@@ -205,7 +205,7 @@ class Sampling:
         return has_state(self.sampler) or has_state(source)
 
     def _marked(self, source: Iterator[Any] | None = None) -> Iterator[Any]:
-        """The steps of a sampler with a state. The mark of each is kept until the step was handed out."""
+        """The steps of a sampler with a state. The mark of each step is kept until the step is handed out."""
         if source is not None:
             self._reading.begin(source)
         return Calls(self._marked_step, self._progress.steps)
@@ -237,7 +237,7 @@ class Sampling:
 
 
 def _from(sampler: Any, seed: int | None, skip: int) -> Iterator[Any]:
-    """The keys of one of torch's samplers without the first `skip`, without drawing those if possible."""
+    """The keys of one of torch's samplers after the first `skip`, which are not drawn if that is possible."""
     if type(sampler) is SequentialSampler:
         return iter(range(len(sampler.data_source))[skip:])
     if seed is not None:
@@ -251,7 +251,7 @@ def _from(sampler: Any, seed: int | None, skip: int) -> Iterator[Any]:
 
 
 def _shuffled(n: int, generator: torch.Generator, skip: int) -> Iterator[int]:
-    """Like torch's RandomSampler, which draws a second permutation and so advances its generator twice."""
+    """The keys of torch's RandomSampler after the first `skip`. As there, the generator draws two permutations."""
     yield from torch.randperm(n, generator=generator)[skip:].tolist()
     torch.randperm(n, generator=generator)
 
@@ -261,7 +261,7 @@ def _next_of(make: Callable[[], Iterator[Any]]) -> Any:
 
 
 def _passed(steps: Iterator[Any], skip: int) -> Iterator[Any]:
-    """The steps without the first `skip`. The first one is asked for now, so that the sampler draws now."""
+    """The steps after the first `skip`. Asks for at least one step immediately, so that the sampler draws now."""
     for _ in range(skip):
         with suppress(Exception):  # it was raised before the state was taken
             next(steps, None)
@@ -281,17 +281,17 @@ def _raise(error: Exception) -> NoReturn:
 
 
 def text_of(state: Any) -> str:
-    """The state of a generator (of torch's: 5 KB), a tensor or an array, as text."""
+    """The state of a generator, a tensor or an array, as text. (The state of torch's generator has 5 KB.)"""
     return b64encode(np.asarray(state).tobytes()).decode()
 
 
 def tensor_of(text: str) -> torch.Tensor:
-    """The state in a text from `text_of`; any exception if it is damaged."""
+    """Parses a result of `text_of`. Raises an exception of any type if the text is damaged."""
     return torch.frombuffer(bytearray(b64decode(text, validate=True)), dtype=torch.uint8)
 
 
 def _plain_numpy(state: Any) -> Any:
-    if state["bit_generator"] != "MT19937":  # the user's own, whose state may hold anything
+    if state["bit_generator"] != "MT19937":  # another one, set by the user, whose state may hold anything
         return None
     words, position = state["state"].values()
     return [text_of(words), position, state["has_gauss"], state["gauss"]]
@@ -329,16 +329,17 @@ def take_states(names: Iterable[str] = _GLOBALS) -> dict[str, Any]:
 
 
 def parse_states(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """The states among the results of `take_states`, ready for `TemporaryStates`; any exception if one is damaged."""
+    """Parses states from `take_states` for `TemporaryStates`. Raises an exception of any type if one is damaged."""
     states = {name: kind.parse(plain[name]) for name, kind in _GLOBALS.items() if name in plain}
     with_loan(TemporaryStates(states), bool)  # raises if one is damaged
     return states
 
 
 class TemporaryStates:
-    """Global generators in these states; afterwards all of them, and those in `given`, are as they were.
+    """A loan (see `with_loan`) that sets global generators to `states`, and restores all generators at its end.
 
-    But what a `load_state_dict` of the user's sets meanwhile stays set: see `Restored`.
+    These are the global ones and those in `given`. But a generator that the user's `load_state_dict` sets during the
+    loan keeps its new state: see `Restored`.
     """
 
     _begun: ClassVar[list[TemporaryStates]] = []
@@ -366,16 +367,16 @@ class TemporaryStates:
 
     @classmethod
     def keep(cls, states: Mapping[str, Any]) -> None:
-        """These states are what the generators have at the end of each present loan."""
+        """Makes all current loans leave the generators in these states at their end."""
         for loan in cls._begun:
             loan._before |= states
 
 
 class Ahead:
-    """Global generators as they were when a state was taken, for what is drawn after that: a base seed, an order.
+    """Global generators as they were when a state was taken, to draw what the epoch draws later: base seed, order.
 
-    The caller's generators stay as they are. If they are the same, as a caller has them who restores them too, the
-    loader draws from them, and moves them as torch does.
+    The caller's generators stay as they are. But if the caller has restored them to the same states, there is no
+    Ahead: the loader draws from the caller's generators and advances them, as torch does.
     """
 
     def __init__(self, states: dict[str, Any]) -> None:
@@ -383,15 +384,15 @@ class Ahead:
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> Ahead | None:
-        """For the states in the result of `take_states`; None if the caller's generators are in these states."""
+        """Makes an Ahead from a result of `take_states`; None if the caller's generators are in these states."""
         return None if take_states(plain) == dict(plain) else cls(parse_states(plain))
 
     def lent(self, work: Callable[..., Any], *args: Any) -> Any:
-        """`work(*args)`, which draws from them."""
+        """Calls `work(*args)`, which draws from these generators."""
         return with_loan(_Continued(self), work, *args)
 
     def steps(self, steps: Iterator[Any]) -> Iterator[Any]:
-        """The steps. A sampler draws when it is asked for the first."""
+        """The same steps. The first is read with these generators, because a sampler draws its order then."""
         return map(partial(self._next, steps), count())
 
     def _next(self, steps: Iterator[Any], number: int) -> Any:
@@ -399,7 +400,7 @@ class Ahead:
 
 
 class _Continued(TemporaryStates):
-    """A loan that goes on where the one before it ended."""
+    """A loan that starts with the states in which the previous one ended."""
 
     def __init__(self, ahead: Ahead) -> None:
         super().__init__(ahead.states)
@@ -412,7 +413,7 @@ class _Continued(TemporaryStates):
 
 
 class Restored(Reading):
-    """A Reading in which a global generator that a `load_state_dict` sets stays set, also during a loan."""
+    """A Reading whose `restore` may set global generators for good, even during a loan."""
 
     def restore(self, part: Any, state: Any) -> None:
         before = take_states()
@@ -422,7 +423,7 @@ class Restored(Reading):
 
 
 def given_to(*holders: object) -> list[torch.Generator]:
-    """The generators that these objects were given, each once."""
+    """The generators that these objects were given, without duplicates."""
     found = (getattr(holder, "generator", None) for holder in holders)
     return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
 

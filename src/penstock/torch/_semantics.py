@@ -34,7 +34,7 @@ _SHOWN = [name for name in shown_names() if OPTIONS[name].face.is_theirs]
 
 
 class TorchSession(Session):
-    """The session of one loader. It does not refer to the loader, and so has a copy of the settings to be shown."""
+    """The session of one loader. It must not refer to the loader, so it has a copy of the settings to show."""
 
     def __init__(self, loader: Any) -> None:
         self._shown: dict[str, Any] = {}
@@ -42,30 +42,23 @@ class TorchSession(Session):
         self.look(loader)
 
     def look(self, loader: Any) -> None:
-        """Notes the present settings of the loader."""
+        """Copies the current settings of the loader."""
         self.knows_end = not private.is_stream(loader)
         self._shown.update({name: getattr(loader, name) for name in _SHOWN if hasattr(loader, name)})
         backend = "process" if loader.num_workers else "inline"
         self._shown.update(backend=backend, seed=None, one_reader=False, face="penstock.torch")
 
 
-# Not an attribute of the loader: that may be of torch's class, and libraries read its `vars`.
-_sessions: weakref.WeakKeyDictionary[Any, TorchSession] = weakref.WeakKeyDictionary()
+# Not kept on the loader, which may be of torch's own class: libraries read its `vars`.
+sessions: weakref.WeakKeyDictionary[Any, TorchSession] = weakref.WeakKeyDictionary()
 
 
 def session_of(loader: Any) -> TorchSession:
-    """The session of a loader with torch's semantics."""
-    found = _sessions.get(loader)
+    """Returns the session of a loader with torch's semantics, and makes it if there is none."""
+    found = sessions.get(loader)
     if found is None:
-        found = _sessions[loader] = TorchSession(loader)
+        found = sessions[loader] = TorchSession(loader)
     return found
-
-
-def close(loader: Any) -> None:
-    """Stops the workers of a loader with torch's semantics, and what measures them."""
-    found = _sessions.get(loader)
-    if found is not None:
-        found.close()
 
 
 def measures_of(loader: Any) -> Measures:
@@ -86,7 +79,7 @@ def stats(loader: Any) -> Stats:
 class TorchSemantics:
     """torch's rules: each worker has its own steps, its own random generators and its own copy of the dataset.
 
-    Made when an epoch begins, and not kept: it holds the loader. `iterator` is torch's, with a base seed.
+    Made for each epoch and not kept, because it refers to the loader. `iterator` is torch's, and has a base seed.
     """
 
     default_collate = staticmethod(default_collate)
@@ -120,9 +113,10 @@ class TorchSemantics:
         return Assigned(window=window, workers=workers, in_order=loader.in_order, once=once)
 
     def backend(self, job: Job) -> Backend:
-        """A backend with torch's default start method: a program that works with torch's loader works here unchanged.
+        """Makes a backend with torch's default start method, so that programs for torch's loader work unchanged.
 
-        Except if a forked worker could not use what the program uses: then a safe method, if the dataset can be sent.
+        Exception: if a forked worker could not use a library that the program uses, a safe start method is chosen, if
+        the dataset can be sent.
         """
         context = self.settings.multiprocessing_context
         if context is None or isinstance(context, ModuleType):  # fastai gives `multiprocessing` itself
@@ -136,25 +130,25 @@ class TorchSemantics:
         return {}  # nothing is bundled, retried or read ahead of the epoch
 
     def run(self, session: Session) -> Run:
-        """The steps that were not handed out. torch's `iterator` has begun to iterate over the sampler."""
+        """The steps that were not handed out. torch's `iterator` has already called `iter()` of the sampler."""
         cursor = self._cursor
         keys = cursor.keys(self._iterator)
         if self.batched:  # a task of a stream has the number of samples to read
             keys = map(len if cursor.is_stream else sealed, keys)
         at = Begin(cursor.progress.steps, frozenset(cursor.progress.beyond))
-        # Like torch, an error of the sampler is raised by the call that asked it, although that was for a later step.
+        # As in torch, the call that asks the sampler raises its error, although it asked for a later step.
         return Run(session.runs, 0, keys, None, at, seat=cursor.seat, raises_at_once=True)
 
 
 def delivery(iterator: Any) -> Callable[[Any], Any] | None:
-    """What torch does with each batch: it pins it, or nothing."""
+    """The function that torch calls with each batch, to pin it; None if batches are not pinned."""
     return partial(private.pin, device=iterator._pin_memory_device) if iterator._pin_memory else None
 
 
 class TorchReader(Reader):
-    """One epoch of an iterator, which has the workers: they end with it, or with the epoch.
+    """Reads one epoch for an iterator, which owns the workers: they end with the iterator, or with the epoch.
 
-    It has no finalizer: the iterator has one, and an interrupt in a finalizer inside of another may be lost.
+    It has no finalizer: the iterator has one, and an interrupt in a nested finalizer may be lost.
     """
 
     def __init__(

@@ -61,7 +61,7 @@ def begun_on_torch(loader: Any, reason: str) -> None:
 
 
 def warn_once(loader: Any, reason: str, stacklevel: int = 2) -> None:
-    """Warns that loaders of this class run on torch's engine, with the first reason for it."""
+    """Warns, once for each class of loader, that it runs on torch's engine, and why."""
     count = _count(type(loader))
     if count.reason is None:
         count.reason = reason
@@ -70,7 +70,7 @@ def warn_once(loader: Any, reason: str, stacklevel: int = 2) -> None:
 
 
 def served() -> int:
-    """The number of iterations in this process that were begun on penstock's engine, and not on torch's."""
+    """The number of iterations that were begun on penstock's engine in this process."""
     return sum(count.on_penstock for count in _counts.values())
 
 
@@ -88,9 +88,9 @@ def _name(kind: type) -> str:
 
 
 def _never_seen() -> list[LoaderUse]:
-    """Classes of existing loaders whose own `__iter__` has not made any iterator of torch's or penstock's so far.
+    """Classes of existing loaders whose own `__iter__` has made no iterator of torch's or penstock's so far.
 
-    No hook sees such an `__iter__`, so the loaders are looked up in the garbage collector.
+    No hook sees such an `__iter__`, so the loaders are found through the garbage collector.
     """
     theirs = torch.utils.data.DataLoader
     kinds = {type(each) for each in gc.get_objects() if issubclass(type(each), theirs)}

@@ -2,8 +2,9 @@
 
 A tensor in a slab is opened through numpy. Its storage then refers to an array over its own bytes, and that array to
 the root of the slab: everything that shares the storage (slices, `.numpy()`, DLPack) keeps the slab lent, and an
-operation that moves the storage elsewhere (`share_memory_()`) ends the lease. Each tensor has its own storage: saving
-one tensor does not save its neighbours, and autograd does not take a change of one for a change of the others.
+operation that moves the storage elsewhere (`share_memory_()`) ends the lease. Each tensor has its own storage, so
+that saving one tensor does not save its neighbours, and autograd does not mistake a change of one for a change of
+another.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _IN_BAND = 1024  # bytes: copying a smaller buffer is faster than looking it up
 
 
 def blank(shape: Shape, dtype: torch.dtype, empty: Empty) -> torch.Tensor:
-    """Like `torch.empty`, in memory from `empty`. Not for quantised dtypes, which are more than their bytes."""
+    """Like `torch.empty`, in memory from `empty`. Not for quantised dtypes, which need more than their bytes."""
     known = NATIVE.get(dtype)
     if known is not None:
         return torch.from_numpy(empty(shape, known))
@@ -82,7 +83,7 @@ def store(tensor: torch.Tensor, writer: Writer) -> Spot | None:
     nbytes = source.nbytes
     start = writer.find(source.data_ptr(), nbytes)
     if start is None or not source.is_contiguous():
-        if tensor.__dict__:  # attributes of the user's, which would be lost
+        if tensor.__dict__:  # the user has set attributes, which would be lost
             return None
         source = source.contiguous()
         start = writer.copy(source.data_ptr(), nbytes, source)
@@ -90,7 +91,7 @@ def store(tensor: torch.Tensor, writer: Writer) -> Spot | None:
 
 
 def reduce(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Like `__reduce_ex__`, for tensors inside of other objects: their bytes go out of band."""
+    """Like `__reduce_ex__`, for tensors inside other objects: their bytes are pickled out of band."""
     described = None if tensor.__dict__ else _describe(tensor)
     if described is None:
         if tensor.requires_grad and not tensor.is_leaf:
@@ -149,12 +150,12 @@ def pinned(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _storage_reducer() -> Reduce:
-    """Pickles the memory of tensors out of band, once for all tensors that share it. For one pickle."""
+    """Makes a reducer, for one pickle, that pickles the memory of tensors out of band, and shared memory once."""
     of_memory: dict[int, Any] = {}
 
     def reduce_storage(storage: Any) -> Any:
         memory = storage._untyped_storage  # the public `untyped()` warns that typed storages are deprecated
-        if memory.is_shared():  # and stays so
+        if memory.is_shared():  # it stays shared
             return reductions.reduce_typed_storage(storage)  # type: ignore[no-untyped-call]
         if memory.device.type != "cpu" or memory.nbytes() < _IN_BAND:
             return NotImplemented
@@ -167,7 +168,7 @@ def _storage_reducer() -> Reduce:
 
 
 def reduce_storage(storage: Any) -> Any:
-    """Like `__reduce_ex__`, for the memory of tensors that torch pickles: subclasses, and those with attributes."""
+    """Like `__reduce_ex__`, for the memory of tensors that torch pickles: those of subclasses, or with attributes."""
     memory = storage._untyped_storage
     if memory.device.type != "cpu" or not memory.nbytes():
         return storage.__reduce__()
@@ -183,7 +184,7 @@ def rebuild_storage(first: Any, dtype: torch.dtype) -> Any:
 
 
 def rebuild_sparse(layout: torch.layout, parts: tuple[Any, ...], requires_grad: bool) -> torch.Tensor:
-    """The sparse tensor of these parts. torch's own function is not used: it keeps every tensor in a list."""
+    """Makes a sparse tensor from its parts. torch's own function would keep every tensor in a list."""
     if layout is torch.sparse_coo:
         *given, is_coalesced = parts
         made = torch.sparse_coo_tensor(*given, is_coalesced=is_coalesced, check_invariants=False)
@@ -193,7 +194,10 @@ def rebuild_sparse(layout: torch.layout, parts: tuple[Any, ...], requires_grad: 
 
 
 def _describe(tensor: torch.Tensor) -> tuple[MakeLeaf, Shape, Any, torch.Tensor] | None:
-    """How a tensor is opened (a MakeLeaf with its shape and dtype), and its bytes as a tensor that numpy can read."""
+    """How to open a tensor (a MakeLeaf, with shape and dtype), and its bytes as a tensor that numpy can read.
+
+    None if only torch can pickle the tensor.
+    """
     plain = tensor.layout is torch.strided and tensor.is_cpu and not tensor.is_nested
     if not plain or tensor.requires_grad or tensor.is_conj() or tensor.is_neg():
         return None
@@ -214,7 +218,7 @@ def _describe(tensor: torch.Tensor) -> tuple[MakeLeaf, Shape, Any, torch.Tensor]
 
 
 class _Torch:
-    """Answers the questions of `_memory.guests.Guest`."""
+    """Implements `_memory.guests.Guest`."""
 
     reducers: Mapping[type, Reduce] = {torch.Tensor: reduce, torch.TypedStorage: reduce_storage}
     _tensor = Handler(torch.Tensor.clone, pinned, store, cast)

@@ -32,14 +32,14 @@ from penstock.torch._collate import collate, explain
 from penstock.worker_info import WorkerInfo
 
 Resumed = tuple[Mark | None, int]
-"""The position of a worker's copy of the dataset in the state that was loaded: its mark, and the batches since."""
+"""The position of a worker's copy of the dataset in the loaded state: its mark, and the number of batches since."""
 
 
 class Replica:
-    """Runs tasks like torch's workers, in the place of `Runner`: see `TaskRunner`.
+    """Runs tasks as torch's workers do, in place of `Runner`: see `TaskRunner`.
 
-    If the dataset has a state, its mark travels with the result of a task: that of a stream with every `marks`-th
-    batch, none if `marks` is 0.
+    If the dataset has a state, its mark is sent with the result of a task; for a stream, with every `marks`-th batch.
+    If `marks` is 0, no marks are sent.
     """
 
     def __init__(self, job: Job, who: str, stream: bool, marks: int, resumed: Sequence[Resumed]) -> None:
@@ -127,18 +127,18 @@ class Replica:
         return Errored(error, f"In {where}", mark=mark)
 
     def capture(self, errored: Errored) -> bytes:
-        """The exception as bytes, in torch's words."""
+        """Serialises the exception as torch does, with torch's message."""
         error = errored.error
         forget_earlier(error)
         process, body = f"in DataLoader worker process {self._seat}", b""
-        with suppress(BaseException):  # an exception that cannot be shown by torch, or cannot be pickled
+        with suppress(BaseException):  # torch cannot format the exception, or it cannot be pickled
             wrapped = private.ExceptionWrapper((type(error), error, error.__traceback__), where=process)
             body = dumps(wrapped)
         text = f"Caught {type(error).__name__} {process}.\nOriginal {text_of(error)}"
         return dumps(TorchFailure(body, text, errored.where))
 
     def _fetch(self, task: Task) -> tuple[Any, int]:
-        """The samples of the task's keys, and their number."""
+        """Fetches the samples of the task's keys; returns them and their number."""
         dataset = self._job.dataset
         if self._resumed is not None:
             (mark, _), self._resumed = self._resumed, None
@@ -177,7 +177,7 @@ class Replica:
         return sample
 
     def _pull(self, task: Task) -> tuple[Any, int] | None:
-        """The next samples of the stream, and their number; None at its end."""
+        """Reads the next samples of the stream; returns them and their number, or None at the end."""
         count = task.keys if self._job.batched else 1
         if task.run != self._stream_run:
             self._open_stream(task.run, count)
@@ -196,7 +196,7 @@ class Replica:
         self._stream_run = run
         stream = self._stream = Reading(self._job.dataset)
         (mark, more), self._resumed = self._resumed or (None, 0), None
-        if mark is not None and mark.at_end:  # nothing is left in this epoch
+        if mark is not None and mark.at_end:  # this epoch has no batches left
             self._resumed = mark.next_epoch(), 0
         stream.open(mark)
         until = stream.read + more
@@ -204,7 +204,7 @@ class Replica:
 
 
 class TorchFailure(NamedTuple):
-    """An exception in transit, as torch wraps it: of the same type, with the traceback in its text."""
+    """An exception on its way to the caller, wrapped by torch: it keeps its type, and its text has the traceback."""
 
     wrapped: bytes  # pickled; empty if the exception cannot be pickled
     text: str
@@ -219,14 +219,14 @@ class TorchFailure(NamedTuple):
             try:
                 wrapped.reraise()
             except BaseException as raised:
-                # For an exception group torch raises a TypeError of its constructor, which says nothing.
+                # For an exception group, torch raises a TypeError of its constructor instead.
                 told = type(raised) is wrapped.exc_type
                 error = without_trace(raised, None if told else RemoteTraceback(self.text))
         return annotate(error, self.note)
 
 
 def sealed(keys: Any) -> Any:
-    """The keys of a batch, packed so that `_keys` returns exactly the object that the sampler gave."""
+    """Packs the keys of a batch so that `_keys` returns exactly the object that the sampler gave."""
     return keys if type(keys) is list and set(map(type, keys)) == {int} else (keys,)
 
 
