@@ -1,6 +1,6 @@
-"""Where workers run. Anyone can write a backend: a class with the methods of `Backend`, registered under a name.
+"""Backends: where workers run. Anyone can write one: a class with the methods of `Backend`, registered under a name.
 
-`penstock.testing.conformance` checks that it keeps penstock's guarantees. docs/own-backend.md has an example.
+`penstock.testing.conformance` checks that a backend keeps penstock's guarantees. docs/own-backend.md has an example.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "run_task":  # late: its module is for those who run workers in this process
+    if name == "run_task":  # late: only backends without worker processes need its module
         from penstock.backends._local import run_task
 
         return run_task

@@ -1,6 +1,6 @@
 """penstock's own backends.
 
-Each imports what it needs when it is first used: processes take some 10 ms.
+Each is imported when it is first used: the modules for processes take about 10 ms.
 """
 
 from __future__ import annotations
