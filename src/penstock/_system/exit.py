@@ -1,4 +1,4 @@
-"""The interpreter's exit: what penstock ends then, and in which order.
+"""What penstock ends at the interpreter's exit, and in which order.
 
 Python ends a program in this order: it waits for non-daemon threads; calls the functions registered with atexit, last
 registered first; stops handling signals; ends each daemon thread as soon as the thread asks for the GIL; and clears

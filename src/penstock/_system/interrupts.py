@@ -133,7 +133,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class CallAtEnd(weakref.ref):  # type: ignore[type-arg]  # a generic base cannot have slots added
-    """See `call_at_end`."""
+    """A weak reference that calls `action` when its object is deallocated: see `call_at_end`."""
 
     __slots__ = ("action",)
 
@@ -160,10 +160,10 @@ _numbers = count()
 
 
 def free_at_end(of: object, action: Callable[[], object]) -> None:
-    """Like `call_at_end`, but independent of the order of deallocation. `action` must not refer to the object.
+    """Like `call_at_end`, but keeps the weak reference itself. `action` must not refer to the object.
 
-    A weak reference that is held by something the object refers to may be gone before it fires, because each library
-    has its own order of deallocation: numpy 2.5 releases an array's base before it clears the weak references.
+    If something that the object refers to held the weak reference, the reference might be gone too early: numpy 2.5
+    releases an array's base before it calls the weak references to the array.
     """
     number = next(_numbers)
     both = partial(_waiting.pop, number), action
@@ -197,7 +197,7 @@ over: list[bool] = []
 
 
 def finalizer(release: Callable[[Any], None]) -> Callable[[Any], None]:
-    """A `__del__` that calls `release`, which may run twice. An interrupt in it is raised in the surrounding code.
+    """Returns a `__del__` that calls `release`, perhaps twice. An interrupt in it is raised in the surrounding code.
 
     Only an interrupt at the very entry is reported by Python as ignored, as in every `__del__`. While the interpreter
     shuts down, the finalizer does nothing: modules are being cleared, and `release` might miss a global.
@@ -206,10 +206,10 @@ def finalizer(release: Callable[[Any], None]) -> Callable[[Any], None]:
     def __del__(self: Any, over: list[bool] = over) -> None:
         if over:
             return
-        ends: list[object] = []  # with this function
+        ends: list[object] = []  # deallocated when this function returns
         try:
             _release(release, self, ends)
-        except KeyboardInterrupt:  # before it was deferred
+        except KeyboardInterrupt:  # it came before interrupts were deferred
             _release(release, self, ends)
             ends.append(_raised_with_the_end_of(_signal.SIGINT))
 
@@ -224,7 +224,7 @@ def _release(release: Callable[[Any], None], of: object, ends: list[object]) -> 
 
 
 class _Token:
-    """An object that is only watched for its deallocation."""
+    """An object whose only purpose is that its deallocation is noticed."""
 
 
 # Keeps the references alive longer than their tokens, which live for microseconds.
@@ -297,7 +297,7 @@ LOOK_AGAIN = 1.0
 
 
 class InterruptSafeCondition:
-    """A lock, and the threads that wait for a change of what it guards: a Condition that survives interrupts.
+    """A Condition that survives interrupts: a lock, and the threads that wait for a change of what it guards.
 
     The `with` of a Condition or an Event is Python code, and an interrupt could leave its lock locked for ever.
     Here a thread checks the condition and takes a bell under the lock, then releases the lock and waits:

@@ -1,4 +1,4 @@
-"""Limits that the system sets to a process, for the messages about those that were met."""
+"""The system's limits on processes and threads, for error messages when one is reached."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def room_for_tasks() -> str:
     known = "; ".join(found) or "no limit of this user is known, so it may be one of the whole machine"
     return (
         f"the system allows no more processes or threads. They count together: {known}. Use fewer workers (and fewer "
-        "threads in libraries, as by OMP_NUM_THREADS=1), end other programs, or raise the limit."
+        "threads in libraries, for example with OMP_NUM_THREADS=1), end other programs, or raise the limit."
     )
 
 
