@@ -61,7 +61,7 @@ class Produced(NamedTuple):
 class Gate:
     """The two queues that the thread and its consumer share.
 
-    Neither queue takes a Python lock, because the garbage collector may return a permit at any moment.
+    Neither queue takes a Python lock, because the garbage collector may put a permit into its queue at any moment.
     """
 
     def __init__(self, owner: object) -> None:
@@ -95,7 +95,7 @@ class Gate:
 
 
 def start(gate: Gate, producer: Producer) -> threading.Thread:
-    """Starts the thread."""
+    """Starts the thread that reads the source."""
     return started("penstock-prefetch", partial(produce, gate, weakref.ref(producer)), gate.stop)
 
 
@@ -266,10 +266,10 @@ class Producer:
 
 
 def produce(gate: Gate, reference: weakref.ref[Producer]) -> None:
-    """The thread: makes one batch for each permit.
+    """Runs in the thread, and makes one batch for each permit.
 
-    It refers to the producer only while it makes a batch. So dropping a prefetcher ends its thread, even if the
-    source refers to the prefetcher.
+    Refers to the producer only while it makes a batch. So dropping a prefetcher ends its thread, even if the source
+    refers to the prefetcher.
     """
     has_read = False
     while (sweep := gate.permits.get()) is not None and not gate.stopped:

@@ -40,7 +40,7 @@ def ends_at_exit(one: _Open) -> None:
 @atexit.register
 def _end_all() -> None:
     over.append(True)
-    # Signals that arrive meanwhile (a SIGCHLD for each worker) are handled at the end of the block, and not later,
+    # Signals that arrive here (a SIGCHLD for each worker) are handled at the end of the block, and not later,
     # when Python has dropped its handlers.
     with interrupts_deferred():
         for one in reversed(list(_open)):

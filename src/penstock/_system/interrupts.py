@@ -27,7 +27,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import compress, count
 from types import FrameType
@@ -147,7 +147,7 @@ _call: Any = operator.call
 def call_at_end(of: object, action: Callable[[], object]) -> CallAtEnd:
     """Calls `action`, which must be C code, when the object is deallocated, if the returned reference still exists.
 
-    No Python code runs meanwhile: an interrupt in it would be reported as ignored, and lost.
+    No Python code may run then: an interrupt in it would be reported as ignored, and lost.
     """
     made = CallAtEnd(of, _act)
     made.action = action
@@ -175,10 +175,8 @@ class LiveObjects(Generic[T]):
 
     __slots__ = ("_references",)
 
-    def __init__(self, objects: Iterable[T] = ()) -> None:
+    def __init__(self) -> None:
         self._references: dict[int, CallAtEnd] = {}  # by id
-        for one in objects:
-            self.add(one)
 
     def add(self, one: T) -> None:
         self._references[id(one)] = call_at_end(one, partial(self._references.pop, id(one), None))
@@ -187,7 +185,7 @@ class LiveObjects(Generic[T]):
         return len(self._references)
 
     def __iter__(self) -> Iterator[T]:
-        # Over a copy: objects may be added or deallocated meanwhile.
+        # Over a copy: objects may be added or deallocated during the iteration.
         found = [reference() for reference in self._references.copy().values()]
         return iter([one for one in found if one is not None])
 
@@ -271,14 +269,14 @@ class Loan(Protocol):
     """A temporary change of something that belongs to the caller."""
 
     def begin(self) -> object:
-        """Remembers the present state, and changes it."""
+        """Remembers the current state, and changes it."""
 
     def end(self) -> None:
         """Restores the remembered state, even if `begin` or an earlier `end` was interrupted."""
 
 
 def with_loan(loan: Loan, work: Callable[..., T], *args: Any) -> T:
-    """Calls `work(*args)` between the beginning and the end of a loan. Free of cost unless interrupted."""
+    """Calls `work(*args)` between the beginning and the end of a loan. Costs nothing extra unless interrupted."""
     try:
         loan.begin()
         return work(*args)

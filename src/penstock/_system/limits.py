@@ -7,6 +7,8 @@ import os
 import resource
 from contextlib import suppress
 
+from penstock._system.trust import processes
+
 
 def no_more_processes(error: OSError) -> OSError:
     """The error of a failed fork, with the limits that may have caused it; other errors are returned unchanged."""
@@ -32,11 +34,10 @@ def room_for_tasks() -> str:
 
 
 def _of_this_user() -> int:
-    user, count = os.getuid(), 0
-    for pid in os.listdir("/proc"):
-        with suppress(OSError):  # it has ended
-            if pid.isdecimal() and os.stat(f"/proc/{pid}").st_uid == user:
-                count += len(os.listdir(f"/proc/{pid}/task"))
+    count = 0
+    for pid in processes(os.getuid()):
+        with suppress(OSError):  # the process has ended
+            count += len(os.listdir(f"/proc/{pid}/task"))
     return count
 
 

@@ -44,7 +44,7 @@ _MOST_LINKS = 40  # the kernel's own limit
 
 
 class Untrusted(PermissionError):
-    """Other users may have written this file or folder, or could write to it."""
+    """Raised for a file or folder that other users may have written, or could write to."""
 
 
 # Files that exist.

@@ -70,7 +70,7 @@ class Backend(Protocol):
     One thread at a time calls a backend, except `wake`, which any thread may call. Memory belongs to the backend: the
     engine names slabs by number, and the backend has memory for each.
 
-    Derive from this class to inherit the defaults of all attributes but `gauges`, and of the methods that are not
+    Derive from this class to inherit the defaults of all attributes except `gauges`, and of the methods that are not
     abstract.
     """
 
@@ -129,7 +129,7 @@ class Backend(Protocol):
 
     @abstractmethod
     def update(self, change: bytes) -> None:
-        """Applies a change of the dataset: workers make it before they run any task that is posted from now on."""
+        """Sends a change of the dataset to the workers, for the tasks that are posted from now on."""
 
     def flush(self) -> None:
         """Makes sure that workers know of all posted tasks."""
@@ -144,7 +144,7 @@ class Backend(Protocol):
         """The outcomes since the last call. Waits for one, at most `timeout` seconds; may return none earlier."""
 
     def has_dead(self) -> bool:
-        """Whether a worker is dead that `poll` has not reported yet. False if only `poll` can tell."""
+        """True if a worker is dead and `poll` has not reported it yet. False if only `poll` can tell."""
         return False
 
     @abstractmethod

@@ -57,7 +57,7 @@ def breaks_in_child() -> bool:
 
 
 def other_threads(count: int) -> str:
-    """`1 other thread`, `2 other threads`."""
+    """Words for a number of threads: `1 other thread`, `2 other threads`."""
     return f"{count} other thread{'s' * (count != 1)}"
 
 

@@ -197,7 +197,7 @@ class WorkerProcess(Handle, Child):
 
 
 def _reap_later(pidfd: int) -> None:
-    """Waits in a thread for a killed process that is stuck in the kernel: else it would stay as a zombie."""
+    """Waits in a thread for a killed process that is stuck in the kernel. Otherwise it would stay a zombie."""
 
     stopped: list[bool] = []  # by the interpreter's exit
 
@@ -221,7 +221,7 @@ def leave_last_words(words: int, exc: BaseException, where: str) -> None:
 
 
 def pidfd_of_child(pid: int) -> int:
-    """A pidfd of a child of this process. If the system gives none, the child is killed."""
+    """Opens a pidfd of a child of this process. If that fails, kills the child and raises."""
     try:
         with no_fork():
             pidfd = os.pidfd_open(pid)

@@ -26,7 +26,7 @@ _atexit: Any = atexit
 
 
 class Lineage(NamedTuple):
-    """What a worker inherits from the process that starts it, in types that marshal can write."""
+    """What multiprocessing hands down from a process to its children, in types that marshal can write."""
 
     identity: tuple[int, ...]
     config: dict[str, Any]
@@ -62,7 +62,7 @@ class Relative(BaseProcess):
 
 
 class CurrentWorker(Relative):
-    """In a worker: what `multiprocessing.current_process()` returns."""
+    """In a worker: the object that `multiprocessing.current_process()` returns."""
 
     def __init__(self, lineage: Lineage, child: int) -> None:
         super().__init__(lineage, child)
@@ -101,7 +101,7 @@ def inheriting(itself: Relative) -> Iterator[None]:
 
 
 class Child(Relative):
-    """In the parent: a worker that `active_children()` lists. A subclass knows the process itself."""
+    """In the parent: a worker that `active_children()` lists. A subclass has the handle of the process."""
 
     def register(self) -> None:
         self._popen = _ChildPopen(self)
@@ -113,7 +113,7 @@ class Child(Relative):
 
 
 class _ChildPopen:
-    """The methods that multiprocessing calls: `active_children()` polls, the interpreter's exit terminates."""
+    """Stands for a Popen object: `active_children()` calls `poll`, and the interpreter's exit calls `terminate`."""
 
     def __init__(self, child: Child) -> None:
         self._child = child
