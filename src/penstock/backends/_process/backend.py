@@ -7,6 +7,7 @@ import select
 import socket
 import time
 import weakref
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +29,7 @@ from penstock.backends._base import HUNG, LONGEST_WAIT, Backend, Doing, Left, Lo
 from penstock.backends._process.board import NO_TASK, TOKEN, Board
 from penstock.backends._process.forking import other_threads
 from penstock.backends._process.launcher import Launcher
-from penstock.backends._process.methods import choose_method
+from penstock.backends._process.methods import choose_method, is_chosen
 from penstock.backends._process.process import LINGER, SEATS, WorkerProcess, fate, phrase
 from penstock.backends._process.worker import main
 from penstock.errors import InternalError
@@ -383,11 +384,11 @@ class ProcessBackend(Backend):
         return Lost(worker, lost, at, who, how, name, cause, phrase=said)
 
 
-def start(job: Job, method: str, *, explicit: bool) -> ProcessBackend:
-    """Creates a backend, which has no workers yet. If this fails, all that it has opened is closed."""
+def start(job: Job, context: Any) -> ProcessBackend:
+    """Creates a backend for a `multiprocessing_context`, without workers. Closes all that it opened if this fails."""
     made: list[ProcessBackend] = []
     try:
-        ProcessBackend(job, method, explicit=explicit, among=made)
+        ProcessBackend(job, choose_method(context), explicit=is_chosen(context), among=made)
         return made[0]
     except BaseException:
         for backend in made:

@@ -144,8 +144,9 @@ class Launcher:
             raise InternalError(
                 f"worker {seat_of(number)} cannot be started: its launcher is closed, or belongs to another process"
             )
-        with self._starting:
-            self._await_template()
+        if self.template is not None:
+            with self._starting:
+                self._await_template()
         return acquire(lambda: self._start(number), WorkerProcess.release)
 
     def close(self) -> None:
@@ -213,11 +214,11 @@ class Launcher:
                 close(theirs.detach())
 
     def _await_template(self) -> None:
-        """Waits, interruptibly, until the template, if there is one, can fork. A template that died is replaced once.
+        """Waits, interruptibly, until the template can fork. A template that died is replaced once.
 
         If the template must not be forked, workers are started by spawn from now on.
         """
-        if self.template is None:
+        if self.template is None:  # another thread has just given it up
             return
         if not self.template.ready():
             self.template.release()
