@@ -67,7 +67,7 @@ class Gate:
     def __init__(self, owner: object) -> None:
         self.permits: queue.SimpleQueue[Sweep | None] = queue.SimpleQueue()
         self.made: queue.SimpleQueue[Produced] = queue.SimpleQueue()
-        self.changes = InterruptSafeCondition()  # of the state of a sweep
+        self.changes = InterruptSafeCondition()  # wakes threads that wait for the state of a sweep
         # Wakes the thread when the owner is deallocated, even if the owner is in a reference cycle: the thread refers
         # to the gate.
         self._owner = call_at_end(owner, partial(self.permits.put, None))

@@ -75,7 +75,7 @@ def _with_bar(iterator: Iterator[T], bar: Bar, display: type[Display]) -> Genera
                 due = _screen.draw()
     except GeneratorExit:
         raise  # a generator that is dropped cannot raise anything: see `Showing`
-    except BaseException:  # its traceback keeps this frame
+    except BaseException:  # its traceback keeps this frame, and so `showing`, alive
         showing.close()
         raise
     showing.close()

@@ -14,7 +14,7 @@ from penstock._wire.task import Bundle, Ended, Failed, Filled, Task
 from penstock._wire.updates import Change
 from penstock._work.job import Job
 from penstock._work.runner import Runner
-from penstock.backends import _ours as _ours  # registers them
+from penstock.backends import _ours as _ours  # registers penstock's own backends
 from penstock.backends._base import HUNG, Backend, Doing, Left, Lost, Outcome, known, make, register, unregister
 
 if TYPE_CHECKING:

@@ -263,7 +263,6 @@ def known() -> list[str]:
 
 
 def registered(name: str) -> Registered:
-    """The backend of this name."""
     return TABLE[name]
 
 

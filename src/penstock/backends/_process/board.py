@@ -178,7 +178,6 @@ class Board:
             fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, _NO_SLOT)
 
     def took_leave(self, worker: int) -> bool:
-        """True if this worker took a leave."""
         return worker in self._words[_TAKERS:][: self._words[_TAKEN]]
 
     def end(self, worker: int) -> None:

@@ -60,7 +60,7 @@ _REQUEST = struct.Struct("=Bqq")  # what, number or pid, number as a child of th
 _ANSWER = struct.Struct("=Bqq")  # what, pid or exit code, bytes that follow
 _START, _REAP, _READY, _UNFORKABLE, _STARTED, _REAPED, _FAILED = range(7)
 
-_PIDFD = struct.Struct("i")  # as it travels beside an answer
+_PIDFD = struct.Struct("i")  # sent beside an answer
 
 _ENTER = """\
 import marshal, os, sys
@@ -352,7 +352,7 @@ def tracker_fd() -> int | None:
 def start_python(boot: int, role: str, number: int, child: int, fds: tuple[int, ...]) -> int:
     """Starts an interpreter that runs `enter` and inherits these descriptors. Returns its pid."""
     import_whole("subprocess")
-    import subprocess  # late: fork needs none of it
+    import subprocess  # late: fork does not need it
 
     if not sys.executable:
         raise RuntimeError(
@@ -361,7 +361,7 @@ def start_python(boot: int, role: str, number: int, child: int, fds: tuple[int, 
         )
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     command = [sys.executable, *flags, "-c", _ENTER, str(boot), role, str(number), str(child)]
-    # The mask survives exec: a Ctrl-C is held back until the child ignores it.
+    # The child inherits the signal mask: a Ctrl-C stays pending until the child ignores it.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         environment = {**os.environ, **variables()}

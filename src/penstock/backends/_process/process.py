@@ -78,7 +78,6 @@ class Handle:
         return self._pidfd
 
     def is_alive(self) -> bool:
-        """True while the process runs."""
         return self.exitcode is None and self._usable()
 
     def join(self, timeout: float | None = None) -> None:
@@ -199,7 +198,7 @@ class WorkerProcess(Handle, Child):
 def _reap_later(pidfd: int) -> None:
     """Waits in a thread for a killed process that is stuck in the kernel. Otherwise it would stay a zombie."""
 
-    stopped: list[bool] = []  # by the interpreter's exit
+    stopped: list[bool] = []  # filled at the interpreter's exit
 
     def wait() -> None:
         while not stopped and not readable(pidfd, 0.5):
@@ -273,11 +272,11 @@ def fork() -> int:
     Python's warning of a fork beside threads (3.12 and later) is suppressed: either the threads do no harm, or the
     program asked for fork, or penstock has given a better warning.
     """
-    _flush()  # else both processes print what is still buffered
+    _flush()  # otherwise both processes would print what is still buffered
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     pid = -1
     try:
-        # Not safe beside a thread that does the same; at worst this one warning stays ignored.
+        # Not safe if another thread does the same; at worst this one warning stays suppressed.
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)
             pid = os.fork()
@@ -342,7 +341,7 @@ def settle(lifeline: int) -> int:
     # Only the parent may finalize the cyclic garbage that it left, and a collection that looks at inherited objects
     # would copy their memory pages.
     gc.freeze()
-    signal.set_wakeup_fd(-1)  # else our signals would wake the parent's event loop
+    signal.set_wakeup_fd(-1)  # otherwise signals here would wake the parent's event loop
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent handles it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -365,7 +364,7 @@ def _arm(lifeline: int) -> int:
     try:
         with no_fork():
             own = os.open(f"/proc/self/fd/{lifeline}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            close_in_child(own)  # there it would kill this process, and not the child
+            close_in_child(own)  # in a child of this process, it would still kill this process
         fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(own, fcntl.F_SETFL, fcntl.fcntl(own, fcntl.F_GETFL) | os.O_ASYNC)
