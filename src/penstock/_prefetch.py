@@ -1,7 +1,7 @@
 """The thread behind `prefetch`: it reads the source, and copies its batches into recycled memory.
 
-Two queues, the gate, are between the thread and the consumer. For each permit in the one queue the thread makes one
-batch and puts it into the other queue. There are `depth` permits, and the consumer returns one with each batch it
+Two queues, the gate, are between the thread and the consumer. For each permit in the first queue the thread makes one
+batch and puts it into the second. There are `depth` permits, and the consumer returns one with each batch that it
 takes: so at most `depth` batches are ahead, and no other state is kept.
 """
 
@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from time import perf_counter_ns
@@ -21,7 +21,7 @@ import numpy as np
 
 from penstock._fill.cast import FieldCast, converted
 from penstock._measure.gauges import Gauge, Gauges
-from penstock._memory.guests import HANDLERS, can_pin
+from penstock._memory.guests import HANDLERS
 from penstock._memory.layout import Writer
 from penstock._memory.slabs import Leases, Slabs
 from penstock._memory.tree import flatten, unflatten
@@ -32,19 +32,6 @@ from penstock._system.threads import started
 from penstock._wire.failure import caught
 
 _END = object()
-
-Pin = Callable[[Any], Any]
-"""Copies a leaf into pinned memory if its class can be pinned."""
-
-
-def pinning() -> Pin | None:
-    """None if no accelerator is available."""
-    return _pinned if can_pin() else None
-
-
-def _pinned(leaf: Any) -> Any:
-    handler = HANDLERS[type(leaf)]
-    return leaf if handler is None else handler.pin(leaf)
 
 
 class Sweep:
@@ -74,15 +61,15 @@ class Produced(NamedTuple):
 class Gate:
     """The two queues that the thread and its consumer share.
 
-    Neither queue takes a Python lock, because the garbage collector may return a permit at any moment.
+    Neither queue takes a Python lock, because the garbage collector may put a permit into its queue at any moment.
     """
 
     def __init__(self, owner: object) -> None:
         self.permits: queue.SimpleQueue[Sweep | None] = queue.SimpleQueue()
         self.made: queue.SimpleQueue[Produced] = queue.SimpleQueue()
-        self.changes = InterruptSafeCondition()  # of the state of a sweep
-        # Wakes the thread when the owner is gone. The thread refers to the gate, so this works in a reference cycle
-        # too.
+        self.changes = InterruptSafeCondition()  # wakes threads that wait for the state of a sweep
+        # Wakes the thread when the owner is deallocated, even if the owner is in a reference cycle: the thread refers
+        # to the gate.
         self._owner = call_at_end(owner, partial(self.permits.put, None))
         self._stopped = False
 
@@ -101,35 +88,38 @@ class Gate:
                 return self.made.get(timeout=LOOK_AGAIN)
 
     def drain(self) -> None:
-        """Drops all batches that wait."""
+        """Drops the batches that the consumer has not taken."""
         with suppress(queue.Empty):
             while True:
                 self.made.get_nowait()
 
 
 def start(gate: Gate, producer: Producer) -> threading.Thread:
-    """Starts the thread."""
+    """Starts the thread that reads the source."""
     return started("penstock-prefetch", partial(produce, gate, weakref.ref(producer)), gate.stop)
 
 
 class Copies:
-    """Copies batches into slabs, which are free again when the copy is dropped. `most` slabs keep their pages."""
+    """Copies batches into slabs, or tensors into pinned memory if `pin`. `most` slabs keep their memory pages.
 
-    def __init__(self, most: int, field: FieldCast | None, pin: Pin | None) -> None:
+    A slab is free again when its batch is dropped.
+    """
+
+    def __init__(self, most: int, field: FieldCast | None, pin: bool) -> None:
         self._field = field
         self._pin = pin
         self._slabs = Slabs(None)
         self._leases = Leases(shared=False)
-        self._states = SlabStates(most)  # slabs in use count too: `spare` is for the others
+        self._states = SlabStates(most)  # its `spare` is `most` minus the slabs in use
         self.copied = 0  # bytes of the last copy
 
     def memory(self) -> tuple[int, int, int]:
-        """Bytes that are lent, pooled, and in strays."""
+        """Bytes in slabs that are lent, in free slabs, and in strays."""
         lent = self._leases.nbytes
         return lent, max(0, self._slabs.nbytes - lent), 0
 
     def copy(self, tree: object) -> Any:
-        """The tree with its arrays in a slab that is lent."""
+        """Copies a tree of arrays and other objects: its arrays are then in a slab, which is lent."""
         leaves, spec = flatten(tree)
         fields = [None] * len(leaves) if self._field is None else self._field.of(spec)
         states, cold = self._states, list[Any]()
@@ -153,12 +143,13 @@ class Copies:
         return unflatten(spec, made)
 
 
-def _copied(leaf: Any, field: FieldCast | None, writer: Writer, pin: Pin | None) -> Any:
+def _copied(leaf: Any, field: FieldCast | None, writer: Writer, pin: bool) -> Any:
     kind = type(leaf)
     if field is not None:
         made = converted(leaf, field, writer.empty)
         if made is not leaf:
-            return made if pin is None else pin(made)
+            handler = HANDLERS[type(made)] if pin else None
+            return made if handler is None else handler.pin(made)
     if (kind is np.ndarray or kind is np.memmap) and not leaf.dtype.hasobject:
         out = writer.empty(leaf.shape, leaf.dtype)
         np.copyto(out, leaf)
@@ -168,8 +159,8 @@ def _copied(leaf: Any, field: FieldCast | None, writer: Writer, pin: Pin | None)
     handler = HANDLERS[kind]
     if handler is None:
         return leaf
-    if pin is not None:
-        return pin(leaf)
+    if pin:
+        return handler.pin(leaf)
     spot = handler.store and handler.store(leaf, writer)
     if spot is None or spot[3] < 0:  # only the array's own library can copy it, or it does not fit
         return handler.copy(leaf)
@@ -204,7 +195,7 @@ class Producer:
         self._gauge: Gauge | None = None  # made by the thread, whose processor time it measures
 
     def make_timed(self, sweep: Sweep, changes: InterruptSafeCondition) -> Produced:
-        """Like `make`, with the time counted by the gauge."""
+        """Like `make`, and measures its time with the gauge."""
         gauge = self._gauge
         if gauge is None:
             gauge = self._gauge = Gauge(self.gauges, 0, threading.get_native_id(), time.thread_time_ns)
@@ -217,7 +208,7 @@ class Producer:
         return made
 
     def make(self, sweep: Sweep, changes: InterruptSafeCondition) -> Produced:
-        """The next batch of the source, or the error in its place, or the end."""
+        """Makes the next batch of the source; END after the last one, and a NoBatch if the source raises."""
         number = 0
         try:
             if sweep is not self._reading:
@@ -241,9 +232,9 @@ class Producer:
             return Produced(sweep, NoBatch(caught(error, note)), state=self._state_if_any())
 
     def open_unwanted(self, sweep: Sweep) -> None:
-        """Opens a sweep that a reset has replaced before it was opened.
+        """Calls `iter(source)` for a sweep that a reset has replaced before the thread reached it.
 
-        So the epoch that is read from a loader does not depend on the thread's position at the time of the reset.
+        Without this, the epoch of a source that is a loader would depend on how far the thread was at the reset.
         """
         with suppress(BaseException):  # no consumer waits for this sweep
             self._open(sweep)
@@ -257,7 +248,7 @@ class Producer:
         self._iterator = iter(self._source() if self._call else self._source)
 
     def leave(self) -> None:
-        """Closes the iterator now, and not when the garbage collector finds it."""
+        """Closes the iterator at once, instead of leaving that to the garbage collector."""
         iterator, self._iterator = self._iterator, None
         close = getattr(iterator, "close", None)
         if iterator is not self._source and close is not None:
@@ -275,10 +266,10 @@ class Producer:
 
 
 def produce(gate: Gate, reference: weakref.ref[Producer]) -> None:
-    """The thread: makes one batch for each permit.
+    """Runs in the thread, and makes one batch for each permit.
 
-    It refers to the producer only while it makes a batch. So dropping a prefetcher ends its thread, even if the
-    source refers to the prefetcher.
+    Refers to the producer only while it makes a batch. So dropping a prefetcher ends its thread, even if the source
+    refers to the prefetcher.
     """
     has_read = False
     while (sweep := gate.permits.get()) is not None and not gate.stopped:
@@ -297,4 +288,4 @@ def produce(gate: Gate, reference: weakref.ref[Producer]) -> None:
     if producer is not None and has_read:  # otherwise another thread may be reading
         del producer._copies  # batches that are lent stay valid
         producer.leave()
-    gate.drain()  # the traceback of an error in it refers to this thread's frames, and so to the gate
+    gate.drain()  # an error in the gate refers to the gate, through the frames of this thread in its traceback

@@ -6,8 +6,8 @@ from __future__ import annotations
 def printable(text: str, *, lines: bool = False) -> str:
     """The text, with escapes such as `\\x1b` for invisible characters; `lines=True` keeps line breaks.
 
-    Invisible are control characters, characters that change the direction of text, and lone surrogates, which stand
-    for bytes of file names that are not UTF-8 and cannot be printed at all.
+    Invisible characters are control characters, those that change the direction of text, and lone surrogates, which
+    stand for bytes of file names that are not UTF-8, and cannot be printed at all.
     """
     if text.isprintable():
         return text

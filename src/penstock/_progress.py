@@ -10,6 +10,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 from penstock._at_work import is_worker_process
@@ -19,25 +20,25 @@ from penstock._system.interrupts import finalizer, interrupts_deferred
 
 T = TypeVar("T")
 
-# A bar is drawn by the thread that reads the loader, between two batches: with a second thread, the loader could not
-# fork its workers. Drawing takes a millisecond or two, and the next drawing comes 200 times as much later, so that
-# drawing takes half a percent of the time.
+# A bar is drawn by the thread that reads the loader, between two batches: beside a second thread, the loader could
+# not fork its workers. Drawing takes a millisecond or two, and the pause until the next drawing is 200 times as long:
+# so drawing takes half a percent of the time.
 _SOONEST, _LATEST, _REST = 0.1, 1.0, 200
 _WIDTH = 24  # of a bar, if there is room
 _RECENT_SECONDS = 10.0
-"""The rate is that of the last this many seconds."""
+"""Seconds over which the rate is measured."""
 
 
 def progress(iterable: Iterable[T], description: str = "", *, total: int | None = None) -> Iterator[T]:
-    """The items of `iterable`, with a bar on the terminal while they are read.
+    """Iterates over `iterable`, and shows a progress bar on the terminal.
 
-    For a loader the bar shows the batches a second, the share of the time that the loop waits for batches, the busy
-    workers, and the time left. Any other iterable works too: `total` is its length if `len()` does not give it.
-    `description` is shown before the bar. Bars of nested loops are shown together; the outermost stays when it
-    is done. What the loop prints appears above the bars.
+    For a loader the bar shows the batches per second, the share of the time that the loop waits for batches, the
+    number of busy workers, and the time left. Any other iterable works too: `total` is its length if `len()` does not
+    give it. `description` is shown before the bar. Bars of nested loops are shown together; the outermost stays when
+    it is done. What the loop prints appears above the bars.
 
-    Without a terminal or a notebook nothing is shown, and `iter(iterable)` itself is returned. A bar is drawn a few
-    times a second at most, and costs a batch a fraction of a microsecond.
+    Without a terminal or a notebook nothing is shown, and `iter(iterable)` itself is returned. A bar is drawn at most
+    a few times per second, and costs a fraction of a microsecond per batch.
 
         >>> import penstock
         >>> loader = penstock.DataLoader(range(6), batch_size=4)
@@ -74,7 +75,7 @@ def _with_bar(iterator: Iterator[T], bar: Bar, display: type[Display]) -> Genera
                 due = _screen.draw()
     except GeneratorExit:
         raise  # a generator that is dropped cannot raise anything: see `Showing`
-    except BaseException:  # its traceback keeps this frame
+    except BaseException:  # its traceback keeps this frame, and so `showing`, alive
         showing.close()
         raise
     showing.close()
@@ -83,7 +84,7 @@ def _with_bar(iterator: Iterator[T], bar: Bar, display: type[Display]) -> Genera
 class Showing:
     """Removes a bar from the screen, at the latest when this object is deallocated."""
 
-    _bar: Bar | None = None  # while it is made
+    _bar: Bar | None = None  # until __init__ has set it
 
     def __init__(self, bar: Bar) -> None:
         self._bar = bar
@@ -117,14 +118,14 @@ class Bar:
 
     @property
     def rate(self) -> float:
-        """Items a second: in the last seconds, or over the whole loop when it is done."""
+        """Items per second: in the last seconds, or over the whole loop when it is done."""
         done = self.total is not None and self.count >= self.total
         then, count = (self.begun, self._before) if done else self._noted[0]
         return (self.count - count) / (self.now - then) if self.now > then else 0.0
 
     @property
     def left(self) -> float | None:
-        """Seconds until the end."""
+        """Estimated seconds until the end; None if that is not known."""
         if self.total is None or not self.rate:
             return None
         return max(0, self.total - self.count) / self.rate
@@ -187,7 +188,7 @@ class Screen:
 
     def remove(self, bar: Bar | None) -> None:
         with self._lock:
-            if bar in self._bars:  # a child that was forked in the loop does not have it
+            if bar in self._bars:  # not in a child that was forked in the loop
                 if len(self._bars) == 1:
                     self.draw()
                 self._bars.remove(bar)
@@ -195,7 +196,7 @@ class Screen:
                     self._close()
 
     def draw(self) -> float:
-        """Draws all bars; returns when to do so again."""
+        """Draws all bars, and returns the time at which to draw them again."""
         begun, busy = time.perf_counter(), time.thread_time()
         with self._lock, interrupts_deferred():  # an interrupt could stop rich in the middle of a line
             try:
@@ -203,22 +204,20 @@ class Screen:
                     bar.note(begun)
                 if self.display is not None:
                     self.display.draw(list(self._bars))
-            except (OSError, ValueError):  # the terminal is gone, which is no reason to end the loop
+            except (OSError, ValueError):  # the terminal is gone, but the loop must go on
                 self._close()
         took = time.thread_time() - busy
         return time.perf_counter() + min(_LATEST, max(_SOONEST, _REST * took))
 
     def _close(self) -> None:
         display, self.display = self.display, None
-        try:
-            if display is not None:
+        if display is not None:
+            with suppress(OSError, ValueError):
                 display.close()
-        except (OSError, ValueError):
-            pass
 
 
 class _Terminal:
-    """Draws below what the program prints, by rich."""
+    """Draws bars in a terminal, below the program's output, with rich."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -251,7 +250,7 @@ class _Terminal:
 
 
 class _Notebook:
-    """Draws into the output of a cell: one text, which is replaced."""
+    """Draws bars in the output of a notebook cell, as one text that is replaced each time."""
 
     def __init__(self) -> None:
         display = importlib.import_module("IPython.display").display
@@ -276,7 +275,7 @@ _screen = Screen()
 
 
 def _after_fork_in_child() -> None:
-    """In a forked child: forgets the parent's bars, and prints directly."""
+    """In a forked child: drops the parent's bars, and restores the standard streams that rich has replaced."""
     global _screen
     if isinstance(_screen.display, _Terminal):
         sys.stdout, sys.stderr = _screen.display.streams
@@ -287,7 +286,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _where() -> type[Display] | None:
-    """Where bars are shown; None without a terminal or a notebook."""
+    """The class that draws bars here; None without a terminal or a notebook."""
     if is_worker_process():
         return None
     return _Notebook if _in_notebook() else _Terminal if _is_terminal() else None
@@ -301,5 +300,5 @@ def _in_notebook() -> bool:
 def _is_terminal() -> bool:
     try:
         return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-    except (AttributeError, ValueError):  # there is none, or it is closed
+    except (AttributeError, ValueError):  # standard error is missing, or closed
         return False

@@ -1,4 +1,4 @@
-"""`penstock.prefetch`: any iterable of batches, read ahead by a thread into recycled memory."""
+"""`penstock.prefetch`: a thread reads any iterable of batches ahead, into recycled memory."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ import numpy as np
 
 from penstock._fill.cast import Cast
 from penstock._measure.meter import Answer, Meter, Stopwatch
+from penstock._memory.guests import can_pin
 from penstock._options import is_int
-from penstock._prefetch import Copies, Gate, Produced, Producer, Sweep, pinning, start
+from penstock._prefetch import Copies, Gate, Produced, Producer, Sweep, start
 from penstock._session.measures import Measures
 from penstock._system.ending import END, NoBatch, never_ends, raises_instead
 from penstock._system.interrupts import LOOK_AGAIN, interrupts_deferred
@@ -67,7 +68,7 @@ def prefetch(
 
 
 class _ReadingThread:
-    """The reading thread, for `Measures`."""
+    """Describes the reading thread to `Measures`, as a crew of one worker."""
 
     seats: ClassVar = [0]
 
@@ -103,8 +104,8 @@ class Prefetcher:
         cast = Cast.of(dtype, casting)
         if not isinstance(pin_memory, (bool, np.bool_)):
             raise ValueError(f"pin_memory must be True or False, got {pin_memory!r}.")
-        pin = pinning() if pin_memory else None
-        if pin_memory and pin is None:
+        pin = bool(pin_memory) and can_pin()
+        if pin_memory and not pin:
             warn_caller("pin_memory=True has no effect here: no accelerator is available.", UserWarning)
         self._source = source
         self._gate = Gate(self)  # replaced when the thread starts, which has a gate of its own
@@ -132,7 +133,7 @@ class Prefetcher:
 
     @never_ends
     def __iter__(self) -> Prefetcher:
-        """Starts the next epoch if this one was read to its end or was interrupted; otherwise continues."""
+        """Starts the next epoch if this one was read to its end or was interrupted; otherwise continues this one."""
         again = self._over or self._ended_by is not None
         if not again or self._can_begin:
             self._begin(again)
@@ -156,7 +157,7 @@ class Prefetcher:
         return taken
 
     def _take(self) -> Any:
-        """The next batch, or the error in its place; returns a permit. Raises if no batch will come."""
+        """The next batch, END, or the error in place of a batch. Gives the thread a permit for another batch."""
         if self._gate.stopped and not self._closed:  # this object was in a cycle, and a finalizer brought it back
             self._ended_by = "the garbage collector"
         stopwatch = self._crew.stopwatch
@@ -193,7 +194,7 @@ class Prefetcher:
 
     @property
     def _can_begin(self) -> bool:
-        """True if the source can be read again, or a new sweep loses nothing that was read ahead."""
+        """True if a new sweep can start: the source can be read again, or no batch that was read ahead is lost."""
         # At its end a generator is exhausted. Other iterators may start again when iter() is called.
         over = self._over and not isinstance(self._source, Generator)
         return self._producer.wanted is None or over or self._producer.can_restart
@@ -203,7 +204,7 @@ class Prefetcher:
         """Starts the source again from its beginning. Batches that you have stay valid.
 
         If reading has not started yet, it starts. An iterator without a `reset()` method cannot be reset before its
-        end, and a generator not at all.
+        end, and a generator cannot be reset at all.
         """
         self._begin(again=True)
 
@@ -257,16 +258,16 @@ class Prefetcher:
     def stats(self) -> Stats:
         """Where the time goes: how long you waited, what the reading thread did, and a verdict.
 
-        For the present epoch and for the life of this object. Measured all the time; any thread may ask.
+        For the current epoch and for the life of this object. Measured all the time; any thread may call it.
         """
         return self._measures.stats()
 
     def report(self, path: str | os.PathLike[str]) -> None:
-        """Write the figures as one HTML page. See `DataLoader.report`."""
+        """Writes the figures as one HTML page. See `DataLoader.report`."""
         self._measures.report(path)
 
     def trace(self, path: str | os.PathLike[str]) -> Tracing:
-        """Write what the caller and the reading thread do to a file. See `DataLoader.trace`."""
+        """Records what the caller and the reading thread do, in a file. See `DataLoader.trace`."""
         return self._measures.trace(path)
 
     def close(self) -> None:
@@ -307,7 +308,7 @@ class Prefetcher:
             )
 
     def _begin(self, again: bool, *, loaded: bool = False, first: Any = None) -> None:
-        """Starts the thread and the first sweep, or a new sweep if `again`: from the state `first` if `loaded`."""
+        """Starts the thread and the first sweep; with `again`, a new sweep. With `loaded`, from the state `first`."""
         self._check()
         producer = self._producer
         with self._beginning:

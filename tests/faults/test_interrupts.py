@@ -246,7 +246,9 @@ def test_no_code_of_python_runs_when_an_object_of_living_ends() -> None:
         pass
 
     first, second = Object(), Object()
-    living, called = interrupts.LiveObjects([first, second]), []
+    living, called = interrupts.LiveObjects[Object](), list[str]()
+    living.add(first)
+    living.add(second)
     assert list(living) == [first, second]
     sys.setprofile(lambda frame, event, arg: called.append(frame.f_code.co_name))
     del first

@@ -183,7 +183,9 @@ def test_beside_jax_workers_are_not_forked_from_the_program_unless_nothing_else_
     methods_used: list[str] = []
     started = semantics.start
     monkeypatch.setattr(
-        semantics, "start", lambda job, method, **how: methods_used.append(method) or started(job, method, **how)
+        semantics,
+        "start",
+        lambda job, context: methods_used.append(methods.choose_method(context)) or started(job, context),
     )
     assert parent() == os.getpid()
     monkeypatch.setitem(sys.modules, "jax", os)

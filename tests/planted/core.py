@@ -765,7 +765,7 @@ BUGS = [
         "what a program has not printed yet is printed by its workers again",
         "endings",
         "backends/_process/process.py",
-        "    _flush()  # else both processes print what is still buffered\n",
+        "    _flush()  # otherwise both processes would print what is still buffered\n",
         "",
         ("faults/test_launch_faults.py::test_what_a_program_has_not_yet_printed_is_printed_once",),
         "Buffers of standard streams are flushed before a fork, or the child flushes its copy.",

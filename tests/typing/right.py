@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 import penstock
 import penstock.torch
 from penstock import DataLoader
+from penstock.backends import Backend, Change, Doing, Filled, Gauges, Outcome, Task
 
 
 class Pictures(penstock.Dataset[dict[str, Any]]):
@@ -47,6 +48,44 @@ class Own(penstock.torch.DataLoader[Any]):
         super().__init__(*args, **kwargs)
 
 
+class Nowhere(Backend):
+    """Has only the methods that a backend must have: the others are inherited."""
+
+    gauges = Gauges(None)
+
+    @property
+    def workers(self) -> list[Any]:
+        return []
+
+    def hire(self, worker: int, seat: int) -> None: ...
+    def retire(self, seat: int = -1) -> None: ...
+    def retain(self) -> int:
+        return 0
+
+    def post(self, task: Task, slab: int, seat: int) -> None: ...
+    def encode(self, change: Change) -> bytes:
+        return b""
+
+    def update(self, change: bytes) -> None: ...
+    def rescind(self, seq: int) -> bool:
+        return False
+
+    def poll(self, timeout: float | None) -> list[Outcome]:
+        return []
+
+    def open(self, outcome: Filled) -> object:
+        return outcome.held
+
+    def memory(self) -> tuple[int, int]:
+        return 0, 0
+
+    def doing(self, seq: int | None) -> list[Doing]:
+        return []
+
+    def wake(self) -> None: ...
+    def close(self) -> None: ...
+
+
 for batch in DataLoader(np.arange(6), batch_size=4):
     assert_type(batch, Any)
 for summed in DataLoader([1, 2], 2, collate_fn=total):
@@ -67,3 +106,4 @@ with penstock.torch.DataLoader(TorchStream(), seed=1, num_workers="auto", max_wo
     theirs: torch.utils.data.DataLoader[Any] = seeded
 penstock.torch.DataLoader(range(3), sampler=torch.utils.data.SequentialSampler(range(3)), generator=torch.Generator())
 Own(range(3), size=4, batch_size=2)
+Nowhere().flush()

@@ -65,7 +65,7 @@ class Crew:
 
     def __init__(self, method: str, dataset: Any, workers: int) -> None:
         self.job = Job(dataset, KeyFetch, None, None, workers, seed=1, drop_last=False)
-        self.backend = start(self.job, method, explicit=True)
+        self.backend = start(self.job, method)
         self.hired = 0
         self.posted = 0
         self.done: dict[int, int] = {}  # by key: the pid of the worker
@@ -290,7 +290,7 @@ def test_a_worker_beyond_the_first_number_of_workers_knows_its_seat(method: str,
 
 def test_workers_that_have_tasks_of_their_own_cannot_be_asked_to_leave() -> None:
     job = Job(Keys(), KeyFetch, None, None, 1, seed=1, drop_last=False, assigned=True)
-    backend = start(job, "fork", explicit=True)
+    backend = start(job, "fork")
     try:
         with pytest.raises(InternalError, match="assigned"):
             backend.retire()

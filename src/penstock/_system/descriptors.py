@@ -61,7 +61,7 @@ def no_fork() -> AbstractContextManager[bool]:
 
 @contextmanager
 def kept_by_child(fds: Iterable[int]) -> Iterator[None]:
-    """A child that this thread forks in this block keeps these descriptors."""
+    """Lets a child that this thread forks in the block keep these descriptors."""
     _birth.keep = frozenset(fds)
     try:
         yield

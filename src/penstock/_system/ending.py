@@ -36,7 +36,7 @@ END = NoBatch(None)
 
 
 def raises_instead(take: Callable[[S], T | NoBatch]) -> Callable[[S], T]:
-    """Makes a `__next__` of a method that returns a batch or a NoBatch."""
+    """Turns a method that returns a batch or a NoBatch into a `__next__`, which raises in place of the NoBatch."""
 
     @wraps(take)
     def raising(self: S) -> T:
@@ -64,7 +64,7 @@ def raises_instead(take: Callable[[S], T | NoBatch]) -> Callable[[S], T]:
 
 
 def never_ends(call: Callable[P, T]) -> Callable[P, T]:
-    """Wraps a function such as `__iter__` or `__len__`: a StopIteration of the user's code is an error there too."""
+    """Wraps a function such as `__iter__` or `__len__`: a StopIteration of the user's code becomes a RuntimeError."""
 
     @wraps(call)
     def calling(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -1,4 +1,4 @@
-"""The interpreter's exit: what penstock ends then, and in which order.
+"""What penstock ends at the interpreter's exit, and in which order.
 
 Python ends a program in this order: it waits for non-daemon threads; calls the functions registered with atexit, last
 registered first; stops handling signals; ends each daemon thread as soon as the thread asks for the GIL; and clears
@@ -40,7 +40,7 @@ def ends_at_exit(one: _Open) -> None:
 @atexit.register
 def _end_all() -> None:
     over.append(True)
-    # Signals that arrive meanwhile (a SIGCHLD for each worker) are handled at the end of the block, and not later,
+    # Signals that arrive here (a SIGCHLD for each worker) are handled at the end of the block, and not later,
     # when Python has dropped its handlers.
     with interrupts_deferred():
         for one in reversed(list(_open)):

@@ -27,7 +27,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import compress, count
 from types import FrameType
@@ -133,7 +133,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class CallAtEnd(weakref.ref):  # type: ignore[type-arg]  # a generic base cannot have slots added
-    """See `call_at_end`."""
+    """A weak reference that calls `action` when its object is deallocated: see `call_at_end`."""
 
     __slots__ = ("action",)
 
@@ -147,7 +147,7 @@ _call: Any = operator.call
 def call_at_end(of: object, action: Callable[[], object]) -> CallAtEnd:
     """Calls `action`, which must be C code, when the object is deallocated, if the returned reference still exists.
 
-    No Python code runs meanwhile: an interrupt in it would be reported as ignored, and lost.
+    No Python code may run then: an interrupt in it would be reported as ignored, and lost.
     """
     made = CallAtEnd(of, _act)
     made.action = action
@@ -160,10 +160,10 @@ _numbers = count()
 
 
 def free_at_end(of: object, action: Callable[[], object]) -> None:
-    """Like `call_at_end`, but independent of the order of deallocation. `action` must not refer to the object.
+    """Like `call_at_end`, but keeps the weak reference itself. `action` must not refer to the object.
 
-    A weak reference that is held by something the object refers to may be gone before it fires, because each library
-    has its own order of deallocation: numpy 2.5 releases an array's base before it clears the weak references.
+    If something that the object refers to held the weak reference, the reference might be gone too early: numpy 2.5
+    releases an array's base before it calls the weak references to the array.
     """
     number = next(_numbers)
     both = partial(_waiting.pop, number), action
@@ -175,10 +175,8 @@ class LiveObjects(Generic[T]):
 
     __slots__ = ("_references",)
 
-    def __init__(self, objects: Iterable[T] = ()) -> None:
+    def __init__(self) -> None:
         self._references: dict[int, CallAtEnd] = {}  # by id
-        for one in objects:
-            self.add(one)
 
     def add(self, one: T) -> None:
         self._references[id(one)] = call_at_end(one, partial(self._references.pop, id(one), None))
@@ -187,7 +185,7 @@ class LiveObjects(Generic[T]):
         return len(self._references)
 
     def __iter__(self) -> Iterator[T]:
-        # Over a copy: objects may be added or deallocated meanwhile.
+        # Over a copy: objects may be added or deallocated during the iteration.
         found = [reference() for reference in self._references.copy().values()]
         return iter([one for one in found if one is not None])
 
@@ -197,7 +195,7 @@ over: list[bool] = []
 
 
 def finalizer(release: Callable[[Any], None]) -> Callable[[Any], None]:
-    """A `__del__` that calls `release`, which may run twice. An interrupt in it is raised in the surrounding code.
+    """Returns a `__del__` that calls `release`, perhaps twice. An interrupt in it is raised in the surrounding code.
 
     Only an interrupt at the very entry is reported by Python as ignored, as in every `__del__`. While the interpreter
     shuts down, the finalizer does nothing: modules are being cleared, and `release` might miss a global.
@@ -206,10 +204,10 @@ def finalizer(release: Callable[[Any], None]) -> Callable[[Any], None]:
     def __del__(self: Any, over: list[bool] = over) -> None:
         if over:
             return
-        ends: list[object] = []  # with this function
+        ends: list[object] = []  # deallocated when this function returns
         try:
             _release(release, self, ends)
-        except KeyboardInterrupt:  # before it was deferred
+        except KeyboardInterrupt:  # it came before interrupts were deferred
             _release(release, self, ends)
             ends.append(_raised_with_the_end_of(_signal.SIGINT))
 
@@ -224,7 +222,7 @@ def _release(release: Callable[[Any], None], of: object, ends: list[object]) -> 
 
 
 class _Token:
-    """An object that is only watched for its deallocation."""
+    """An object whose only purpose is that its deallocation is noticed."""
 
 
 # Keeps the references alive longer than their tokens, which live for microseconds.
@@ -271,14 +269,14 @@ class Loan(Protocol):
     """A temporary change of something that belongs to the caller."""
 
     def begin(self) -> object:
-        """Remembers the present state, and changes it."""
+        """Remembers the current state, and changes it."""
 
     def end(self) -> None:
         """Restores the remembered state, even if `begin` or an earlier `end` was interrupted."""
 
 
 def with_loan(loan: Loan, work: Callable[..., T], *args: Any) -> T:
-    """Calls `work(*args)` between the beginning and the end of a loan. Free of cost unless interrupted."""
+    """Calls `work(*args)` between the beginning and the end of a loan. Costs nothing extra unless interrupted."""
     try:
         loan.begin()
         return work(*args)
@@ -297,7 +295,7 @@ LOOK_AGAIN = 1.0
 
 
 class InterruptSafeCondition:
-    """A lock, and the threads that wait for a change of what it guards: a Condition that survives interrupts.
+    """A Condition that survives interrupts: a lock, and the threads that wait for a change of what it guards.
 
     The `with` of a Condition or an Event is Python code, and an interrupt could leave its lock locked for ever.
     Here a thread checks the condition and takes a bell under the lock, then releases the lock and waits:

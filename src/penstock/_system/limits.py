@@ -1,4 +1,4 @@
-"""Limits that the system sets to a process, for the messages about those that were met."""
+"""The system's limits on processes and threads, for error messages when one is reached."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import errno
 import os
 import resource
 from contextlib import suppress
+
+from penstock._system.trust import processes
 
 
 def no_more_processes(error: OSError) -> OSError:
@@ -27,16 +29,15 @@ def room_for_tasks() -> str:
     known = "; ".join(found) or "no limit of this user is known, so it may be one of the whole machine"
     return (
         f"the system allows no more processes or threads. They count together: {known}. Use fewer workers (and fewer "
-        "threads in libraries, as by OMP_NUM_THREADS=1), end other programs, or raise the limit."
+        "threads in libraries, for example with OMP_NUM_THREADS=1), end other programs, or raise the limit."
     )
 
 
 def _of_this_user() -> int:
-    user, count = os.getuid(), 0
-    for pid in os.listdir("/proc"):
-        with suppress(OSError):  # it has ended
-            if pid.isdecimal() and os.stat(f"/proc/{pid}").st_uid == user:
-                count += len(os.listdir(f"/proc/{pid}/task"))
+    count = 0
+    for pid in processes(os.getuid()):
+        with suppress(OSError):  # the process has ended
+            count += len(os.listdir(f"/proc/{pid}/task"))
     return count
 
 

@@ -17,7 +17,7 @@ def ordinary(error: BaseException) -> BaseException:
         return error
     made = PanicError(
         f"A library written in Rust panicked: {error}. This is a bug of that library, or it was given something that "
-        "it does not expect. What it printed to standard error says where."
+        "it does not expect. Its message on standard error says where."
     )
     made.__dict__.update(error.__dict__)  # its notes
     made.__cause__ = error

@@ -17,7 +17,7 @@ _WORDS = re.compile(
 
 
 def is_shortage(error: BaseException | None) -> bool:
-    """True if an error is not the sample's fault: a later attempt, or another machine, may have enough of everything.
+    """True if an error is a shortage, and not the sample's fault: a later attempt, or another machine, may succeed.
 
     An error that was raised `from` a shortage also counts, except for a FormatError, which says that a file is
     damaged: see `is_damage`.

@@ -40,7 +40,7 @@ _ended: list[bool] = []  # not empty once the exit has ended all threads
 
 
 def started(name: str, work: Callable[[], None], stop: Callable[[], object]) -> threading.Thread:
-    """Starts a thread. `stop()` makes it end soon; any thread may call it, at any instruction."""
+    """Starts a daemon thread that runs `work`. `stop()` makes it end soon; any thread may call `stop` at any time."""
     if _ended:
         raise RuntimeError(
             "The program is ending, so penstock can start no more threads: they would be cut off in the middle of a "
@@ -52,7 +52,8 @@ def started(name: str, work: Callable[[], None], stop: Callable[[], object]) -> 
         try:
             work()
         finally:
-            running.pop(threading.current_thread(), None)  # `thread` would be a reference cycle if it never starts
+            # Not `thread`: if the thread never started, that would be a reference cycle.
+            running.pop(threading.current_thread(), None)
 
     thread = threading.Thread(target=run, name=name, daemon=True)
     refused = ""
@@ -65,7 +66,7 @@ def started(name: str, work: Callable[[], None], stop: Callable[[], object]) -> 
             if not isinstance(error, RuntimeError):
                 raise
             refused = str(error)
-    if refused:  # outside of the block: the traceback of a context would keep the engine alive
+    if refused:  # raised here: an error with the first one as its context would keep the engine alive
         raise RuntimeError(f"A thread could not be started ({refused}): {room_for_tasks()}")
     return thread
 
@@ -98,7 +99,7 @@ def _wait(thread: threading.Thread, say_at: float) -> float:
 
 def _processor_time(thread: threading.Thread) -> int:
     """Processor time in system ticks. (`pthread_getcpuclockid` must not be called for a thread that has ended.)"""
-    with suppress(OSError, ValueError, IndexError):  # it has ended
+    with suppress(OSError, ValueError, IndexError):  # the thread has ended
         with open(f"/proc/self/task/{thread.native_id}/stat") as file:
             fields = file.read().rpartition(")")[2].split()
         return int(fields[11]) + int(fields[12])

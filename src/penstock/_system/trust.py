@@ -1,7 +1,7 @@
 """Decides whether a file, folder or memfd belongs to this user and may be used; makes private files and folders.
 
-Other users of the machine can put anything under any name into a folder that they may write, can give a memfd any
-name, and can make a set-uid program (`su`) carry it. So penstock judges by what the kernel says about the open file,
+Other users of the machine can put anything under any name into a folder that they may write to, can give a memfd any
+name, and can have a set-uid program (`su`) hold it. So penstock judges by what the kernel says about the open file,
 and never by its name or by the process that holds it:
 
 - the owner is this user or root, and no other user may write the file (`check`);
@@ -38,16 +38,16 @@ UNCHANGING = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 OF_ONE_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
-_AT_ONCE = os.O_CLOEXEC | os.O_NONBLOCK  # never wait for a pipe or a lease in the place of a file
+_AT_ONCE = os.O_CLOEXEC | os.O_NONBLOCK  # never waits, even if a pipe, or a file with a lease, is in its place
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC  # follows no link
 _MOST_LINKS = 40  # the kernel's own limit
 
 
 class Untrusted(PermissionError):
-    """Other users may have written this file or folder, or could write to it."""
+    """Raised for a file or folder that other users may have written, or could write to."""
 
 
-# What was found.
+# Files that exist.
 
 
 def check(about: os.stat_result, group: int | None = None, owner: int | None = None, *, ignored: int = 0) -> None:
@@ -72,7 +72,7 @@ def open_ours(path: str, flags: int = os.O_RDONLY, group: int | None = None) -> 
     try:
         about = os.fstat(fd)
         if not stat.S_ISREG(about.st_mode):
-            raise Untrusted(f"{path} is not used: it is no regular file")
+            raise Untrusted(f"{path} is not used: it is not a regular file")
         try:
             check(about, group)
         except Untrusted as error:
@@ -89,7 +89,7 @@ def open_sealed(path: str, name: str, seals: int, flags: int = os.O_RDONLY, owne
     """Opens a memfd of another process by a path like /proc/PID/fd/N. Raises OSError.
 
     Checks the open file: it must have this name and these seals, and belong to this user (or to `owner`). The path
-    alone proves nothing: anyone can choose a name, and the pid may meanwhile be that of another process.
+    alone proves nothing: anyone can choose a name, and the pid may belong to another process by now.
     """
     fd = os.open(path, flags | _AT_ONCE)
     try:
@@ -98,7 +98,7 @@ def open_sealed(path: str, name: str, seals: int, flags: int = os.O_RDONLY, owne
         if not ours or not is_memfd(f"/proc/self/fd/{fd}", name):
             raise Untrusted(f"{path} is not a memfd {name} of this user")
         if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & seals != seals:
-            raise Untrusted(f"{path} has not the seals of a {name}")
+            raise Untrusted(f"{path} lacks the seals of a {name}")
     except BaseException:
         os.close(fd)
         raise
@@ -132,14 +132,14 @@ def seal(fd: int, seals: int) -> None:
 
 
 def processes(user: int) -> Iterator[int]:
-    """The pids of a user's processes that the system shows (see hidepid). They prove nothing about their files."""
+    """The pids of a user's processes that the system shows (see hidepid). A pid proves nothing about open files."""
     for pid in os.listdir("/proc"):
         with suppress(OSError):  # it has ended
             if pid.isdecimal() and os.stat(f"/proc/{pid}").st_uid == user:
                 yield int(pid)
 
 
-# What is made.
+# New files.
 
 
 def make_file(path: str, group: int | None = None, mode: int = 0o600) -> int:
@@ -147,7 +147,7 @@ def make_file(path: str, group: int | None = None, mode: int = 0o600) -> int:
     fd = os.open(path, _NEW, 0o600)
     try:
         if group is not None:
-            with suppress(OSError):  # the folder's group is not one of ours: others cannot read the file
+            with suppress(OSError):  # this user is not in the group: the file stays private
                 os.fchown(fd, -1, group)
                 mode = 0o660
         os.fchmod(fd, mode)
@@ -163,7 +163,7 @@ def open_or_make(path: str, group: int | None = None) -> int:
     while True:
         with suppress(FileNotFoundError):
             return open_ours(path, os.O_RDWR, group)
-        with suppress(FileExistsError):  # another process has made it meanwhile
+        with suppress(FileExistsError):  # another process has just made it
             return make_file(path, group)
 
 
@@ -171,7 +171,7 @@ def replace(path: str, write: Callable[[int], object], mode: int | None = None, 
     """Replaces a file as a whole: `write(fd)` writes it under a temporary name first. Raises OSError.
 
     A reader sees either the old or the new file, and a link in its place is replaced, not followed. Without `mode`,
-    the umask decides who may read the file: for files that the user names.
+    as for files that the user names, the umask decides who may read the file.
     """
     draft = f"{path}.{os.urandom(8).hex()}.part"
     made = partial(os.open, draft, _NEW, 0o666) if mode is None else partial(make_file, draft, group, mode)
@@ -191,7 +191,7 @@ def replace(path: str, write: Callable[[int], object], mode: int | None = None, 
 def open_named(path: str) -> int:
     """Opens a file that the user names for writing, and truncates it. Raises OSError.
 
-    In a folder that others may write, such as /tmp, links and files of other users may be traps, and are refused.
+    In a folder that others may write to, such as /tmp, links and files of other users may be traps, and are refused.
     (Linux refuses some of them itself where fs.protected_symlinks and fs.protected_regular are set.)
     """
     flags, is_shared = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, False
@@ -231,7 +231,7 @@ def use_folder(path: str, shared: bool = False) -> int | None:
     group = os.stat(there).st_gid if shared else None
     _check_folder(there, group, is_above=bool(missing))
     for each in reversed(missing):
-        with suppress(FileExistsError):  # by another process: it is checked below
+        with suppress(FileExistsError):  # made by another process; it is checked below
             os.mkdir(each, 0o700)
             os.chmod(each, 0o2770 if shared else 0o700)
     if missing:
@@ -304,7 +304,7 @@ def _strangers() -> int | None:
 def _is_own_group(group: int) -> bool:
     """True if this user is the only member of a group: many systems give each user a group with the user's id.
 
-    Group 0 belongs to root, and in containers to users without a name.
+    Group 0 belongs to root; in containers, users without a name have it too.
     """
     if group == 0:
         return True

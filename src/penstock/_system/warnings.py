@@ -11,7 +11,7 @@ from penstock._printable import printable
 
 _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep  # the folder of the package
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
-_STARTERS = (f"{_LIBRARY}multiprocessing{os.sep}", f"{_LIBRARY}threading.py")  # of workers
+_STARTERS = (f"{_LIBRARY}multiprocessing{os.sep}", f"{_LIBRARY}threading.py")  # they start workers
 _between: set[str] = set()  # files of libraries that call penstock for the user
 
 
@@ -21,7 +21,7 @@ def called_through(filename: str) -> None:
 
 
 def is_ours(filename: str) -> bool:
-    """Whether a file is part of penstock."""
+    """True if a file is part of penstock."""
     return filename.startswith(_OURS)
 
 
@@ -30,9 +30,10 @@ def _is_between(filename: str) -> bool:
 
 
 def warn_caller(text: str, category: type[Warning] = RuntimeWarning) -> None:
-    """Warns at the line that has called penstock. (Python 3.12 has `skip_file_prefixes` for that.)
+    """Issues a warning that points to the user's line that called penstock.
 
-    In a forked worker that is the line that has started it; in a thread, or a fresh interpreter, there is none.
+    In a forked worker that is the line that started the worker; a thread or a fresh interpreter has no such line.
+    (From Python 3.12 on, `skip_file_prefixes` of `warnings.warn` does the same.)
     """
     level = 1
     frame: FrameType | None = sys._getframe()

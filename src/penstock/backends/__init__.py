@@ -1,6 +1,6 @@
-"""Where workers run. Anyone can write a backend: a class with the methods of `Backend`, registered under a name.
+"""Backends: where workers run. Anyone can write one: a class with the methods of `Backend`, registered under a name.
 
-`penstock.testing.conformance` checks that it keeps penstock's guarantees. docs/own-backend.md has an example.
+`penstock.testing.conformance` checks that a backend keeps penstock's guarantees. docs/own-backend.md has an example.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from penstock._wire.task import Bundle, Ended, Failed, Filled, Task
 from penstock._wire.updates import Change
 from penstock._work.job import Job
 from penstock._work.runner import Runner
-from penstock.backends import _ours as _ours  # registers them
+from penstock.backends import _ours as _ours  # registers penstock's own backends
 from penstock.backends._base import HUNG, Backend, Doing, Left, Lost, Outcome, known, make, register, unregister
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "run_task":  # late: its module is for those who run workers in this process
+    if name == "run_task":  # late: only backends without worker processes need its module
         from penstock.backends._local import run_task
 
         return run_task

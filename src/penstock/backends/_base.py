@@ -19,7 +19,8 @@ class Lost(NamedTuple):
     """A worker is dead. `seq` is the task that it was running, and `at` the step of that task, counted from 0.
 
     `who` names the worker ("worker 2 (pid 8127)"), and `how` says how it ended ("was killed by signal 9"): both are
-    for messages. `unborn`: why no replacement could be started, if one was tried. `phrase`: torch's words for it.
+    for messages. `unborn`: why no replacement could be started, if one was tried. `phrase`: how torch's loader would
+    report the death.
     """
 
     worker: int
@@ -42,8 +43,8 @@ class Left(NamedTuple):
 class Doing(NamedTuple):
     """What a worker is doing, for a message: `who` is "worker 2 (pid 8127)", `stack` its calls, innermost first.
 
-    `seq` is the task that it is running, or None; `epoch` and `step` say which step of the task it is at. `likely` is
-    the likely cause of a hang, with a remedy, if the worker's state shows one; else "".
+    `seq` is the task that it is running, or None; `epoch` and `step` name the current step of that task. `likely` is
+    the likely cause of a hang, with a remedy, if the worker's state shows one; otherwise "".
     """
 
     who: str
@@ -57,7 +58,7 @@ class Doing(NamedTuple):
 HUNG = "hung"
 """The value of `Lost.signal` for a worker that was killed because it hung."""
 
-# The longest wait, in seconds, that is asked of the system at once. Longer timeouts take several waits.
+# Seconds that one system call waits at most. A longer timeout takes several calls.
 LONGEST_WAIT = 3600.0
 
 Outcome = Filled | Failed | Bundle | Ended | Lost | Left
@@ -69,7 +70,7 @@ class Backend(Protocol):
     One thread at a time calls a backend, except `wake`, which any thread may call. Memory belongs to the backend: the
     engine names slabs by number, and the backend has memory for each.
 
-    Derive from this class to inherit the defaults of all attributes but `gauges`, and of the methods that are not
+    Derive from this class to inherit the defaults of all attributes except `gauges`, and of the methods that are not
     abstract.
     """
 
@@ -87,7 +88,7 @@ class Backend(Protocol):
     """The last worker process of each seat, dead or alive. Empty if workers are not processes of this machine."""
 
     def clock(self) -> float:
-        """Seconds that timeouts are measured in: `time.monotonic()`, unless time is simulated."""
+        """The clock for timeouts, in seconds: `time.monotonic()`, unless time is simulated."""
         return time.monotonic()
 
     @property
@@ -101,9 +102,9 @@ class Backend(Protocol):
 
     @abstractmethod
     def retire(self, seat: int = -1) -> None:
-        """Asks the worker that is free first to exit after its current step. `poll` reports it as `Left`.
+        """Asks one worker to exit: the first that finishes its current step. `poll` reports it as `Left`.
 
-        Where tasks are assigned to workers, the worker in `seat` exits, after all its tasks.
+        If tasks are assigned to workers, the worker in `seat` exits, after all its tasks.
         """
 
     @abstractmethod
@@ -120,6 +121,7 @@ class Backend(Protocol):
 
     def cool(self, slab: int) -> None:
         """Returns the memory pages of a free slab to the system. The slab may be posted again."""
+        return
 
     @abstractmethod
     def encode(self, change: Change) -> bytes:
@@ -127,10 +129,11 @@ class Backend(Protocol):
 
     @abstractmethod
     def update(self, change: bytes) -> None:
-        """Tasks that are posted from now on run on a dataset that has this change."""
+        """Sends a change of the dataset to the workers, for the tasks that are posted from now on."""
 
     def flush(self) -> None:
         """Makes sure that workers know of all posted tasks."""
+        return
 
     @abstractmethod
     def rescind(self, seq: int) -> bool:
@@ -141,7 +144,7 @@ class Backend(Protocol):
         """The outcomes since the last call. Waits for one, at most `timeout` seconds; may return none earlier."""
 
     def has_dead(self) -> bool:
-        """Whether a worker is dead that `poll` has not reported yet. False if only `poll` can tell."""
+        """True if a worker is dead and `poll` has not reported it yet. False if only `poll` can tell."""
         return False
 
     @abstractmethod
@@ -165,7 +168,7 @@ class Backend(Protocol):
 
     @abstractmethod
     def wake(self) -> None:
-        """Makes the `poll` that another thread waits in return, even with nothing; or else the next one."""
+        """Makes `poll` return, even without an outcome, in the thread that waits in it; else at its next call."""
 
     @abstractmethod
     def close(self) -> None:
@@ -176,12 +179,8 @@ MakeBackend = Callable[[Job, Any], Backend]
 """Makes a backend for a job. The second argument is the value of the loader's argument that the backend declares."""
 
 
-def _fits(given: Any, workers: int) -> None:
-    """The check of a backend that has none."""
-
-
-def _unlimited(given: Any) -> None:
-    """The room of a backend whose workers run on this machine."""
+def _nothing(*given: Any) -> None:
+    """The default of `check`, which accepts everything, and of `room`, which knows no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,14 +189,14 @@ class Registered:
 
     make: MakeBackend
     argument: str | None = None
-    check: Callable[[Any, int], object] = _fits
-    room: Callable[[Any], int | None] = _unlimited
+    check: Callable[[Any, int], object] = _nothing
+    room: Callable[[Any], int | None] = _nothing
     kills: bool = True
     threads: bool = False
     needs_workers: bool = False
 
     def given_in(self, arguments: Mapping[str, Any]) -> Any:
-        """The value for this backend among the arguments of a loader; None if there is none."""
+        """Returns the value for this backend from the arguments of a loader; None if the user gave none."""
         return None if self.argument is None else arguments.get(self.argument)
 
 
@@ -216,21 +215,21 @@ def register(
     make: MakeBackend,
     *,
     argument: str | None = ARGUMENT,
-    check: Callable[[Any, int], object] = _fits,
-    room: Callable[[Any], int | None] = _unlimited,
+    check: Callable[[Any, int], object] = _nothing,
+    room: Callable[[Any], int | None] = _nothing,
     kills: bool = True,
     threads: bool = False,
     needs_workers: bool = False,
 ) -> None:
-    """From now on `DataLoader(..., backend=name)` runs its workers on what `make(job, given)` returns.
+    """Makes `DataLoader(..., backend=name)` run its workers on the backend that `make(job, given)` returns.
 
     A backend with this name that was registered before is replaced.
 
     - `argument`: the argument of `DataLoader` whose value `make`, `check` and `room` get as `given`:
       "backend_options", or "multiprocessing_context" for a backend that starts processes. None: the backend takes no
       options.
-    - `check(given, num_workers)` is called when a loader is made. It raises if these cannot work; `given` is None if
-      the user gave nothing.
+    - `check(given, num_workers)` is called when a loader is made, and raises if the backend cannot work with these
+      values; `given` is None if the user gave nothing.
     - `room(given)`: how many workers fit on the machines that the backend uses, as a limit for `num_workers="auto"`;
       None if they run on this machine, or the number is not known.
     - `kills`: whether `end_hung` can kill workers. If not, `hang=` is refused.
@@ -254,25 +253,24 @@ def register(
 
 
 def unregister(name: str) -> None:
-    """`backend=name` is no longer known. Existing loaders keep their workers."""
+    """Removes a backend: `backend=name` is refused from now on. Existing loaders keep their workers."""
     del TABLE[name]
 
 
 def known() -> list[str]:
-    """The names that `backend=` takes."""
+    """The names that `backend=` accepts."""
     return [name for name in TABLE if name != INLINE]
 
 
 def registered(name: str) -> Registered:
-    """The backend of this name."""
     return TABLE[name]
 
 
 def arguments() -> list[str]:
-    """The arguments of a loader that are for backends."""
+    """The names of a loader's arguments that are passed to backends."""
     return sorted({ARGUMENT, *(each.argument for each in TABLE.values() if each.argument is not None)})
 
 
 def make(name: str, job: Job, given: Any = None) -> Backend:
-    """A backend for this job. It has no workers yet."""
+    """Makes a backend for this job. It has no workers yet."""
     return TABLE[name].make(job, given)

@@ -1,4 +1,4 @@
-"""What a worker does with a task, on this machine or on another: it does the steps, and makes the reply."""
+"""Runs the tasks of a worker, on this machine or on another, and encodes the replies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from time import perf_counter_ns
 import numpy as np
 from numpy.typing import NDArray
 
-import penstock._work.seeding  # noqa: F401 - every worker needs it: imported before the fork, and not in each
+import penstock._work.seeding  # noqa: F401 - every worker needs it: imported once, before the fork
 from penstock._measure.gauges import Gauge
 from penstock._memory.layout import ALIGN, Writer
 from penstock._wire.failure import Failure
@@ -27,7 +27,7 @@ def _no_changes(end: int) -> Iterable[Change]:
 
 
 class TaskExecutor:
-    """Does the tasks of one worker. `changes(end)` are the changes of the dataset up to a position of the log."""
+    """Runs the tasks of one worker. `changes(end)` reads the changes of the dataset up to this end of the log."""
 
     def __init__(
         self, job: Job, seat: int, who: str, gauge: Gauge, replier: Replier, changes: Changes = _no_changes
@@ -39,13 +39,13 @@ class TaskExecutor:
         gauge.ready()
 
     def change(self, changes: Iterable[Change]) -> None:
-        """Makes changes of the dataset, for the tasks from here on."""
+        """Applies changes to the dataset, before the next task."""
         self._runner.change(changes)
 
     def do(self, notice: Notice, root: NDArray[np.uint8], begin: Callable[[int], bool]) -> bytes:
-        """Does a task in the slab `root`, which has its keys, and returns the reply.
+        """Runs a task and returns the reply. `root` is the memory of its slab, which begins with the task's keys.
 
-        `begin(at)` is called before each step of a bundle, and says whether that step is still wanted.
+        `begin(at)` is called before each step of a bundle, and returns whether that step is still wanted.
         """
         seq, count, updates, replier = notice.seq, notice.steps, notice.updates, self._replier
         try:
@@ -54,7 +54,7 @@ class TaskExecutor:
             where = f"step {notice.step} of epoch {notice.epoch}, as they arrived in {self._who}."
             failure = Failure.capture(error, where=f"In the keys of {where}")
             return replier.failed((seq, 0, perf_counter_ns()), failure, Writer(root), None)
-        # Keys that are an array stay where they are: they are read while batches are written.
+        # An array of keys stays in the slab, and is read while batches are written behind it.
         used, gauge = max(0, notice.keys), self._gauge
         gauge.begin()
         if count == 1:
@@ -67,7 +67,7 @@ class TaskExecutor:
         for at, single in enumerate(task.single()):
             if not begin(at) and replies:
                 break
-            # Each in its own piece of the slab, so that batches that look alike have the same layout.
+            # Each step has its own piece of the slab, so that similar batches have the same layout.
             base = -(-used // ALIGN) * ALIGN
             writer = Writer(root[base:])
             replies.append(self._do_step(single, updates, writer, base))
@@ -77,15 +77,15 @@ class TaskExecutor:
         return reply
 
     def _do_step(self, task: Task, updates: int, writer: Writer, base: int = 0) -> bytes:
-        """Does one step, with the changes up to `updates`. The writer's piece of the slab begins at `base`."""
+        """Runs one step, after the changes up to `updates`. The writer's piece of the slab begins at `base`."""
         head, used = (task.seq, base, perf_counter_ns()), writer.used
         if self._log.end < updates:
             self._runner.change(self._changes(updates))
-        # In no variable here: a traceback holds the frames below it, and this one would hold its error.
+        # No variable holds the outcome: the traceback of its error refers to this frame, and that would be a cycle.
         return self._reply(self._runner.run(task, writer, self._gauge), head, task, writer, used)
 
     def _reply(self, outcome: Done | AtEnd | Errored, head: Head, task: Task, writer: Writer, used: int) -> bytes:
-        """The reply about a step, whose batch begins at `used` in the writer's piece of the slab."""
+        """Encodes the outcome of a step, whose batch begins at `used` in the writer's piece of the slab."""
         gauge, rows = self._gauge, 0
         if isinstance(outcome, Done):
             batch, rows, mended, mark = outcome
@@ -104,7 +104,7 @@ class TaskExecutor:
         return reply
 
     def _failed(self, head: Head, errored: Errored, writer: Writer, used: int) -> bytes:
-        """The reply about a failure. It overwrites the unfinished batch, which begins at `used`."""
+        """Encodes a failed step. The reply overwrites the unfinished batch, which begins at `used`."""
         failure = self._runner.capture(errored)
         writer.used, writer.overflow = used, False
         return self._replier.failed(head, failure, writer, errored.mark)

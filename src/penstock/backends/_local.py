@@ -1,7 +1,7 @@
-"""Workers in this process: none (each task is done in `poll`, by the caller), or threads. Nothing is sent.
+"""Backends without worker processes: the caller runs each task inside `poll`, or threads run the tasks.
 
-Threads are for datasets whose work releases the GIL (decoding, reading, waiting) or must not be copied: one dataset
-object serves all.
+Nothing is sent. Threads are for datasets whose work releases the GIL (decoding, reading, waiting) or which must not
+be copied: all threads use the same dataset object.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from penstock.backends import _stack as stack
 from penstock.backends._base import LONGEST_WAIT, Backend, Doing, Left, Outcome
 from penstock.errors import InternalError
 
-# How long close() waits for threads that are in the middle of a step: they cannot be ended, and
-# finish what they are at in the background.
+# Seconds that close() waits for threads that are running a step. They cannot be interrupted, and finish the step in
+# the background.
 _GRACE = 0.05
 
 
 def runner_of(job: Job, who: str) -> Runner:
-    """The runner of a worker in this process: one that borrows the generators of the process, and leaves it alone."""
+    """Makes the runner of a worker in the caller's process, whose global random generators it only borrows."""
     runner = (job.make_runner or Runner)(job, who)
     assert isinstance(runner, Runner)
     return runner
@@ -53,13 +53,13 @@ def run_task(
     gauge: Gauge | NoGauge = NO_GAUGE,
     interruptible: bool = True,
 ) -> Filled | Failed | Ended:
-    """Runs a task of one step in this process. `interruptible`: by the caller, whose Ctrl-C comes out."""
-    # In no variable here: a traceback holds the frames below it, and this one would hold its error.
+    """Runs a task of one step in this process. `interruptible`: Ctrl-C is raised, and is not an outcome `Failed`."""
+    # No variable holds the outcome: the traceback of its error refers to this frame, and that would be a cycle.
     return _told(runner.run(task, writer, gauge, interruptible=interruptible), worker, task, writer)
 
 
 def _told(outcome: Done | AtEnd | Errored, worker: int, task: Task, writer: Writer) -> Filled | Failed | Ended:
-    """The outcome as the engine gets it."""
+    """Converts the outcome of a runner to the outcome that the engine receives."""
     if isinstance(outcome, Done):
         batch, rows, mended, mark = outcome
         return Filled(task.seq, worker, rows, writer.used, 0.0, writer.root, batch, mended, mark)
@@ -70,9 +70,8 @@ def _told(outcome: Done | AtEnd | Errored, worker: int, task: Task, writer: Writ
 
 
 class _LocalBackend(Backend):
-    """What both have in common: the dataset is the caller's own, and no worker is a process."""
+    """The common part of both backends: workers use the caller's own dataset, and none is a process."""
 
-    most_steps = 1
     copies_dataset = False
     clock = staticmethod(time.monotonic)
 
@@ -94,21 +93,15 @@ class _LocalBackend(Backend):
         for runner in tuple(self._runners.values()):
             runner.look_up()
 
-    def flush(self) -> None:
-        pass
-
     def memory(self) -> tuple[int, int]:
         return self._slabs.nbytes, 0
-
-    def end_hung(self, seconds: float) -> list[Doing]:
-        return []  # the options refuse it: a thread cannot be killed
 
     def open(self, outcome: Filled) -> object:
         return outcome.held
 
 
 class InlineBackend(_LocalBackend):
-    """A plain loop in the calling thread. This is what every backend must equal."""
+    """Runs tasks as a plain loop in the calling thread. Every other backend must give the same batches."""
 
     leaves_nothing = True
 
@@ -118,14 +111,14 @@ class InlineBackend(_LocalBackend):
         self._posted: deque[tuple[Task, int]] = deque()
         self._worker = -1
         self._gauge = Gauge(self.gauges, 0, os.getpid(), time.thread_time_ns)
-        self._gauge.cache.warns = True  # nobody waits for this worker but itself
+        self._gauge.cache.warns = True  # of a store that does not answer; other workers leave that to the caller
         self._gauge.ready()
 
     def hire(self, worker: int, seat: int) -> None:
         self._worker = worker
 
     def retire(self, seat: int = -1) -> None:
-        raise InternalError("without workers, there is none to leave")
+        raise InternalError("a worker was asked to exit, but this backend has none")
 
     def retain(self) -> int:
         return 0
@@ -143,7 +136,7 @@ class InlineBackend(_LocalBackend):
         task, slab = self._posted.popleft()
         runner, writer, gauge = self._runner, Writer(self._slabs.root(slab)), self._gauge
         gauge.begin()
-        # What it imports takes 15 ms: numpy.random. Other backends have it in their workers only.
+        # `borrowed` imports numpy.random, which takes 15 ms. With other backends, only workers import it.
         outcome = with_loan(runner.borrowed(task), run_task, runner, self._worker, task, writer, gauge)
         if gauge.detailed:
             gauge.stepped(outcome.rows if type(outcome) is Filled else 0)
@@ -153,29 +146,28 @@ class InlineBackend(_LocalBackend):
         return [outcome]
 
     def doing(self, seq: int | None) -> list[Doing]:
-        return []  # nobody waits for the caller
+        return []  # the caller runs the tasks itself, so it never asks while one is running
 
     def wake(self) -> None:
-        pass  # nobody waits: the caller does the work
+        pass  # `poll` never waits
 
     def close(self) -> None:
         self._posted.clear()
 
 
 class ThreadBackend(_LocalBackend):
-    """Tasks wait in a deque; a queue of permits wakes one thread for each."""
+    """Runs tasks in threads. Tasks wait in a deque, and each puts a permit into a queue, which wakes one thread."""
 
-    leaves_nothing = False
     shares_gauges = True
 
     def __init__(self, job: Job) -> None:
         super().__init__()
         self._job = job
-        # Taking from either is atomic under the GIL: a task is worked on once, or rescinded.
+        # Taking from either is atomic under the GIL: a task is either run once or rescinded.
         self._posted: deque[tuple[Task, NDArray[np.uint8]]] = deque()
         self._permits: SimpleQueue[bool] = SimpleQueue()
         self._outcomes: SimpleQueue[Outcome | None] = SimpleQueue()
-        self._leaves: deque[None] = deque()  # one for each thread that shall leave
+        self._leaves: deque[None] = deque()  # an entry for each thread that is asked to exit
         self._threads: dict[int, threading.Thread] = {}  # by worker
         self._doing: dict[int, Task] = {}  # by worker
 
@@ -191,7 +183,7 @@ class ThreadBackend(_LocalBackend):
 
     def retain(self) -> int:
         retained = 0
-        with suppress(IndexError):  # threads take them too, until there are none
+        with suppress(IndexError):  # empty; threads take entries at the same time
             while True:
                 self._leaves.pop()
                 retained += 1
@@ -225,7 +217,7 @@ class ThreadBackend(_LocalBackend):
         at_work = []
         for worker, thread in tuple(self._threads.items()):
             runner, task = self._runners.get(worker), self._doing.get(worker)
-            if runner is not None:  # else the thread has left meanwhile
+            if runner is not None:  # otherwise the thread has just exited
                 held = (task.seq, task.epoch, task.step) if task else ()
                 at_work.append(Doing(runner.who, stack.of_thread(thread.ident), *held))
         mine = [one for one in at_work if one.seq == seq is not None]
@@ -235,17 +227,17 @@ class ThreadBackend(_LocalBackend):
         self._outcomes.put(None)
 
     def _stop(self) -> None:
-        """Ends the threads, each after the step that it is at."""
+        """Makes each thread exit after its current step."""
         self._posted.clear()
         for _ in tuple(self._threads):
             self._permits.put(False)
 
     def close(self) -> None:
         self._stop()
-        threads = tuple(self._threads.items())  # meanwhile a thread may take a leave
+        threads = tuple(self._threads.items())  # a copy: a thread that takes a leave removes itself
         deadline = time.monotonic() + _GRACE
         for worker, thread in threads:
-            if thread is not threading.current_thread():  # in which the garbage collector has found the engine
+            if thread is not threading.current_thread():  # the garbage collector may close the engine in any thread
                 thread.join(max(0.0, deadline - time.monotonic()))
             self._threads.pop(worker, None)
 
@@ -272,7 +264,7 @@ class ThreadBackend(_LocalBackend):
         gauge.flush()
 
     def _takes_leave(self, worker: int) -> bool:
-        """Whether this thread is the one that leaves. It passes its permit on: that may be for a task."""
+        """Takes a leave if one is left; True if this thread must exit. It passes on its permit, perhaps a task's."""
         try:
             self._leaves.pop()
         except IndexError:

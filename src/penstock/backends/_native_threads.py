@@ -1,9 +1,9 @@
 """Native threads in workers: each thread pool of a library gets one thread, before the first sample.
 
-As many workers as processors, each with pools of as many threads, slow each other down: torch.sum of 300,000 numbers
-takes five times as long then. PENSTOCK_WORKER_THREADS sets another number; 0 leaves the libraries as they are.
+Pools with a thread for each processor, in every worker, slow each other down: torch.sum of 300,000 numbers takes five
+times as long. PENSTOCK_WORKER_THREADS sets another number; 0 leaves the libraries as they are.
 
-A library reads an environment variable when it is loaded. One that is loaded already has a function for it:
+A library reads an environment variable when it is loaded. A loaded library has a function that sets the number:
 
     fresh interpreter   has the variables from the start, and calls the functions after it has unpickled the dataset
     forked worker       sets the variables, and calls the functions
@@ -36,7 +36,7 @@ _VARIABLES = (
     "RAYON_NUM_THREADS",  # Hugging Face's tokenizers
 )
 
-# By the name of a shared library: its function.
+# For each shared library, by name: the function that sets its number of threads.
 _FUNCTIONS = {
     **dict.fromkeys(("libgomp", "libiomp5", "libomp"), "omp_set_num_threads"),
     **dict.fromkeys((f"libmkl_{kind}_thread" for kind in ("intel", "gnu", "tbb")), "MKL_Set_Num_Threads"),
@@ -46,22 +46,22 @@ _FUNCTIONS = {
 # The functions of OpenBLAS. Wheels of numpy and scipy rename them, and the library.
 _OPENBLAS = [f"{name}openblas_set_num_threads{end}" for name in ("", "scipy_") for end in ("", "64_", "_64")]
 
-# OpenBLAS's own number of threads. Its function starts all threads again after a fork, before it uses fewer of them.
+# OpenBLAS's variable for the number. Its function first starts all threads again after a fork, and then uses fewer.
 _OPENBLAS_NUMBER = "blas_cpu_number"
 
-# Ends OpenBLAS's threads, which start again when needed. OpenBLAS itself has the C library call this before a fork.
+# Ends OpenBLAS's threads, which start again when needed. OpenBLAS registers it to run before each fork.
 _OPENBLAS_STOP = "blas_thread_shutdown_"
 
-# Modules with a function for it.
+# Python modules, each with its function that sets the number.
 _MODULES = {
     "cv2": "setNumThreads",
     "numexpr": "set_num_threads",
-    "pyarrow": "set_cpu_count",  # and not its threads for input and output, which wait more than they compute
+    "pyarrow": "set_cpu_count",  # its threads for input and output stay: they wait more than they compute
 }
 
 Setter = Callable[[int], object]
 
-_looked_up = 0  # the number of imported modules at the last look
+_looked_up = 0  # the number of imported modules when `look_up` last searched
 _setters: list[Setter] = []
 _stops: list[Callable[[], object]] = []
 
@@ -109,7 +109,7 @@ def stop_openblas() -> None:
 
 
 def limit() -> None:
-    """In a worker: limits the threads of all libraries, loaded or not. `worker_init_fn` runs later, and wins."""
+    """In a worker: limits the threads of all libraries, loaded or not. `worker_init_fn` may change them later."""
     most = look_up()
     if not most:
         return
@@ -130,10 +130,9 @@ def limit() -> None:
 
 @contextmanager
 def opencv_stopped() -> Iterator[None]:
-    """In the block, OpenCV has no threads, so a child that is forked there need not end them.
+    """Stops the threads of OpenCV during the block, so that a child that is forked there need not stop them.
 
-    When OpenCV is limited to one thread it ends its pool, under locks that the pool uses. A forked child may wait for
-    these locks for ever.
+    OpenCV stops its threads under locks that these threads use. A forked child may wait for these locks for ever.
     """
     module: Any = sys.modules.get("cv2")
     before = getattr(module, "getNumThreads", int)() if count() else 0
@@ -165,7 +164,7 @@ def _functions_of(library: ctypes.CDLL, *functions: str) -> list[Any]:
 
 _Visit = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 
-# Where a path is in the C library's dl_phdr_info: after an address.
+# The offset of the path in the C library's dl_phdr_info: it follows an address.
 _PATH_AT = ctypes.sizeof(ctypes.c_void_p)
 
 

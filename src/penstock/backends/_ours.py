@@ -1,6 +1,6 @@
 """penstock's own backends.
 
-Each imports what it needs when it is first used: processes take some 10 ms.
+Each is imported when it is first used: the modules for processes take about 10 ms.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ def _thread(job: Job, given: None) -> Backend:
 def _process(job: Job, context: Any) -> Backend:
     import_whole("penstock.backends._process.backend")
     from penstock.backends._process.backend import start
-    from penstock.backends._process.methods import choose_method, is_chosen
 
-    return start(job, choose_method(context), explicit=is_chosen(context))
+    return start(job, context)
 
 
 def _check_process(context: Any, workers: int) -> None:

@@ -1,4 +1,4 @@
-"""The Python stack of a worker that does not answer, even if it is in C code or holds the GIL."""
+"""Reads the Python stack of a worker that does not answer, even if it is in C code or holds the GIL."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class _StackRequest:
         self.start = self.size = self._before = os.fstat(file).st_size
 
     def is_done(self) -> bool:
-        """Nothing signals the end of the stack: it is complete when the file stops growing."""
+        """True if the file has stopped growing. Nothing else signals that the stack is complete."""
         self._before, self.size = self.size, os.fstat(self.file).st_size
         return self.start < self._before == self.size
 
@@ -64,9 +64,9 @@ class _StackRequest:
 
 
 def ask(processes: Sequence[tuple[int, int]], fd: int) -> list[str]:
-    """The stacks of workers, given by pid and pidfd, innermost call first. All are asked at once.
+    """Returns the stacks of workers, which are given by pid and pidfd, innermost call first. Asks all at once.
 
-    "" for one that does not answer, or waits for a task.
+    The stack is "" for a worker that does not answer, or that waits for a task.
     """
     asked = [_asked(pid, pidfd, fd) for pid, pidfd in processes]
     waited_for = [one for one in asked if one is not None]
@@ -119,7 +119,7 @@ def waits_for_thread(pid: int) -> bool:
 
 
 def of_thread(ident: int | None) -> str:
-    """The stack of a thread of this process, in the same form."""
+    """The stack of a thread of this process, in the form that `ask` returns."""
     frame = sys._current_frames().get(ident or 0)
     calls = reversed(traceback.extract_stack(frame)) if frame is not None else ()
     return _user_calls([f'File "{call.filename}", line {call.lineno} in {call.name}' for call in calls])

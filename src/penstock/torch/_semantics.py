@@ -23,7 +23,7 @@ from penstock._work.job import Job
 from penstock.backends import Backend
 from penstock.backends._process.backend import start
 from penstock.backends._process.forking import breaks_in_child
-from penstock.backends._process.methods import choose_method, configured_method, is_chosen
+from penstock.backends._process.methods import configured_method
 from penstock.stats import Stats
 from penstock.torch import _private as private
 from penstock.torch._core import core_of
@@ -123,8 +123,8 @@ class TorchSemantics:
             context = configured_method()
             if context == "fork" and breaks_in_child():
                 with suppress(Exception):  # pickling runs the user's code
-                    return start(job, choose_method(None), explicit=False)
-        return start(job, choose_method(context), explicit=is_chosen(context))
+                    return start(job, None)
+        return start(job, context)
 
     def manner(self) -> dict[str, Any]:
         return {}  # nothing is bundled, retried or read ahead of the epoch

@@ -1,4 +1,4 @@
-"""Workers are processes: no GIL between them, and any of them may die at any instruction."""
+"""The backend whose workers are processes. They share no GIL, and each of them may die at any instruction."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import select
 import socket
 import time
 import weakref
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +29,7 @@ from penstock.backends._base import HUNG, LONGEST_WAIT, Backend, Doing, Left, Lo
 from penstock.backends._process.board import NO_TASK, TOKEN, Board
 from penstock.backends._process.forking import other_threads
 from penstock.backends._process.launcher import Launcher
-from penstock.backends._process.methods import choose_method
+from penstock.backends._process.methods import choose_method, is_chosen
 from penstock.backends._process.process import LINGER, SEATS, WorkerProcess, fate, phrase
 from penstock.backends._process.worker import main
 from penstock.errors import InternalError
@@ -53,11 +54,9 @@ _FORKED_BESIDE = (
 class ProcessBackend(Backend):
     """Moves bytes between the parent and its workers: one board, one pipe of tokens out, one pipe of replies in.
 
-    Where tasks are assigned to workers, each seat has its own pipe of tokens. Make one with `start`.
+    If tasks are assigned to workers, each seat has its own pipe of tokens. Create a backend with `start`.
     """
 
-    copies_dataset = True
-    leaves_nothing = False
     shares_gauges = True  # workers write to them at any moment, also while they are busy
     clock = staticmethod(time.monotonic)
 
@@ -94,10 +93,10 @@ class ProcessBackend(Backend):
         self.gauges = Gauges(theirs["gauges"])
         self._assigned, self._batched = job.assigned, job.batched
         self._log = job.log
-        self._main_is_there = method == "fork"  # in the workers
+        self._main_is_there = method == "fork"  # workers have the parent's `__main__`
         self._known = tags_of_main() if method == "fork" else frozenset()
-        # A weak reference: this object lives until the workers are ended, and the user's objects in the job may refer
-        # to the loader, whose end ends the workers. The engine keeps the job for workers that are started later.
+        # A weak reference: this object lives until the workers end, they end when the loader is deallocated, and the
+        # user's objects in the job may refer to the loader. The engine keeps the job for workers that start later.
         self._job = weakref.ref(job)
         payload = self._job if method == "fork" else job
         began = time.perf_counter()
@@ -105,13 +104,13 @@ class ProcessBackend(Backend):
         self.shipped = 0.0 if method == "fork" else time.perf_counter() - began
         self._fork_is_our_choice = method == "fork" and not explicit
         self._names: dict[int, str] = {}
-        self._poller, self._deaths = select.poll(), select.poll()  # of everything, and of dead workers only
+        self._poller, self._deaths = select.poll(), select.poll()  # everything, and only the deaths of workers
         self._poller.register(self._replies, select.POLLIN)
         self._poller.register(strays, select.POLLIN)
         self._strays = SocketStrays(strays)
         self._receiver = Receiver(self._strays, self._names)
         self._unsent = [b""] * len(self._tokens)
-        self._retired: set[int] = set()  # seats whose workers leave when they have done their tasks
+        self._retired: set[int] = set()  # seats whose workers exit when they have done their tasks
         self._latest = -1  # the highest seq that was posted
         self._posted: dict[int, tuple[int, NDArray[np.uint8]]] = {}  # by seq: slot, and the slab's memory
 
@@ -132,13 +131,12 @@ class ProcessBackend(Backend):
             try:
                 return self._launch_by(method, number)
             except Exception as error:  # pickling runs the user's code
-                text = f"{_FORKED_ANYWAY} {described(error)}"
-                warn_caller(text)
+                warn_caller(f"{_FORKED_ANYWAY} {described(error)}")
                 self._fork_is_our_choice = False
         return self._launchers[-1].start(number)
 
     def _launch_by(self, method: str, number: int) -> WorkerProcess:
-        """Starts this worker and all later ones with another method, and the dataset and the log as they are now."""
+        """Starts this worker and all later ones by another method, with the current dataset and log."""
         known = len(self._launchers)
         try:
             Launcher(method, main, self._job(), self._theirs, among=self._launchers)
@@ -166,13 +164,13 @@ class ProcessBackend(Backend):
             self._unsent[seat] = token + self._unsent[seat]
         else:
             self._latest = seq
-            self._unsent[seat] += token  # seat -1, any worker, is the only pipe
+            self._unsent[seat] += token  # seat -1 means any worker, and then there is only one pipe
 
     def retire(self, seat: int = -1) -> None:
         if self._assigned != (seat >= 0):
             raise InternalError("a seat must be named if tasks are assigned to workers, and only then")
         if seat >= 0:
-            self.flush()  # these tasks are done before the worker finds the end of its pipe
+            self.flush()  # the worker does these tasks before it reaches the end of its pipe
             self._retired.add(seat)
             self._close_fds(self._tokens[seat])
             return
@@ -181,7 +179,7 @@ class ProcessBackend(Backend):
         self.flush()
 
     def retain(self) -> int:
-        return self._board.withdraw_leaves()  # their tokens wake workers for nothing
+        return self._board.withdraw_leaves()  # their tokens stay in the pipe, and claim nothing
 
     def cool(self, slab: int) -> None:
         self._slabs.cool(slab)
@@ -193,18 +191,17 @@ class ProcessBackend(Backend):
         self._log.write(self._theirs["updates"], change)
 
     def flush(self) -> None:
-        # All tokens in one write: it wakes one worker, and each that reads wakes the next while there are more.
+        # All tokens in one write, which wakes one worker; each worker that reads a token wakes the next.
         for pipe, unsent in enumerate(self._unsent):
             while unsent:
                 try:
                     sent = os.write(self._tokens[pipe], unsent[: select.PIPE_BUF])
                 except BlockingIOError:
-                    break  # full of tokens for tasks that were rescinded: `poll` waits for room
+                    break  # the pipe is full of tokens of rescinded tasks: `poll` waits for room
                 self._unsent[pipe] = unsent = unsent[sent:]
 
     def rescind(self, seq: int) -> bool:
-        # Without an entry, the reply was read already, and its outcome is on its way to the scheduler.
-        if seq not in self._posted:
+        if seq not in self._posted:  # its reply was read, and the outcome is on its way to the scheduler
             return False
         slot, _ = self._posted[seq]
         if self._board.rescind(slot):
@@ -240,24 +237,25 @@ class ProcessBackend(Backend):
         return self._slabs.nbytes, self._strays.nbytes
 
     def doing(self, seq: int | None) -> list[Doing]:
-        slots = {self._board.claimant(slot): slot for slot, _ in self._posted.values()}
-        held = {worker: self._board.doing(slots[worker]) for worker in self._workers if worker in slots}
+        held = self._held()
         asked = [worker for worker in held if held[worker][0] == seq] or list(self._workers)
-        at_work = []
-        for worker, told in zip(asked, self._stacks(asked), strict=True):
-            if told or worker in held:
-                at_work.append(self._doing(worker, told, *held.get(worker, (None, -1, -1))))
-        return at_work
+        return [one for one in self._doing(asked, held) if one.stack or one.seq is not None]
 
-    def _doing(self, worker: int, told: str, seq: int | None, epoch: int, step: int) -> Doing:
-        process, likely = self._workers[worker], ""
-        if process.beside and stack.waits_for_thread(process.pid):
-            likely = _FORKED_BESIDE.format(threads=other_threads(process.beside))
-        return Doing(self._names[worker], told, seq, epoch, step, likely)
+    def _held(self) -> dict[int, tuple[int, int, int]]:
+        """For each worker that runs a task: the task's seq, and the epoch and the step that it runs."""
+        slots = {self._board.claimant(slot): slot for slot, _ in self._posted.values()}
+        return {worker: self._board.doing(slots[worker]) for worker in self._workers if worker in slots}
 
-    def _stacks(self, workers: list[int]) -> list[str]:
+    def _doing(self, workers: list[int], held: dict[int, tuple[int, int, int]]) -> list[Doing]:
         processes = [self._workers[worker] for worker in workers]
-        return stack.ask([(one.pid, one.fileno()) for one in processes], self._theirs["stacks"])
+        stacks = stack.ask([(process.pid, process.fileno()) for process in processes], self._theirs["stacks"])
+        found = []
+        for worker, process, calls in zip(workers, processes, stacks, strict=True):
+            (seq, epoch, step), likely = held.get(worker, (None, -1, -1)), ""
+            if process.beside and stack.waits_for_thread(process.pid):
+                likely = _FORKED_BESIDE.format(threads=other_threads(process.beside))
+            found.append(Doing(self._names[worker], calls, seq, epoch, step, likely))
+        return found
 
     @property
     def workers(self) -> list[WorkerProcess]:
@@ -265,29 +263,28 @@ class ProcessBackend(Backend):
 
     def end_hung(self, seconds: float) -> list[Doing]:
         before = time.perf_counter_ns() - int(seconds * 1e9)
-        stuck = {
-            worker: process
+        stuck = [
+            worker
             for worker, process in self._workers.items()
             if worker not in self._hung and 0 < self.gauges.counts(process.seat).since < before
-        }
-        slots = {self._board.claimant(slot): slot for slot, _ in self._posted.values()} if stuck else {}
-        hung = [worker for worker in stuck if worker in slots]  # the others have finished meanwhile
-        found = []
-        for worker, told in zip(hung, self._stacks(hung), strict=True):
-            found.append(self._doing(worker, told, *self._board.doing(slots[worker])))
+        ]
+        held = self._held() if stuck else {}
+        hung = [worker for worker in stuck if worker in held]  # the others have just finished
+        found = self._doing(hung, held)
+        for worker in hung:
             self._hung[worker] = seconds
-            stuck[worker].kill()
+            self._workers[worker].kill()
         return found
 
     def wake(self) -> None:
         if os.getpid() != self._pid:
             return
-        with no_fork():  # so no other thread closes it meanwhile
+        with no_fork():  # so that no other thread closes the pipe in between
             if self._theirs["replies"] in self._fds:
                 os.write(self._theirs["replies"], WAKE)
 
     def close(self) -> None:
-        # A child that the user forked has this object too, and must leave the workers alone.
+        # A forked child of the user's program has a copy of this object, and must not touch the workers.
         if os.getpid() == self._pid:
             with interrupts_deferred():
                 self._close()
@@ -298,7 +295,7 @@ class ProcessBackend(Backend):
         for process in self._workers.values():
             process.join(max(0.0, deadline - time.monotonic()))
         for worker, process in self._workers.items():
-            if self._board.is_ending(worker):  # it may be flushing a queue of multiprocessing
+            if self._board.is_ending(worker):  # the worker may be flushing a queue of multiprocessing
                 process.join(max(0.0, deadline + LINGER - time.monotonic()))
         for process in self._workers.values():
             process.kill()
@@ -315,7 +312,7 @@ class ProcessBackend(Backend):
         with no_fork():
             for fd in fds:
                 if fd in self._fds:
-                    # Removed first: if it were closed twice, its number might be another file's by then.
+                    # Removed first, so that it is not closed twice: its number may belong to another file by then.
                     self._fds = [other for other in self._fds if other != fd]
                     close(fd)
 
@@ -323,8 +320,8 @@ class ProcessBackend(Backend):
         """Sends tokens for all open tasks and wanted leaves: a worker may have died with a token that it had read."""
         tokens = self._theirs["tokens 0"]
         if not self._workers and select.select([tokens], [], [], 0)[0]:
-            # No worker is left to read the tokens. Send all anew, so that the only reader of a stream gets them in
-            # order.
+            # No worker is left to read the tokens in the pipe. They are all sent again, so that the only reader of a
+            # stream gets them in order.
             os.read(tokens, 1 << 20)
             self._unsent = [b""]
         for seq, (slot, _) in sorted(self._posted.items()):
@@ -338,7 +335,7 @@ class ProcessBackend(Backend):
         return root
 
     def _read(self, everything: bool = False) -> list[Outcome] | None:
-        """The outcomes of the replies in the pipe; None if there was no reply, not even one that only wakes."""
+        """The outcomes of the replies in the pipe; None if the pipe was empty. (A WAKE gives an empty list.)"""
         outcomes: list[Outcome] | None = None
         while True:
             try:
@@ -367,7 +364,7 @@ class ProcessBackend(Backend):
         if worker in self._hung:
             how, name = f"hung for more than {self._hung.pop(worker):g} seconds, and was killed (hang=)", HUNG
         process.release()
-        # After release(): an interrupt leaves the rest to `close`.
+        # Only after release(): if an interrupt comes before, `close` still finds the worker.
         del self._workers[worker]
         who = self._names.pop(worker)
         self._receiver.forget(worker)
@@ -387,11 +384,11 @@ class ProcessBackend(Backend):
         return Lost(worker, lost, at, who, how, name, cause, phrase=said)
 
 
-def start(job: Job, method: str, *, explicit: bool) -> ProcessBackend:
-    """A backend that has acquired what it needs. It has no workers yet."""
+def start(job: Job, context: Any) -> ProcessBackend:
+    """Creates a backend for a `multiprocessing_context`, without workers. Closes all that it opened if this fails."""
     made: list[ProcessBackend] = []
     try:
-        ProcessBackend(job, method, explicit=explicit, among=made)
+        ProcessBackend(job, choose_method(context), explicit=is_chosen(context), among=made)
         return made[0]
     except BaseException:
         for backend in made:

@@ -1,15 +1,15 @@
 """The board: tasks in shared memory, which worker processes take for themselves.
 
 A free worker must not wait for the parent, which may be busy with a training step; and a task must not wait behind a
-slow one in the queue of one worker. So tasks stand on the board, and a free worker claims one.
+slow one in the queue of one worker. So the parent posts tasks on the board, and each free worker claims one.
 
 - Posting writes a notice into a slot, marks the slot OPEN, and sends a token (slot and seq) through a pipe that all
   workers read. Reading the token tells a worker where to look, and orders the parent's writes before the worker's
   reads, on any processor. Tokens are read in the order of posting, on which the only reader of a stream relies.
 - The claim decides: OPEN becomes CLAIMED under a record lock on one byte of the board's file. The kernel releases
-  such a lock when its holder dies, so a killed worker leaves nothing locked. The token of a task that was rescinded
-  claims nothing, because the slot is free, or holds a task with another seq. A worker with such a token has the lock
-  for a moment too, so a claim waits for the lock: if it gave up instead, the task would stay open without a token.
+  such a lock when its holder dies, so a killed worker leaves nothing locked. The token of a rescinded task claims
+  nothing, because the slot is free, or holds a task with another seq. A worker with such a token holds the lock for
+  a moment, too, so a claim waits for the lock: if it gave up instead, the task would stay open without a token.
 - When a worker is dead, the board says which slot it had claimed, and tokens are sent again for all open tasks, in
   case the worker died with a token that it had read.
 - A worker leaves when more leaves are wanted than taken. It looks before it reads a token, so it never leaves with a
@@ -41,13 +41,13 @@ _CLAIMANT = 1  # in words of 8 bytes
 _NOTICE = 16
 _WORDS = _STRIDE // 8
 
-# Slot 0 holds no task, so that a token can name none. It has the numbers of leaves that were wanted and taken. After
-# all slots come the workers that took them, in order; all of these are words. Last come the workers that have done
-# their last task.
+# Slot 0 holds no task, so that a token can name no task. It has two words: how many leaves were wanted, and how many
+# were taken. After all slots come the ids of the workers that took a leave, in order, a word each. Last comes a byte
+# for each worker: whether it has done its last task.
 _NO_SLOT = 0
 _WANTED, _TAKEN = 8, 9
 _TAKERS = SLOTS * _WORDS
-_ENDINGS = (_TAKERS + SLOTS) * 8  # a byte for each worker
+_ENDINGS = (_TAKERS + SLOTS) * 8
 
 TOKEN = struct.Struct("<2q")  # slot, seq
 NO_TASK = TOKEN.pack(_NO_SLOT, -1)
@@ -67,7 +67,7 @@ class Board:
         self._unused = iter(range(1, SLOTS))
 
     def post(self, *notice: int) -> int:
-        """Puts up a task, given the fields of `Notice`. Returns its slot."""
+        """Posts a task, given the fields of its `Notice`, and returns its slot."""
         slot = self._free.pop() if self._free else next(self._unused, _NO_SLOT)
         if slot == _NO_SLOT:
             raise InternalError(f"{SLOTS - 1} tasks are posted, and the board has no room for another.")
@@ -78,7 +78,7 @@ class Board:
         return slot
 
     def claim(self, slot: int, seq: int, worker: int) -> Notice | None:
-        """Gives the task `seq` to this worker; None if the task is not open."""
+        """Claims the task `seq` for this worker, and returns its notice; None if the task is not open."""
         fcntl.lockf(self._fd, fcntl.LOCK_EX, 1, slot)
         try:
             base = slot * _STRIDE
@@ -95,7 +95,7 @@ class Board:
             fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, slot)
 
     def rescind(self, slot: int) -> bool:
-        """Closes an open task. False if a worker has claimed it, or is about to. It never waits."""
+        """Takes back an open task. False if a worker has claimed it, or is about to. Never waits."""
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
         except OSError:
@@ -109,7 +109,7 @@ class Board:
             fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, slot)
 
     def void(self, slot: int) -> None:
-        """Lets the worker stop before the last step of the slot's task: its batches are not wanted any more."""
+        """Marks the slot's task as no longer wanted: its worker stops before the next step."""
         self._memory[slot * _STRIDE + _VOID] = 1
 
     def clear(self, slot: int) -> None:
@@ -126,7 +126,7 @@ class Board:
         return self._words[slot * _WORDS + _CLAIMANT] if is_claimed else None
 
     def begin(self, slot: int, at: int) -> bool:
-        """The claimant begins step `at` of the task, counted from 0. False if the rest is not wanted any more."""
+        """Notes that the claimant begins step `at`, counted from 0. False if the task is no longer wanted."""
         self._memory[slot * _STRIDE + _AT] = at
         return not self._memory[slot * _STRIDE + _VOID]
 
@@ -149,7 +149,7 @@ class Board:
         return self._words[_WANTED] - self._words[_TAKEN]
 
     def withdraw_leaves(self) -> int:
-        """Withdraws the leaves that no worker has taken; returns how many. None if a worker is about to take one."""
+        """Withdraws the leaves that no worker has taken; returns how many. 0 if a worker is about to take one."""
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _NO_SLOT)
         except OSError:
@@ -162,7 +162,7 @@ class Board:
             fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, _NO_SLOT)
 
     def take_leave(self, worker: int) -> bool:
-        """Takes a leave for this worker, if one is wanted. True if the worker has to exit."""
+        """Takes a leave for this worker, if one is wanted. True if the worker must exit."""
         words = self._words
         if words[_WANTED] == words[_TAKEN]:
             return False
@@ -178,11 +178,10 @@ class Board:
             fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, _NO_SLOT)
 
     def took_leave(self, worker: int) -> bool:
-        """True if this worker took a leave."""
         return worker in self._words[_TAKERS:][: self._words[_TAKEN]]
 
     def end(self, worker: int) -> None:
-        """This worker has done its last task, and exits as soon as its exit functions have run."""
+        """Notes that this worker has done its last task, and exits when its exit functions have run."""
         self._memory[_ENDINGS + worker % SLOTS] = 1
 
     def is_ending(self, worker: int) -> bool:

@@ -32,15 +32,15 @@ _NEVER_FORKED = ("jax", "jaxlib", "tensorflow", "grpc")
 # Seconds that a new thread of jemalloc has to take its name.
 _NAMING = 0.1
 
-_PF_EXITING = 0x4  # a flag of Linux, in /proc: the thread runs no more code of the program
+_PF_EXITING = 0x4  # Linux's flag of a thread that is exiting: it runs no more code of the program
 
-_Thread = tuple[int, int]  # its id, and when it was started: the system uses ids again
+_Thread = tuple[int, int]  # its id and its start time, because the system reuses ids
 
-_stayed: frozenset[_Thread] = frozenset()  # the threads that were there after the last trial
+_stayed: frozenset[_Thread] = frozenset()  # the other threads that were still alive after the last trial
 
 
 def obstacle() -> str:
-    """Why this process must not be forked, as a clause about "it"; "" if it may be."""
+    """The reason why this process must not be forked, such as "it has 2 other threads"; "" if it may be forked."""
     for name in _NEVER_FORKED:
         if name in sys.modules:
             return f"it has imported {name}"
@@ -49,20 +49,20 @@ def obstacle() -> str:
 
 
 def breaks_in_child() -> bool:
-    """True if a library is in use here that a forked child cannot use: JAX, or numba with threads of OpenMP.
+    """True if this process uses a library that a forked child cannot use: JAX, or numba with threads of OpenMP.
 
-    Other libraries and threads are a risk, which torch's own loader takes. These two fail, or warn of each fork.
+    Other libraries and threads are a risk, which torch's own loader takes. These two fail, or warn at each fork.
     """
     return "jax" in sys.modules or "numba.np.ufunc.omppool" in sys.modules
 
 
 def other_threads(count: int) -> str:
-    """`1 other thread`, `2 other threads`."""
+    """Words for a number of threads: `1 other thread`, `2 other threads`."""
     return f"{count} other thread{'s' * (count != 1)}"
 
 
 def threads_beside() -> int:
-    """The number of other threads of this process. Right after a fork: of those that were there during the fork."""
+    """The number of other threads of this process. Right after a fork, these are the threads that it left behind."""
     try:
         return len(_others())
     except OSError:
@@ -70,7 +70,7 @@ def threads_beside() -> int:
 
 
 def _left_after_a_trial() -> frozenset[_Thread]:
-    """The other threads of this process that do not end before a fork."""
+    """The other threads of this process that do not end before a fork, found by a trial fork if necessary."""
     global _stayed
     try:
         others = _others()
@@ -112,9 +112,9 @@ def _others() -> frozenset[_Thread]:
 def _fork_for_trial() -> None:
     """Forks a child that ends at once.
 
-    By the C library, and not os.fork: only the libraries' own handlers run, none of the program's hooks. No signal
+    Calls the C library, and not os.fork: only the libraries' own handlers run, none of the program's hooks. No signal
     handler, no garbage collection and no bytecode may run in the child: between two instructions the interpreter may
-    hand the GIL to a thread that asked for it, wait for that thread, and so wait for ever in the child.
+    hand the GIL to a thread that asked for it. The child does not have that thread, and would wait for ever.
     """
     libc = ctypes.PyDLL(None, use_errno=True)  # PyDLL: the child holds the GIL, too
     collecting = gc.isenabled()

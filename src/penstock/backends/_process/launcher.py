@@ -1,8 +1,8 @@
 """The launcher starts worker processes: by fork, as fresh interpreters (spawn), or forked from a template.
 
-The order of ending: the caller closes the pipe of tokens, and workers end by themselves; the caller joins them, kills
-those that linger, and closes their handles and the launcher, in any order. The last of these closes ends the
-lifeline. So `Launcher.close` does not kill a worker that is ending by itself, and no worker outlives its handle.
+How workers end: the caller closes the pipe of tokens, and workers end by themselves; the caller joins them, kills
+those that do not end, and closes their handles and the launcher, in any order. The last of these closes the lifeline.
+So `Launcher.close` does not kill a worker that is ending by itself, and no worker outlives its handle.
 
 The lifeline is a pipe whose write end only the parent holds: when the parent dies or closes it, the kernel kills all
 processes that have armed the read end (see `process.py`).
@@ -21,7 +21,7 @@ workers share this copy. Parent and template talk over a socket, one answer to e
 Unpickling the dataset may import JAX or start threads in the template. Then the template must not be forked: it says
 so instead of READY, and the launcher starts all workers by spawn, from the same shipment.
 
-The template reaps only when it is told to, so a pid that it has reported cannot come to mean another process.
+The template reaps a worker only on request, so until then the system cannot give the worker's pid to another process.
 
 Linux only: pidfds, memfds, /proc/self/fd, and signals on a pipe.
 """
@@ -60,7 +60,7 @@ _REQUEST = struct.Struct("=Bqq")  # what, number or pid, number as a child of th
 _ANSWER = struct.Struct("=Bqq")  # what, pid or exit code, bytes that follow
 _START, _REAP, _READY, _UNFORKABLE, _STARTED, _REAPED, _FAILED = range(7)
 
-_PIDFD = struct.Struct("i")  # as it travels beside an answer
+_PIDFD = struct.Struct("i")  # sent beside an answer
 
 _ENTER = """\
 import marshal, os, sys
@@ -79,7 +79,7 @@ class Launcher:
 
     `fds` are descriptors of this process, by name; every worker has them under the same numbers. A payload that
     cannot be sent (spawn, forkserver) raises UnshippableDataset here, before any process starts. `explicit`: the
-    program has named the method, and is warned if another has to be used. Before it acquires anything, the launcher
+    program has named the method, and is warned if another must be used. Before it acquires anything, the launcher
     adds itself to the list `among`: see `_system/interrupts.py`.
     """
 
@@ -109,7 +109,6 @@ class Launcher:
         self.own: dict[str, int] = {}  # further descriptors that a fresh interpreter gets
         if among is not None:
             among.append(self)
-        self._lent: tuple[int, ...] = ()  # and those that other objects own
         try:
             self.own["words"] = open_memfd("penstock-last-words")
             fcntl.fcntl(self.own["words"], fcntl.F_SETFL, os.O_APPEND)
@@ -125,7 +124,7 @@ class Launcher:
             raise
 
     def _ship(self, payload: object) -> None:
-        """Writes what a fresh interpreter needs to a file: the payload, and how to become a worker."""
+        """Writes two files for fresh interpreters: the pickled payload, and how they become workers."""
         descriptors: list[int] = []
         try:
             self.own["shipment"] = pack((self._main, payload), descriptors)
@@ -134,13 +133,13 @@ class Launcher:
         self._payload = None  # it is in the shipment
         self.own["boot"] = open_memfd("penstock-boot")
         path, tracker = [entry for entry in sys.path if isinstance(entry, str)], tracker_fd()
+        self._passed = [*self._fds.values(), *self.own.values(), *([] if tracker is None else [tracker])]
         boot = {"path": path, "argv": list(map(str, sys.argv)), "fds": self._fds, **self.own}
-        self._lent = () if tracker is None else (tracker,)
-        boot |= {"lineage": tuple(self.lineage), "tracker": tracker, "passed": [*self._passed()]}
+        boot |= {"lineage": tuple(self.lineage), "tracker": tracker, "passed": self._passed}
         os.write(self.own["boot"], marshal.dumps(boot))
 
     def start(self, number: int) -> WorkerProcess:
-        """Starts a worker. With forkserver it waits for the template, and raises what failed there."""
+        """Starts a worker. With forkserver, waits until the template is ready, and raises its error if it failed."""
         if self._closed or self.owner != os.getpid():
             raise InternalError(
                 f"worker {seat_of(number)} cannot be started: its launcher is closed, or belongs to another process"
@@ -197,11 +196,8 @@ class Launcher:
             own_fork.now = False
         return pid
 
-    def _passed(self) -> tuple[int, ...]:
-        return (*self._fds.values(), *self.own.values(), *self._lent)
-
     def _spawn(self, role: str, number: int, child: int, *further: int) -> int:
-        return start_python(self.own["boot"], role, number, child, (*self._passed(), *further))
+        return start_python(self.own["boot"], role, number, child, (*self._passed, *further))
 
     def _start_template(self) -> None:
         with interrupts_deferred():
@@ -222,7 +218,7 @@ class Launcher:
 
         If the template must not be forked, workers are started by spawn from now on.
         """
-        if self.template is None:  # another thread was here first
+        if self.template is None:  # another thread has just given it up
             return
         if not self.template.ready():
             self.template.release()
@@ -250,7 +246,10 @@ def _require_linux() -> None:
 
 
 class Template(Handle):
-    """In the parent: the handle of the template, and its requests."""
+    """The parent's handle of the template, with the requests to it.
+
+    `release` kills the template, and does not ask it to end: it may be busy unpacking, and has nothing to save.
+    """
 
     def __init__(self, pid: int, pidfd: int, link: socket.socket) -> None:
         super().__init__(pid, pidfd)
@@ -279,20 +278,17 @@ class Template(Handle):
         return pid, pidfds[0]
 
     def reap(self, pid: int) -> int:
-        """The exit code of a worker that is dead."""
+        """Asks the template to reap a dead worker. Returns the worker's exit code."""
         answer = None
         with suppress(OSError):
             answer = self._ask(_REAP, pid, 0)
         return UNKNOWN if answer is None else answer[0]
 
-    def release(self) -> None:
-        # Killed, not asked to end: it may be busy unpacking, and has nothing to save.
-        with interrupts_deferred():
-            if self._usable():
-                super().release()
-                close(self._link)
+    def _released(self) -> None:
+        close(self._link)
 
     def obituary(self) -> str:
+        """The message that the template is dead, with how it died and the likely cause."""
         self.join(processes.LINGER)
         return (
             f"the template (pid {self.pid}), from which workers are forked, {processes.fate(self.exitcode)[0]}.\n"
@@ -307,7 +303,7 @@ class Template(Handle):
         None if the template is dead.
         """
         with self._talk:
-            # The template was replaced while its workers live: the number of its link may be another file's.
+            # A template that was replaced has a closed handle, and the number of its link may be another file's.
             if not self._usable():
                 return None
             if not request:
@@ -346,7 +342,7 @@ class Template(Handle):
 def tracker_fd() -> int | None:
     """The descriptor of multiprocessing's resource tracker, if it runs.
 
-    A worker with a tracker of its own would have shared memory of the program removed when the worker ends.
+    If a worker had its own tracker, that tracker would remove shared memory of the program when the worker ends.
     """
     tracker: Any = sys.modules.get("multiprocessing.resource_tracker")
     fd: int | None = None if tracker is None else tracker._resource_tracker._fd
@@ -354,18 +350,18 @@ def tracker_fd() -> int | None:
 
 
 def start_python(boot: int, role: str, number: int, child: int, fds: tuple[int, ...]) -> int:
-    """Starts an interpreter that runs `enter` and has these descriptors. Returns its pid."""
+    """Starts an interpreter that runs `enter` and inherits these descriptors. Returns its pid."""
     import_whole("subprocess")
-    import subprocess  # late: fork needs none of it
+    import subprocess  # late: fork does not need it
 
     if not sys.executable:
         raise RuntimeError(
-            "this Python does not know its own executable (sys.executable is empty), and can start no other;"
-            ' pass multiprocessing_context="fork", or with penstock.DataLoader backend="thread"'
+            "this Python does not know its own executable (sys.executable is empty), so it cannot start another"
+            ' interpreter; pass multiprocessing_context="fork", or with penstock.DataLoader backend="thread"'
         )
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     command = [sys.executable, *flags, "-c", _ENTER, str(boot), role, str(number), str(child)]
-    # The mask survives exec: a Ctrl-C is held back until the child ignores it.
+    # The child inherits the signal mask: a Ctrl-C stays pending until the child ignores it.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         environment = {**os.environ, **variables()}
@@ -382,8 +378,8 @@ def start_python(boot: int, role: str, number: int, child: int, fds: tuple[int, 
 
 
 def enter(boot: dict[str, Any], role: str, number: int, child: int) -> NoReturn:
-    """Becomes the worker with this number, or the template on the socket with this number."""
-    called_through("<string>")  # _ENTER: no line of the user's
+    """Runs this fresh interpreter as worker `number`, or as the template, whose socket is descriptor `number`."""
+    called_through("<string>")  # _ENTER is not the user's code
     sys.argv[:] = boot["argv"]
     sentinel = processes.settle(boot["lifeline"])
     requests, itself = None, CurrentWorker(Lineage._make(boot["lineage"]), child)
@@ -392,7 +388,7 @@ def enter(boot: dict[str, Any], role: str, number: int, child: int) -> NoReturn:
 
         resource_tracker._resource_tracker._fd = boot["tracker"]  # type: ignore[attr-defined]
     if role == "template":
-        # Where the parent ignores it, no exit status can be read.
+        # The parent may ignore SIGCHLD; if it stayed ignored, no exit status could be read.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         requests = socket.socket(fileno=number)
     try:
@@ -417,7 +413,7 @@ def enter(boot: dict[str, Any], role: str, number: int, child: int) -> NoReturn:
 def _serve(requests: socket.socket, main: Main, payload: object, boot: dict[str, Any]) -> NoReturn:
     """Runs the template, which forks and reaps workers on request."""
     gc.freeze()  # the payload too, so that a collection in a worker copies none of its pages
-    limit()  # the template's workers inherit it
+    limit()  # workers inherit the limit
     obstacle = forking.obstacle().encode()
     requests.sendall(_ANSWER.pack(_UNFORKABLE if obstacle else _READY, os.getpid(), len(obstacle)) + obstacle)
     while True:
@@ -435,13 +431,13 @@ def _serve(requests: socket.socket, main: Main, payload: object, boot: dict[str,
             pidfd = processes.pidfd_of_child(pid) if pid else -1
         except OSError as exc:
             close(*go)
-            seat = seat_of(about)
-            _fail(requests, exc, f"while worker {seat} was forked from the template (pid {os.getpid()})")
+            where = f"while worker {seat_of(about)} was forked from the template (pid {os.getpid()})"
+            _fail(requests, exc, where)
             continue
         if pid == 0:
             requests.close()
             os.close(go[1])
-            if not os.read(go[0], 1):  # the template has died before it told the parent of this worker
+            if not os.read(go[0], 1):  # the template died before it reported this worker to the parent
                 os._exit(1)
             os.close(go[0])
             itself = CurrentWorker(Lineage._make(boot["lineage"]), child)

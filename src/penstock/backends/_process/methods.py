@@ -1,4 +1,4 @@
-"""Start methods: which of fork, spawn and forkserver starts the workers."""
+"""Chooses the start method of worker processes: fork, spawn or forkserver."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _MUST_BE = f"multiprocessing_context must be one of {', '.join(METHODS)}"
 def choose_method(asked: str | BaseContext | None) -> str:
     """The start method to use: the requested one, else the one set in multiprocessing, else a safe one.
 
-    The safe one is fork while this process has a single thread, because fork is fastest and sends nothing; else
+    The safe one is fork while this process has a single thread, because fork is fastest and sends nothing; otherwise
     forkserver, because a fork copies the locks that other threads hold, and no thread in the child releases them.
 
-    Where fork is multiprocessing's default, finding fork set there does not count as a choice: multiprocessing fixes
-    its default as soon as a program makes a lock, as tqdm does, and that looks the same.
+    If fork is multiprocessing's default, then fork in multiprocessing's setting does not count as a choice: as soon
+    as a program makes a lock, as tqdm does, multiprocessing sets its default, and that looks the same.
 
-    A context that a library has made is used by its start method. If that is none of the three, one warning says
-    which method is used instead. Such a method that is only set in multiprocessing, as in the workers of joblib, is
-    no choice of the program, and is passed over in silence.
+    Of a context that a library has made, only the start method is used. If that is none of the three, one warning
+    says which method is used instead. A method of a library that is only set in multiprocessing, as in the workers of
+    joblib, is ignored without a warning, because the program did not choose it.
     """
     method, is_pythons = _asked(asked)
     used = method or _configured() or _safe()
@@ -40,7 +40,7 @@ def choose_method(asked: str | BaseContext | None) -> str:
 
 
 def is_chosen(asked: str | BaseContext | None) -> bool:
-    """Whether the program has chosen the start method. Else penstock has, and may choose another one later."""
+    """True if the program has chosen the start method. Otherwise penstock chooses, and may change it later."""
     return _asked(asked)[0] is not None
 
 
@@ -55,7 +55,7 @@ def configured_method() -> str:
 
 def _configured() -> str | None:
     """The start method that the program has set in multiprocessing."""
-    # If no module has imported multiprocessing, it holds no choice.
+    # If multiprocessing is not imported, the program has set nothing there.
     multiprocessing = sys.modules.get("multiprocessing")
     if multiprocessing is None:
         return None
@@ -69,14 +69,14 @@ def _safe() -> str:
     return "fork" if survives_fork() else _without_fork
 
 
-_without_fork = "forkserver"  # what is used where this process must not be forked
+_without_fork = "forkserver"  # the default method if this process must not be forked
 _told: set[bool] = set()
 
 
 def give_up_templates(obstacle: str, *, asked: bool) -> None:
     """Notes that a template could not be forked: from now on the default is spawn and not forkserver.
 
-    A program that has `asked` for forkserver is warned once. Else the choice is ours, and only logged.
+    A program that has `asked` for forkserver is warned once. Otherwise forkserver was our choice, and this is logged.
     """
     global _without_fork
     _without_fork = "spawn"
@@ -95,7 +95,7 @@ def give_up_templates(obstacle: str, *, asked: bool) -> None:
 
 
 def _asked(asked: Any) -> tuple[str | None, bool]:
-    """The start method that is asked for, if it is one of the three; and whether it is a method of Python's own."""
+    """The requested start method, or None if it is not one of the three; and whether it is Python's own."""
     if asked is None:
         return None, True
     if isinstance(asked, str):
@@ -110,7 +110,7 @@ def _asked(asked: Any) -> tuple[str | None, bool]:
         names.append(asked.get_start_method(allow_none=True))
         if names == [None]:  # the default context, and no method is set
             return None, True
-    # A subclass of a context of Python's may have another name; its processes are started in the same way.
+    # A subclass of one of Python's contexts may have another name; its processes are started in the same way.
     names += [getattr(base, "_name", None) for base in type(asked).__mro__]
     names += [getattr(process, "_start_method", None)]
     method = next((name for name in names if name in METHODS), None)
@@ -118,13 +118,13 @@ def _asked(asked: Any) -> tuple[str | None, bool]:
 
 
 def _is_pythons(process: Any) -> bool:
-    """True for a Process class of Python's own, and for the method of that name of Python's default context."""
+    """True for Python's own Process classes, and for the method `Process` of Python's default context."""
     return getattr(process, "__module__", "").partition(".")[0] == "multiprocessing"
 
 
 @cache
 def _warn(what: str, used: str) -> None:
-    """Warns once in a process."""
+    """Warns once that a context is not Python's own."""
     warn_caller(
         f"{what} is not one of Python's own. penstock starts its workers itself, by {used}, and does not use the "
         f'Process class of the context. Give multiprocessing_context="{used}" to confirm this, or another of '
@@ -134,5 +134,5 @@ def _warn(what: str, used: str) -> None:
 
 
 def survives_fork() -> bool:
-    """True if this process has a single thread at the moment of a fork: then a fork copies no lock that is held."""
+    """True if this process can be forked safely: at a fork it has a single thread, so no copied lock stays locked."""
     return not obstacle()

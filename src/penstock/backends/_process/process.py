@@ -44,7 +44,7 @@ def seat_of(number: int) -> int:
     return number % SEATS
 
 
-UNKNOWN = 256  # stands for an exit code that could not be read; no exit code is so large
+UNKNOWN = 256  # stands for an exit code that could not be read; real ones are at most 255
 
 LINGER = 5.0  # seconds that `close` waits for a killed process; only one stuck in the kernel takes longer
 
@@ -57,7 +57,7 @@ _SHARED_MEMORY = (
 
 
 class Handle:
-    """A process. In a process that is forked from this one, the handle knows nothing and does nothing."""
+    """The handle of a process. In a forked child of the process that made it, the handle does nothing."""
 
     def __init__(self, pid: int, pidfd: int, template: Template | None = None) -> None:
         self._pid = pid
@@ -78,7 +78,6 @@ class Handle:
         return self._pidfd
 
     def is_alive(self) -> bool:
-        """True while the process runs."""
         return self.exitcode is None and self._usable()
 
     def join(self, timeout: float | None = None) -> None:
@@ -109,6 +108,10 @@ class Handle:
                 with self._lock:
                     pidfd, self._pidfd = self._pidfd, -1
                     (close if self._exitcode is not None else _reap_later)(pidfd)
+                self._released()
+
+    def _released(self) -> None:
+        """Called once, when the handle is closed, to release what a subclass holds for the process."""
 
     def _usable(self) -> bool:
         return self._pidfd >= 0 and self._owner == os.getpid()
@@ -121,7 +124,7 @@ class Handle:
     def _look(self) -> None:
         """Reads the exit code, if the process is dead."""
         if self._exitcode is None and self._usable():
-            # The system tells the exit code once, and another thread may release the handle meanwhile.
+            # The system reports the exit code only once, and another thread may release the handle at the same time.
             with interrupts_deferred(), self._lock:
                 if self._pidfd >= 0 and readable(self._pidfd, 0):
                     code = self._reap()
@@ -138,7 +141,7 @@ class Handle:
 
 
 class WorkerProcess(Handle, Child):
-    """The handle of a worker process. `seat` is its seat. It can do what a `multiprocessing.Process` can."""
+    """The handle of a worker process, with the interface of `multiprocessing.Process`."""
 
     def __init__(self, number: int, child: int, pid: int, pidfd: int, launcher: Launcher) -> None:
         Child.__init__(self, launcher.lineage, child)
@@ -169,13 +172,13 @@ class WorkerProcess(Handle, Child):
         return self._past if self._past >= 0 else self._pidfd
 
     def close(self) -> None:
-        """Does nothing if the process is dead: its loader closes the handle. While it runs, ValueError."""
+        """Raises ValueError while the process runs; otherwise does nothing, because the loader closes the handle."""
         if self.is_alive():
             raise ValueError("A process cannot be closed while it runs: call terminate() and join() first.")
 
     @property
     def failure(self) -> BaseException | None:
-        """The error that ended a spawned worker before `main` ran: its payload could not be unpickled there."""
+        """The error that a spawned worker raised while it unpickled its payload; None if there was none."""
         if not self._usable() or self.exitcode != 1:
             return None
         words, start = self._launcher.own["words"], 0  # the last words of all workers that could not start
@@ -187,18 +190,15 @@ class WorkerProcess(Handle, Child):
                 return restore(said[start - length : start])
         return None
 
-    def release(self) -> None:
-        with interrupts_deferred():
-            if self._usable():
-                super().release()
-                self.unregister()
-                self._launcher.release()
+    def _released(self) -> None:
+        self.unregister()
+        self._launcher.release()
 
 
 def _reap_later(pidfd: int) -> None:
-    """Waits in a thread for a killed process that is stuck in the kernel: else it would stay as a zombie."""
+    """Waits in a thread for a killed process that is stuck in the kernel. Otherwise it would stay a zombie."""
 
-    stopped: list[bool] = []  # by the interpreter's exit
+    stopped: list[bool] = []  # filled at the interpreter's exit
 
     def wait() -> None:
         while not stopped and not readable(pidfd, 0.5):
@@ -214,13 +214,13 @@ def _reap_later(pidfd: int) -> None:
 
 
 def leave_last_words(words: int, exc: BaseException, where: str) -> None:
-    """In a worker that cannot start: tells the parent why, in one atomic append."""
+    """In a worker that cannot start: writes the error for the parent, in one atomic append."""
     data = Failure.capture(exc, where=where)
     os.write(words, _LAST_WORDS.pack(os.getpid(), len(data)) + data)
 
 
 def pidfd_of_child(pid: int) -> int:
-    """A pidfd of a child of this process. If the system gives none, the child is killed."""
+    """Opens a pidfd of a child of this process. If that fails, kills the child and raises."""
     try:
         with no_fork():
             pidfd = os.pidfd_open(pid)
@@ -233,7 +233,7 @@ def pidfd_of_child(pid: int) -> int:
 
 
 def fate(exitcode: int | None) -> tuple[str, str]:
-    """How a process ended, in words, and the name of the signal that killed it: "unknown" if it has none."""
+    """Says how a process ended, and returns the name of the signal that killed it: "" for none, or "unknown"."""
     if exitcode == UNKNOWN:
         return "ended, and the system did not tell how", "unknown"
     if exitcode is None or exitcode >= 0:
@@ -269,14 +269,14 @@ def fork() -> int:
 
     A signal handler of the parent that raises would otherwise unwind the child into the parent's code.
 
-    Python's warning of a fork beside threads (3.12 and later) is suppressed: no thread matters here, or the program
-    has asked for fork, or a warning of ours has said more.
+    Python's warning of a fork beside threads (3.12 and later) is suppressed: either the threads do no harm, or the
+    program asked for fork, or penstock has given a better warning.
     """
-    _flush()  # else both processes print what is still buffered
+    _flush()  # otherwise both processes would print what is still buffered
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     pid = -1
     try:
-        # Not safe beside a thread that does the same; at worst this one warning stays ignored.
+        # Not safe if another thread does the same; at worst this one warning stays suppressed.
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)
             pid = os.fork()
@@ -298,9 +298,9 @@ def live(
     lifeline: int | None = None,
     sentinel: int = -1,
 ) -> NoReturn:
-    """Runs `main` and exits. A forked process gives its `lifeline` and settles first.
+    """Runs `main` in this process and exits. A forked process passes its `lifeline`, and is settled first.
 
-    It never returns: no cleanup code of the parent may run in the child.
+    Never returns, because no cleanup code of the parent may run in the child.
     """
     code = 1
     try:
@@ -338,14 +338,14 @@ def settle(lifeline: int) -> int:
 
     Returns a descriptor that is readable when the parent is dead.
     """
-    # Cyclic garbage that the parent left is the parent's to finalize, and a collection that looks at inherited
-    # objects would copy their memory pages.
+    # Only the parent may finalize the cyclic garbage that it left, and a collection that looks at inherited objects
+    # would copy their memory pages.
     gc.freeze()
-    signal.set_wakeup_fd(-1)  # else our signals would wake the parent's event loop
+    signal.set_wakeup_fd(-1)  # otherwise signals here would wake the parent's event loop
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent handles it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    if sys.__stdin__ is not None:  # else it is closed, and descriptor 0 may be any file by now
+    if sys.__stdin__ is not None:  # otherwise it is closed, and descriptor 0 may be any file
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         os.dup2(null, 0)
         os.close(null)
@@ -364,12 +364,12 @@ def _arm(lifeline: int) -> int:
     try:
         with no_fork():
             own = os.open(f"/proc/self/fd/{lifeline}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            close_in_child(own)  # there it would kill this process, and not the child
+            close_in_child(own)  # in a child of this process, it would still kill this process
         fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(own, fcntl.F_SETFL, fcntl.fcntl(own, fcntl.F_GETFL) | os.O_ASYNC)
     except OSError:
-        # Then an idle worker ends when the pipe of tokens is closed, and a busy one after its task.
+        # Without the signal, an idle worker ends when the pipe of tokens is closed, and a busy one after its task.
         return os.dup(lifeline)
     watch = select.poll()
     watch.register(own, 0)  # POLLHUP is always reported

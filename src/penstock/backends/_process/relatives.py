@@ -1,4 +1,4 @@
-"""Workers as multiprocessing knows them.
+"""Makes workers look like processes of multiprocessing.
 
 Libraries ask multiprocessing whether they run in a worker (`current_process()`, `parent_process()`), list and watch
 worker processes (`active_children()`), and authenticate themselves to managers and queues (`authkey`). Workers are
@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
 
-# `_process_counter` numbers the children of this process, and `_children` are those that are alive.
+# Has `_process_counter`, which numbers the children of this process, and `_children`, the live ones.
 _known: Any = multiprocessing.process
 
 # From Python 3.13 on, the exit functions that the child has registered run after `_bootstrap`, not inside it.
@@ -26,7 +26,7 @@ _atexit: Any = atexit
 
 
 class Lineage(NamedTuple):
-    """What a worker inherits from the process that starts it, in types that marshal can write."""
+    """What multiprocessing hands down from a process to its children, in types that marshal can write."""
 
     identity: tuple[int, ...]
     config: dict[str, Any]
@@ -62,7 +62,7 @@ class Relative(BaseProcess):
 
 
 class CurrentWorker(Relative):
-    """In a worker: what `multiprocessing.current_process()` returns."""
+    """In a worker: the object that `multiprocessing.current_process()` returns."""
 
     def __init__(self, lineage: Lineage, child: int) -> None:
         super().__init__(lineage, child)
@@ -70,12 +70,12 @@ class CurrentWorker(Relative):
         self._work: Callable[[], object] = bool
 
     def live(self, work: Callable[[], None], parent_sentinel: int) -> int:
-        """Does the work, with what multiprocessing does before and after it. Returns the exit code."""
+        """Calls `work`, with what multiprocessing does in a process before and after it. Returns the exit code."""
         self._work = work
         if not _EXITS_AFTERWARDS:
             return int(self._bootstrap(parent_sentinel))  # type: ignore[attr-defined]
         if self._start_method != "spawn":
-            _atexit._clear()  # what the parent has registered
+            _atexit._clear()  # the functions that the parent has registered
             _atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]
         try:
             return int(self._bootstrap(parent_sentinel))  # type: ignore[attr-defined]
@@ -88,9 +88,9 @@ class CurrentWorker(Relative):
 
 @contextmanager
 def inheriting(itself: Relative) -> Iterator[None]:
-    """In a fresh interpreter: code that is run by unpickling in the block sees a worker's name and key.
+    """In a fresh interpreter: gives the current process a worker's name and key, for code that unpickling runs.
 
-    `_inheriting` lets the proxies of a manager count themselves when the worker begins, not when they are unpickled.
+    `_inheriting` makes proxies of a manager register when the worker begins, and not when they are unpickled.
     """
     current: Any = multiprocessing.current_process()
     current.name, current.authkey, current._inheriting = itself.name, itself.authkey, True
@@ -101,7 +101,7 @@ def inheriting(itself: Relative) -> Iterator[None]:
 
 
 class Child(Relative):
-    """In the parent: a worker that `active_children()` lists. A subclass knows the process itself."""
+    """In the parent: a worker that `active_children()` lists. A subclass has the handle of the process."""
 
     def register(self) -> None:
         self._popen = _ChildPopen(self)
@@ -113,7 +113,7 @@ class Child(Relative):
 
 
 class _ChildPopen:
-    """The methods that multiprocessing calls: `active_children()` polls, the interpreter's exit terminates."""
+    """Stands for a Popen object: `active_children()` calls `poll`, and the interpreter's exit calls `terminate`."""
 
     def __init__(self, child: Child) -> None:
         self._child = child
@@ -127,7 +127,7 @@ class _ChildPopen:
 
 
 def _disown() -> None:
-    """In a forked process: the workers are the parent's, and this process must neither list nor end them."""
+    """In a forked process: removes the parent's workers, which this process must neither list nor end."""
     _known._children = {child for child in _known._children if not isinstance(child, Child)}
 
 

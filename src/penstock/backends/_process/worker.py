@@ -23,14 +23,14 @@ from penstock.backends._stack import tell_when_asked
 
 
 def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
-    """Claims tasks, does them and replies, until it takes a leave or the parent closes the pipe of tokens.
+    """Claims tasks, runs them and replies, until the worker takes a leave or the parent closes the pipe of tokens.
 
-    `number` tells the worker's id and its seat.
+    `number` encodes the worker's id and its seat: see `SEATS`.
     """
     job = payload() if isinstance(payload, weakref.ref) else payload
     assert isinstance(job, Job)
     worker, seat = divmod(number, SEATS)
-    if job.num_workers <= len(os.sched_getaffinity(0)):  # else workers mostly wait, and would wake up later
+    if job.num_workers <= len(os.sched_getaffinity(0)):  # more workers mostly wait, and would wake up too late
         _give_way()
     at_work.source = None  # a forked worker may have been started from inside a dataset
     tell_when_asked(fds["stacks"])
@@ -57,8 +57,8 @@ def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
 def _give_way() -> None:
     """Asks the kernel not to preempt the parent whenever this process wakes up.
 
-    The training step goes on undisturbed, and there are fewer context switches: more batches per second where workers
-    and parent share cores and steps are small (docs/decisions/0008).
+    This avoids context switches during the training step, and gives more batches per second if steps are small and
+    workers share cores with the parent (docs/decisions/0008).
     """
     if hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_OTHER:
         with suppress(OSError):  # a sandbox may forbid it
