@@ -116,11 +116,13 @@ def member_at(archive: Bytes, start: int) -> Member | None:
         kind = _SPARSE
     elif kind == _FILE and name.endswith("/"):
         kind = _FOLDER
-    return Member(name, kind, start, data, size if kind in (_FILE, _SPARSE) else 0, _stop(kind, data, size))
+    if kind not in (_FILE, _SPARSE):
+        size = 0  # that of a link or a folder is the size of another file, or has no meaning
+    return Member(name, kind, start, data, size, data + _padded(size))
 
 
 def plain_member(name: str, start: int, data: int, size: int) -> Member:
-    """A file, of which another program says where its headers and its content begin."""
+    """Returns a plain file whose headers begin at `start` and whose content begins at `data`."""
     return Member(name, _FILE, start, data, size, data + _padded(size))
 
 
@@ -129,11 +131,6 @@ def check_complete(archive: Bytes, member: Member) -> None:
     if member.data + member.size > archive.size:
         what = f"should have {member.size:,} bytes, but the file ends at byte {archive.size:,}"
         archive.damaged(member.start, f"member {member.name!r} {what}")
-
-
-def _stop(kind: str, data: int, size: int) -> int:
-    """Where the next member begins. The size of a link or folder is that of another file, or has no meaning."""
-    return data + (_padded(size) if kind in (_FILE, _SPARSE) else 0)
 
 
 def _checked(archive: Bytes, at: int, header: bytes) -> int:

@@ -195,7 +195,7 @@ class Arrow(Table):
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        self.__dict__.update(state)
         if self._batches is not None:
             self._batches = deserialized(self._batches)
 

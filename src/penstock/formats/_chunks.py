@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._files.local import AnyFile
 from penstock._files.remote import PIECE, RemoteFile
 
 _GAP = 1 << 20  # bytes between two extents that are read rather than asked around: 10 ms at 100 MB/s
@@ -69,11 +70,11 @@ def edges(places: NDArray[np.int64], size: int) -> NDArray[np.int64]:
     return np.concatenate([*parts, [size]]).astype(np.int64)
 
 
-class Fetched:
-    """Extents of a remote file, read at once; other bytes are read when they are asked for."""
+class Fetched(AnyFile):
+    """A remote file whose given extents are read at once; other bytes are read when they are needed."""
 
     def __init__(self, file: RemoteFile, extents: Sequence[ByteRange]) -> None:
-        self._file, self.size = file, file.size
+        self._file, self.path, self.size = file, file.path, file.size
         inside = [(start, stop) for start, stop in extents if 0 <= start <= stop <= file.size]
         self._starts = [start for start, _ in inside]
         self._raws = file.read_each(self._starts, [stop - start for start, stop in inside])

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from penstock._files.too_large import LIMIT, checked_limit, refuse_large
 from penstock.formats._blocks import KEEP
-from penstock.formats._inspection import FieldInfo, fields_of
+from penstock.formats._format import Format
+from penstock.formats._inspection import FieldInfo
 from penstock.formats._table import Table, need_pyarrow
 
 _LOOKED_AT = 15  # rows of a fingerprint, without the first
@@ -51,12 +52,10 @@ class HuggingFace(Table):
         table = dataset._data.table
         self._set_schema(pa.schema([field for field in table.schema if names is None or field.name in names]))
         self._batches = self._set_batches(table)
+        self.edges = np.array([0, len(dataset)])
         self._chosen: NDArray[Any] | None = None
         if dataset._indices is not None:
             self._chosen = dataset._indices.column(0).to_numpy()
-
-    def __len__(self) -> int:
-        return len(self.dataset)
 
     @property
     def paths(self) -> list[str]:
@@ -123,13 +122,13 @@ class HuggingFace(Table):
         return f"{n:,} rows, {digest}"
 
     def fields(self) -> tuple[FieldInfo, ...]:
-        return super().fields() if self.is_direct else tuple(fields_of(self[0])) if len(self) else ()
+        return super().fields() if self.is_direct else Format.fields(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"dataset": self.dataset, "keep": self.keep, "max_sample_bytes": self.max_sample_bytes}
+        return {name: self.__dict__[name] for name in ("dataset", "keep", "max_sample_bytes", "_kept")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        self.__dict__.update(state)
         self._look()
 
     def __repr__(self) -> str:

@@ -172,15 +172,6 @@ class LitData(Sharded):
             raise ValueError(f"it has {sum(sizes):,} rows in batches of {sizes[:3]}, and not {samples:,}")
         return (batches, sizes[0]), length
 
-    def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        del state["_tables"]
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._tables = LruCache(KEEP)
-
 
 def _keys(form: Any) -> Sequence[Any]:
     """The keys of the children of a node; raises ValueError if its type is not known."""

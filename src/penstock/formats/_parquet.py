@@ -75,6 +75,8 @@ class Parquet(Table):
         self.set_rows([footer["rows"] for footer in footers])
         self._footers = [int(footer["check"][0]) for footer in footers]
         self._ends = _Ends([footer.get("end", _NOTHING) for footer in footers])
+        self._metadata: LruCache[int, Any] = LruCache(_METADATA)
+        self._places: dict[int, NDArray[np.int64]] = {}
 
     @classmethod
     def matches(cls, first_bytes: bytes) -> bool:
@@ -83,24 +85,18 @@ class Parquet(Table):
     def checks(self) -> Sequence[object]:
         return self._footers
 
-    def _set_kept(self) -> None:
-        super()._set_kept()
-        self._metadata: LruCache[int, Any] = LruCache(_METADATA)
-        self._places: dict[int, NDArray[np.int64]] = {}
-
     def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        del state["_metadata"], state["_places"]
-        return state
+        return {**super().__getstate__(), "_places": {}}
 
     def _read(self, block: int) -> list[Any]:
+        import pyarrow as pa
         from pyarrow.parquet import ParquetFile
 
         number, part = self._file_of.item(block), self._part_of.item(block)
         metadata = self._metadata.get(number, self._parsed)
         if self.max_sample_bytes is not None:
             _check_size(metadata.row_group(part), self.columns, self._place(block), self.max_sample_bytes)
-        file: AnyFile | Fetched = self.files[number]
+        file = self.files[number]
         if isinstance(file, RemoteFile):  # all columns at once: pyarrow asks for one after the other
             file = Fetched(file, self.ranges(self.file_rows(block)))
         # Without threads of pyarrow's: a process that has some cannot be forked safely.
@@ -108,9 +104,9 @@ class Parquet(Table):
         if self.max_sample_bytes is not None:
             text = _Text(metadata.row_group(part), part, self.columns, self.max_sample_bytes)
             if text.may_exceed:
-                nbytes = text.nbytes(opened(_PyarrowFile.of(file), read_dictionary=text.paths))
+                nbytes = text.nbytes(opened(pa.PythonFile(file.open(), "r"), read_dictionary=text.paths))
                 check_block(self._place(block), text.rows, nbytes, self.max_sample_bytes)
-        return _batches(opened(_PyarrowFile.of(file)), part, self.columns)
+        return _batches(opened(pa.PythonFile(file.open(), "r")), part, self.columns)
 
     def ranges(self, rows: FileRows) -> list[ByteRange]:
         if not isinstance(self.files[rows.file], RemoteFile):
@@ -332,34 +328,3 @@ def _metadata(file: AnyFile, end: bytes) -> Any:
         return read_metadata(pa.BufferReader(end))
     except Exception as error:
         unreadable(f"the footer of {file.path}", error)
-
-
-class _PyarrowFile:
-    """A file as pyarrow reads it: with a position. Each reading has its own, so threads do not share one."""
-
-    closed = False
-
-    def __init__(self, file: AnyFile | Fetched) -> None:
-        self._file, self._at = file, 0
-
-    @classmethod
-    def of(cls, file: AnyFile | Fetched) -> Any:
-        import pyarrow as pa
-
-        return pa.PythonFile(cls(file), "r")
-
-    def read(self, size: int = -1) -> bytes:
-        rest = max(0, self._file.size - self._at)
-        found = self._file.read(self._at, rest if size < 0 else min(size, rest))
-        self._at += len(found)
-        return found
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._at = offset + (0, self._at, self._file.size)[whence]
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def close(self) -> None:
-        """Does nothing: the file stays open for others."""

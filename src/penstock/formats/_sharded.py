@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, Unpack
 
@@ -73,10 +73,7 @@ class Sharded(Extents):
     def rows_of(self, shard: Shard) -> int:
         return shard.samples
 
-    @cached_property
-    def blocks(self) -> NDArray[np.int64]:
-        """The first row of each shard, and the end."""
-        return self._starts
+    blocks = Format.blocks  # each file is one
 
     def ranges(self, rows: FileRows) -> list[tuple[int, int]]:
         return [(0, self.files[rows.file].size)]
@@ -135,13 +132,6 @@ class Sharded(Extents):
                 f"{where}: its {len(raw):,} bytes cannot be read as {field.encoding}: {said}. The shard is damaged: "
                 f"copy it or write it again, or keep the bytes with decode={{{field.name!r}: None}}."
             ) from error
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_heads"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._heads = LruCache(_KEEP)
 
 
 class Field(NamedTuple):

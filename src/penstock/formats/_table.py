@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence, Set
 from functools import cached_property
 from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
@@ -38,13 +37,6 @@ _VIEW = 4096  # bytes of Python objects for a block that is in mapped memory
 _DROPPED, _WASTE = 64, 20
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
-    """The columns of one block."""
-
-    cells: list[Cells]
-
-
 class Table(Format):
     """Rows of record batches; a sample is a dict with a value for each column.
 
@@ -58,31 +50,24 @@ class Table(Format):
     _part: ClassVar[str] = "part"
     """What a block is called in errors."""
 
+    # The state of one process, which a pickled copy begins without.
+    _shared: Shared | None = None
+    _mapped: Set[int] = frozenset()  # blocks of `_kept` that are in shared memory
+    _decoded = _used = 0  # rows
+    _is_judged = False
+
     def __init__(self, keep: int) -> None:
         check_bytes("keep", keep)
         self.keep = keep
-        self._set_kept()
-
-    def _set_kept(self) -> None:
-        self._kept: LruCache[int, Block] = LruCache(self.keep)
-        self._shared: Shared | None = None
-        self._mapped: set[int] = set()  # blocks of `_kept` that are shared memory
-        self._decoded = self._used = 0  # rows
-        self._is_judged = False
+        self._kept: LruCache[int, list[Cells]] = LruCache(keep)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_kept", "_shared", "_mapped")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._set_kept()
+        own = ("_shared", "_mapped", "_decoded", "_used", "_is_judged")
+        return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def _set_schema(self, schema: Any) -> None:
         self.schema = schema
         self.columns = list(schema.names)
-
-    def __len__(self) -> int:
-        return int(self._starts[-1])
 
     # What a subclass defines.
 
@@ -93,8 +78,7 @@ class Table(Format):
     def _set_batches(self, table: Any) -> list[Any]:
         """Takes the record batches of a `pyarrow.Table` as blocks, all of one file, and returns them."""
         batches = [batch for batch in table.select(self.columns).to_batches() if batch.num_rows]
-        self._starts = np.cumsum([0, *(batch.num_rows for batch in batches)], dtype=np.int64)
-        self.edges = np.array([0, len(self)], np.int64)
+        self.set_rows([[batch.num_rows for batch in batches]])
         return batches
 
     def _place(self, block: int) -> str:
@@ -107,12 +91,12 @@ class Table(Format):
 
     # Blocks.
 
-    def _block(self, number: int, rows: int) -> Block:
+    def _block(self, number: int, rows: int) -> list[Cells]:
         """The block, of which so many rows are used."""
         self._used += rows
         return self._kept.get(number, self._opened)
 
-    def _opened(self, number: int) -> tuple[Block, int]:
+    def _opened(self, number: int) -> tuple[list[Cells], int]:
         from penstock.formats._cells import cells_of
 
         expected = int(self._starts[number + 1] - self._starts[number])
@@ -123,7 +107,7 @@ class Table(Format):
             rows = sum(batch.num_rows for batch in batches)
             if rows != expected:
                 raise ValueError(f"it has {rows:,} rows, but {expected:,} were expected")
-            block = Block([cells_of([batch.column(name) for batch in batches]) for name in self.columns])
+            block = [cells_of([batch.column(name) for batch in batches]) for name in self.columns]
         except (FormatError, RemoteError):
             raise
         except Exception as error:  # pyarrow raises errors of many types for a damaged file
@@ -200,7 +184,7 @@ class Table(Format):
         """The samples of some rows of a block."""
         block, names = self._block(number, len(rows)), self.columns
         try:
-            columns = [list(map(each.item, rows)) for each in block.cells]
+            columns = [list(map(each.item, rows)) for each in block]
         except Exception as error:
             self._damaged(number, error)
         return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
@@ -241,7 +225,7 @@ class Table(Format):
             if not outs:
                 return NotImplemented
             try:
-                for each, out in zip(block.cells, outs, strict=True):
+                for each, out in zip(block, outs, strict=True):
                     if not each.put(out.array, places, local):
                         return NotImplemented
             except Exception as error:
@@ -250,14 +234,14 @@ class Table(Format):
             return NotImplemented  # collate says that the step is empty
         return {name: out.finish() for name, out in zip(self.columns, outs, strict=True)}
 
-    def _outs(self, block: Block, row: int, size: int, empty: Empty) -> list[_Out]:
+    def _outs(self, block: list[Cells], row: int, size: int, empty: Empty) -> list[_Out]:
         """Memory for the columns of a batch; nothing if one of them can only be made from objects."""
-        if not all(each.is_direct for each in block.cells):
+        if not all(each.is_direct for each in block):
             return []
         fields: Iterable[Empty] = repeat(empty, len(self.columns))
         if type(empty) is FieldMemory:
             fields = empty.below(self.columns)
-        return [_Out(each, row, size, its) for each, its in zip(block.cells, fields, strict=True)]
+        return [_Out(each, row, size, its) for each, its in zip(block, fields, strict=True)]
 
     def fields(self) -> tuple[FieldInfo, ...]:
         from penstock.formats._cells import form_of

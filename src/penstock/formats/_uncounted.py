@@ -73,9 +73,6 @@ class UncountedTar(Tar):
             self._refuse_large(number, start, length)
         return self.decoded(self.files[number].read(start, length), number, row)
 
-    def __getitems__(self, keys: Sequence[int]) -> list[Any]:
-        return self.samples(keys, self.checked(keys))
-
     def __iter__(self) -> Iterator[Any]:
         return (self[key] for key in self.sampler(shuffle=False))
 
