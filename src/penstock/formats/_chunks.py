@@ -11,8 +11,9 @@ The footer is in Thrift's compact protocol:
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -40,7 +41,7 @@ def places(footer: bytes, columns: Sequence[str]) -> NDArray[np.int64]:
         groups = _struct(footer, 0, _OF_FILE)[0].get(_ROW_GROUPS, [])
         for number, group in enumerate(groups):
             about = [chunk[_ABOUT] for chunk in group[_COLUMNS]]
-            some = _joined([_extent(each) for each in about if each[_PATH][0] in names])
+            some = joined([_extent(each) for each in about if each[_PATH][0] in names], _GAP)
             found += [(number, *extent) for extent in some]
         return np.array(found, np.int64).reshape(-1, 3)
     except (IndexError, KeyError, OverflowError, RecursionError) as error:
@@ -52,14 +53,15 @@ def _extent(about: dict[int, Any]) -> ByteRange:
     return start, start + about[_SIZE]
 
 
-def _joined(found: list[ByteRange]) -> list[ByteRange]:
-    joined: list[ByteRange] = []
-    for start, stop in sorted(found):
-        if joined and start - joined[-1][1] < _GAP:
-            joined[-1] = joined[-1][0], max(stop, joined[-1][1])
+def joined(extents: Iterable[ByteRange], gap: int, most: int = sys.maxsize) -> list[ByteRange]:
+    """Joins extents with less than `gap` bytes between them, into extents of less than `most` bytes."""
+    found: list[ByteRange] = []
+    for start, stop in sorted(extents):
+        if found and start - found[-1][1] < gap and stop - found[-1][0] < most:
+            found[-1] = found[-1][0], max(stop, found[-1][1])
         else:
-            joined.append((start, stop))
-    return joined
+            found.append((start, stop))
+    return found
 
 
 def edges(places: NDArray[np.int64], size: int) -> NDArray[np.int64]:

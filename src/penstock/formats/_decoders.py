@@ -58,24 +58,32 @@ _OBJECT = 64  # bytes of a small Python object, with its place in a list or dict
 _CODE = ("pkl", "pickle", "pyd", "pth", "pt")
 
 
+def check_decode(decode: Any, names: str) -> None:
+    """Raises TypeError unless `decode` is a bool, or a dict whose values are functions or None.
+
+    `names` says what the keys of the dict are.
+    """
+    if not isinstance(decode, (bool, Mapping)):
+        raise TypeError(
+            f"decode must be True, False, or a dict from {names} to functions of bytes, but it is {decode!r}."
+        )
+    for name, function in decode.items() if isinstance(decode, Mapping) else ():
+        if function is not None and not callable(function):
+            raise TypeError(f"decode[{name!r}] must be a function of bytes, or None, but it is {function!r}.")
+
+
 def decoders(decode: bool | Mapping[str, Decoder | None], chosen: bool = True) -> dict[str, Decoding | None]:
     """The function for each end of a name; None leaves the bytes as they are.
 
     Unless the fields were chosen, JSON is decoded only if `decode` names it: values with other keys in each sample,
     or with nulls, cannot be collated.
     """
+    check_decode(decode, "ends of names")
     if decode is False:
         return {}
     usual = _DECODERS if chosen else {**_DECODERS, "json": None, "jsn": None}
     if decode is True:
         return dict(usual)
-    if not isinstance(decode, Mapping):
-        raise TypeError(
-            f"decode must be True, False, or a dict from ends of names to functions of bytes, but it is {decode!r}."
-        )
-    for end, function in decode.items():
-        if function is not None and not callable(function):
-            raise TypeError(f"decode[{end!r}] must be a function of bytes, or None, but it is {function!r}.")
     given = {
         end.lower().lstrip("."): None if function is None else Decoding(function, shape=_fixed_shape(function))
         for end, function in decode.items()

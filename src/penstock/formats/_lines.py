@@ -42,7 +42,22 @@ class TextLines(Extents):
 
     @staticmethod
     def find(file: AnyFile) -> Arrays:
-        return find_lines(file)
+        """Returns the first byte of each line, the end, and how many lines with content precede each empty line."""
+        refuse_compressed(file)
+        mark = len(_BOM) if file.read(0, min(file.size, len(_BOM))) == _BOM else 0
+        starts, returns = [np.array([mark], np.int64)], [np.empty(0, np.bool_)]
+        for at in range(0, file.size, _PIECE):
+            before = 1 if at else 0  # with the byte before the piece: a newline at its beginning may follow a return
+            piece = np.frombuffer(file.read(at - before, min(_PIECE, file.size - at) + before), np.uint8)
+            newlines = np.flatnonzero(piece[before:] == _NEWLINE) + before
+            starts.append(newlines + (at - before + 1))
+            returns.append(piece[newlines - 1] == _RETURN)
+        found = np.concatenate(starts)
+        lengths = np.diff(found)
+        empty = np.flatnonzero((lengths == 1) | ((lengths == 2) & np.concatenate(returns)))
+        if found[-1] != file.size:  # the last line has no newline
+            found = np.append(found, file.size)
+        return {"starts": compact(found, file.size), "before_empty": empty - np.arange(len(empty))}
 
     def checks(self) -> Sequence[object]:
         return [index.check("starts") for index in self.indexes]  # lines in another order begin elsewhere
@@ -103,22 +118,3 @@ class JsonLines(TextLines):
             if text.strip() in ("[", "{"):
                 what += ". If the file is one value over many lines, read it by json.load, or write it by jq -c '.[]'"
             self._refuse(number, row, byte, what)
-
-
-def find_lines(file: AnyFile) -> Arrays:
-    """The first byte of each line and the end of the file; how many lines with content precede each empty line."""
-    refuse_compressed(file)
-    mark = len(_BOM) if file.read(0, min(file.size, len(_BOM))) == _BOM else 0
-    starts, returns = [np.array([mark], np.int64)], [np.empty(0, np.bool_)]
-    for at in range(0, file.size, _PIECE):
-        before = 1 if at else 0  # with the byte before the piece: a newline at its beginning may follow a return
-        piece = np.frombuffer(file.read(at - before, min(_PIECE, file.size - at) + before), np.uint8)
-        newlines = np.flatnonzero(piece[before:] == _NEWLINE) + before
-        starts.append(newlines + (at - before + 1))
-        returns.append(piece[newlines - 1] == _RETURN)
-    found = np.concatenate(starts)
-    lengths = np.diff(found)
-    empty = np.flatnonzero((lengths == 1) | ((lengths == 2) & np.concatenate(returns)))
-    if found[-1] != file.size:  # the last line has no newline
-        found = np.append(found, file.size)
-    return {"starts": compact(found, file.size), "before_empty": empty - np.arange(len(empty))}

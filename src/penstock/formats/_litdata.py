@@ -25,8 +25,8 @@ from penstock._files.local import AnyFile
 from penstock._files.paths import Paths
 from penstock.errors import FormatError
 from penstock.formats._blocks import KEEP
-from penstock.formats._decoders import _image
-from penstock.formats._sharded import Decode, Field, Shard, Sharded, check_decode, checked, field, pixels
+from penstock.formats._decoders import _image, check_decode
+from penstock.formats._sharded import Decode, Field, Shard, Sharded, field, number_of, pixels
 from penstock.formats._table import need_pyarrow, unreadable
 
 _MARK = b"LDARW01\0"
@@ -64,7 +64,7 @@ class LitData(Sharded):
         decode: Decode = True,
         **files: Unpack[FileOptions],
     ) -> None:
-        check_decode(decode)
+        check_decode(decode, "fields")
         if block_size is not None and (type(block_size) is not int or block_size < 1):
             raise ValueError(f"block_size must be 1 or more ids, but it is {block_size!r}.")
         self._decode, self.block_size = decode, block_size
@@ -78,9 +78,6 @@ class LitData(Sharded):
         return first_bytes.lstrip().startswith(b"{") and b'"chunks"' in first_bytes and b'"chunk_' in first_bytes
 
     def listed(self, index: AnyFile, about: Any) -> list[Shard]:
-        return checked(index, lambda: self._listed(index, about))
-
-    def _listed(self, index: AnyFile, about: Any) -> list[Shard]:
         config = {name: about["config"].get(name) for name in ("data_format", "data_spec", "item_loader")}
         for what in ("compression", "encryption"):
             if about["config"].get(what):
@@ -224,18 +221,14 @@ def _shaped(order: str, names: Sequence[str], raw: bytes) -> NDArray[Any]:
     return values.reshape(shape).copy()
 
 
-def _one(form: str, raw: bytes) -> Any:
-    return struct.unpack(form, raw)[0]
-
-
 _DECODERS: dict[str, Any] = {
     "str": bytes.decode,
     "text": bytes.decode,
     "bytes": None,
     "file": None,
-    "bool": partial(_one, "<?"),
-    "int": partial(_one, "<q"),
-    "float": partial(_one, "<d"),
+    "bool": partial(number_of, "<?"),
+    "int": partial(number_of, "<q"),
+    "float": partial(number_of, "<d"),
     "tensor": partial(_shaped, ">", _TENSORS),
     "numpy": partial(_shaped, "<", _NUMPY),
     "jpeg": _image,

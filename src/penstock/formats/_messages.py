@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from penstock._files.local import AnyFile
 from penstock._remote.parallel import in_parallel
 from penstock._remote.store import IN_FLIGHT
+from penstock.formats._chunks import joined
 
 _CONTINUED = 0xFFFFFFFF
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
@@ -93,13 +94,10 @@ def _message(file: AnyFile, look: Look, at: int) -> tuple[int, int, bool, int] |
         return None  # the end is optional in a stream
     try:
         head = look(at, min(at + 8, file.size))
-        (length,) = struct.unpack_from("<I", head)
-        begin = at + 4
-        if length == _CONTINUED:
-            (length,) = struct.unpack_from("<I", head, 4)
-            begin += 4
+        length, size = _head(head)
         if length == 0:
             return None
+        begin = at + size
         if not 8 < length < _MOST_METADATA or begin + length > file.size:
             raise struct.error
         message = look(begin, begin + length)
@@ -117,6 +115,12 @@ def _message(file: AnyFile, look: Look, at: int) -> tuple[int, int, bool, int] |
     return kind, rows, packed, end
 
 
+def _head(content: Any) -> tuple[int, int]:
+    """Returns the length of a message's metadata, and the position where the metadata begins."""
+    (length,) = struct.unpack_from("<I", content)
+    return (struct.unpack_from("<I", content, 4)[0], 8) if length == _CONTINUED else (length, 4)
+
+
 def unpacked_bytes(content: Any) -> int:
     """The bytes that the compressed buffers of a record batch or dictionary have in memory, as the message says.
 
@@ -124,9 +128,7 @@ def unpacked_bytes(content: Any) -> int:
     counts as 0: pyarrow says what is wrong with it.
     """
     try:
-        length, begin = struct.unpack_from("<I", content)[0], 4
-        if length == _CONTINUED:
-            length, begin = struct.unpack_from("<I", content, 4)[0], 8
+        length, begin = _head(content)
         message, body = content[begin : begin + length], begin + length
         table = _FlatBufferTable(message, *struct.unpack_from("<I", message))
         header = _FlatBufferTable(message, table.below(2))
@@ -204,14 +206,10 @@ class _Looks:
 
     def ask(self, extents: list[MessageRange]) -> None:
         """Reads these extents, many at a time; those with a small gap between them together."""
-        joined: list[MessageRange] = []
-        for start, stop in sorted(extent for extent in extents if 0 <= extent[0] < extent[1] <= self._file.size):
-            if joined and start - joined[-1][1] < _LOOK and stop - joined[-1][0] < _MOST_JOINED:
-                joined[-1] = joined[-1][0], max(stop, joined[-1][1])
-            else:
-                joined.append((start, stop))
-        parts = in_parallel(lambda each, _: self._file.peek(each[0], each[1] - each[0]), joined, IN_FLIGHT)
-        for (start, _), part in zip(joined, parts, strict=True):
+        inside = [(start, stop) for start, stop in extents if 0 <= start < stop <= self._file.size]
+        wanted = joined(inside, _LOOK, _MOST_JOINED)
+        parts = in_parallel(lambda each, _: self._file.peek(each[0], each[1] - each[0]), wanted, IN_FLIGHT)
+        for (start, _), part in zip(wanted, parts, strict=True):
             self._add(start, part)
 
     def _add(self, start: int, part: bytes) -> int:

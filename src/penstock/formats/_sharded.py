@@ -32,7 +32,7 @@ from penstock.formats._format import FileRows, Format
 
 Decode = bool | Mapping[str, Decoder | None]
 _KEEP = 64 << 20  # bytes of positions that each process keeps
-_IMAGES = {1: "L", 3: "RGB", 4: "RGBA"}
+_CHANNELS: dict[str, tuple[int, ...]] = {"L": (), "RGB": (3,), "RGBA": (4,)}  # the last axis, by Pillow's modes
 
 
 class Shard(NamedTuple):
@@ -56,7 +56,7 @@ class Sharded(Extents):
         Format.__init__(self, paths, **files)
         shards: dict[str, tuple[AnyFile, Shard]] = {}  # a merged index names the shards of others again
         for index in self.files:
-            listed = self.listed(index, parsed(index))
+            listed = _checked(index, partial(self.listed, index, _parsed(index)))
             threads = IN_FLIGHT if isinstance(index, RemoteFile) else 1
             opened = in_parallel(partial(_opened, index), listed, threads)
             for file, shard in zip(opened, listed, strict=True):
@@ -160,22 +160,14 @@ def field(name: str, encoding: str, usual: Mapping[str, Any], decode: Decode) ->
     return Field(name, encoding, refusal=refusal)
 
 
-def check_decode(decode: Any) -> None:
-    if not isinstance(decode, (bool, Mapping)):
-        raise TypeError(f"decode must be True, False, or a dict from fields to functions of bytes, got {decode!r}.")
-    for name, function in decode.items() if isinstance(decode, Mapping) else ():
-        if function is not None and not callable(function):
-            raise TypeError(f"decode[{name!r}] must be a function of bytes, or None, but it is {function!r}.")
-
-
-def parsed(index: AnyFile) -> Any:
+def _parsed(index: AnyFile) -> Any:
     try:
         return json.loads(index.peek(0, index.size))
     except (ValueError, RecursionError) as error:
         index.damaged(0, f"it is not JSON: {str(error)[:100]}")
 
 
-def checked(index: AnyFile, read: Callable[[], list[Shard]]) -> list[Shard]:
+def _checked(index: AnyFile, read: Callable[[], list[Shard]]) -> list[Shard]:
     """What `read()` returns; raises FormatError if it finds something else in the index than it expects."""
     try:
         shards = read()
@@ -204,17 +196,15 @@ def _opened(index: AnyFile, shard: Shard, _: object) -> AnyFile:
     return file
 
 
-def number_of(dtype: str, raw: bytes) -> Any:
-    """The one number of this dtype."""
-    (number,) = np.frombuffer(raw, dtype)
-    return number
+def number_of(form: str, raw: bytes) -> Any:
+    """Returns the number of this form of `struct`, as a Python object."""
+    return struct.unpack(form, raw)[0]
 
 
 def pixels(raw: bytes) -> NDArray[np.uint8]:
     """The pixels of an image that Pillow has stored as it is: width, height, length of the mode, mode, pixels."""
     width, height, length = struct.unpack_from("<3I", raw)
     mode, data = raw[12 : 12 + length].decode(), np.frombuffer(raw[12 + length :], np.uint8)
-    channels = next((count for count, known in _IMAGES.items() if known == mode), None)
-    if channels is None:
+    if mode not in _CHANNELS:
         raise ValueError(f"images of mode {mode!r} are not read here")
-    return data.reshape((height, width) if channels == 1 else (height, width, channels)).copy()
+    return data.reshape(height, width, *_CHANNELS[mode]).copy()

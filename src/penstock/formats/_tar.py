@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._files.access import Access, FileOptions
-from penstock._files.index import Arrays, Index, cached_each
+from penstock._files.index import Index, cached_each
 from penstock._files.local import AnyFile
 from penstock._files.paths import FilePath, Paths, find_files
 from penstock._files.too_large import refuse_large
@@ -76,6 +76,7 @@ class Tar(Extents):
 
     suffixes = (".tar",)
     kind = KIND
+    find = staticmethod(find_samples)
 
     def __init__(
         self,
@@ -95,10 +96,6 @@ class Tar(Extents):
     @classmethod
     def matches(cls, first_bytes: bytes) -> bool:
         return is_archive(first_bytes)
-
-    @staticmethod
-    def find(file: AnyFile) -> Arrays:
-        return find_samples(file)
 
     def _find_indexes(self, access: Access) -> list[Index]:
         kind, make, beside = self.kind, self.find, self._beside(access)
@@ -181,17 +178,9 @@ class Tar(Extents):
         part = _TarPart(file, raw, start)
         key, members = self._members(part, start, self._read)
         sample: dict[str, Any] = {"__key__": key}
-        left = self.max_sample_bytes
-        if self._wanted is None:
-            for field, member in members.items():
-                where = _Where(file, member)
-                value = decoded(self._decoders, field, _content(part, member, where), where, allocate, left)
-                sample[field] = value
-                if left is not None and type(value) in SIZED:
-                    left = self._left(left, value, where)
-            return sample
-        for field, names in self._wanted.items():
-            end = next((name for name in names if name in members), None)
+        left, wanted = self.max_sample_bytes, self._wanted
+        for field in members if wanted is None else wanted:
+            end = field if wanted is None else next((name for name in wanted[field] if name in members), None)
             if end is None:
                 has = ", ".join(map(repr, self._members(part, start, None)[1])) or "none"
                 remedy = 'Name other fields=, or let the loader leave such samples out: on_error="skip"'

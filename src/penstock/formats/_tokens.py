@@ -12,7 +12,7 @@ from typing import Any, TypeVar, Unpack
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from penstock._files.access import RemoteOptions
+from penstock._files.access import Access, RemoteOptions
 from penstock._files.index import for_each
 from penstock._files.local import AnyFile, File
 from penstock._files.mapping import mapped
@@ -80,6 +80,7 @@ class Tokens(Format):
         stride: int | None = None,
         **files: Unpack[RemoteOptions],
     ) -> None:
+        Access.of(type(self).__name__, files)  # refuses max_sample_bytes: `length` says how large a sample is
         super().__init__(paths, max_sample_bytes=None, **files)
         self.dtype = _checked_dtype(dtype)
         self.length, self.stride = length, length if stride is None else stride

@@ -73,6 +73,8 @@ class UncountedTar(Tar):
             self._refuse_large(number, start, length)
         return self.decoded(self.files[number].read(start, length), number, row)
 
+    __getitems__ = Tar.__getitems__  # `Dataset` drops the one of a class whose `__getitem__` is replaced
+
     def __iter__(self) -> Iterator[Any]:
         return (self[key] for key in self.sampler(shuffle=False))
 
