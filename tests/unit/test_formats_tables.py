@@ -119,7 +119,7 @@ def test_a_column_that_is_not_there_is_named(form: tuple[Any, Write], tmp_path: 
         form[0](made, [])
     with pytest.raises(TypeError, match=r"Pass \['key'\]"):
         form[0](made, "key")
-    with pytest.raises(TypeError, match="columns must be a list of names, but 3 is no name"):
+    with pytest.raises(TypeError, match="columns must be a list of names, but 3 is not a name"):
         form[0](made, 3)
 
 
@@ -195,7 +195,7 @@ def test_a_column_that_only_one_file_has_is_named_with_both(tmp_path: Path) -> N
     with pytest.raises(FormatError) as raised:
         Parquet([one, two])
     assert str(raised.value).startswith(f"{two} has no column 'ids', which {one} has. It has 'key', 'text'.")
-    with pytest.raises(FormatError, match=r"a\.parquet has the column 'ids', which .*0\.parquet has not"):
+    with pytest.raises(FormatError, match=r"a\.parquet has the column 'ids', which .*0\.parquet does not have"):
         Parquet([one, parquet(table().drop(["ids"]), tmp_path / "0")])
     assert len(Parquet([one, two], columns=["key"])) == 40
 
@@ -248,7 +248,7 @@ def test_a_column_may_be_all_null_in_one_of_the_files(tmp_path: Path) -> None:
 
 def test_a_column_that_is_there_twice_is_an_error(tmp_path: Path) -> None:
     double = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])
-    with pytest.raises(FormatError, match="the table: the column 'x' is there twice"):
+    with pytest.raises(FormatError, match="the table: the column 'x' occurs twice"):
         Arrow(double)
 
 

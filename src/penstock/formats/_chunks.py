@@ -1,6 +1,6 @@
-"""Where the columns of a Parquet file are, and which pieces of a remote file hold them.
+"""Finds the columns of a Parquet file, and divides a remote file into pieces that fit them.
 
-The footer is read here, and not by pyarrow: its `RowGroupMetaData.column` ends the process if the footer is damaged.
+The footer is parsed here and not by pyarrow, whose `RowGroupMetaData.column` crashes on a damaged footer.
 The footer is in Thrift's compact protocol:
 
     struct:  fields, each with a byte (distance to the number of the field before << 4 | type); 0 is the end
@@ -24,14 +24,14 @@ from numpy.typing import NDArray
 from penstock._files.local import AnyFile
 from penstock._files.remote import PIECE, RemoteFile
 
-_GAP = 1 << 20  # bytes between two extents that are read rather than asked around: 10 ms at 100 MB/s
+_GAP = 1 << 20  # bytes: smaller gaps are read, too, in 10 ms at 100 MB/s, which saves a request
 
 ByteRange = tuple[int, int]
-"""The first byte, and the end."""
+"""The first byte, and the byte after the last."""
 
 
 def places(footer: bytes, columns: Sequence[str]) -> NDArray[np.int64]:
-    """The bytes of some columns: for each extent the number of the row group, the first byte, and the end.
+    """Finds the bytes of some columns: for each extent the number of the row group, the first byte, and the end.
 
     Extents with a small gap between them are joined. Raises ValueError for a footer that cannot be read.
     """
@@ -65,7 +65,7 @@ def joined(extents: Iterable[ByteRange], gap: int, most: int = sys.maxsize) -> l
 
 
 def edges(places: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """The edges of pieces that begin and end with the columns of a row group, and are not longer than others."""
+    """Returns edges of pieces that begin and end with the columns of a row group, none longer than usual."""
     cuts = {0, size, *places[:, 1:].reshape(-1).tolist()}
     inside = sorted(cut for cut in cuts if 0 <= cut <= size)
     parts = [np.arange(first, last, PIECE) for first, last in pairwise(inside)]
@@ -122,7 +122,7 @@ def _list(footer: bytes, at: int, read: ReadValue) -> tuple[list[Any], int]:
 
 
 def _struct(footer: bytes, at: int, wanted: Mapping[int, ReadValue]) -> tuple[dict[int, Any], int]:
-    """Some fields of a struct, by their numbers. Numbers are skipped here: that is where the time goes."""
+    """Reads the wanted fields of a struct, by number. Skips integers without a call, because they are the most."""
     found: dict[int, Any] = {}
     number = 0
     while head := footer[at]:
@@ -144,7 +144,7 @@ def _struct(footer: bytes, at: int, wanted: Mapping[int, ReadValue]) -> tuple[di
 
 
 def _skipped(footer: bytes, at: int, kind: int) -> int:
-    """The position after a value."""
+    """Returns the position after a value of this type."""
     if kind == 8:
         length, at = _number(footer, at)
         return at + length
@@ -161,7 +161,7 @@ def _skipped(footer: bytes, at: int, kind: int) -> int:
 
 
 def _head(footer: bytes, at: int) -> tuple[int, int, int]:
-    """Type and number of the values of a list, and the position of the first."""
+    """Returns the type and the number of the values of a list, and the position of the first."""
     head = footer[at]
     length, at = (head >> 4, at + 1) if head >> 4 < 15 else _number(footer, at + 1)
     if length > len(footer):
@@ -170,7 +170,7 @@ def _head(footer: bytes, at: int) -> tuple[int, int, int]:
 
 
 _FIXED = {1: 1, 2: 1, 3: 1, 7: 8}
-"""Bytes of values by their type: true and false, which take one in a list, a byte, a double."""
+"""The size of values by their type: true and false (in a list), byte, double."""
 
 # The parts of parquet.thrift that are read: FileMetaData, RowGroup, ColumnChunk, ColumnMetaData.
 _ROW_GROUPS, _COLUMNS, _ABOUT = 4, 1, 3

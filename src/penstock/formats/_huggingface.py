@@ -17,7 +17,7 @@ from penstock.formats._format import Format
 from penstock.formats._inspection import FieldInfo
 from penstock.formats._table import Table, need_pyarrow
 
-_LOOKED_AT = 15  # rows of a fingerprint, without the first
+_LOOKED_AT = 15  # rows in a fingerprint, besides the first
 
 
 class HuggingFace(Table):
@@ -26,10 +26,10 @@ class HuggingFace(Table):
     `select`, `shuffle`, `filter` and the like are respected, as are the columns of `set_format`. Without a format,
     numbers are numpy scalars, and lists of numbers are numpy arrays, where the dataset itself gives Python ints and
     lists; dates are datetime64. A dataset with a format (`with_format`, `with_transform`), or with features that are
-    decoded (images, audio), is asked for its samples itself: then `is_direct` is False. Workers share a table that is
+    decoded (images, audio), makes its samples itself: then `is_direct` is False. Workers share a table that is
     memory-mapped; a dataset in memory is sent to them. Needs `pip install ".[huggingface]"`.
 
-    An image with more bytes of pixels than `max_sample_bytes`, by what its header says, is an error of its sample.
+    A sample with an image of more than `max_sample_bytes`, according to its header, raises an error.
     """
 
     _part = "record batch"
@@ -111,7 +111,7 @@ class HuggingFace(Table):
 
     @cached_property
     def _fingerprint(self) -> str | None:
-        """Of the names of the columns and a few rows: the files of a copy may have other names and sizes."""
+        """A digest of the column names and a few rows: the files of a copy may have other names and sizes."""
         n, table = len(self), self.dataset._data.table
         if not n:
             return None
@@ -153,7 +153,7 @@ def _check(dataset: Any) -> None:
 
 
 def _direct_columns(dataset: Any) -> list[str] | None:
-    """The columns of the samples; None if only the dataset itself can make the samples."""
+    """Returns the columns of the samples; None if only the dataset itself can make the samples."""
     given = dataset.format
     if given["type"] is not None or given["format_kwargs"] or given["output_all_columns"]:
         return None
@@ -165,7 +165,7 @@ def _direct_columns(dataset: Any) -> list[str] | None:
 
 
 def _picture_columns(dataset: Any) -> list[str]:
-    """The columns that the dataset decodes as images, or lists of images."""
+    """Returns the columns that the dataset decodes as images, or lists of images."""
     inner = {name: getattr(feature, "feature", feature) for name, feature in dataset.features.items()}
     inner = {name: feature[0] if isinstance(feature, list) else feature for name, feature in inner.items()}
     pictures = [name for name, feature in inner.items() if type(feature).__name__ == "Image" and feature.decode]
@@ -173,7 +173,7 @@ def _picture_columns(dataset: Any) -> list[str]:
 
 
 def _pixel_bytes(image: Any) -> int:
-    """The bytes of all pixels of an image as it is stored; 0 if there is none, or its header cannot be read."""
+    """Returns the size of an image's pixels, from its header; 0 if there is no image or no readable header."""
     from PIL import Image  # late: other datasets do not need it
 
     if not image or not (image["bytes"] or image["path"]):
@@ -181,5 +181,5 @@ def _pixel_bytes(image: Any) -> int:
     try:
         with Image.open(io.BytesIO(image["bytes"]) if image["bytes"] else image["path"]) as opened:
             return opened.width * opened.height * len(opened.getbands()) * (4 if opened.mode in ("I", "F") else 1)
-    except Exception:  # the dataset says what is wrong with it
+    except Exception:  # the dataset itself will raise an error for it
         return 0

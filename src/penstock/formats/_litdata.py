@@ -2,7 +2,7 @@
 
     index.json:  the name, samples and bytes of each chunk; the form of a sample as a tree, the format of each leaf
     a sample:    the size of each leaf (4 bytes each) | the leaves
-    or else:     after the head of the chunk an Arrow file with a row for each sample | its length (4) | a mark (8)
+    or:          after the head of the chunk an Arrow file with a row for each sample | its length (4) | a mark (8)
 
 Chunks are described in `_sharded.py`. Token datasets have the ids of all samples one after the other.
 """
@@ -42,12 +42,12 @@ class LitData(Sharded):
     """The samples of LitData's optimized datasets, in the form in which they were written: dicts, lists, tuples.
 
     `paths` is the folder that `litdata.optimize` has written, or its `index.json`, or a list of these. Tensors and
-    arrays become arrays of numpy, and images RGB pixels by `penstock.image`. `decode=False` keeps the bytes of
+    arrays become numpy arrays, and images become RGB pixels by `penstock.image`. `decode=False` keeps the bytes of
     images, and `decode={"image": Transform(crop=224)}` replaces the function of a field, whose name is its path with
     dots (`"labels.0"`, or `""` for a sample that is one value); None keeps its bytes. Pickles are an error unless
     there is a function for them. Rows that LitData keeps as Arrow need `pip install ".[parquet]"`.
 
-    `block_size` is for datasets of tokens (`TokensLoader`): a sample is as many ids, as in LitData.
+    `block_size` is for datasets of tokens (`TokensLoader`): the number of ids in a sample, as in LitData.
 
     A block is a chunk. Compressed and encrypted chunks are refused.
 
@@ -69,7 +69,7 @@ class LitData(Sharded):
             raise ValueError(f"block_size must be 1 or more ids, but it is {block_size!r}.")
         self._decode, self.block_size = decode, block_size
         self._config: dict[str, Any] | None = None
-        self._ids: dict[str, int] = {}  # of the chunks of a token dataset
+        self._ids: dict[str, int] = {}  # the number of ids in each chunk of a token dataset
         self._tables: LruCache[int, Any] = LruCache(KEEP)
         super().__init__(paths, **files)
 
@@ -142,7 +142,7 @@ class LitData(Sharded):
         return _built(self._form, iter(values))
 
     def _row(self, number: int, row: int) -> Any:
-        """The sample of a row of a chunk that is an Arrow file."""
+        """Returns a sample of a chunk that is an Arrow file."""
         try:
             batches, size = self._tables.get(number, self._table)
             return batches[row // size].slice(row % size, 1).to_pylist()[0]
@@ -163,7 +163,7 @@ class LitData(Sharded):
         opened = pa.ipc.open_file(pa.py_buffer(file.read(file.size - 12 - length, length)))
         batches = [opened.get_batch(at) for at in range(opened.num_record_batches)]
         for batch in batches:
-            batch.validate(full=True)  # a position that is wrong would crash the process
+            batch.validate(full=True)  # a wrong position would crash the process
         sizes = [batch.num_rows for batch in batches]
         if sum(sizes) != samples or len(set(sizes[:-1])) > 1 or max(sizes, default=0) not in sizes[:1]:
             raise ValueError(f"it has {sum(sizes):,} rows in batches of {sizes[:3]}, and not {samples:,}")
@@ -171,7 +171,7 @@ class LitData(Sharded):
 
 
 def _keys(form: Any) -> Sequence[Any]:
-    """The keys of the children of a node; raises ValueError if its type is not known."""
+    """Returns the keys of the children of a node. Raises ValueError if its type is not known."""
     kind, count = form["type"], len(form["children_spec"])
     if kind in ("builtins.dict", "collections.OrderedDict"):
         keys: list[Any] = json.loads(form["context"])
@@ -183,7 +183,7 @@ def _keys(form: Any) -> Sequence[Any]:
 
 
 def _names(form: Any, name: str = "") -> Iterator[str]:
-    """The path of each leaf."""
+    """Yields the path of each leaf, with dots."""
     if form["type"] is None:
         yield name
         return
@@ -201,7 +201,7 @@ def _built(form: Any, leaves: Iterator[Any]) -> Any:
 
 
 def _dtype(encoding: str) -> np.dtype[Any] | None:
-    """The dtype of arrays without a head; None for one that numpy does not have."""
+    """Returns the dtype of arrays without a header; None if numpy does not have it."""
     kind, _, code = encoding.partition(":")
     name = (_NUMPY if kind.endswith("numpy") else _TENSORS)[int(code)]
     return None if name == "bfloat16" else np.dtype(name)
@@ -212,7 +212,7 @@ def _flat(dtype: np.dtype[Any] | None, raw: bytes) -> NDArray[Any]:
 
 
 def _shaped(order: str, names: Sequence[str], raw: bytes) -> NDArray[Any]:
-    """An array with its dtype and shape in front of it."""
+    """Returns an array whose dtype and shape precede its numbers."""
     code, axes = struct.unpack_from(f"{order}2I", raw)
     shape = struct.unpack_from(f"{order}{axes}I", raw, 8)
     values = np.frombuffer(raw[8 + 4 * axes :], names[code])

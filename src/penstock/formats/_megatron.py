@@ -1,4 +1,4 @@
-"""`Megatron`: the indexed datasets of Megatron-LM, a `.bin` of ids and an `.idx` that says where sequences begin.
+"""`Megatron`: the indexed datasets of Megatron-LM, a `.bin` with ids and an `.idx` with the starts of sequences.
 
     the .idx:  MMIDIDX and two zeros | version (8 bytes) | code of the dtype (1) | number of sequences (8) | n (8)
                length of each sequence (4) | its first byte in the .bin (8) | n numbers of sequences (8): the first
@@ -102,7 +102,7 @@ class Megatron(Extents):
 
     @property
     def documents(self) -> NDArray[np.int64]:
-        """The first sequence of each document, and the end."""
+        """The first sequence of each document, and the number of all sequences."""
         inside = [first + index["documents"][:-1] for first, index in zip(self.edges, self.indexes, strict=False)]
         return np.concatenate([*inside, self.edges[-1:]])
 
@@ -123,7 +123,7 @@ def _bin_of(index: AnyFile) -> AnyFile:
 
 
 def idx_path(path: FilePath | AnyFile) -> FilePath | AnyFile:
-    """The `.idx` that a prefix means; the path itself if it is that of a folder, or a pattern.
+    """Returns the `.idx` that a prefix means; the path itself if it is a folder or a pattern.
 
     A URL without a slash at its end is a prefix, unless it ends in `.idx`, or is a pattern.
     """
@@ -138,7 +138,7 @@ def idx_path(path: FilePath | AnyFile) -> FilePath | AnyFile:
 
 
 def dtype_beside(file: AnyFile) -> np.dtype[Any] | None:
-    """The dtype of the ids in a local `.bin`, if Megatron's `.idx` is beside it."""
+    """Returns the dtype of the ids in a local `.bin`, if Megatron's `.idx` is beside it."""
     stem, end = os.path.splitext(file.path)
     if end != ".bin" or not isinstance(file, File):
         return None

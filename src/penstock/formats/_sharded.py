@@ -1,4 +1,4 @@
-"""The base of formats whose shards are listed in an `index.json`: MosaicML's and LitData's.
+"""The base class of formats whose shards are listed in an `index.json`: MosaicML's and LitData's.
 
     a shard:  n, the number of its samples | the first byte of each sample, and the end | anything | the samples
 
@@ -31,12 +31,12 @@ from penstock.formats._extents import Extents
 from penstock.formats._format import FileRows, Format
 
 Decode = bool | Mapping[str, Decoder | None]
-_KEEP = 64 << 20  # bytes of positions that each process keeps
+_KEEP = 64 << 20  # the most bytes of sample positions that a process keeps
 _CHANNELS: dict[str, tuple[int, ...]] = {"L": (), "RGB": (3,), "RGBA": (4,)}  # the last axis, by Pillow's modes
 
 
 class Shard(NamedTuple):
-    """A shard as the index describes it: its name, its samples, its bytes, a checksum if there is one."""
+    """A shard as the index describes it: its name, its numbers of samples and bytes, and a checksum or None."""
 
     name: str
     samples: int
@@ -67,7 +67,7 @@ class Sharded(Extents):
         self.set_rows([self.rows_of(shard) for shard in self._shards])
 
     def listed(self, index: AnyFile, about: Any) -> list[Shard]:
-        """The shards that the content of an index describes. Anything that it raises is damage of the index."""
+        """Returns the shards that the content of an index describes. If it raises an error, the index is damaged."""
         raise NotImplementedError
 
     def rows_of(self, shard: Shard) -> int:
@@ -87,18 +87,18 @@ class Sharded(Extents):
         return start, int(starts[row + 1]) - start
 
     def _head(self, number: int) -> tuple[NDArray[np.uint32], int]:
-        """Where the samples of a shard begin, and the last one ends."""
+        """Returns the first byte of each sample of a shard, and the end of the last, with the size of that array."""
         file, n = self.files[number], self._shards[number].samples
         head = np.frombuffer(file.read(0, min(file.size, 4 * (n + 2))), "<u4", min(file.size // 4, n + 2))
         if len(head) < n + 2 or head[0] != n:
-            file.damaged(0, f"the index says that the shard has {n:,} samples, but it does not begin like that")
+            file.damaged(0, f"the index says that the shard has {n:,} samples, but its first bytes say otherwise")
         starts = head[1:]
         if starts[0] < 4 * len(head) or starts[-1] > file.size or (np.diff(starts.astype(np.int64)) < 0).any():
             file.damaged(4, "the positions of its samples do not fit the file")
         return starts, starts.nbytes
 
     def parts(self, raw: bytes, number: int, row: int, fixed: Sequence[int | None]) -> list[bytes]:
-        """The fields of a sample: first the sizes of those that differ in size, 4 bytes each, then all contents."""
+        """Splits a sample into fields. The sizes of those without a fixed size come first, 4 bytes each."""
         free, ends = fixed.count(None), [0]
         if len(raw) >= 4 * free:
             sizes = iter(struct.unpack_from(f"<{free}I", raw))
@@ -109,7 +109,7 @@ class Sharded(Extents):
         return [raw[start:stop] for start, stop in pairwise(ends)]
 
     def value(self, field: Field, raw: bytes, number: int, row: int) -> Any:
-        """The value of a field of a sample."""
+        """Decodes a field of a sample."""
         if field.refusal:
             raise FormatError(f"{self.files[number].path}, sample {row:,}: {field.refusal}")
         if field.function is None:
@@ -123,7 +123,7 @@ class Sharded(Extents):
         except SampleTooLarge:
             raise
         except Exception as error:
-            if field.is_given:  # of the user's: the error keeps its type
+            if field.is_given:  # the error of a user's function keeps its type
                 error.add_note(f"While decoding {where}.")
                 raise
             raise_unless_damage(error, where)
@@ -135,7 +135,7 @@ class Sharded(Extents):
 
 
 class Field(NamedTuple):
-    """A field of the samples. `function` turns its bytes into a value; None keeps them. `refusal`: why it cannot."""
+    """A field of the samples. `function` decodes it; None keeps its bytes. `refusal` says why it cannot be read."""
 
     name: str
     encoding: str
@@ -145,7 +145,7 @@ class Field(NamedTuple):
 
 
 def field(name: str, encoding: str, usual: Mapping[str, Any], decode: Decode) -> Field:
-    """The field of this name; `usual` has the functions of encodings."""
+    """Returns the field of this name. `usual` has the function for each encoding."""
     if isinstance(decode, Mapping) and name in decode:
         return Field(name, encoding, decode[name], True)
     if encoding in usual:
@@ -168,7 +168,7 @@ def _parsed(index: AnyFile) -> Any:
 
 
 def _checked(index: AnyFile, read: Callable[[], list[Shard]]) -> list[Shard]:
-    """What `read()` returns; raises FormatError if it finds something else in the index than it expects."""
+    """Returns the shards that `read()` returns. Raises FormatError if the index is not as expected."""
     try:
         shards = read()
     except FormatError:
@@ -202,7 +202,7 @@ def number_of(form: str, raw: bytes) -> Any:
 
 
 def pixels(raw: bytes) -> NDArray[np.uint8]:
-    """The pixels of an image that Pillow has stored as it is: width, height, length of the mode, mode, pixels."""
+    """Returns the pixels of an uncompressed image of Pillow: width, height, length of the mode, mode, pixels."""
     width, height, length = struct.unpack_from("<3I", raw)
     mode, data = raw[12 : 12 + length].decode(), np.frombuffer(raw[12 + length :], np.uint8)
     if mode not in _CHANNELS:
