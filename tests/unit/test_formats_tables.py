@@ -172,7 +172,7 @@ def test_a_large_footer_is_kept_as_an_index(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("penstock.formats._parquet._LARGE", 0)
     path = parquet(table(), tmp_path / "some")
     assert same(list(Parquet(path)), [sample(key) for key in range(20)])
-    monkeypatch.setattr("penstock.formats._parquet._index", None)  # so that it cannot be made again
+    monkeypatch.setattr("penstock.formats._parquet._described", None)  # so that it cannot be made again
     assert same(list(Parquet(path)), [sample(key) for key in range(20)])
 
 

@@ -113,7 +113,7 @@ def member_at(archive: AnyFile, start: int) -> Member | None:
     kind = _KINDS.get(code)
     if kind is None:
         archive.refused(
-            at, f"member {name!r} is of kind {code!r}, which is not read here. Write the tar with plain files only"
+            at, f"member {name!r} is of kind {code!r}, which penstock cannot read. Write a tar with plain files only"
         )
     if any(key.startswith(b"GNU.sparse") for key in pax):
         kind = _SPARSE

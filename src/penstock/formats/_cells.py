@@ -352,8 +352,7 @@ def _valid(array: Any) -> NDArray[np.bool_] | None:
 
 
 def _lists(array: Any) -> Cells:
-    inner = array.values
-    values, whole = _numbers(inner)
+    values, whole = _numbers(array.values)
     wide = kinds.is_large_list(array.type)
     edges = _edges(array, "i8" if wide else "i4", len(values))
     plain = _valid(array)

@@ -200,7 +200,7 @@ def _npy(data: bytes, name: object, limit: int | None) -> NDArray[Any]:
     stream = io.BytesIO(data)
     version = npy.read_magic(stream)
     if version not in ((1, 0), (2, 0)):
-        raise ValueError(f"version {version} of .npy is not read here.")
+        raise ValueError(f"penstock does not read version {version} of .npy.")
     header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, fortran, dtype = header(stream)
     if dtype.hasobject:

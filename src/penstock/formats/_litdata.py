@@ -99,7 +99,8 @@ class LitData(Sharded):
         if self.block_size is not None and not is_tokens:
             raise ValueError(f"block_size is for datasets of tokens, and {index.path} is of {config['item_loader']}.")
         if not is_tokens and config["item_loader"] not in (None, "PyTreeLoader"):
-            index.refused(0, f"samples of {config['item_loader']} are not read here")
+            loaders = "only those of PyTreeLoader and TokensLoader"
+            index.refused(0, f"samples of {config['item_loader']} cannot be read, {loaders}")
         self._form = json.loads(config["data_spec"])[1]
         names, formats = list(_names(self._form)), config["data_format"]
         if len(names) != len(formats):
@@ -129,7 +130,7 @@ class LitData(Sharded):
         width, shard = self.block_size * self.dtype.itemsize, self._shards[number]
         start = 4 * (shard.samples + 2) + row * width
         if start + width > self.files[number].size:
-            self.files[number].damaged(start, f"ids {row * self.block_size:,} and on should be here")
+            self.files[number].damaged(start, f"the ids from {row * self.block_size:,} on should be here")
         return start, width
 
     def decoded(self, raw: bytes, number: int, row: int) -> Any:
@@ -159,7 +160,7 @@ class LitData(Sharded):
         end = file.read(max(0, file.size - 12), min(12, file.size))
         length = struct.unpack_from("<I", end)[0] if end.endswith(_MARK) and len(end) == 12 else file.size
         if length > file.size - 12:
-            file.damaged(file.size, "its samples are empty, and no Arrow table of them is at its end")
+            file.damaged(file.size, "its samples are empty, and it does not end with an Arrow table of them")
         opened = pa.ipc.open_file(pa.py_buffer(file.read(file.size - 12 - length, length)))
         batches = [opened.get_batch(at) for at in range(opened.num_record_batches)]
         for batch in batches:
@@ -179,7 +180,7 @@ def _keys(form: Any) -> Sequence[Any]:
             return keys
     if kind in ("builtins.list", "builtins.tuple"):
         return range(count)
-    raise ValueError(f"a part of the samples is of type {kind!r}, which is not read here")
+    raise ValueError(f"a part of the samples is of type {kind!r}, which penstock does not read")
 
 
 def _names(form: Any, name: str = "") -> Iterator[str]:

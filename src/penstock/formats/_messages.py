@@ -58,7 +58,7 @@ def find_messages(file: AnyFile, look: Look) -> Messages:
     start = bytes(look(0, min(8, file.size)))
     is_file = start[:6] == b"ARROW1"
     if start[:4] == b"FEA1":
-        file.damaged(0, "this is Feather V1, which is not read. Write it again as Feather V2 or Arrow IPC")
+        file.refused(0, "this is Feather V1, which penstock does not read. Write it again as Feather V2 or Arrow IPC")
     if is_file and bytes(look(file.size - 6, file.size)) != b"ARROW1":
         file.damaged(file.size, "an Arrow file ends with ARROW1, and this one does not: it was cut off")
     schema: MessageRange | None = None

@@ -252,7 +252,7 @@ def _footer(file: AnyFile) -> Mapping[str, NDArray[Any]]:
     """Returns the rows of each row group, the schema, and the last bytes of a remote file."""
     if not isinstance(file, RemoteFile):
         (length,) = _LENGTH.unpack(_checked(file, file.read(max(0, file.size - 8), min(8, file.size)))[-8:-4])
-        return cached(file, "parquet-2", _index) if length > _LARGE else _index(file)
+        return cached(file, "parquet-2", _described) if length > _LARGE else _described(file)
     end = _end(file)
     return {**_described(file, end), "end": np.frombuffer(end, np.uint8)}
 
@@ -290,12 +290,9 @@ def _not_parquet(file: AnyFile, why: str) -> NoReturn:
     )
 
 
-def _index(file: AnyFile) -> dict[str, NDArray[Any]]:
-    return _described(file, _end(file))
-
-
-def _described(file: AnyFile, end: bytes) -> dict[str, NDArray[Any]]:
+def _described(file: AnyFile, end: bytes = b"") -> dict[str, NDArray[Any]]:
     """Returns the rows of each row group, the schema, and the CRC-32 of the footer: it changes with the data."""
+    end = end or _end(file)
     metadata = _metadata(file, end)
     try:
         rows = np.array([metadata.row_group(at).num_rows for at in range(metadata.num_row_groups)], np.int64)

@@ -80,7 +80,7 @@ def _check(schema: Any, path: str, wanted: dict[str, str], first: str, all_colum
         )
 
 
-def names_of(names: Sequence[str], most: int = 12) -> str:
+def names_of(names: Sequence[str]) -> str:
     """Returns the first few names, as text for an error."""
-    shown = ", ".join(map(repr, names[:most]))
-    return f"{shown}, ... ({len(names)} in all)" if len(names) > most else shown
+    shown = ", ".join(map(repr, names[:12]))
+    return f"{shown}, ... ({len(names)} in all)" if len(names) > 12 else shown

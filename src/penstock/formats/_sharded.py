@@ -152,7 +152,7 @@ def field(name: str, encoding: str, usual: Mapping[str, Any], decode: Decode) ->
         is_image = usual[encoding] in (_image, pixels)
         return Field(name, encoding, None if is_image and decode is False else usual[encoding])
     is_pickle = encoding in ("pkl", "pickle")
-    why = "is a pickle, which can run any program when it is loaded" if is_pickle else "is not known here"
+    why = "is a pickle, which can run any program when it is loaded" if is_pickle else "penstock does not know"
     refusal = (
         f"the field {name!r} is encoded as {encoding!r}, which {why}. Pass a function of its bytes, "
         f"decode={{{name!r}: function}}, or keep the bytes with None in its place."
@@ -206,5 +206,5 @@ def pixels(raw: bytes) -> NDArray[np.uint8]:
     width, height, length = struct.unpack_from("<3I", raw)
     mode, data = raw[12 : 12 + length].decode(), np.frombuffer(raw[12 + length :], np.uint8)
     if mode not in _CHANNELS:
-        raise ValueError(f"images of mode {mode!r} are not read here")
+        raise ValueError(f"penstock does not read images of mode {mode!r}")
     return data.reshape(height, width, *_CHANNELS[mode]).copy()

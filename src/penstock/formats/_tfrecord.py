@@ -114,7 +114,7 @@ def example(message: bytes, arrays: Iterable[str] = ()) -> dict[str, Any]:
     features: dict[str, Any] = {}
     for number, some in _fields(memoryview(message)):
         if number != 1:
-            raise MessageError("it has more than features, as a tf.train.SequenceExample has")
+            raise MessageError("it has other fields than features, as a tf.train.SequenceExample does")
         for _, entry in _fields(some):
             named = dict(_fields(entry))
             name = str(bytes(named.get(1, b"")), "utf-8")
@@ -125,7 +125,7 @@ def example(message: bytes, arrays: Iterable[str] = ()) -> dict[str, Any]:
 def _fields(message: Any) -> Iterator[tuple[int, Any]]:
     """Yields the number and content of each field. All fields must be messages, text or bytes."""
     if not isinstance(message, memoryview):
-        raise MessageError("a number is where a message should be")
+        raise MessageError("a number was found where a message should be")
     for number, wire_type, found in fields(message):
         if wire_type != BYTES:
             raise MessageError(f"field {number} is of wire type {wire_type}")

@@ -32,13 +32,13 @@ T = TypeVar("T")
 _LLMC: dict[int, np.dtype[Any]] = {20240520: np.dtype(np.uint16), 20240801: np.dtype(np.uint32)}
 _LLMC_HEADER = 1024  # bytes: 256 int32, of which the third is the number of ids
 _NPY = "Write the ids alone: np.load(path).astype({dtype!r}).tofile('ids.bin')."
-_INDEX = "Pass the .bin beside it, or read both files by penstock.formats.Megatron(prefix)."
+_INDEX = "Pass the .bin beside it, or read both files with penstock.formats.Megatron(prefix)."
 # Files of other formats, by first bytes that are long enough that no file of ids begins with them.
 _NO_IDS = (
     (b"\x93NUMPY", "a .npy file", _NPY),
     (b"MMIDIDX\0\0", "Megatron's index, the .idx of a .bin", _INDEX),
     (b"TNTIDX\0\0", "Megatron's older index, the .idx of a .bin", _INDEX),
-    (b"ARROW1\0\0", "an Arrow file", "Read it by penstock.formats.Arrow(path)."),
+    (b"ARROW1\0\0", "an Arrow file", "Read it with penstock.formats.Arrow(path)."),
     (b"\x89HDF\r\n\x1a\n", "an HDF5 file", "Write the ids alone: file['x'][:].astype({dtype!r}).tofile('ids.bin')."),
 )
 _LEAST = 512  # from this many bytes on, `take` is faster than a copy of windows
@@ -311,7 +311,7 @@ def _header(file: AnyFile, begin: bytes, dtype: np.dtype[Any]) -> int:
     if named is not None and named != dtype:
         raise FormatError(
             f"{file.path}: the .idx beside it is Megatron's, and says that the ids are {named}, but dtype is "
-            f"{dtype}. Pass dtype={str(named)!r}, or read both files by penstock.formats.Megatron."
+            f"{dtype}. Pass dtype={str(named)!r}, or read both files with penstock.formats.Megatron."
         )
     if file.size >= _LLMC_HEADER:
         magic, _, ids = np.frombuffer(begin, "<i4", 3).tolist()
