@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
 import pickle
@@ -102,6 +103,14 @@ def test_a_batch_is_gathered_from_several_blocks(form: tuple[Any, Write], tmp_pa
         "text": [f"row {key}" for key in keys],
     }
     assert same(batch(dataset, keys), expected)
+
+
+def test_copies_have_a_cache_of_their_own(form: tuple[Any, Write], tmp_path: Path) -> None:
+    dataset = form[0](form[1](table(), tmp_path / "some"))
+    assert same(dataset[3], sample(3))
+    for made in (copy.copy(dataset), copy.deepcopy(dataset), pickle.loads(pickle.dumps(dataset))):
+        assert not list(made._kept) and made._kept is not dataset._kept
+        assert same(made[3], sample(3))
 
 
 def test_columns_are_chosen_in_the_order_given(form: tuple[Any, Write], tmp_path: Path) -> None:

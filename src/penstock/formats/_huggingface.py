@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._cache.lru import LruCache
 from penstock._files.too_large import LIMIT, checked_limit, refuse_large
 from penstock.formats._blocks import KEEP
 from penstock.formats._format import Format
@@ -125,7 +126,8 @@ class HuggingFace(Table):
         return super().fields() if self.is_direct else Format.fields(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: self.__dict__[name] for name in ("dataset", "keep", "max_sample_bytes", "_kept")}
+        own = {name: self.__dict__[name] for name in ("dataset", "keep", "max_sample_bytes")}
+        return {**own, "_kept": LruCache(self.keep)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

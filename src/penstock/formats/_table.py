@@ -63,7 +63,8 @@ class Table(Format):
 
     def __getstate__(self) -> dict[str, Any]:
         own = ("_shared", "_mapped", "_decoded", "_used", "_is_judged")
-        return {name: value for name, value in self.__dict__.items() if name not in own}
+        state = {name: value for name, value in self.__dict__.items() if name not in own}
+        return {**state, "_kept": LruCache(self.keep)}  # copy.copy, too, makes a dataset with a cache of its own
 
     def _set_schema(self, schema: Any) -> None:
         self.schema = schema
