@@ -32,9 +32,9 @@ GetScratch = Callable[[int], Pixels]
 
 
 def open_image(data: Any, color: Color, name: object, limit: int | None = None) -> Jpeg | Decoded:
-    """An image from the bytes of its file, or from its pixels: a uint8 array, RGB or gray.
+    """Opens an image, given as the bytes of its file, or as pixels: a uint8 array, RGB or gray.
 
-    A file of which all pixels would have more than `limit` bytes is an error.
+    Raises SampleTooLarge for a file whose pixels would have more than `limit` bytes.
     """
     if isinstance(data, np.ndarray):
         return Decoded(_from_array(data, color, name))
@@ -49,13 +49,13 @@ def open_image(data: Any, color: Color, name: object, limit: int | None = None) 
 
 
 def decode(data: bytes, color: Color = "rgb", name: object = "the image", limit: int | None = LIMIT) -> Pixels:
-    """All pixels of an image, in memory of their own."""
+    """Returns all pixels of an image, as a new array."""
     picture = open_image(data, color, name, limit)
     return picture.pixels(picture.height, 1, lambda nbytes: np.empty(nbytes, np.uint8))[0]
 
 
 class Decoded:
-    """An image that is already decoded; for its methods see `Jpeg`."""
+    """An image that is already decoded. Its methods are those of `Jpeg`."""
 
     def __init__(self, pixels: Pixels) -> None:
         self._pixels = pixels
@@ -89,9 +89,10 @@ class Jpeg:
         self.height, self.width = (width, height) if self._orientation > 4 else (height, width)
 
     def pixels(self, rows: int, shrink: int, scratch: GetScratch) -> tuple[Pixels, int]:
-        """At least the first `rows` rows, and the factor by which each axis is shrunk; `scratch(n)` lends n bytes.
+        """Decodes at least the first `rows` rows; returns them with the factor by which each axis is shrunk.
 
-        The factor is at most `shrink`: 1, 2, 4 or 8. The last pixels of an axis may be partly padding.
+        The factor is at most `shrink`: 1, 2, 4 or 8. The last pixels of an axis may be partly padding. `scratch(n)`
+        lends a buffer of n bytes.
         """
         data: bytes | bytearray = self._data
         height, width = self._size
@@ -120,7 +121,7 @@ class Jpeg:
 
 
 def _check_density(data: bytes, pixels: int, name: object) -> None:
-    """Raises for the beginning of a JPEG with the mark of its end: the decoders would fill in the other pixels."""
+    """Raises ImageError for a JPEG that is cut off but has an end marker: decoders would fill in missing pixels."""
     if pixels > _DENSEST * len(data):
         raise ImageError(
             f"{name}: it is a JPEG of {pixels:,} pixels, which cannot be in its {len(data):,} bytes. The file is cut "
@@ -129,7 +130,7 @@ def _check_density(data: bytes, pixels: int, name: object) -> None:
 
 
 def turned(pixels: Pixels, orientation: int) -> Pixels:
-    """A view of the pixels, turned upright from one of EXIF's 8 orientations."""
+    """Returns a view of the pixels, turned upright from one of EXIF's 8 orientations."""
     if orientation > 4:
         pixels = pixels.swapaxes(0, 1)
     if orientation in (3, 4, 7, 8):
@@ -138,7 +139,7 @@ def turned(pixels: Pixels, orientation: int) -> Pixels:
 
 
 def survey(data: bytes) -> tuple[int, int]:
-    """EXIF's orientation of a JPEG, 1 to 8 (1 if it has none), and the position of its frame header."""
+    """Returns EXIF's orientation of a JPEG, 1 to 8 (1 if it has none), and the position of its frame header."""
     at, orientation = 2, 1
     while data[at : at + 1] == b"\xff" and at + 10 <= len(data):
         marker, size = data[at + 1], int.from_bytes(data[at + 2 : at + 4], "big")
@@ -186,7 +187,7 @@ def _by_pillow(data: bytes, color: Color, name: object, limit: int | None = None
 
 @cache
 def _formats() -> tuple[str, ...]:
-    """Image formats only: Pillow also opens PostScript, which Ghostscript would run as a program."""
+    """Returns the formats to open, images only: Pillow also opens PostScript, which Ghostscript runs as a program."""
     Image.init()
     wanted = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "MPO", "JPEG2000", "AVIF", "TGA")
     return tuple(name for name in wanted if name in Image.OPEN)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
 import pickle
@@ -104,6 +105,14 @@ def test_a_batch_is_gathered_from_several_blocks(form: tuple[Any, Write], tmp_pa
     assert same(batch(dataset, keys), expected)
 
 
+def test_copies_have_a_cache_of_their_own(form: tuple[Any, Write], tmp_path: Path) -> None:
+    dataset = form[0](form[1](table(), tmp_path / "some"))
+    assert same(dataset[3], sample(3))
+    for made in (copy.copy(dataset), copy.deepcopy(dataset), pickle.loads(pickle.dumps(dataset))):
+        assert not list(made._kept) and made._kept is not dataset._kept
+        assert same(made[3], sample(3))
+
+
 def test_columns_are_chosen_in_the_order_given(form: tuple[Any, Write], tmp_path: Path) -> None:
     dataset = form[0](form[1](table(), tmp_path / "some"), ["text", "key"])
     assert dataset.columns == ["text", "key"]
@@ -119,7 +128,7 @@ def test_a_column_that_is_not_there_is_named(form: tuple[Any, Write], tmp_path: 
         form[0](made, [])
     with pytest.raises(TypeError, match=r"Pass \['key'\]"):
         form[0](made, "key")
-    with pytest.raises(TypeError, match="columns must be a list of names, but 3 is no name"):
+    with pytest.raises(TypeError, match="columns must be a list of names, but 3 is not a name"):
         form[0](made, 3)
 
 
@@ -172,7 +181,7 @@ def test_a_large_footer_is_kept_as_an_index(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("penstock.formats._parquet._LARGE", 0)
     path = parquet(table(), tmp_path / "some")
     assert same(list(Parquet(path)), [sample(key) for key in range(20)])
-    monkeypatch.setattr("penstock.formats._parquet._index", None)  # so that it cannot be made again
+    monkeypatch.setattr("penstock.formats._parquet._described", None)  # so that it cannot be made again
     assert same(list(Parquet(path)), [sample(key) for key in range(20)])
 
 
@@ -195,7 +204,7 @@ def test_a_column_that_only_one_file_has_is_named_with_both(tmp_path: Path) -> N
     with pytest.raises(FormatError) as raised:
         Parquet([one, two])
     assert str(raised.value).startswith(f"{two} has no column 'ids', which {one} has. It has 'key', 'text'.")
-    with pytest.raises(FormatError, match=r"a\.parquet has the column 'ids', which .*0\.parquet has not"):
+    with pytest.raises(FormatError, match=r"a\.parquet has the column 'ids', which .*0\.parquet does not have"):
         Parquet([one, parquet(table().drop(["ids"]), tmp_path / "0")])
     assert len(Parquet([one, two], columns=["key"])) == 40
 
@@ -248,7 +257,7 @@ def test_a_column_may_be_all_null_in_one_of_the_files(tmp_path: Path) -> None:
 
 def test_a_column_that_is_there_twice_is_an_error(tmp_path: Path) -> None:
     double = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])
-    with pytest.raises(FormatError, match="the table: the column 'x' is there twice"):
+    with pytest.raises(FormatError, match="the table: the column 'x' occurs twice"):
         Arrow(double)
 
 

@@ -239,3 +239,9 @@ def test_a_length_may_be_a_number_of_numpy(tmp_path: Path) -> None:
     paths = write(tmp_path, np.arange(100, dtype=np.uint16))
     data = Tokens(paths, "uint16", np.uint8(60), np.int8(20))  # type: ignore[arg-type]
     assert [sample[0] for sample in data] == [0, 20, 40]
+
+
+def test_max_sample_bytes_is_not_a_keyword(tmp_path: Path) -> None:
+    write(tmp_path, np.arange(10, dtype=np.uint16))
+    with pytest.raises(TypeError, match=r"^Tokens\.__init__\(\) got an unexpected keyword .*'max_sample_bytes'"):
+        Tokens(tmp_path, "uint16", 4, max_sample_bytes=100)  # type: ignore[call-arg]

@@ -6,7 +6,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -33,6 +33,10 @@ class LruCache(Generic[K, T]):
         self._reading: dict[K, threading.Lock] = {}
         self._nbytes = sum(nbytes for _, nbytes in self._values.values())
         self._process = os.getpid()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A pickled copy is empty: values are read again where they are needed."""
+        return LruCache, (self._most,)
 
     def __contains__(self, number: K) -> bool:
         return number in self._values

@@ -217,12 +217,17 @@ class _FileObject(io.RawIOBase):
         self._at = at
         return at
 
+    def read(self, size: int | None = -1) -> bytes:
+        rest = self._file.size - self._at
+        length = rest if size is None or size < 0 else min(size, rest)
+        found = self._file.read(self._at, length) if length > 0 else b""
+        self._at += len(found)
+        return found
+
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
-        length = min(len(view), self._file.size - self._at)
-        found = self._file.read(self._at, length) if length > 0 else b""
+        found = self.read(len(view))
         view[: len(found)] = found
-        self._at += len(found)
         return len(found)
 
 

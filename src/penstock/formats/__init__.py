@@ -1,18 +1,18 @@
-"""The files people have, read by key: tables, token files, lines, tar shards, and formats of your own.
+"""Formats, which read the samples of files by key: tables, token files, lines, tar shards, and formats of your own.
 
 All formats take local paths and URLs, and these keywords about remote files, which have no effect on local ones:
 
 - `storage`: options of the library that reads URLs, such as `{"region": "eu-central-1"}` (docs/remote.md).
 - `cache`: the folder in which pieces of the files are kept for all processes of this machine; by default the cache
   folder of penstock. With `cache=False`, each process keeps the last 128 MB of pieces in its memory (docs/cache.md).
-- `cache_bytes`: the most that the folder takes; by default half of the free space of its disk, at most 100 GB.
+- `cache_bytes`: the most bytes in that folder; by default half of the free space of its disk, at most 100 GB.
 - `cache_shared`: whether members of the folder's group may use the folder too. They could change your samples
   (docs/cache.md#a-folder-for-a-team). By default it is yours alone.
 
 All but `Tokens`, whose samples have the length that you give, also take:
 
-- `max_sample_bytes`: a sample that would have more bytes in memory is an error, by default 2 GiB; None for no limit
-  (docs/formats.md#samples-that-are-too-large).
+- `max_sample_bytes`: the most bytes that a sample may have in memory, by default 2 GiB; a larger one raises an error.
+  None for no limit (docs/formats.md#samples-that-are-too-large).
 """
 
 from penstock._files.access import FileOptions

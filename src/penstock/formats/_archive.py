@@ -4,19 +4,21 @@
     a member:  its header | its content | zeros up to a multiple of 512
     the end:   zeros
 
-A member whose name is too long for its header, or has other letters than ASCII, is preceded by one that holds its
-name: of kind L (GNU), or x (POSIX), which holds lines `length key=value`. Compressed archives are refused elsewhere.
+A member whose name is too long for its header, or is not ASCII, is preceded by a member that holds the name: of kind
+L (GNU), or x (POSIX), which holds lines `length key=value`. Compressed archives are refused elsewhere.
 """
 
 from __future__ import annotations
 
 import zlib
-from typing import NamedTuple, NoReturn, Protocol
+from typing import NamedTuple
+
+from penstock._files.local import AnyFile
 
 HEADER = 512
 _ZEROS = bytes(HEADER)
 _ADLER = 65521
-_LONGEST_NAME = 1 << 20  # bytes of a member that holds a name
+_LONGEST_NAME = 1 << 20  # the most bytes of a member that holds a name
 _FILE, _FOLDER, _SPARSE = "a file", "a folder", "a sparse file"
 _KINDS = {
     b"0": _FILE,
@@ -34,20 +36,21 @@ _KINDS = {
 _GNU_NAME, _GNU_LINK, _GNU_SPARSE, _PAX, _PAX_FOR_ALL = b"L", b"K", b"S", b"x", b"g"
 
 
-class Bytes(Protocol):
-    """The bytes of a file, or a part of them."""
+class TarPart(AnyFile):
+    """A part of a tar that is in memory, from byte `start` on. `size` is the position of its end."""
 
-    size: int
+    __slots__ = ("_raw", "_start")
 
-    def read(self, start: int, length: int, /) -> bytes: ...
+    def __init__(self, file: AnyFile, raw: bytes, start: int) -> None:
+        self.path, self._raw, self._start = file.path, raw, start
+        self.size = start + len(raw)
 
-    def refused(self, place: int, what: str) -> NoReturn: ...
-
-    def damaged(self, place: int, what: str) -> NoReturn: ...
+    def read(self, start: int, length: int) -> bytes:
+        return self._raw[start - self._start : start - self._start + length]
 
 
 class Member(NamedTuple):
-    """A member of a tar. `start` is the first byte of its headers, `stop` the first of what follows."""
+    """A member of a tar. Its headers begin at `start`, its content at `data`, and the next member at `stop`."""
 
     name: str
     kind: str
@@ -70,10 +73,10 @@ def is_archive(begin: bytes) -> bool:
     return begin[257:262] == b"ustar" and len(begin) == HEADER
 
 
-def member_at(archive: Bytes, start: int) -> Member | None:
-    """The member whose headers begin at this byte; None if the end of the archive does.
+def member_at(archive: AnyFile, start: int) -> Member | None:
+    """Returns the member whose headers begin at this byte; None if the archive ends here.
 
-    Its content may reach beyond the end of the archive: see `check_complete`.
+    The content of the member may reach beyond the end of the file: see `check_complete`.
     """
     at, long_name, pax = start, None, {}
     while True:
@@ -103,41 +106,38 @@ def member_at(archive: Bytes, start: int) -> Member | None:
     name = (pax.get(b"path") or long_name or _name(header)).decode("utf-8", "surrogateescape")
     if b"size" in pax:
         size = _decimal(archive, at, pax[b"size"])
-    more = code == _GNU_SPARSE and header[482]  # headers with more of the file's map follow
+    more = code == _GNU_SPARSE and header[482]  # more headers follow, which describe the sparse file
     while more and data + HEADER <= archive.size:
         more = archive.read(data, HEADER)[504]
         data += HEADER
     kind = _KINDS.get(code)
     if kind is None:
         archive.refused(
-            at, f"member {name!r} is of kind {code!r}, which is not read here. Write the tar with plain files only"
+            at, f"member {name!r} is of kind {code!r}, which penstock cannot read. Write a tar with plain files only"
         )
     if any(key.startswith(b"GNU.sparse") for key in pax):
         kind = _SPARSE
     elif kind == _FILE and name.endswith("/"):
         kind = _FOLDER
-    return Member(name, kind, start, data, size if kind in (_FILE, _SPARSE) else 0, _stop(kind, data, size))
+    if kind not in (_FILE, _SPARSE):
+        size = 0  # that of a link or a folder is the size of another file, or has no meaning
+    return Member(name, kind, start, data, size, data + _padded(size))
 
 
 def plain_member(name: str, start: int, data: int, size: int) -> Member:
-    """A file, of which another program says where its headers and its content begin."""
+    """Returns a plain file whose headers begin at `start` and whose content begins at `data`."""
     return Member(name, _FILE, start, data, size, data + _padded(size))
 
 
-def check_complete(archive: Bytes, member: Member) -> None:
+def check_complete(archive: AnyFile, member: Member) -> None:
     """Raises FormatError if the archive ends within this member."""
     if member.data + member.size > archive.size:
         what = f"should have {member.size:,} bytes, but the file ends at byte {archive.size:,}"
         archive.damaged(member.start, f"member {member.name!r} {what}")
 
 
-def _stop(kind: str, data: int, size: int) -> int:
-    """Where the next member begins. The size of a link or folder is that of another file, or has no meaning."""
-    return data + (_padded(size) if kind in (_FILE, _SPARSE) else 0)
-
-
-def _checked(archive: Bytes, at: int, header: bytes) -> int:
-    """The size in a header whose checksum is right."""
+def _checked(archive: AnyFile, at: int, header: bytes) -> int:
+    """Checks the checksum of a header, and returns the size of the member."""
     try:
         stated = int(header[148:156].strip(b" \0"), 8)
     except ValueError:
@@ -167,7 +167,7 @@ def _name(header: bytes) -> bytes:
     return prefix + b"/" + name if prefix else name
 
 
-def _pax_records(archive: Bytes, start: int, size: int) -> dict[bytes, bytes]:
+def _pax_records(archive: AnyFile, start: int, size: int) -> dict[bytes, bytes]:
     records: dict[bytes, bytes] = {}
     content = archive.read(start, size)
     at = 0
@@ -182,7 +182,7 @@ def _pax_records(archive: Bytes, start: int, size: int) -> dict[bytes, bytes]:
     return records
 
 
-def _decimal(archive: Bytes, at: int, digits: bytes) -> int:
+def _decimal(archive: AnyFile, at: int, digits: bytes) -> int:
     if not digits.isdigit() or len(digits) > 19:
         archive.damaged(at, f"{digits[:20]!r} is not a length")
     return int(digits)

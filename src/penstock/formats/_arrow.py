@@ -90,7 +90,7 @@ class Arrow(Table):
         self.set_rows([messages.rows for messages in self._messages])
 
     def _opened_file(self, number: int) -> tuple[Messages, bytes]:
-        """Where the record batches of a file are, and its schema, serialized."""
+        """Finds the record batches of a file. Returns them with its schema, serialized."""
         import pyarrow as pa
 
         file = self.files[number]
@@ -118,7 +118,7 @@ class Arrow(Table):
 
     @property
     def _is_local(self) -> bool:
-        """True if the files are mapped into memory. If one of them is remote, all are read."""
+        """True if the files are mapped into memory. If one of them is remote, all files are read instead."""
         return len(self._local) == len(self.files)
 
     def _bytes(self, number: int, start: int, stop: int) -> Any:
@@ -136,7 +136,7 @@ class Arrow(Table):
         return whole[start : start + self.files[number].size]
 
     def _stream(self, number: int, messages: Messages, parts: list[Any]) -> Any:
-        """A stream with the schema, and these messages."""
+        """Returns an Arrow stream of the schema and these messages."""
         import pyarrow as pa
 
         schema = messages.held or self._bytes(number, *messages.schema)
@@ -159,7 +159,7 @@ class Arrow(Table):
         if self.max_sample_bytes is not None:
             nbytes = sum(map(unpacked_bytes, parts))
             check_block(self._place(block), int(messages.rows[at]), nbytes, self.max_sample_bytes)
-        # Without threads of pyarrow's: a process that has some cannot be forked safely.
+        # pyarrow must not start threads: a process that has some cannot be forked safely.
         names = self._whole_schema(number).names
         options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=[names.index(n) for n in self.columns])
         with pa.ipc.open_stream(self._stream(number, messages, parts), options=options) as stream:
@@ -180,7 +180,7 @@ class Arrow(Table):
         return self._batches is not None or (self._is_local and self._is_plain(block))
 
     def _is_plain(self, block: int) -> bool:
-        """True if the columns of a block are its bytes, without compression and dictionaries."""
+        """True if the columns of a block are views of its bytes: no compression, and no dictionaries."""
         messages = self._messages[self._file_of.item(block)]
         return not messages.dictionaries and not messages.compressed[self._part_of[block]]
 
@@ -195,7 +195,7 @@ class Arrow(Table):
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        self.__dict__.update(state)
         if self._batches is not None:
             self._batches = deserialized(self._batches)
 

@@ -1,14 +1,14 @@
-"""Indexes of tars that lie beside them: `penstock.index`, and those of wids and DALI.
+"""Indexes in the folder of the tars that they describe: `penstock.index`, and those of wids and DALI.
 
 `penstock.index` is one file for all tars of a folder, so that opening thousands of them takes one request:
 
     magic (8 bytes) | version, length of the description, its CRC-32 (4 bytes each)
     description: JSON with the kind of the indexes and, for each tar, name, size, ETag if it is known, position and
-    CRC-32 of one header, number of bytes and CRC-32 of its positions, and what is bad
+    CRC-32 of one header, number of bytes and CRC-32 of its positions, and its damage
     the positions of each tar: distances between samples in units of 512 bytes, 4 bytes each, compressed by zlib
 
-An entry fits a tar of its size that has the same ETag, or else the same header at that position. No more is needed:
-each header is checked again when its sample is read.
+An entry is used for a tar of the same size that has the same ETag, or the same header at that position. This is
+enough, because each header is checked again when its sample is read.
 
 wids has a JSON file with the number of samples of each tar. DALI has a text file for each tar, `NAME.idx`:
 
@@ -26,7 +26,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import takewhile
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,25 +40,25 @@ from penstock._remote.store import IN_FLIGHT
 from penstock._system import trust
 from penstock._system.warnings import warn_caller
 from penstock.errors import FormatError, RemoteError
-from penstock.formats._archive import HEADER, Member, member_at, plain_member
+from penstock.formats._archive import HEADER, Member, TarPart, member_at, plain_member
 from penstock.formats._extents import compact
 from penstock.formats._samples import TarSamples
 from penstock.stats import _units
 
 NAME = "penstock.index"
-_WIDS = ("wids-meta.json", "shardindex.json", "index.json")  # names that people and tools give to it
-_MOST_WIDS = 256 << 20  # bytes of one
-_MUCH = 64 << 20  # bytes that are read for indexes only with a warning: some seconds for a slow network
+_WIDS = ("wids-meta.json", "shardindex.json", "index.json")  # the names that its users and tools give it
+_MOST_WIDS = 256 << 20  # bytes of such an index
+_MUCH = 64 << 20  # if more bytes must be read to make indexes, warn: it takes seconds on a slow network
 _MOST_ZEROS, _MOST_HEADERS = 64 << 10, 1 << 20  # bytes at the end of a tar, and of the headers of a member
 _MAGIC, _VERSION = b"penstars", 1
 _HEAD = struct.Struct("<8sIII")
-_TYPES = [str, int, str, int, int, bytes, dict]  # of the name of a tar, and the fields of its Entry
-# Arrays that only some tars have, and their shapes: see `_tar.Bad`.
+_TYPES = [str, int, str, int, int, bytes, dict]  # the types of a tar's name and of the fields of its Entry
+# Arrays that only damaged tars have, and their shapes: see `_tar.BadRows`.
 _BAD: dict[str, Callable[[NDArray[Any]], tuple[int, ...]]] = {"apart": lambda a: (len(a), 2), "fault": lambda a: (2,)}
 
 
 class Entry(NamedTuple):
-    """What an index beside tars has of one of them. The `positions` of its samples are compressed."""
+    """One tar in an index. The `positions` of its samples are compressed."""
 
     size: int
     token: str
@@ -74,9 +74,9 @@ class Entry(NamedTuple):
         return cls(size, token, place, check, zlib.compress(steps.astype("<u4").tobytes()), bad)
 
     def arrays(self) -> Arrays:
-        """The index of the tar, which has `size` bytes: see `fits`. Raises ValueError if it is damaged.
+        """Returns the index of a tar that `fits`. Raises ValueError if the entry is damaged.
 
-        Compressed bytes may grow to a thousand times as many, so their number is limited by the size of the tar.
+        Bytes may decompress to a thousand times as many, so their number is limited by the size of the tar.
         """
         most = (self.size // HEADER + 2) * 4
         try:
@@ -106,13 +106,13 @@ def entry_of(file: AnyFile, arrays: Arrays) -> Entry:
 
 
 def _header(file: AnyFile, place: int) -> int:
-    """The CRC-32 of the header at this position, or of what there is of it."""
+    """Returns the CRC-32 of the header at this position, or of its part before the end of the file."""
     place = min(place, file.size)
     return zlib.crc32(file.peek(place, min(HEADER, file.size - place)))
 
 
 def packed(entries: Mapping[str, Entry], kind: str) -> bytes:
-    """The bytes of an index of these tars, by name."""
+    """Returns the bytes of an index with these entries, by the names of their tars."""
     described, bodies = [], []
     for name, entry in sorted(entries.items()):
         body = entry.positions
@@ -123,12 +123,12 @@ def packed(entries: Mapping[str, Entry], kind: str) -> bytes:
 
 
 def unpacked(content: bytes, kind: str) -> dict[str, Entry]:
-    """The entries of an index by the names of the tars. Raises ValueError for what is none, or damaged."""
+    """Returns the entries of an index, by the names of their tars. Raises ValueError unless it is a sound index."""
     try:
         magic, version, length, check = _HEAD.unpack_from(content)
         description = content[_HEAD.size : _HEAD.size + length]
         if magic != _MAGIC or len(description) != length or zlib.crc32(description) != check:
-            raise ValueError("it is damaged, or no index of penstock")
+            raise ValueError("it is damaged, or not an index of penstock")
         about = json.loads(description)
         if (version, about["kind"]) != (_VERSION, kind):
             raise ValueError("it was written by another version of penstock")
@@ -143,13 +143,13 @@ def unpacked(content: bytes, kind: str) -> dict[str, Entry]:
             at += nbytes
         return entries
     except (struct.error, zlib.error, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise ValueError(f"it is damaged, or no index of penstock: {error!r}") from error
+        raise ValueError(f"it is damaged, or not an index of penstock: {error!r}") from error
 
 
 class LateIndex(Index):
-    """The index of a tar that is made when a sample is read. The number of samples may be known before, by wids.
+    """The index of a tar, made when its first sample is read. The number of samples may be known before, from wids.
 
-    A process makes it once, or finds the one that another has made, or the one `elsewhere`.
+    A process makes it once, unless it finds the index that another process has made, or one in `elsewhere`.
     """
 
     def __init__(
@@ -186,24 +186,24 @@ class LateIndex(Index):
                     f"{self._known:,}. Delete or correct that index, or write one by `penstock index`, which is used "
                     "instead."
                 )
-            if missing:  # they are behind the fault
+            if missing:  # samples after the damage count, too
                 starts = np.concatenate([starts, np.repeat(starts[-1:], missing)])
             self._arrays = {**found, "starts": starts}
         return self._arrays
 
 
 class Beside:
-    """What lies beside some tars, or in one file that is given. Only the folders are asked for when this is made."""
+    """The indexes in the folders of some tars, or the one file that the user has named, read when needed."""
 
     def __init__(self, files: Sequence[AnyFile], given: AnyFile | None, kind: str, warns: bool = True) -> None:
         self._kind, self._given, self._warns = kind, given, warns
         self._folders = {} if given is not None else _folders(files)
-        self._reading = threading.Lock()  # many tars are looked up at a time, in one index
+        self._reading = threading.Lock()  # many threads look up tars in one index
         self._entries: dict[str, dict[str, Entry]] = {}  # by the path of the index
         self._counts: dict[str, dict[str, list[Any]]] = {}  # by the path of the index, and the name of the tar
 
     def count(self, file: AnyFile) -> int | None:
-        """The number of samples of a tar, if an index of wids has it, and there is none of penstock's."""
+        """The number of samples of a tar, from an index of wids; None without one, or with a `penstock.index`."""
         index = self._index(file)
         if index is None or not index.path.endswith(".json"):
             return None
@@ -211,12 +211,12 @@ class Beside:
             self._counts[index.path] = _shards(index, index is self._given)
         shard = _nearest(file.path, self._counts[index.path].get(_name(file), []))
         if not shard or shard.get("filesize", file.size) != file.size or shard["nsamples"] > file.size // HEADER:
-            return None  # of another tar: each sample has a header at least
+            return None  # it describes another tar: each sample has at least one header
         count: int = shard["nsamples"]
         return count
 
     def arrays(self, file: AnyFile) -> Arrays | None:
-        """The index of a tar, from that of its folder, or from DALI's."""
+        """The index of a tar, from `penstock.index` or from DALI's index; None if there is neither."""
         index = self._index(file)
         if index is not None and not index.path.endswith(".json"):
             with self._reading:
@@ -227,7 +227,7 @@ class Beside:
         return dali_index(file)
 
     def all_others(self, files: Sequence[AnyFile]) -> None:
-        """Says how to avoid the download of remote tars that are in no index."""
+        """Warns that remote tars without an index will be downloaded, and says how to avoid it."""
         remote = [file for file in files if isinstance(file, RemoteFile)]
         nbytes = sum(file.size for file in remote)
         if self._warns and nbytes > _MUCH and not is_worker_process():
@@ -247,7 +247,7 @@ class Beside:
 
     @contextmanager
     def _refusing(self, index: AnyFile) -> Iterator[None]:
-        """Where an index cannot be used, the tars are indexed without it, unless the user has named it."""
+        """Ignores an index that cannot be used; raises FormatError if the user has named it."""
         try:
             yield
         except ValueError as error:
@@ -267,7 +267,7 @@ def _name(file: AnyFile) -> str:
 
 
 def _folders(files: Sequence[AnyFile]) -> dict[str, AnyFile]:
-    """The index of each folder that has one: penstock's, or else wids'."""
+    """Returns the index of each folder that has one: that of penstock, or else that of wids."""
     some = {folder_of(file): file for file in files}
     threads = IN_FLIGHT if any(isinstance(file, RemoteFile) for file in some.values()) else 1
     found = in_parallel(lambda file, _: _index_beside(file), some.values(), threads)
@@ -279,7 +279,7 @@ def _index_beside(file: AnyFile) -> AnyFile | None:
 
 
 def neighbour(file: AnyFile, name: str) -> AnyFile | None:
-    """The file of this name in the folder of another; None if there is none that can be read."""
+    """Returns the file of this name in the same folder; None if there is none that can be read."""
     if isinstance(file, RemoteFile):
         try:
             return file.neighbour(name)
@@ -296,7 +296,7 @@ def neighbour(file: AnyFile, name: str) -> AnyFile | None:
 
 
 def _shards(index: AnyFile, must: bool) -> dict[str, list[Any]]:
-    """What an index of wids says of each tar, by the name of the tar."""
+    """Returns the entries of an index of wids, by the names of the tars. `must`: raise if it cannot be used."""
     found: dict[str, list[Any]] = {}
     try:
         if index.size > _MOST_WIDS:
@@ -315,7 +315,7 @@ def _shards(index: AnyFile, must: bool) -> dict[str, list[Any]]:
 
 
 def _nearest(path: str, shards: list[Any]) -> Any:
-    """Of tars with one name the one whose URL has the most in common with this path; None if two have."""
+    """Returns the shard whose URL ends most like this path, folder by folder; None if two are equally alike."""
 
     def common(shard: Any) -> int:
         pairs = zip(reversed(path.split("/")), reversed(shard["url"].partition("?")[0].split("/")), strict=False)
@@ -326,7 +326,7 @@ def _nearest(path: str, shards: list[Any]) -> Any:
 
 
 def dali_index(file: AnyFile) -> Arrays | None:
-    """The index of a tar from DALI's beside it; None if there is none, or it is not of this tar."""
+    """Returns the index of a tar from DALI's index beside it; None if there is none, or it describes another tar."""
     name = _name(file)
     for stem in dict.fromkeys((name.rpartition(".")[0], name[:1] + name[1:].partition(".")[0])):
         index = neighbour(file, f"{stem}.idx") if stem else None
@@ -337,7 +337,7 @@ def dali_index(file: AnyFile) -> Arrays | None:
 
 
 def _from_dali(file: AnyFile, text: str) -> Arrays:
-    """Raises ValueError or IndexError if the text is not an index of this tar."""
+    """Converts an index of DALI. Raises ValueError or IndexError if it is not an index of this tar."""
     head, *lines = text.splitlines()
     version, count = head.split()
     width = {"v1.1": 3, "v1.2": 4}[version] if version in ("v1.1", "v1.2") else 0
@@ -353,31 +353,18 @@ def _from_dali(file: AnyFile, text: str) -> Arrays:
             samples.add(member)
             members.append(member)
             at = member.stop
-    # Zeros fill a record of 10 kB.
+    # The zeros at the end fill a record of 10 kB.
     if not members or not HEADER <= file.size - at <= _MOST_ZEROS or any(file.peek(at, HEADER)):
         raise ValueError(f"the last member does not end at byte {at:,}")
-    # The last member shows if it is the same tar. If GNU's tar has told DALI where members are, those before one with
-    # more than one header are at wrong places: the first that seems to have more is none that has.
+    # The last member shows whether it is the same tar. If DALI got positions from GNU's tar, those before a member
+    # with several headers are wrong: then the first member that seems to have several has only one, and the check
+    # of that member fails.
     wide = next((member for member in members if member.data - member.start > HEADER), members[0])
     for member in dict.fromkeys((members[0], wide, members[-1])):
         if member.data - member.start > _MOST_HEADERS:
             raise ValueError(f"too many headers at byte {member.start:,}")
-        found = member_at(_Headers(file, member.start, member.data), member.start)
+        headers = file.peek(member.start, member.data - member.start)
+        found = member_at(TarPart(file, headers, member.start), member.start)
         if found is None or found[width < 4 :] != member[width < 4 :]:
             raise ValueError(f"{found} is not {member}")
     return samples.index(at, False, file.size)
-
-
-class _Headers:
-    """Some headers of a tar. What is wrong with them is a ValueError."""
-
-    def __init__(self, file: AnyFile, start: int, stop: int) -> None:
-        self.size, self._start, self._raw = stop, start, file.peek(start, stop - start)
-
-    def read(self, start: int, length: int) -> bytes:
-        return self._raw[start - self._start : start - self._start + length]
-
-    def refused(self, place: int, what: str) -> NoReturn:
-        raise ValueError(what)
-
-    damaged = refused

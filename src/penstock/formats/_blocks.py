@@ -1,4 +1,4 @@
-"""The base of formats whose samples are read by whole blocks, such as compressed chunks."""
+"""The base class of formats that read whole blocks of samples, such as compressed chunks."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from penstock._fill.cast import Empty
 from penstock.formats._format import FileRows, Format
 
 KEEP = 256 << 20
-"""Bytes of decoded blocks that each process keeps."""
+"""The most bytes of decoded blocks that a process keeps, by default."""
 
 
 class Blocks(Format):
     """The base of formats that are read by blocks: a block is decoded as a whole, and kept for its other samples.
 
     A subclass calls `set_rows` with the rows of each block, and defines `read(rows)`, which returns the samples of a
-    block: an array, whose first axis is the rows; a dict of such arrays, of which a sample is a dict of values; or a
+    block: an array, whose first axis is the rows; a dict of such arrays, so that a sample is a dict of values; or a
     list of samples. Arrays are copied straight into the batch. Each process keeps the blocks that it used last, up to
     `keep` bytes. A random order over more than that reads a block for each sample: use `shuffle="blocks"`.
 
@@ -88,9 +88,9 @@ class Blocks(Format):
         return outs if is_dict else outs[None]
 
     def _groups(self, rows: NDArray[np.int64]) -> Iterator[tuple[Any, list[int], list[int]]]:
-        """The blocks that these rows are in, each with the places of its rows, and the rows in it."""
+        """Yields the blocks of these rows, each with the places of its rows in the batch, and its rows."""
         numbers = self._starts.searchsorted(rows, "right") - 1
-        # Blocks that are kept come first: the next one that is read may take the place of one of them.
+        # Cached blocks come first, because reading another block may drop one of them.
         for number in sorted(np.unique(numbers).tolist(), key=lambda number: number not in self._kept):
             places = np.flatnonzero(numbers == number)
             local = (rows[places] - self._starts[number]).tolist()

@@ -1,6 +1,6 @@
 """The values of one column in one record batch of Arrow, read by row.
 
-What a value becomes is decided by the type of the column alone, and by nulls row by row, never by the other rows:
+What a value becomes depends on the type of the column, and on whether its own row is null, never on other rows:
 
     Arrow type                                            value of a row
     integers, floats, bool                                numpy scalar of the same dtype
@@ -30,15 +30,15 @@ from numpy.typing import NDArray
 
 Values = NDArray[Any]
 
-# Rows of at least so many bytes are copied one by one. Smaller ones are first collected, then spread over the batch.
+# Rows of at least this many bytes are copied one by one. Smaller rows are first gathered, then spread over the batch.
 _LONG = 512
 
 
 class Cells:
     """The values of one column in one record batch.
 
-    `is_direct`: the rows can be written into an array of the batch, or into a list of text, without an object for
-    each. `plain`, if not None, is False for rows that have a null.
+    `is_direct`: `put` can write rows straight into the batch, which is an array, or a list of text. `plain`, if not
+    None, is False for rows that have a null.
     """
 
     is_direct = False
@@ -49,7 +49,7 @@ class Cells:
         self.plain = plain
 
     def item(self, row: int) -> Any:
-        """The value of a row, with memory of its own."""
+        """The value of a row, as a copy."""
         if self.plain is not None and not self.plain[row]:
             return self._object(row)
         return self._item(row)
@@ -98,7 +98,7 @@ class NumberCells(Cells):
         if values.shape[1:] != out.shape[1:]:
             return False
         if type(places) is range:
-            values.take(rows, 0, out[places.start : places.stop], "clip")  # "raise" would copy by way of a buffer
+            values.take(rows, 0, out[places.start : places.stop], "clip")  # "raise" would copy through a buffer
         elif self._long:
             for place, row in zip(places, rows, strict=True):
                 out[place] = values[row]
@@ -169,7 +169,7 @@ class StructCells(Cells):
 
 
 class JoinedCells(Cells):
-    """The values of a column in several record batches, one after the other: more than fits into one of them."""
+    """The values of a column that is too large for one record batch, and comes in several."""
 
     def __init__(self, parts: Sequence[Cells]) -> None:
         super().__init__(None)
@@ -241,7 +241,7 @@ def is_binary(kind: Any) -> bool:
 
 @lru_cache(maxsize=1024)
 def is_numeric(kind: Any) -> bool:
-    """True if a row is a number, or an array of numbers whose shape the type says."""
+    """True if a row is a number, or an array of numbers whose shape is part of the type."""
     if isinstance(kind, pa.FixedShapeTensorType):
         return kind.permutation in (None, list(range(len(kind.shape)))) and is_numeric(kind.value_type)
     if kinds.is_fixed_size_list(kind):
@@ -262,17 +262,17 @@ def number_dtype(kind: Any) -> np.dtype[Any] | None:
     elif kinds.is_date(kind):
         dtype = "M8[D]" if kinds.is_date32(kind) else "M8[ms]"
     elif kinds.is_timestamp(kind):
-        dtype = f"M8[{kind.unit}]"  # of a type with a time zone, in UTC
+        dtype = f"M8[{kind.unit}]"  # in UTC if the type has a time zone
     elif kinds.is_duration(kind) or kinds.is_time(kind):
         dtype = f"m8[{kind.unit}]"
     return None if dtype is None else np.dtype(dtype)
 
 
 def _python(scalar: Any) -> Any:
-    """A scalar as a Python object.
+    """Returns a scalar as a Python object.
 
-    Refused: pyarrow's own objects for dates and times. They depend on whether pandas is installed, and there is none
-    for nanoseconds without it, nor for years after 9999.
+    Refused: pyarrow's own objects for dates and times. They differ if pandas is installed; without pandas there are
+    none for nanoseconds, and never for years after 9999.
     """
     kind = scalar.type
     if not scalar.is_valid or not _has_times(kind):
@@ -292,7 +292,7 @@ def _python(scalar: Any) -> Any:
 
 @lru_cache(maxsize=1024)
 def _has_times(kind: Any) -> bool:
-    """True if values of this type are dates or times, or have some inside."""
+    """True if values of this type are dates or times, or contain some."""
     if kinds.is_dictionary(kind):
         return _has_times(kind.value_type)
     if isinstance(kind, pa.BaseExtensionType):
@@ -303,7 +303,7 @@ def _has_times(kind: Any) -> bool:
 
 
 def _numbers(array: Any) -> tuple[Values, NDArray[np.bool_] | None]:
-    """The rows of a numeric array, as a view of its memory where possible; and which rows have no null."""
+    """Returns the rows of a numeric array, as a view if possible, and a mask of the rows without nulls."""
     kind, count = array.type, len(array)
     if isinstance(kind, pa.FixedShapeTensorType):
         values, plain = _numbers(array.storage)
@@ -320,7 +320,7 @@ def _numbers(array: Any) -> tuple[Values, NDArray[np.bool_] | None]:
 
 
 def _flat(array: Any) -> Values:
-    """One number for each row, whatever it is in a row that is null."""
+    """Returns one number for each row. In a row that is null it may be any number."""
     kind, count, offset = array.type, len(array), array.offset
     dtype = number_dtype(kind)
     assert dtype is not None
@@ -344,7 +344,7 @@ def _bits(buffer: Any, offset: int, count: int) -> NDArray[np.bool_]:
 
 
 def _valid(array: Any) -> NDArray[np.bool_] | None:
-    """Which rows are not null; None if all are."""
+    """Returns a mask of the rows that are not null; None if no row is null."""
     if array.null_count == 0:
         return None
     buffer = array.buffers()[0]
@@ -352,8 +352,7 @@ def _valid(array: Any) -> NDArray[np.bool_] | None:
 
 
 def _lists(array: Any) -> Cells:
-    inner = array.values
-    values, whole = _numbers(inner)
+    values, whole = _numbers(array.values)
     wide = kinds.is_large_list(array.type)
     edges = _edges(array, "i8" if wide else "i4", len(values))
     plain = _valid(array)
@@ -393,7 +392,7 @@ def _memory(buffer: Any) -> memoryview:
 
 
 def _edges(array: Any, dtype: str, end: int) -> Values:
-    """Where rows begin and end in their values, checked: a damaged file may say anything."""
+    """Returns the positions at which rows begin and end. They are checked, because the file may be damaged."""
     buffer, width = array.buffers()[1], int(dtype[1])
     if buffer is None or len(array) == 0:
         return np.zeros(len(array) + 1, dtype)
@@ -404,7 +403,7 @@ def _edges(array: Any, dtype: str, end: int) -> Values:
 
 
 def form_of(kind: Any) -> str:
-    """What the values of a column of this type are, in words: "int32[any]" is an array of any length."""
+    """Describes the values of a column of this type: "int32[any]" is an array of any length."""
     if kinds.is_dictionary(kind):
         return form_of(kind.value_type)
     if isinstance(kind, pa.FixedShapeTensorType):
@@ -420,6 +419,6 @@ def form_of(kind: Any) -> str:
         return f"{inner}[any]" if is_numeric(kind.value_type) else f"list<{inner}>"
     if kinds.is_struct(kind):
         return f"{{{', '.join(f'{field.name}: {form_of(field.type)}' for field in kind)}}}"
-    if kinds.is_timestamp(kind) and kind.tz is not None:  # an instant, where others are what a clock shows somewhere
+    if kinds.is_timestamp(kind) and kind.tz is not None:  # without one, it is what some clock shows
         return f"UTC {number_dtype(kind)}"
     return str(number_dtype(kind) or kind)

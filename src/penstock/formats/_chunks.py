@@ -1,6 +1,6 @@
-"""Where the columns of a Parquet file are, and which pieces of a remote file hold them.
+"""Finds the columns of a Parquet file, and divides a remote file into pieces that fit them.
 
-The footer is read here, and not by pyarrow: its `RowGroupMetaData.column` ends the process if the footer is damaged.
+The footer is parsed here and not by pyarrow, whose `RowGroupMetaData.column` crashes on a damaged footer.
 The footer is in Thrift's compact protocol:
 
     struct:  fields, each with a byte (distance to the number of the field before << 4 | type); 0 is the end
@@ -11,8 +11,9 @@ The footer is in Thrift's compact protocol:
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -20,16 +21,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._files.local import AnyFile
 from penstock._files.remote import PIECE, RemoteFile
 
-_GAP = 1 << 20  # bytes between two extents that are read rather than asked around: 10 ms at 100 MB/s
+_GAP = 1 << 20  # bytes: smaller gaps are read, too, in 10 ms at 100 MB/s, which saves a request
 
 ByteRange = tuple[int, int]
-"""The first byte, and the end."""
+"""The first byte, and the byte after the last."""
 
 
 def places(footer: bytes, columns: Sequence[str]) -> NDArray[np.int64]:
-    """The bytes of some columns: for each extent the number of the row group, the first byte, and the end.
+    """Finds the bytes of some columns: for each extent the number of the row group, the first byte, and the end.
 
     Extents with a small gap between them are joined. Raises ValueError for a footer that cannot be read.
     """
@@ -39,7 +41,7 @@ def places(footer: bytes, columns: Sequence[str]) -> NDArray[np.int64]:
         groups = _struct(footer, 0, _OF_FILE)[0].get(_ROW_GROUPS, [])
         for number, group in enumerate(groups):
             about = [chunk[_ABOUT] for chunk in group[_COLUMNS]]
-            some = _joined([_extent(each) for each in about if each[_PATH][0] in names])
+            some = joined([_extent(each) for each in about if each[_PATH][0] in names], _GAP)
             found += [(number, *extent) for extent in some]
         return np.array(found, np.int64).reshape(-1, 3)
     except (IndexError, KeyError, OverflowError, RecursionError) as error:
@@ -51,29 +53,30 @@ def _extent(about: dict[int, Any]) -> ByteRange:
     return start, start + about[_SIZE]
 
 
-def _joined(found: list[ByteRange]) -> list[ByteRange]:
-    joined: list[ByteRange] = []
-    for start, stop in sorted(found):
-        if joined and start - joined[-1][1] < _GAP:
-            joined[-1] = joined[-1][0], max(stop, joined[-1][1])
+def joined(extents: Iterable[ByteRange], gap: int, most: int = sys.maxsize) -> list[ByteRange]:
+    """Joins extents with less than `gap` bytes between them, into extents of less than `most` bytes."""
+    found: list[ByteRange] = []
+    for start, stop in sorted(extents):
+        if found and start - found[-1][1] < gap and stop - found[-1][0] < most:
+            found[-1] = found[-1][0], max(stop, found[-1][1])
         else:
-            joined.append((start, stop))
-    return joined
+            found.append((start, stop))
+    return found
 
 
 def edges(places: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """The edges of pieces that begin and end with the columns of a row group, and are not longer than others."""
+    """Returns edges of pieces that begin and end with the columns of a row group, none longer than usual."""
     cuts = {0, size, *places[:, 1:].reshape(-1).tolist()}
     inside = sorted(cut for cut in cuts if 0 <= cut <= size)
     parts = [np.arange(first, last, PIECE) for first, last in pairwise(inside)]
     return np.concatenate([*parts, [size]]).astype(np.int64)
 
 
-class Fetched:
-    """Extents of a remote file, read at once; other bytes are read when they are asked for."""
+class Fetched(AnyFile):
+    """A remote file whose given extents are read at once; other bytes are read when they are needed."""
 
     def __init__(self, file: RemoteFile, extents: Sequence[ByteRange]) -> None:
-        self._file, self.size = file, file.size
+        self._file, self.path, self.size = file, file.path, file.size
         inside = [(start, stop) for start, stop in extents if 0 <= start <= stop <= file.size]
         self._starts = [start for start, _ in inside]
         self._raws = file.read_each(self._starts, [stop - start for start, stop in inside])
@@ -119,7 +122,7 @@ def _list(footer: bytes, at: int, read: ReadValue) -> tuple[list[Any], int]:
 
 
 def _struct(footer: bytes, at: int, wanted: Mapping[int, ReadValue]) -> tuple[dict[int, Any], int]:
-    """Some fields of a struct, by their numbers. Numbers are skipped here: that is where the time goes."""
+    """Reads the wanted fields of a struct, by number. Skips integers without a call, because they are the most."""
     found: dict[int, Any] = {}
     number = 0
     while head := footer[at]:
@@ -141,7 +144,7 @@ def _struct(footer: bytes, at: int, wanted: Mapping[int, ReadValue]) -> tuple[di
 
 
 def _skipped(footer: bytes, at: int, kind: int) -> int:
-    """The position after a value."""
+    """Returns the position after a value of this type."""
     if kind == 8:
         length, at = _number(footer, at)
         return at + length
@@ -158,7 +161,7 @@ def _skipped(footer: bytes, at: int, kind: int) -> int:
 
 
 def _head(footer: bytes, at: int) -> tuple[int, int, int]:
-    """Type and number of the values of a list, and the position of the first."""
+    """Returns the type and the number of the values of a list, and the position of the first."""
     head = footer[at]
     length, at = (head >> 4, at + 1) if head >> 4 < 15 else _number(footer, at + 1)
     if length > len(footer):
@@ -167,7 +170,7 @@ def _head(footer: bytes, at: int) -> tuple[int, int, int]:
 
 
 _FIXED = {1: 1, 2: 1, 3: 1, 7: 8}
-"""Bytes of values by their type: true and false, which take one in a list, a byte, a double."""
+"""The size of values by their type: true and false (in a list), byte, double."""
 
 # The parts of parquet.thrift that are read: FileMetaData, RowGroup, ColumnChunk, ColumnMetaData.
 _ROW_GROUPS, _COLUMNS, _ABOUT = 4, 1, 3

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 _POLYNOMIAL = 0x82F63B78
 _ROW_BYTES = 512  # bytes: their table, of 512 KB, stays in the processor's cache
 _AT_ONCE = 64  # blocks
-_SHORT = 64  # bytes that a plain loop takes less time for
+_SHORT = 64  # up to this many bytes, a plain loop is faster
 
 
 def _byte(value: int) -> int:
@@ -42,7 +42,7 @@ def crc32c(data: bytes) -> int:
 
 
 def masked(crc: int) -> int:
-    """The CRC as TFRecord stores it, so that a CRC of data with CRCs in it is not special."""
+    """Returns the CRC as TFRecord stores it: masked, because CRCs of data that contains CRCs are weak."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -64,7 +64,7 @@ def _of_rows(crc: int, blocks: NDArray[np.uint8]) -> int:
 
 @cache
 def _tables() -> tuple[NDArray[np.uint32], NDArray[np.intp], list[int]]:
-    """What a byte contributes, by its position in a block and its value; where each position begins; the first 4."""
+    """Returns a table of what each byte contributes, the offsets of positions in it, and its first 4 positions."""
     one = np.array(_TABLE, np.uint32)
     rows: list[NDArray[Any]] = [one]
     for _ in range(_ROW_BYTES - 1):

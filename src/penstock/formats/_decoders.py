@@ -1,4 +1,4 @@
-"""What the members of a sample become, by the ends of their names."""
+"""Decodes the members of a sample by the endings of their names."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Decoder = Callable[[bytes], Any]
 class ShapedDecoder(Protocol):
     """A function of bytes whose results all have one shape, such as `penstock.image.Transform` with a crop.
 
-    It writes its result into `out`, if that is given, and returns it. So a batch is written without a copy. Results
-    have any shape if `shape` is None.
+    If `out` is given, the function writes its result there and returns it, so that a batch is written without a copy.
+    If `shape` is None, results may have any shape.
     """
 
     @property
@@ -39,7 +39,7 @@ class ShapedDecoder(Protocol):
 
 
 class Decoding(NamedTuple):
-    """A function that decodes. Ours are given the name of the member and the limit, too."""
+    """A function that decodes. Our own functions also get the name of the member, and the limit of bytes."""
 
     function: Any
     is_ours: bool = False
@@ -48,34 +48,42 @@ class Decoding(NamedTuple):
 
 
 Allocate = Callable[[str, tuple[int, ...], "np.dtype[Any]"], NDArray[Any]]
-"""Memory in the batch for one sample of a field."""
+"""Returns memory in the batch for one sample of a field of this name, shape and dtype."""
 
 _TEXTS = ("txt", "text", "transcript")
 _NUMBERS = ("cls", "cls2", "class", "count", "index", "inx", "id")
-_SAME = (("jpg", "jpeg", "jpe"), ("tif", "tiff"), ("json", "jsn"))  # ends of one kind of file
+_SAME = (("jpg", "jpeg", "jpe"), ("tif", "tiff"), ("json", "jsn"))  # endings for one kind of file
 _SAVED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _OBJECT = 64  # bytes of a small Python object, with its place in a list or dict
 _CODE = ("pkl", "pickle", "pyd", "pth", "pt")
 
 
-def decoders(decode: bool | Mapping[str, Decoder | None], chosen: bool = True) -> dict[str, Decoding | None]:
-    """The function for each end of a name; None leaves the bytes as they are.
+def check_decode(decode: Any, names: str) -> None:
+    """Raises TypeError unless `decode` is a bool, or a dict whose values are functions or None.
 
-    Unless the fields were chosen, JSON is decoded only if `decode` names it: values with other keys in each sample,
-    or with nulls, cannot be collated.
+    `names` says what the keys of the dict are.
     """
+    if not isinstance(decode, (bool, Mapping)):
+        raise TypeError(
+            f"decode must be True, False, or a dict from {names} to functions of bytes, but it is {decode!r}."
+        )
+    for name, function in decode.items() if isinstance(decode, Mapping) else ():
+        if function is not None and not callable(function):
+            raise TypeError(f"decode[{name!r}] must be a function of bytes, or None, but it is {function!r}.")
+
+
+def decoders(decode: bool | Mapping[str, Decoder | None], chosen: bool = True) -> dict[str, Decoding | None]:
+    """Returns the function for each ending; None keeps the bytes.
+
+    Unless the user has chosen the fields, JSON is decoded only if `decode` names it: objects that differ in their
+    keys, or that have nulls, cannot be collated.
+    """
+    check_decode(decode, "ends of names")
     if decode is False:
         return {}
     usual = _DECODERS if chosen else {**_DECODERS, "json": None, "jsn": None}
     if decode is True:
         return dict(usual)
-    if not isinstance(decode, Mapping):
-        raise TypeError(
-            f"decode must be True, False, or a dict from ends of names to functions of bytes, but it is {decode!r}."
-        )
-    for end, function in decode.items():
-        if function is not None and not callable(function):
-            raise TypeError(f"decode[{end!r}] must be a function of bytes, or None, but it is {function!r}.")
     given = {
         end.lower().lstrip("."): None if function is None else Decoding(function, shape=_fixed_shape(function))
         for end, function in decode.items()
@@ -87,14 +95,14 @@ def decoders(decode: bool | Mapping[str, Decoder | None], chosen: bool = True) -
 
 
 def same_ends(end: str) -> tuple[str, ...]:
-    """The end of a name, and others that mean the same kind of file: jpg, and jpeg."""
+    """Returns an ending and the others that mean the same kind of file, such as jpg and jpeg."""
     return next(((end, *(each for each in group if each != end)) for group in _SAME if end in group), (end,))
 
 
 def _fixed_shape(function: Any) -> tuple[int, ...] | None:
-    """The shape of all results, if the function is a `ShapedDecoder` with one.
+    """Returns the shape of all results, if the function is a `ShapedDecoder` that has one.
 
-    A subclass of one that does not take `out` is none: so the signature counts, too.
+    The signature is checked, too: a subclass may have removed `out`.
     """
     if not isinstance(function, ShapedDecoder) or function.shape is None:
         return None
@@ -112,10 +120,10 @@ def decoded(
     allocate: Allocate | None = None,
     limit: int | None = None,
 ) -> Any:
-    """The member's content. `end` is all that follows the first dot of its name; its last part counts, too.
+    """Decodes a member. `end` is its name after the first dot; if there is no function for it, its last part counts.
 
     `name` has the file, the member and the byte, for errors. Results of one shape are written into memory that
-    `allocate(end, shape, dtype)` returns. `limit` is for the bytes of the result of our own functions.
+    `allocate(end, shape, dtype)` returns. `limit` is the most bytes that our own functions may return.
     """
     found = end if end in functions else end.rpartition(".")[2]
     decoding = functions.get(found)
@@ -159,7 +167,7 @@ def nbytes_of(value: Any) -> int:
 
 
 def _json(data: bytes, name: object, limit: int | None) -> Any:
-    """The value. Text that is so large that it matters is first estimated: `[[],[],...` becomes 20 times as large."""
+    """Parses JSON. The memory that a large text needs is estimated first: `[[],[],...` takes 20 times its length."""
     if limit is not None and len(data) * _OBJECT > limit:
         objects = sum(map(data.count, (b"[", b"{", b",", b":")))
         if len(data) + objects * _OBJECT > limit:
@@ -168,7 +176,7 @@ def _json(data: bytes, name: object, limit: int | None) -> Any:
 
 
 def _image(data: bytes, name: object, limit: int | None) -> NDArray[np.uint8]:
-    """The pixels, RGB, of shape (height, width, 3)."""
+    """Returns RGB pixels of shape (height, width, 3)."""
     try:
         from penstock._pixels import decode  # late: other members do not need its libraries
     except ImportError as error:
@@ -188,11 +196,11 @@ def _number(data: bytes, name: object, limit: int | None) -> int:
 
 
 def _npy(data: bytes, name: object, limit: int | None) -> NDArray[Any]:
-    """The array of a `.npy` file. Its size is checked before memory is allocated."""
+    """Returns the array of a `.npy` file. Its size is checked before memory is allocated."""
     stream = io.BytesIO(data)
     version = npy.read_magic(stream)
     if version not in ((1, 0), (2, 0)):
-        raise ValueError(f"version {version} of .npy is not read here.")
+        raise ValueError(f"penstock does not read version {version} of .npy.")
     header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, fortran, dtype = header(stream)
     if dtype.hasobject:

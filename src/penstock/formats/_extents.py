@@ -1,4 +1,4 @@
-"""The base of formats in which a sample is one extent of bytes of a file."""
+"""The base class of formats in which a sample is one extent (range of bytes) of a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.errors import FormatError
 from penstock.formats._format import BLOCK, FileRows, Format
 from penstock.random import each
 
-# The first bytes of compressed files, what compressed them, and the command that undoes it.
+# The first bytes of compressed files, the name of the compression, and the command that decompresses.
 _COMPRESSED = (
     (b"\x1f\x8b", "gzip", "gzip -dk"),
     (b"\x28\xb5\x2f\xfd", "zstd", "zstd -d"),
@@ -36,7 +36,7 @@ class Extents(Format):
     A subclass defines `decoded(raw, number, row)`, which turns the bytes of an extent into a sample. `find(file)`
     returns the index of a file: `starts`, the first byte of each sample and the end of the last, and other arrays by
     name, if the format needs some. Indexes are made once, and kept: `kind` names what `find` does, with a version.
-    `self.indexes` has that of each file. A block is some 8 MB of a file.
+    `self.indexes` has the index of each file. A block is about 8 MB of a file.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -79,7 +79,7 @@ class Extents(Format):
         return start, stop - start
 
     def _extents(self, number: int, rows: NDArray[np.int64]) -> tuple[list[int], list[int]]:
-        """The first bytes of several samples of a file, and the numbers of their bytes."""
+        """The first byte and the length of several samples of a file, as two lists."""
         if type(self).extent is not Extents.extent or type(self)._place is not Extents._place:
             firsts, lengths = zip(*(self.extent(number, row) for row in rows.tolist()), strict=True)
             return list(firsts), list(lengths)
@@ -96,29 +96,29 @@ class Extents(Format):
 
     @cached_property
     def blocks(self) -> NDArray[np.int64]:
-        """The first row of each block, and the end. A block is some MB of one file."""
+        """The first row of each block, and the number of all rows. A block is about 8 MB of one file."""
         inside = [first + self._firsts(number) for number, first in enumerate(self.edges[:-1].tolist())]
         return np.unique(np.concatenate([*inside, self.edges]))
 
     def _firsts(self, number: int) -> NDArray[np.int64]:
-        """The first row of each block in a file but the first."""
+        """The first row of each block of a file, except the first block."""
         starts = self.indexes[number]["starts"]
-        # Of the same dtype: else all of the index would be read and converted.
+        # The same dtype: otherwise numpy would read and convert the whole index.
         begins = np.arange(BLOCK, self.files[number].size, BLOCK).astype(starts.dtype)
         return starts[:-1].searchsorted(begins)
 
     def _count(self, index: Index) -> int:
-        """The number of samples in a file. Only its shape is checked: to read all positions would take long."""
+        """The number of samples of a file. Checks only the shape of the index: reading all of it takes long."""
         starts = index.get("starts")
         if starts is None or starts.ndim != 1 or not len(starts) or starts.dtype.kind not in "iu":
             raise FormatError(
-                f"The index that is kept of {index.path} has no positions of samples: another program than penstock "
-                "has written it. Delete the index (*.penstock-*, beside the file or in the cache folder)."
+                f"The index that is kept for {index.path} has no positions of samples: it was not written by "
+                "penstock. Delete the index (*.penstock-*, beside the file or in the cache folder)."
             )
         return len(starts) - 1
 
     def _place(self, number: int, row: int) -> int:
-        """The number of the extent of a row of a file."""
+        """The number of the extent that holds a row."""
         return row
 
     def sample(self, row: int) -> Any:
@@ -134,10 +134,10 @@ class Extents(Format):
     def _raw_samples(
         self, keys: Sequence[int] | NDArray[Any], rows: NDArray[np.int64]
     ) -> Iterator[tuple[bytes, int, int]]:
-        """For each key the bytes of its sample, the number of the file, and the row in it.
+        """Yields for each key the bytes of its sample, the number of its file, and the row in that file.
 
-        The bytes are read when they are due, just before they are decoded: so they are in the processor's cache, and
-        their memory is soon free again.
+        Each sample is read just before it is decoded, so its bytes are in the processor's cache, and their memory is
+        soon free again.
         """
         numbers, inside = self.locate_each(rows)
         limit = self.max_sample_bytes or 1 << 62
@@ -162,7 +162,7 @@ class Extents(Format):
 
 
 def compact(starts: NDArray[np.int64], size: int) -> NDArray[Any]:
-    """Positions in a file of this size, in half of the memory if they fit."""
+    """Returns positions in a file of this size, as 4-byte integers if they fit."""
     return starts.astype(np.uint32) if size < 1 << 32 else starts
 
 
@@ -175,6 +175,6 @@ def refuse_compressed(file: AnyFile) -> None:
                 what = f"download it, run {command}, and upload the result"
             file.refused(
                 0,
-                f"the file is compressed by {name}, so a sample cannot be read without decompressing all that is "
+                f"the file is compressed by {name}, so a sample cannot be read without decompressing everything "
                 f"before it. Decompress the file first: {what}",
             )

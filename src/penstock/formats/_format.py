@@ -29,13 +29,13 @@ from penstock.source._array import checked_keys
 from penstock.source._dataset import Dataset, Subset
 
 BLOCK = 8 << 20
-"""About how many bytes a block has in formats whose files are not divided into blocks: as many as a piece."""
+"""The approximate size of a block, in formats whose files have no blocks of their own: the size of a piece."""
 
 
 class FileRows(NamedTuple):
-    """A block as rows of its file: from `first` to before `stop` of the file number `file`.
+    """The rows of one block: those from `first` to `stop - 1` of the file `files[file]`.
 
-    `part` is the number of the block among those of its file, empty ones included, as they were passed to `set_rows`.
+    `part` is the number of the block in its file, counted as the blocks were passed to `set_rows`, with empty ones.
     """
 
     file: int
@@ -45,14 +45,14 @@ class FileRows(NamedTuple):
 
 
 class Format(Dataset[Any]):
-    """The samples of files, by key, in the order of the files' paths. The base of every format, also of your own.
+    """The base class of all formats, also of your own: the samples of files by key, in the order of the files' paths.
 
     `paths` is a path or URL, a list of these, a pattern or a folder. `files` are the keywords about remote files,
     such as `cache=`: see `penstock.formats`.
 
     A subclass calls `super().__init__(paths, **files)`, after which `self.files` has the files, and then
     `self.set_rows(...)` with the number of samples in each. It defines `sample(row)`. It may define `suffixes` and
-    `matches`, by which `penstock.open` finds it once it is registered; `ranges`, so that only the bytes of a block
+    `matches`, so that `penstock.open` finds it once it is registered; `ranges`, so that only the bytes of a block
     are fetched ahead of time; `samples` and `__gather__`, which read many samples at once. Instances are pickled to
     be sent to workers, so an open handle must not be among their attributes.
 
@@ -72,19 +72,19 @@ class Format(Dataset[Any]):
     """
 
     suffixes: ClassVar[tuple[str, ...]] = ()
-    """Ends of the names of files that are read if a folder is given, in lower case: `(".parquet", ".pq")`."""
+    """Endings of file names, in lower case: the files that are read if a folder is given, `(".parquet", ".pq")`."""
 
     companions: ClassVar[tuple[str, ...]] = ()
     """Names of files that are read along with a file of this format, in the same folder: `("chunk-*.bin",)`.
 
-    `penstock.open` takes a file of such a name as a part of the format, and not for one of another format.
+    `penstock.open` treats a file of such a name as a part of this format.
     """
 
     files: list[AnyFile]
     """The files, sorted by path."""
 
     max_sample_bytes: int | None = None
-    """The most bytes that a sample may have in memory; None for any number."""
+    """The most bytes that a sample may have in memory; None for no limit."""
 
     def __init__(self, paths: Paths, *, max_sample_bytes: int | None = LIMIT, **files: Unpack[RemoteOptions]) -> None:
         self.max_sample_bytes = checked_limit(max_sample_bytes)
@@ -105,28 +105,28 @@ class Format(Dataset[Any]):
         return False
 
     def sample(self, row: int) -> Any:
-        """The sample of a row, from 0 to before `len(self)`; `locate(row)` finds its file. Each format defines it."""
+        """The sample of a row, from 0 to `len(self) - 1`. Each format defines it; `locate(row)` finds the file."""
         raise NotImplementedError(f"{type(self).__name__} must define sample(row).")
 
     def samples(self, keys: Sequence[int], rows: NDArray[np.int64]) -> list[Any]:
-        """The samples of some rows. A format that reads many at once in less time defines it.
+        """The samples of several rows. Define it if reading many at once is faster than one by one.
 
-        `keys` are the same rows as the loader has named them: a loop over `zip(penstock.each(keys), rows)` tells the
-        loader which sample is being computed, for `penstock.rng()` and for errors.
+        `keys` are the loader's keys of these rows: a loop over `zip(penstock.each(keys), rows)` tells the loader
+        which sample is being computed, for `penstock.rng()` and for errors.
         """
         return [self.sample(row) for _, row in zip(each(keys), rows.tolist(), strict=True)]
 
     def ranges(self, rows: FileRows) -> Iterable[tuple[int, int]]:
-        """The bytes that a block is read from: for each range the first byte, and the one after the last.
+        """The byte ranges of a file that a block needs: for each the first byte, and the byte after the last.
 
-        They are fetched before the block is needed, if the file is remote. By default they are the whole file.
+        If the file is remote, they are fetched before the block is needed. By default it is the whole file.
         """
         return [(0, self.files[rows.file].size)]
 
     def checks(self) -> Sequence[object]:
-        """For each file a value that changes with its content and is known anyway, such as a checksum in its header.
+        """One value per file that changes with its content and costs little, such as a checksum in its header.
 
-        A resume state has them, so that it is not resumed with other files. Copies of a file have the same value.
+        A resume state stores these values, so that it cannot resume with other files. Copies of a file have the same.
         """
         return [None] * len(self.files)
 
@@ -143,7 +143,7 @@ class Format(Dataset[Any]):
         return Access.of(cls.__name__, cast(RemoteOptions, remote))
 
     def index(self, kind: str, find: MakeIndex) -> list[Index]:
-        """For each file the arrays that `find(file)` returns, by name. They are made once and kept (docs/formats.md).
+        """The arrays that `find(file)` returns for each file, by name. They are made once and kept (docs/formats.md).
 
         `kind` names what `find` does, with a version, such as "tar-2": change it whenever `find` changes. `find` is a
         function of a module, or a `functools.partial` of one, since it is sent to other processes.
@@ -151,9 +151,9 @@ class Format(Dataset[Any]):
         return cached_each(self.files, kind, find)
 
     def set_rows(self, rows: Sequence[ArrayLike]) -> None:
-        """Takes the number of rows of each file: `[120, 80]`, or of each block of each file: `[[50, 50, 20], [80]]`.
+        """Sets the number of rows of each file, `[120, 80]`, or of each block of each file, `[[50, 50, 20], [80]]`.
 
-        A block is what is best read together, such as a compressed chunk. A single number is one block.
+        A block is a group of rows best read together, such as a compressed chunk. A single number is one block.
         """
         counts = [np.atleast_1d(np.asarray(one, np.int64)) for one in rows]
         every = np.concatenate([np.empty(0, np.int64), *counts])
@@ -172,16 +172,16 @@ class Format(Dataset[Any]):
         return number, row - self.edges.item(number)
 
     def locate_each(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
-        """The number of the file of each row, and the row in that file."""
+        """The same as `locate`, for an array of rows."""
         numbers = self.edges.searchsorted(rows, "right") - 1
         return numbers, rows - self.edges[numbers]
 
     def checked(self, keys: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
-        """The rows of keys, which may be negative; raises IndexError for one that there is not. For `__gather__`."""
+        """Turns keys, which may be negative, into rows; raises IndexError for one out of range. For `__gather__`."""
         return checked_keys(keys, len(self))
 
     def file_rows(self, block: int) -> FileRows:
-        """A block as rows of its file."""
+        """The file and the rows of a block."""
         first, stop = self.blocks[block : block + 2].tolist()
         number, row = self.locate(first)
         if self.blocks is self._starts:
@@ -207,14 +207,14 @@ class Format(Dataset[Any]):
 
     @cached_property
     def blocks(self) -> NDArray[np.int64]:
-        """The first row of each block, and the end. A block is what is best read together."""
+        """The first row of each block, and the number of all rows."""
         return self._starts
 
     def __len__(self) -> int:
         return int(self.edges[-1])
 
     def __getitem__(self, key: SupportsIndex | slice) -> Any:
-        """The sample of a key, an int as in a list; of a slice, a `Subset` with those samples."""
+        """The sample of an int key, as in a list; for a slice, a `Subset` of the samples."""
         n = len(self)
         if isinstance(key, slice):
             return Subset(self, np.arange(*key.indices(n)))
@@ -243,7 +243,7 @@ class Format(Dataset[Any]):
         return (self[row] for row in range(len(self)))
 
     def __foresee__(self, forecast: Forecast) -> Any:
-        """Called by a loader: fetches pieces of remote files before workers ask for them, if they are cached."""
+        """Called by a loader: fetches pieces of remote files before workers need them, if the files are cached."""
         for file in self.files:
             if isinstance(file, RemoteFile) and isinstance(file.pieces, PiecesOnDisk):
                 return Scout(forecast, FilesInPieces(self), file.pieces.cache)
@@ -260,7 +260,7 @@ class Format(Dataset[Any]):
         return fingerprint((file.path, file.size, check) for file, check in zip(self.files, checks, strict=True))
 
     def inspect(self, samples: int = 3) -> Inspection:
-        """What the files hold, with the first samples."""
+        """Returns a description of the files and their samples, with the first few samples."""
         first = tuple(self[row] for row in range(min(samples, len(self))))
         size = sum(file.size for file in self.files)
         lengths = np.diff(self.blocks)
@@ -274,7 +274,7 @@ class Format(Dataset[Any]):
 
 
 class FilesInPieces:
-    """The blocks of a format, and the pieces of its files that have them: see `InPieces`."""
+    """Finds the pieces of remote files that a block of a format needs: see `InPieces`."""
 
     def __init__(self, samples: Format) -> None:
         self.blocks = samples.blocks
@@ -290,12 +290,12 @@ class FilesInPieces:
 
 
 def _spelt_out(made: type[Format]) -> Any:
-    """The signature of a class, with each keyword of all formats in the place of `**files`."""
+    """Returns the signature of a class, with the keywords of all formats in place of `**files`."""
     found = signature(made.__init__)
     *given, files = list(found.parameters.values())[1:]
     if files.kind is not Parameter.VAR_KEYWORD:
         return found.replace(parameters=[*given, files], return_annotation=None)
-    # Annotations are text. Any other than that of the keywords about remote files stands for all keywords.
+    # Annotations are strings. Any annotation other than RemoteOptions stands for all keywords.
     options = RemoteOptions if "RemoteOptions" in str(files.annotation) else FileOptions
     defaults = {**Access._field_defaults, "max_sample_bytes": LIMIT}
     types = {name: kind for each in (RemoteOptions, options) for name, kind in each.__annotations__.items()}

@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._cache.lru import LruCache
 from penstock._files.too_large import LIMIT, checked_limit, refuse_large
 from penstock.formats._blocks import KEEP
-from penstock.formats._inspection import FieldInfo, fields_of
+from penstock.formats._format import Format
+from penstock.formats._inspection import FieldInfo
 from penstock.formats._table import Table, need_pyarrow
 
-_LOOKED_AT = 15  # rows of a fingerprint, without the first
+_LOOKED_AT = 15  # rows in a fingerprint, besides the first
 
 
 class HuggingFace(Table):
@@ -25,10 +27,10 @@ class HuggingFace(Table):
     `select`, `shuffle`, `filter` and the like are respected, as are the columns of `set_format`. Without a format,
     numbers are numpy scalars, and lists of numbers are numpy arrays, where the dataset itself gives Python ints and
     lists; dates are datetime64. A dataset with a format (`with_format`, `with_transform`), or with features that are
-    decoded (images, audio), is asked for its samples itself: then `is_direct` is False. Workers share a table that is
+    decoded (images, audio), makes its samples itself: then `is_direct` is False. Workers share a table that is
     memory-mapped; a dataset in memory is sent to them. Needs `pip install ".[huggingface]"`.
 
-    An image with more bytes of pixels than `max_sample_bytes`, by what its header says, is an error of its sample.
+    A sample with an image of more than `max_sample_bytes`, according to its header, raises an error.
     """
 
     _part = "record batch"
@@ -51,12 +53,10 @@ class HuggingFace(Table):
         table = dataset._data.table
         self._set_schema(pa.schema([field for field in table.schema if names is None or field.name in names]))
         self._batches = self._set_batches(table)
+        self.edges = np.array([0, len(dataset)])
         self._chosen: NDArray[Any] | None = None
         if dataset._indices is not None:
             self._chosen = dataset._indices.column(0).to_numpy()
-
-    def __len__(self) -> int:
-        return len(self.dataset)
 
     @property
     def paths(self) -> list[str]:
@@ -112,7 +112,7 @@ class HuggingFace(Table):
 
     @cached_property
     def _fingerprint(self) -> str | None:
-        """Of the names of the columns and a few rows: the files of a copy may have other names and sizes."""
+        """A digest of the column names and a few rows: the files of a copy may have other names and sizes."""
         n, table = len(self), self.dataset._data.table
         if not n:
             return None
@@ -123,13 +123,14 @@ class HuggingFace(Table):
         return f"{n:,} rows, {digest}"
 
     def fields(self) -> tuple[FieldInfo, ...]:
-        return super().fields() if self.is_direct else tuple(fields_of(self[0])) if len(self) else ()
+        return super().fields() if self.is_direct else Format.fields(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"dataset": self.dataset, "keep": self.keep, "max_sample_bytes": self.max_sample_bytes}
+        own = {name: self.__dict__[name] for name in ("dataset", "keep", "max_sample_bytes")}
+        return {**own, "_kept": LruCache(self.keep)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        self.__dict__.update(state)
         self._look()
 
     def __repr__(self) -> str:
@@ -154,7 +155,7 @@ def _check(dataset: Any) -> None:
 
 
 def _direct_columns(dataset: Any) -> list[str] | None:
-    """The columns of the samples; None if only the dataset itself can make the samples."""
+    """Returns the columns of the samples; None if only the dataset itself can make the samples."""
     given = dataset.format
     if given["type"] is not None or given["format_kwargs"] or given["output_all_columns"]:
         return None
@@ -166,7 +167,7 @@ def _direct_columns(dataset: Any) -> list[str] | None:
 
 
 def _picture_columns(dataset: Any) -> list[str]:
-    """The columns that the dataset decodes as images, or lists of images."""
+    """Returns the columns that the dataset decodes as images, or lists of images."""
     inner = {name: getattr(feature, "feature", feature) for name, feature in dataset.features.items()}
     inner = {name: feature[0] if isinstance(feature, list) else feature for name, feature in inner.items()}
     pictures = [name for name, feature in inner.items() if type(feature).__name__ == "Image" and feature.decode]
@@ -174,7 +175,7 @@ def _picture_columns(dataset: Any) -> list[str]:
 
 
 def _pixel_bytes(image: Any) -> int:
-    """The bytes of all pixels of an image as it is stored; 0 if there is none, or its header cannot be read."""
+    """Returns the size of an image's pixels, from its header; 0 if there is no image or no readable header."""
     from PIL import Image  # late: other datasets do not need it
 
     if not image or not (image["bytes"] or image["path"]):
@@ -182,5 +183,5 @@ def _pixel_bytes(image: Any) -> int:
     try:
         with Image.open(io.BytesIO(image["bytes"]) if image["bytes"] else image["path"]) as opened:
             return opened.width * opened.height * len(opened.getbands()) * (4 if opened.mode in ("I", "F") else 1)
-    except Exception:  # the dataset says what is wrong with it
+    except Exception:  # the dataset itself will raise an error for it
         return 0

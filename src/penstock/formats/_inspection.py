@@ -1,4 +1,4 @@
-"""What a dataset holds: for `penstock inspect`, and for programs."""
+"""Descriptions of datasets, for `penstock inspect` and for programs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class FieldInfo:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What files hold. `blocks` is the number of blocks; `first` has the first samples.
+    """A description of files and their samples. `blocks` is the number of blocks; `first` has the first samples.
 
-    `block_samples` has the fewest and the most samples of a block; None if the format has no blocks.
+    `block_samples` has the fewest and the most samples of a block; None if there is no block.
     """
 
     format: str
@@ -36,7 +36,7 @@ class Inspection:
 
 
 def fields_of(sample: Any, name: str = "") -> Iterator[FieldInfo]:
-    """The fields of a sample, those of nested containers with dots between their names."""
+    """Yields the fields of a sample. The names of nested fields are joined by dots."""
     inner: Mapping[Any, Any] | None = None
     if isinstance(sample, Mapping):
         inner = sample

@@ -42,24 +42,36 @@ class TextLines(Extents):
 
     @staticmethod
     def find(file: AnyFile) -> Arrays:
-        return find_lines(file)
+        """Returns the first byte of each line, the end, and how many lines with content precede each empty line."""
+        refuse_compressed(file)
+        mark = len(_BOM) if file.read(0, min(file.size, len(_BOM))) == _BOM else 0
+        starts, returns = [np.array([mark], np.int64)], [np.empty(0, np.bool_)]
+        for at in range(0, file.size, _PIECE):
+            before = 1 if at else 0  # a newline at the beginning of a piece may follow a carriage return
+            piece = np.frombuffer(file.read(at - before, min(_PIECE, file.size - at) + before), np.uint8)
+            newlines = np.flatnonzero(piece[before:] == _NEWLINE) + before
+            starts.append(newlines + (at - before + 1))
+            returns.append(piece[newlines - 1] == _RETURN)
+        found = np.concatenate(starts)
+        lengths = np.diff(found)
+        empty = np.flatnonzero((lengths == 1) | ((lengths == 2) & np.concatenate(returns)))
+        if found[-1] != file.size:  # the last line has no newline
+            found = np.append(found, file.size)
+        return {"starts": compact(found, file.size), "before_empty": empty - np.arange(len(empty))}
 
     def checks(self) -> Sequence[object]:
         return [index.check("starts") for index in self.indexes]  # lines in another order begin elsewhere
 
     def decoded(self, raw: bytes, number: int, row: int) -> Any:
-        text = self._text(raw, number, row)
-        return text[:-2] if text.endswith("\r\n") else text.removesuffix("\n")
-
-    def _text(self, raw: bytes, number: int, row: int) -> str:
         try:
-            return raw.decode()
+            text = raw.decode()
         except UnicodeDecodeError as error:
             what = f"the line is not UTF-8: {error.reason}. Convert the file to UTF-8, for example with iconv"
             self._refuse(number, row, error.start, what)
+        return text[:-2] if text.endswith("\r\n") else text.removesuffix("\n")
 
     def _refuse(self, number: int, row: int, byte: int, what: str) -> NoReturn:
-        """Raises FormatError for a byte of a row of a file."""
+        """Raises FormatError for a byte of a line."""
         line, byte = self._place(number, row) + 1, self.extent(number, row)[0] + byte
         raise FormatError(f"{self.files[number].path}, line {line:,}, byte {byte:,}: {what}.")
 
@@ -84,7 +96,7 @@ class JsonLines(TextLines):
         return super()._count(index) - len(index["before_empty"])
 
     def _place(self, number: int, row: int) -> int:
-        """The number of the line of a row: rows count only the lines that are not empty."""
+        """Returns the line number of a row: rows count only the lines that are not empty."""
         before = self.indexes[number]["before_empty"]
         return row + int(before.searchsorted(row, "right")) if len(before) else row
 
@@ -101,24 +113,5 @@ class JsonLines(TextLines):
             why = getattr(error, "msg", error)  # without json's own numbers of line and byte
             what = f"the line is not JSON: {why}. Each line must be one value; this one begins with {text[:40]!r}"
             if text.strip() in ("[", "{"):
-                what += ". If the file is one value over many lines, read it by json.load, or write it by jq -c '.[]'"
+                what += ". If the file is one value over many lines, use json.load, or convert it with jq -c '.[]'"
             self._refuse(number, row, byte, what)
-
-
-def find_lines(file: AnyFile) -> Arrays:
-    """The first byte of each line and the end of the file; how many lines with content precede each empty line."""
-    refuse_compressed(file)
-    mark = len(_BOM) if file.read(0, min(file.size, len(_BOM))) == _BOM else 0
-    starts, returns = [np.array([mark], np.int64)], [np.empty(0, np.bool_)]
-    for at in range(0, file.size, _PIECE):
-        before = 1 if at else 0  # with the byte before the piece: a newline at its beginning may follow a return
-        piece = np.frombuffer(file.read(at - before, min(_PIECE, file.size - at) + before), np.uint8)
-        newlines = np.flatnonzero(piece[before:] == _NEWLINE) + before
-        starts.append(newlines + (at - before + 1))
-        returns.append(piece[newlines - 1] == _RETURN)
-    found = np.concatenate(starts)
-    lengths = np.diff(found)
-    empty = np.flatnonzero((lengths == 1) | ((lengths == 2) & np.concatenate(returns)))
-    if found[-1] != file.size:  # the last line has no newline
-        found = np.append(found, file.size)
-    return {"starts": compact(found, file.size), "before_empty": empty - np.arange(len(empty))}

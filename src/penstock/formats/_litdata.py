@@ -2,7 +2,7 @@
 
     index.json:  the name, samples and bytes of each chunk; the form of a sample as a tree, the format of each leaf
     a sample:    the size of each leaf (4 bytes each) | the leaves
-    or else:     after the head of the chunk an Arrow file with a row for each sample | its length (4) | a mark (8)
+    or:          after the head of the chunk an Arrow file with a row for each sample | its length (4) | a mark (8)
 
 Chunks are described in `_sharded.py`. Token datasets have the ids of all samples one after the other.
 """
@@ -25,8 +25,8 @@ from penstock._files.local import AnyFile
 from penstock._files.paths import Paths
 from penstock.errors import FormatError
 from penstock.formats._blocks import KEEP
-from penstock.formats._decoders import _image
-from penstock.formats._sharded import Decode, Field, Shard, Sharded, check_decode, checked, field, pixels
+from penstock.formats._decoders import _image, check_decode
+from penstock.formats._sharded import Decode, Field, Shard, Sharded, field, number_of, pixels
 from penstock.formats._table import need_pyarrow, unreadable
 
 _MARK = b"LDARW01\0"
@@ -42,12 +42,12 @@ class LitData(Sharded):
     """The samples of LitData's optimized datasets, in the form in which they were written: dicts, lists, tuples.
 
     `paths` is the folder that `litdata.optimize` has written, or its `index.json`, or a list of these. Tensors and
-    arrays become arrays of numpy, and images RGB pixels by `penstock.image`. `decode=False` keeps the bytes of
+    arrays become numpy arrays, and images become RGB pixels by `penstock.image`. `decode=False` keeps the bytes of
     images, and `decode={"image": Transform(crop=224)}` replaces the function of a field, whose name is its path with
     dots (`"labels.0"`, or `""` for a sample that is one value); None keeps its bytes. Pickles are an error unless
     there is a function for them. Rows that LitData keeps as Arrow need `pip install ".[parquet]"`.
 
-    `block_size` is for datasets of tokens (`TokensLoader`): a sample is as many ids, as in LitData.
+    `block_size` is for datasets of tokens (`TokensLoader`): the number of ids in a sample, as in LitData.
 
     A block is a chunk. Compressed and encrypted chunks are refused.
 
@@ -64,12 +64,12 @@ class LitData(Sharded):
         decode: Decode = True,
         **files: Unpack[FileOptions],
     ) -> None:
-        check_decode(decode)
+        check_decode(decode, "fields")
         if block_size is not None and (type(block_size) is not int or block_size < 1):
             raise ValueError(f"block_size must be 1 or more ids, but it is {block_size!r}.")
         self._decode, self.block_size = decode, block_size
         self._config: dict[str, Any] | None = None
-        self._ids: dict[str, int] = {}  # of the chunks of a token dataset
+        self._ids: dict[str, int] = {}  # the number of ids in each chunk of a token dataset
         self._tables: LruCache[int, Any] = LruCache(KEEP)
         super().__init__(paths, **files)
 
@@ -78,9 +78,6 @@ class LitData(Sharded):
         return first_bytes.lstrip().startswith(b"{") and b'"chunks"' in first_bytes and b'"chunk_' in first_bytes
 
     def listed(self, index: AnyFile, about: Any) -> list[Shard]:
-        return checked(index, lambda: self._listed(index, about))
-
-    def _listed(self, index: AnyFile, about: Any) -> list[Shard]:
         config = {name: about["config"].get(name) for name in ("data_format", "data_spec", "item_loader")}
         for what in ("compression", "encryption"):
             if about["config"].get(what):
@@ -102,7 +99,8 @@ class LitData(Sharded):
         if self.block_size is not None and not is_tokens:
             raise ValueError(f"block_size is for datasets of tokens, and {index.path} is of {config['item_loader']}.")
         if not is_tokens and config["item_loader"] not in (None, "PyTreeLoader"):
-            index.refused(0, f"samples of {config['item_loader']} are not read here")
+            loaders = "only those of PyTreeLoader and TokensLoader"
+            index.refused(0, f"samples of {config['item_loader']} cannot be read, {loaders}")
         self._form = json.loads(config["data_spec"])[1]
         names, formats = list(_names(self._form)), config["data_format"]
         if len(names) != len(formats):
@@ -132,7 +130,7 @@ class LitData(Sharded):
         width, shard = self.block_size * self.dtype.itemsize, self._shards[number]
         start = 4 * (shard.samples + 2) + row * width
         if start + width > self.files[number].size:
-            self.files[number].damaged(start, f"ids {row * self.block_size:,} and on should be here")
+            self.files[number].damaged(start, f"the ids from {row * self.block_size:,} on should be here")
         return start, width
 
     def decoded(self, raw: bytes, number: int, row: int) -> Any:
@@ -145,7 +143,7 @@ class LitData(Sharded):
         return _built(self._form, iter(values))
 
     def _row(self, number: int, row: int) -> Any:
-        """The sample of a row of a chunk that is an Arrow file."""
+        """Returns a sample of a chunk that is an Arrow file."""
         try:
             batches, size = self._tables.get(number, self._table)
             return batches[row // size].slice(row % size, 1).to_pylist()[0]
@@ -162,28 +160,19 @@ class LitData(Sharded):
         end = file.read(max(0, file.size - 12), min(12, file.size))
         length = struct.unpack_from("<I", end)[0] if end.endswith(_MARK) and len(end) == 12 else file.size
         if length > file.size - 12:
-            file.damaged(file.size, "its samples are empty, and no Arrow table of them is at its end")
+            file.damaged(file.size, "its samples are empty, and it does not end with an Arrow table of them")
         opened = pa.ipc.open_file(pa.py_buffer(file.read(file.size - 12 - length, length)))
         batches = [opened.get_batch(at) for at in range(opened.num_record_batches)]
         for batch in batches:
-            batch.validate(full=True)  # a position that is wrong would crash the process
+            batch.validate(full=True)  # a wrong position would crash the process
         sizes = [batch.num_rows for batch in batches]
         if sum(sizes) != samples or len(set(sizes[:-1])) > 1 or max(sizes, default=0) not in sizes[:1]:
             raise ValueError(f"it has {sum(sizes):,} rows in batches of {sizes[:3]}, and not {samples:,}")
         return (batches, sizes[0]), length
 
-    def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        del state["_tables"]
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._tables = LruCache(KEEP)
-
 
 def _keys(form: Any) -> Sequence[Any]:
-    """The keys of the children of a node; raises ValueError if its type is not known."""
+    """Returns the keys of the children of a node. Raises ValueError if its type is not known."""
     kind, count = form["type"], len(form["children_spec"])
     if kind in ("builtins.dict", "collections.OrderedDict"):
         keys: list[Any] = json.loads(form["context"])
@@ -191,11 +180,11 @@ def _keys(form: Any) -> Sequence[Any]:
             return keys
     if kind in ("builtins.list", "builtins.tuple"):
         return range(count)
-    raise ValueError(f"a part of the samples is of type {kind!r}, which is not read here")
+    raise ValueError(f"a part of the samples is of type {kind!r}, which penstock does not read")
 
 
 def _names(form: Any, name: str = "") -> Iterator[str]:
-    """The path of each leaf."""
+    """Yields the path of each leaf, with dots."""
     if form["type"] is None:
         yield name
         return
@@ -213,7 +202,7 @@ def _built(form: Any, leaves: Iterator[Any]) -> Any:
 
 
 def _dtype(encoding: str) -> np.dtype[Any] | None:
-    """The dtype of arrays without a head; None for one that numpy does not have."""
+    """Returns the dtype of arrays without a header; None if numpy does not have it."""
     kind, _, code = encoding.partition(":")
     name = (_NUMPY if kind.endswith("numpy") else _TENSORS)[int(code)]
     return None if name == "bfloat16" else np.dtype(name)
@@ -224,7 +213,7 @@ def _flat(dtype: np.dtype[Any] | None, raw: bytes) -> NDArray[Any]:
 
 
 def _shaped(order: str, names: Sequence[str], raw: bytes) -> NDArray[Any]:
-    """An array with its dtype and shape in front of it."""
+    """Returns an array whose dtype and shape precede its numbers."""
     code, axes = struct.unpack_from(f"{order}2I", raw)
     shape = struct.unpack_from(f"{order}{axes}I", raw, 8)
     values = np.frombuffer(raw[8 + 4 * axes :], names[code])
@@ -233,18 +222,14 @@ def _shaped(order: str, names: Sequence[str], raw: bytes) -> NDArray[Any]:
     return values.reshape(shape).copy()
 
 
-def _one(form: str, raw: bytes) -> Any:
-    return struct.unpack(form, raw)[0]
-
-
 _DECODERS: dict[str, Any] = {
     "str": bytes.decode,
     "text": bytes.decode,
     "bytes": None,
     "file": None,
-    "bool": partial(_one, "<?"),
-    "int": partial(_one, "<q"),
-    "float": partial(_one, "<d"),
+    "bool": partial(number_of, "<?"),
+    "int": partial(number_of, "<q"),
+    "float": partial(number_of, "<d"),
     "tensor": partial(_shaped, ">", _TENSORS),
     "numpy": partial(_shaped, "<", _NUMPY),
     "jpeg": _image,

@@ -20,18 +20,8 @@ from penstock._files.access import FileOptions
 from penstock._files.local import AnyFile
 from penstock._files.paths import Paths
 from penstock.errors import FormatError
-from penstock.formats._decoders import _image, _json
-from penstock.formats._sharded import (
-    Decode,
-    Field,
-    Shard,
-    Sharded,
-    check_decode,
-    checked,
-    field,
-    number_of,
-    pixels,
-)
+from penstock.formats._decoders import _image, _json, check_decode
+from penstock.formats._sharded import Decode, Field, Shard, Sharded, field, number_of, pixels
 
 _SHAPES = ("uint8", "uint16", "uint32", "uint64")
 _DTYPES = {8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 18: "float16", 32: "uint32", 33: "int32"}
@@ -59,11 +49,11 @@ class MDS(Sharded):
         decode: Decode = True,
         **files: Unpack[FileOptions],
     ) -> None:
-        check_decode(decode)
+        check_decode(decode, "columns")
         self._decode, self._wanted = decode, columns
         self._fields: list[Field] = []
         self._fixed: list[int | None] = []
-        self._read: list[tuple[int, Field]] = []  # the fields of samples, with their places
+        self._read: list[tuple[int, Field]] = []  # the fields to read, with their numbers
         super().__init__(paths, **files)
 
     @classmethod
@@ -76,7 +66,7 @@ class MDS(Sharded):
         return [each.name for _, each in self._read]
 
     def listed(self, index: AnyFile, about: Any) -> list[Shard]:
-        return checked(index, lambda: [self._shard(index, each) for each in about["shards"]])
+        return [self._shard(index, each) for each in about["shards"]]
 
     def _shard(self, index: AnyFile, about: Any) -> Shard:
         raw, name = about["raw_data"], about["raw_data"]["basename"]
@@ -117,35 +107,31 @@ class MDS(Sharded):
             return field(name, encoding, _DECODERS, self._decode)
         dtype = np.dtype(about[0]) if about else None
         shape = tuple(map(int, about[1].split(","))) if len(about) > 1 else None
-        return field(name, encoding, {encoding: _ArrayDecoder(dtype, shape)}, self._decode)
+        return field(name, encoding, {encoding: partial(_array, dtype, shape)}, self._decode)
 
     def decoded(self, raw: bytes, number: int, row: int) -> dict[str, Any]:
         parts = self.parts(raw, number, row, self._fixed)
         return {each.name: self.value(each, parts[at], number, row) for at, each in self._read}
 
 
-class _ArrayDecoder:
-    """Reads an array. The dtype and the shape are in front of the numbers, unless the column has one for all."""
-
-    def __init__(self, dtype: np.dtype[Any] | None, shape: tuple[int, ...] | None) -> None:
-        self._dtype, self._shape = dtype, shape
-
-    def __call__(self, raw: bytes) -> NDArray[Any]:
-        at, dtype, shape = 0, self._dtype, self._shape
-        if dtype is None:
-            dtype, at = np.dtype(_DTYPES[raw[0]]), 1
-        if shape is None:
-            axes, width = raw[at] >> 2, np.dtype(_SHAPES[raw[at] & 3])
-            shape = tuple(np.frombuffer(raw, width, axes, at + 1).tolist())
-            at += 1 + axes * width.itemsize
-        values = np.frombuffer(raw[at:], dtype)
-        if math.prod(shape) != len(values):
-            raise ValueError(f"{len(values):,} numbers are not an array of shape {shape}")
-        return values.reshape(shape).copy()  # writable
+def _array(dtype: np.dtype[Any] | None, shape: tuple[int, ...] | None, raw: bytes) -> NDArray[Any]:
+    """Returns an array. Its dtype and shape precede the numbers, unless they are the same for the whole column."""
+    at = 0
+    if dtype is None:
+        dtype, at = np.dtype(_DTYPES[raw[0]]), 1
+    if shape is None:
+        axes, width = raw[at] >> 2, np.dtype(_SHAPES[raw[at] & 3])
+        shape = tuple(np.frombuffer(raw, width, axes, at + 1).tolist())
+        at += 1 + axes * width.itemsize
+    values = np.frombuffer(raw[at:], dtype)
+    if math.prod(shape) != len(values):
+        raise ValueError(f"{len(values):,} numbers are not an array of shape {shape}")
+    return values.reshape(shape).copy()  # writable
 
 
-def _int(raw: bytes) -> int:
-    return int(np.frombuffer(raw, "<i8").item())
+def _scalar(dtype: str, raw: bytes) -> Any:
+    (number,) = np.frombuffer(raw, dtype)
+    return number
 
 
 def _decimal(raw: bytes) -> Decimal:
@@ -156,7 +142,7 @@ _NUMBERS = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "in
 _DECODERS: dict[str, Any] = {
     "bytes": None,
     "str": bytes.decode,
-    "int": _int,
+    "int": partial(number_of, "<q"),
     "str_int": int,
     "str_float": float,
     "str_decimal": _decimal,
@@ -164,5 +150,5 @@ _DECODERS: dict[str, Any] = {
     "pil": pixels,
     "jpeg": _image,
     "png": _image,
-    **{name: partial(number_of, name) for name in _NUMBERS},
+    **{name: partial(_scalar, name) for name in _NUMBERS},
 }

@@ -1,4 +1,4 @@
-"""`Megatron`: the indexed datasets of Megatron-LM, a `.bin` of ids and an `.idx` that says where sequences begin.
+"""`Megatron`: the indexed datasets of Megatron-LM, a `.bin` with ids and an `.idx` with the starts of sequences.
 
     the .idx:  MMIDIDX and two zeros | version (8 bytes) | code of the dtype (1) | number of sequences (8) | n (8)
                length of each sequence (4) | its first byte in the .bin (8) | n numbers of sequences (8): the first
@@ -71,11 +71,38 @@ class Megatron(Extents):
 
     @staticmethod
     def find(file: AnyFile) -> Arrays:
-        return find_sequences(file)
+        """Returns the first byte of each sequence and the end, the documents, and the dtype's code, after checks."""
+        head = file.read(0, min(file.size, _HEAD.size))
+        if head.startswith(_OLD):
+            file.refused(0, "this is Megatron's older format, TNTIDX. Write the dataset again with a newer Megatron")
+        if len(head) < _HEAD.size or not head.startswith(MAGIC):
+            file.damaged(0, "an index of Megatron begins with MMIDIDX, but this file does not")
+        _, version, code, n, documents = _HEAD.unpack(head)
+        if version != 1 or code not in _DTYPES:
+            file.damaged(9, f"version {version} with the dtype of code {code} is not known")
+        size = _HEAD.size + 12 * n + 8 * documents
+        if file.size not in (size, size + n):
+            file.damaged(
+                18, f"{n:,} sequences and {documents:,} numbers of documents need {size:,} bytes, not {file.size:,}"
+            )
+        lengths = np.frombuffer(file.read(_HEAD.size, 4 * n), "<i4").astype(np.int64)
+        pointers = np.frombuffer(file.read(_HEAD.size + 4 * n, 8 * n), "<i8")
+        firsts = np.frombuffer(file.read(_HEAD.size + 12 * n, 8 * documents), "<i8")
+        starts = np.concatenate([[0], (lengths * np.dtype(_DTYPES[code]).itemsize).cumsum()])
+        wrong = np.flatnonzero((lengths < 0) | (pointers != starts[:-1]))
+        if len(wrong):
+            at = int(wrong[0])
+            file.damaged(
+                _HEAD.size + 4 * n + 8 * at,
+                f"sequence {at:,}, of {lengths[at]:,} ids, should begin at byte {starts[at]:,}, not {pointers[at]:,}",
+            )
+        if not documents or firsts[0] != 0 or firsts[-1] != n or (np.diff(firsts) < 0).any():
+            file.damaged(_HEAD.size + 12 * n, f"the numbers of documents do not go from 0 to {n:,}")
+        return {"starts": compact(starts, int(starts[-1])), "documents": firsts, "code": np.array([code])}
 
     @property
     def documents(self) -> NDArray[np.int64]:
-        """The first sequence of each document, and the end."""
+        """The first sequence of each document, and the number of all sequences."""
         inside = [first + index["documents"][:-1] for first, index in zip(self.edges, self.indexes, strict=False)]
         return np.concatenate([*inside, self.edges[-1:]])
 
@@ -96,7 +123,7 @@ def _bin_of(index: AnyFile) -> AnyFile:
 
 
 def idx_path(path: FilePath | AnyFile) -> FilePath | AnyFile:
-    """The `.idx` that a prefix means; the path itself if it is that of a folder, or a pattern.
+    """Returns the `.idx` that a prefix means; the path itself if it is a folder or a pattern.
 
     A URL without a slash at its end is a prefix, unless it ends in `.idx`, or is a pattern.
     """
@@ -111,7 +138,7 @@ def idx_path(path: FilePath | AnyFile) -> FilePath | AnyFile:
 
 
 def dtype_beside(file: AnyFile) -> np.dtype[Any] | None:
-    """The dtype of the ids in a local `.bin`, if Megatron's `.idx` is beside it."""
+    """Returns the dtype of the ids in a local `.bin`, if Megatron's `.idx` is beside it."""
     stem, end = os.path.splitext(file.path)
     if end != ".bin" or not isinstance(file, File):
         return None
@@ -121,34 +148,3 @@ def dtype_beside(file: AnyFile) -> np.dtype[Any] | None:
         return None
     known = magic == MAGIC and version == 1 and code in _DTYPES
     return np.dtype(_DTYPES[code]) if known else None
-
-
-def find_sequences(file: AnyFile) -> Arrays:
-    """The first byte of each sequence, and the end; documents; the dtype's code. Checks all of it."""
-    head = file.read(0, min(file.size, _HEAD.size))
-    if head.startswith(_OLD):
-        file.refused(0, "this is Megatron's older format, TNTIDX. Write the dataset again with a newer Megatron")
-    if len(head) < _HEAD.size or not head.startswith(MAGIC):
-        file.damaged(0, "an index of Megatron begins with MMIDIDX, but this file does not")
-    _, version, code, n, documents = _HEAD.unpack(head)
-    if version != 1 or code not in _DTYPES:
-        file.damaged(9, f"version {version} with the dtype of code {code} is not known")
-    size = _HEAD.size + 12 * n + 8 * documents
-    if file.size not in (size, size + n):
-        file.damaged(
-            18, f"{n:,} sequences and {documents:,} numbers of documents need {size:,} bytes, not {file.size:,}"
-        )
-    lengths = np.frombuffer(file.read(_HEAD.size, 4 * n), "<i4").astype(np.int64)
-    pointers = np.frombuffer(file.read(_HEAD.size + 4 * n, 8 * n), "<i8")
-    firsts = np.frombuffer(file.read(_HEAD.size + 12 * n, 8 * documents), "<i8")
-    starts = np.concatenate([[0], (lengths * np.dtype(_DTYPES[code]).itemsize).cumsum()])
-    wrong = np.flatnonzero((lengths < 0) | (pointers != starts[:-1]))
-    if len(wrong):
-        at = int(wrong[0])
-        file.damaged(
-            _HEAD.size + 4 * n + 8 * at,
-            f"sequence {at:,}, of {lengths[at]:,} ids, should begin at byte {starts[at]:,}, not {pointers[at]:,}",
-        )
-    if not documents or firsts[0] != 0 or firsts[-1] != n or (np.diff(firsts) < 0).any():
-        file.damaged(_HEAD.size + 12 * n, f"the numbers of documents do not go from 0 to {n:,}")
-    return {"starts": compact(starts, int(starts[-1])), "documents": firsts, "code": np.array([code])}

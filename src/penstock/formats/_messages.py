@@ -1,4 +1,4 @@
-"""Where the record batches are in a file of Arrow's IPC format: file, stream and Feather V2.
+"""Finds the record batches in files of Arrow's IPC format: file, stream and Feather V2.
 
     file:     "ARROW1\\0\\0" | stream | footer | length of the footer | "ARROW1"
     stream:   message with the schema | messages with dictionaries or record batches | end
@@ -16,7 +16,7 @@ import struct
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from penstock._files.local import AnyFile
 from penstock._remote.parallel import in_parallel
 from penstock._remote.store import IN_FLIGHT
+from penstock.formats._chunks import joined
 
 _CONTINUED = 0xFFFFFFFF
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
@@ -36,7 +37,7 @@ MessageRange = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """The messages of a file: of each record batch where it is, its rows, and whether it is compressed."""
+    """The messages of a file. `extents`, `rows` and `compressed` have one item for each record batch."""
 
     schema: MessageRange
     dictionaries: tuple[MessageRange, ...]
@@ -45,11 +46,11 @@ class Messages:
     compressed: NDArray[np.bool_]
     is_file: bool
     held: bytes = b""
-    """The bytes of the schema, of a remote file."""
+    """The bytes of the schema, if the file is remote."""
 
 
 Look = Callable[[int, int], Any]
-"""The bytes of a file between two positions, as a buffer."""
+"""Returns the bytes of a file between two positions, as a buffer."""
 
 
 def find_messages(file: AnyFile, look: Look) -> Messages:
@@ -57,7 +58,7 @@ def find_messages(file: AnyFile, look: Look) -> Messages:
     start = bytes(look(0, min(8, file.size)))
     is_file = start[:6] == b"ARROW1"
     if start[:4] == b"FEA1":
-        file.damaged(0, "this is Feather V1, which is not read. Write it again as Feather V2 or Arrow IPC")
+        file.refused(0, "this is Feather V1, which penstock does not read. Write it again as Feather V2 or Arrow IPC")
     if is_file and bytes(look(file.size - 6, file.size)) != b"ARROW1":
         file.damaged(file.size, "an Arrow file ends with ARROW1, and this one does not: it was cut off")
     schema: MessageRange | None = None
@@ -88,18 +89,15 @@ def find_messages(file: AnyFile, look: Look) -> Messages:
 
 
 def _message(file: AnyFile, look: Look, at: int) -> tuple[int, int, bool, int] | None:
-    """Type, rows, whether it is compressed, and end of the message at a position; None at the end of the stream."""
+    """Returns the type, rows, compression and end of the message at a position; None at the end of the stream."""
     if at == file.size:
-        return None  # the end is optional in a stream
+        return None  # a stream may omit the mark of its end
     try:
         head = look(at, min(at + 8, file.size))
-        (length,) = struct.unpack_from("<I", head)
-        begin = at + 4
-        if length == _CONTINUED:
-            (length,) = struct.unpack_from("<I", head, 4)
-            begin += 4
+        length, size = _head(head)
         if length == 0:
             return None
+        begin = at + size
         if not 8 < length < _MOST_METADATA or begin + length > file.size:
             raise struct.error
         message = look(begin, begin + length)
@@ -107,26 +105,30 @@ def _message(file: AnyFile, look: Look, at: int) -> tuple[int, int, bool, int] |
         kind, body = table.number(1, "<B"), table.number(3, "<q")
         header = _FlatBufferTable(message, table.below(2))
         rows, packed = (header.number(0, "<q"), header.has(3)) if kind == _BATCH else (0, False)
+        if body < 0 or rows < 0:
+            raise struct.error
     except struct.error:
-        _unreadable(file, at)
+        file.damaged(at, "a message of Arrow was expected here, and cannot be read")
     end = begin + length + body
-    if body < 0 or rows < 0:
-        _unreadable(file, at)
     if end > file.size:
         file.damaged(at, f"a message of {end - at:,} bytes begins here, but the file ends at byte {file.size:,}")
     return kind, rows, packed, end
 
 
-def unpacked_bytes(content: Any) -> int:
-    """The bytes that the compressed buffers of a record batch or dictionary have in memory, as the message says.
+def _head(content: Any) -> tuple[int, int]:
+    """Returns the length of a message's metadata, and the position where the metadata begins."""
+    (length,) = struct.unpack_from("<I", content)
+    return (struct.unpack_from("<I", content, 4)[0], 8) if length == _CONTINUED else (length, 4)
 
-    Each buffer begins with its length before it was compressed, or -1 if it was not. A message that cannot be read
-    counts as 0: pyarrow says what is wrong with it.
+
+def unpacked_bytes(content: Any) -> int:
+    """Returns the decompressed size of the buffers of a record batch or dictionary, as its message states it.
+
+    Each compressed buffer begins with its decompressed length, or -1 if it is stored as it is. A message that cannot
+    be read counts as 0: pyarrow will raise an error for it.
     """
     try:
-        length, begin = struct.unpack_from("<I", content)[0], 4
-        if length == _CONTINUED:
-            length, begin = struct.unpack_from("<I", content, 4)[0], 8
+        length, begin = _head(content)
         message, body = content[begin : begin + length], begin + length
         table = _FlatBufferTable(message, *struct.unpack_from("<I", message))
         header = _FlatBufferTable(message, table.below(2))
@@ -145,17 +147,13 @@ def unpacked_bytes(content: Any) -> int:
         return 0
 
 
-def _unreadable(file: AnyFile, at: int) -> NoReturn:
-    file.damaged(at, "a message of Arrow was expected here, and cannot be read")
-
-
 def count_batches(file: AnyFile, look: Look) -> int:
-    """The number of record batches that the footer names."""
+    """Returns the number of record batches that the footer lists."""
     return len(_named(file, look)[1])
 
 
 def _named(file: AnyFile, look: Look) -> tuple[list[MessageRange], list[MessageRange]]:
-    """The metadata of the dictionaries, and of the record batches, that the footer of a file names."""
+    """Returns where the metadata of dictionaries and record batches is, as the footer of a file lists them."""
     (length,) = struct.unpack("<i", look(file.size - 10, file.size - 6))
     if not 8 < length <= file.size - 10:
         raise struct.error
@@ -165,7 +163,7 @@ def _named(file: AnyFile, look: Look) -> tuple[list[MessageRange], list[MessageR
 
 
 def _blocks(footer: Any, table: _FlatBufferTable, field: int) -> list[MessageRange]:
-    """A field of a footer with positions: of each message the first byte, and the end of its metadata."""
+    """Reads a list of messages in a footer: the first byte of each, and the end of its metadata."""
     if not table.has(field):
         return []
     at = table.below(field)
@@ -175,19 +173,19 @@ def _blocks(footer: Any, table: _FlatBufferTable, field: int) -> list[MessageRan
 
 
 def look_ahead(file: AnyFile) -> Look:
-    """Looks into a remote file. What its footer names is asked for at once, and not message by message."""
+    """Returns a `Look` at a remote file. All metadata that the footer lists is fetched at once, in parallel."""
     looks = _Looks(file)
     try:
         if looks(0, min(6, file.size)) == b"ARROW1":
             dictionaries, batches = _named(file, looks)
             looks.ask([*dictionaries, *batches])
     except struct.error:
-        pass  # the messages are followed one by one, and show the damage
+        pass  # `find_messages` will find the damage
     return looks
 
 
 class _Looks:
-    """Small parts of a file, each read with some bytes before or after it that are likely to be needed."""
+    """Reads small parts of a file, each with some more bytes before or after it, which are likely to be needed."""
 
     def __init__(self, file: AnyFile) -> None:
         self._file = file
@@ -197,21 +195,17 @@ class _Looks:
     def __call__(self, start: int, stop: int) -> bytes:
         number = bisect_right(self._starts, start) - 1
         if number < 0 or self._starts[number] + len(self._parts[number]) < stop:
-            first = max(0, min(start, self._file.size - _LOOK))  # at the end of the file: what is before it
+            first = max(0, min(start, self._file.size - _LOOK))  # near the end of the file: the bytes before it
             number = self._add(first, self._file.peek(first, min(max(stop - first, _LOOK), self._file.size - first)))
         at = start - self._starts[number]
         return self._parts[number][at : at + stop - start]
 
     def ask(self, extents: list[MessageRange]) -> None:
-        """Reads these extents, many at a time; those with a small gap between them together."""
-        joined: list[MessageRange] = []
-        for start, stop in sorted(extent for extent in extents if 0 <= extent[0] < extent[1] <= self._file.size):
-            if joined and start - joined[-1][1] < _LOOK and stop - joined[-1][0] < _MOST_JOINED:
-                joined[-1] = joined[-1][0], max(stop, joined[-1][1])
-            else:
-                joined.append((start, stop))
-        parts = in_parallel(lambda each, _: self._file.peek(each[0], each[1] - each[0]), joined, IN_FLIGHT)
-        for (start, _), part in zip(joined, parts, strict=True):
+        """Reads these extents in parallel; those with a small gap between them are read together."""
+        inside = [(start, stop) for start, stop in extents if 0 <= start < stop <= self._file.size]
+        wanted = joined(inside, _LOOK, _MOST_JOINED)
+        parts = in_parallel(lambda each, _: self._file.peek(each[0], each[1] - each[0]), wanted, IN_FLIGHT)
+        for (start, _), part in zip(wanted, parts, strict=True):
             self._add(start, part)
 
     def _add(self, start: int, part: bytes) -> int:
@@ -222,7 +216,7 @@ class _Looks:
 
 
 class _FlatBufferTable:
-    """A table of a FlatBuffer: fields are found by their number. Raises struct.error outside of the buffer."""
+    """A table of a FlatBuffer, whose fields have numbers. Positions outside of the buffer raise struct.error."""
 
     def __init__(self, content: Any, at: int) -> None:
         self._content, self._at = content, at
@@ -247,7 +241,7 @@ class _FlatBufferTable:
         return self._unpack(form, self._at + offset)[0] if offset else 0
 
     def below(self, field: int) -> int:
-        """The position of the table that a field refers to."""
+        """Returns the position of the table or list that a field refers to."""
         offset = self._offset(field)
         if not offset:
             raise struct.error

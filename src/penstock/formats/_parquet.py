@@ -26,10 +26,10 @@ from penstock.formats._table import Table, need_pyarrow, unreadable
 
 _WIDTHS = {"BOOLEAN": 0, "INT64": 8, "DOUBLE": 8, "INT96": 8}
 _THREADS = 8
-_LARGE = 1 << 20  # bytes of a footer whose index is kept: a smaller one is parsed as fast as an index is read
+_LARGE = 1 << 20  # bytes: indexes are kept only of larger footers, since a smaller one is parsed as fast
 _METADATA = 64 << 20  # bytes of parsed footers that a process keeps
-_SENT = 256 << 20  # bytes of footers that are sent to workers
-_TAIL = 64 << 10  # bytes at the end of a file that are read at first: most footers are smaller
+_SENT = 256 << 20  # the most bytes of footers that are sent to workers
+_TAIL = 64 << 10  # bytes at the end of a file that are read first: most footers are smaller
 _LENGTH, _MAGIC = struct.Struct("<I"), b"PAR1"  # the last eight bytes: the length of the footer, and the magic
 _DIVIDED = 1 << 30  # bytes of a row group that may be too large to be read at once
 _COUNTED = 1 << 16  # rows whose strings are counted at once
@@ -41,7 +41,7 @@ class Parquet(Table):
 
     `paths` is a file, a folder, a pattern or a list of these; `columns` names the columns to read, by default all. At
     first only the footers are read. A row group is decoded as a whole, once for all workers of a machine. They keep
-    the last ones, up to `keep` bytes of decoded columns, or with `shuffle="blocks"` those of the window. See
+    those used last, up to `keep` bytes of decoded columns, or with `shuffle="blocks"` those of the window. See
     docs/tables.md for the types, and for row groups that suit a random order. Needs `pip install ".[parquet]"`.
 
     `storage`, `cache`, `cache_bytes` and `cache_shared` are for remote files: see `penstock.formats`.
@@ -75,6 +75,8 @@ class Parquet(Table):
         self.set_rows([footer["rows"] for footer in footers])
         self._footers = [int(footer["check"][0]) for footer in footers]
         self._ends = _Ends([footer.get("end", _NOTHING) for footer in footers])
+        self._metadata: LruCache[int, Any] = LruCache(_METADATA)
+        self._places: dict[int, NDArray[np.int64]] = {}
 
     @classmethod
     def matches(cls, first_bytes: bytes) -> bool:
@@ -83,34 +85,28 @@ class Parquet(Table):
     def checks(self) -> Sequence[object]:
         return self._footers
 
-    def _set_kept(self) -> None:
-        super()._set_kept()
-        self._metadata: LruCache[int, Any] = LruCache(_METADATA)
-        self._places: dict[int, NDArray[np.int64]] = {}
-
     def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        del state["_metadata"], state["_places"]
-        return state
+        return {**super().__getstate__(), "_places": {}}
 
     def _read(self, block: int) -> list[Any]:
+        import pyarrow as pa
         from pyarrow.parquet import ParquetFile
 
         number, part = self._file_of.item(block), self._part_of.item(block)
         metadata = self._metadata.get(number, self._parsed)
         if self.max_sample_bytes is not None:
             _check_size(metadata.row_group(part), self.columns, self._place(block), self.max_sample_bytes)
-        file: AnyFile | Fetched = self.files[number]
-        if isinstance(file, RemoteFile):  # all columns at once: pyarrow asks for one after the other
+        file = self.files[number]
+        if isinstance(file, RemoteFile):  # all columns at once: pyarrow would request one after the other
             file = Fetched(file, self.ranges(self.file_rows(block)))
-        # Without threads of pyarrow's: a process that has some cannot be forked safely.
+        # pyarrow must not start threads: a process that has some cannot be forked safely.
         opened = partial(ParquetFile, metadata=metadata, pre_buffer=False, page_checksum_verification=True)
         if self.max_sample_bytes is not None:
             text = _Text(metadata.row_group(part), part, self.columns, self.max_sample_bytes)
             if text.may_exceed:
-                nbytes = text.nbytes(opened(_PyarrowFile.of(file), read_dictionary=text.paths))
+                nbytes = text.nbytes(opened(pa.PythonFile(file.open(), "r"), read_dictionary=text.paths))
                 check_block(self._place(block), text.rows, nbytes, self.max_sample_bytes)
-        return _batches(opened(_PyarrowFile.of(file)), part, self.columns)
+        return _batches(opened(pa.PythonFile(file.open(), "r")), part, self.columns)
 
     def ranges(self, rows: FileRows) -> list[ByteRange]:
         if not isinstance(self.files[rows.file], RemoteFile):
@@ -122,12 +118,12 @@ class Parquet(Table):
         return [(start, stop) for start, stop in found[begin:end, 1:].tolist()]
 
     def _find_columns(self, number: int) -> NDArray[np.int64]:
-        """Where the columns of a remote file are. It is divided into pieces by that from now on."""
+        """Finds the columns of a remote file, and divides the file into pieces that fit them."""
         file = self.files[number]
         assert isinstance(file, RemoteFile)
         try:
             found = places((self._ends[number] or _end(file))[:-8], self.columns)
-        except ValueError:  # pyarrow will say what is wrong with a row group, when it reads it
+        except ValueError:  # pyarrow will raise an error when it reads the row group
             return np.empty((0, 3), np.int64)
         file.edges = edges(found, file.size)
         return found
@@ -139,19 +135,19 @@ class Parquet(Table):
 
 
 def _check_size(group: Any, columns: Sequence[str], name: str, limit: int) -> None:
-    """Raises if one of the samples of a row group must be larger than the limit, by what the footer says.
+    """Raises SampleTooLarge if the footer shows that a sample of a row group must be larger than the limit.
 
-    A run of equal values takes a few bytes in the file, whatever its length.
+    Values are counted, too: a run of equal values takes a few bytes in the file, whatever its length.
     """
     nbytes = 0
     for column in _wanted(group, columns):
-        width = _WIDTHS.get(column.physical_type, 4)  # of text and binary: where it begins
+        width = _WIDTHS.get(column.physical_type, 4)  # text and binary: the offset of a value
         nbytes += max(column.total_uncompressed_size, column.num_values * width)
     check_block(name, group.num_rows, nbytes, limit)
 
 
 def _wanted(group: Any, columns: Sequence[str]) -> Iterator[Any]:
-    """What the footer says of the columns that are read, each leaf of nested ones by itself."""
+    """Yields the footer's description of each column that is read; of nested columns, that of each leaf."""
     wanted = set(columns)
     for number in range(group.num_columns):
         column = group.column(number)
@@ -160,9 +156,9 @@ def _wanted(group: Any, columns: Sequence[str]) -> Iterator[Any]:
 
 
 class _Text:
-    """The strings of a row group that are stored in dictionaries, as numbers of their entries: how long they become.
+    """Finds the decoded size of those strings of a row group that are stored as entries of a dictionary.
 
-    A row group of 46 KB may have a string of 1 KB 200,000 times. The footer does not say so; the dictionaries do.
+    A row group of 46 KB may have a string of 1 KB 200,000 times. Only the dictionaries show it, not the footer.
     """
 
     def __init__(self, group: Any, part: int, columns: Sequence[str], limit: int) -> None:
@@ -172,12 +168,12 @@ class _Text:
         found = [column for column in found if column.has_dictionary_page]
         self.paths, self._values = [each.path_in_schema for each in found], sum(each.num_values for each in found)
         self.may_exceed = sum(each.num_values * each.total_uncompressed_size for each in found) > self._allowed
-        """False if the strings are few enough even if each were as long as its whole column."""
+        """False if the strings are within the limit even if each were as long as its whole column."""
 
     def nbytes(self, opened: Any) -> int:
-        """The bytes of the strings, or a larger number that is allowed. `opened` reads the columns as dictionaries.
+        """Returns the bytes of the strings, or an allowed upper bound. `opened` reads columns as dictionaries.
 
-        Mostly the longest entry of a dictionary is short enough, and the rows need not be looked at.
+        Mostly the longest entry of a dictionary is short enough to give such a bound, and no rows are read.
         """
         first = next(opened.iter_batches(1, [self._part], self.paths, use_threads=False), None)
         longest = [_longest(column) for column in first.columns] if first is not None else []
@@ -189,7 +185,7 @@ class _Text:
 
 
 def _dictionaries(column: Any) -> Iterator[Any]:
-    """The dictionary arrays in a column, which may be nested."""
+    """Yields the dictionary arrays in a column, which may be nested."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(column.type):
@@ -201,7 +197,7 @@ def _dictionaries(column: Any) -> Iterator[Any]:
 
 
 def _longest(column: Any) -> int:
-    """The most bytes of an entry of the dictionaries of a column; 0 if one has none."""
+    """Returns the length of the longest entry in the dictionaries of a column; 0 if one of them is empty."""
     import pyarrow.compute as pc
 
     found = [pc.max(pc.binary_length(each.dictionary)).as_py() or 0 for each in _dictionaries(column)]
@@ -216,7 +212,7 @@ def _text_bytes(column: Any) -> int:
 
 
 def _batches(opened: Any, part: int, columns: Sequence[str]) -> list[Any]:
-    """The record batches of a row group: one if possible. An array has at most 2 GB of text or binary data."""
+    """Reads a row group as one record batch if possible: an Arrow array has at most 2 GB of text or binary data."""
     import pyarrow as pa
 
     too_large = pa.ArrowNotImplementedError, pa.ArrowCapacityError, pa.ArrowInvalid
@@ -224,7 +220,7 @@ def _batches(opened: Any, part: int, columns: Sequence[str]) -> list[Any]:
         batches: list[Any] = opened.read_row_group(part, columns, use_threads=False).combine_chunks().to_batches()
         return batches
     except too_large as error:
-        # pyarrow does not divide columns of lists and structs by itself: they are read in ever smaller steps.
+        # pyarrow does not split columns of lists and structs itself: read them in ever smaller batches.
         about = opened.metadata.row_group(part)
         size, problem = about.num_rows, error
         if about.total_byte_size < _DIVIDED:
@@ -239,7 +235,7 @@ def _batches(opened: Any, part: int, columns: Sequence[str]) -> list[Any]:
 
 
 class _Ends:
-    """The ends of remote files, with the footers: they are sent to workers, which do not read them again."""
+    """The last bytes of remote files, with the footers. They are sent to workers, which need not read them again."""
 
     def __init__(self, ends: Sequence[NDArray[np.uint8]]) -> None:
         sizes = np.array([len(end) for end in ends], np.int64)
@@ -248,21 +244,21 @@ class _Ends:
         self._edges = np.concatenate([[0], sizes.cumsum()])
 
     def __getitem__(self, number: int) -> bytes:
-        """The end of a file; empty if the file is local, or if the ends were too many."""
+        """The last bytes of a file; empty for a local file, and for those beyond the limit of what is sent."""
         return self._all[self._edges[number] : self._edges[number + 1]].tobytes()
 
 
 def _footer(file: AnyFile) -> Mapping[str, NDArray[Any]]:
-    """The rows of each row group, and the schema; of a remote file also its end."""
+    """Returns the rows of each row group, the schema, and the last bytes of a remote file."""
     if not isinstance(file, RemoteFile):
         (length,) = _LENGTH.unpack(_checked(file, file.read(max(0, file.size - 8), min(8, file.size)))[-8:-4])
-        return cached(file, "parquet-2", _index) if length > _LARGE else _index(file)
+        return cached(file, "parquet-2", _described) if length > _LARGE else _described(file)
     end = _end(file)
     return {**_described(file, end), "end": np.frombuffer(end, np.uint8)}
 
 
 def _end(file: AnyFile) -> bytes:
-    """The footer and the eight bytes after it, by one request if the footer is not large."""
+    """Reads the footer and the eight bytes after it, in one request unless the footer is large."""
     some = min(file.size, _TAIL)
     end = _checked(file, file.peek(file.size - some, some))
     (length,) = _LENGTH.unpack(end[-8:-4])
@@ -275,7 +271,7 @@ def _end(file: AnyFile) -> bytes:
 
 
 def _checked(file: AnyFile, end: bytes) -> bytes:
-    """The last bytes of a file, if they are those of a Parquet file. The first ones of remote files are not read."""
+    """Checks that it is a Parquet file, and returns its last bytes, `end`. Of a remote file it checks only these."""
     if file.size < 12:
         _not_parquet(file, f"it has only {file.size:,} bytes")
     if end.endswith(b"PARE"):
@@ -294,12 +290,9 @@ def _not_parquet(file: AnyFile, why: str) -> NoReturn:
     )
 
 
-def _index(file: AnyFile) -> dict[str, NDArray[Any]]:
-    return _described(file, _end(file))
-
-
-def _described(file: AnyFile, end: bytes) -> dict[str, NDArray[Any]]:
-    """The rows of each row group, the schema, and the CRC-32 of the footer: it says where all columns begin."""
+def _described(file: AnyFile, end: bytes = b"") -> dict[str, NDArray[Any]]:
+    """Returns the rows of each row group, the schema, and the CRC-32 of the footer: it changes with the data."""
+    end = end or _end(file)
     metadata = _metadata(file, end)
     try:
         rows = np.array([metadata.row_group(at).num_rows for at in range(metadata.num_row_groups)], np.int64)
@@ -313,7 +306,7 @@ def _described(file: AnyFile, end: bytes) -> dict[str, NDArray[Any]]:
 
 
 def _schema(metadata: Any) -> Any:
-    """The schema of a footer, as Arrow has it.
+    """Returns the Arrow schema of a footer.
 
     Refused: `metadata.schema`. It and the footer refer to each other, so footers would stay in memory until the
     garbage collector runs: 100 MB for 1,000 files of 100 row groups.
@@ -332,34 +325,3 @@ def _metadata(file: AnyFile, end: bytes) -> Any:
         return read_metadata(pa.BufferReader(end))
     except Exception as error:
         unreadable(f"the footer of {file.path}", error)
-
-
-class _PyarrowFile:
-    """A file as pyarrow reads it: with a position. Each reading has its own, so threads do not share one."""
-
-    closed = False
-
-    def __init__(self, file: AnyFile | Fetched) -> None:
-        self._file, self._at = file, 0
-
-    @classmethod
-    def of(cls, file: AnyFile | Fetched) -> Any:
-        import pyarrow as pa
-
-        return pa.PythonFile(cls(file), "r")
-
-    def read(self, size: int = -1) -> bytes:
-        rest = max(0, self._file.size - self._at)
-        found = self._file.read(self._at, rest if size < 0 else min(size, rest))
-        self._at += len(found)
-        return found
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._at = offset + (0, self._at, self._file.size)[whence]
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def close(self) -> None:
-        """Does nothing: the file stays open for others."""

@@ -1,7 +1,7 @@
 """Messages of protobuf, read without a library.
 
-A message is a sequence of fields. Each begins with a tag: the number of the field and its wire type, which is an
-integer with 7 bits in a byte, 8 bytes, 4 bytes, or a length and as many bytes.
+A message is a sequence of fields: a tag, with the number of the field and its wire type, and a value. By its wire
+type, a value is an integer with 7 bits in a byte, 8 bytes, 4 bytes, or a length followed by that many bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class MessageError(ValueError):
 
 
 def fields(message: memoryview) -> Iterator[tuple[int, int, Any]]:
-    """The number, the wire type and the value of each field: an int for `VARINT`, else the bytes."""
+    """Yields the number, the wire type and the value of each field: an int for `VARINT`, else the bytes."""
     at = 0
     while at < len(message):
         tag, at = integer(message, at)
@@ -29,7 +29,7 @@ def fields(message: memoryview) -> Iterator[tuple[int, int, Any]]:
 
 
 def numbers(message: memoryview, wire_type: int) -> Iterator[Any]:
-    """The numbers of a message with field 1 only, one by one or packed. Of `FOUR`, the bytes of one or many."""
+    """Yields the numbers in field 1, the only field, stored singly or packed; for `FOUR`, bytes of one or more."""
     for field, found_type, found in fields(message):
         if field != 1 or found_type not in (wire_type, BYTES):
             raise MessageError(f"a list of numbers has a field {field} of wire type {found_type}")
@@ -43,7 +43,7 @@ def numbers(message: memoryview, wire_type: int) -> Iterator[Any]:
 
 
 def integer(message: memoryview, at: int) -> tuple[int, int]:
-    """The integer at a position, and the position after it."""
+    """Returns the integer at a position, and the position after it."""
     value = 0
     for shift in range(0, 70, 7):
         if at + shift // 7 >= len(message):
@@ -56,7 +56,7 @@ def integer(message: memoryview, at: int) -> tuple[int, int]:
 
 
 def length_delimited(message: memoryview, at: int) -> tuple[memoryview, int]:
-    """The bytes at a position, which has their length, and the position after them."""
+    """Returns the bytes that follow their length at a position, and the position after them."""
     size, at = integer(message, at)
     if size > len(message) - at:
         raise MessageError(f"{size:,} bytes at byte {at:,} reach beyond the end, at byte {len(message):,}")
@@ -64,7 +64,7 @@ def length_delimited(message: memoryview, at: int) -> tuple[memoryview, int]:
 
 
 def value(message: memoryview, at: int, wire_type: int) -> tuple[int | memoryview, int]:
-    """A value of any type, and the position after it."""
+    """Returns a value of any type, and the position after it."""
     if wire_type == VARINT:
         return integer(message, at)
     if wire_type == BYTES:

@@ -1,4 +1,4 @@
-"""The formats of others, which `penstock.open` and `penstock inspect` find besides ours."""
+"""Formats that users and installed packages register, so that `penstock.open` and `penstock inspect` find them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.formats._format import Format
 F = TypeVar("F", bound=type[Format])
 
 GROUP = "penstock.formats"
-"""The group of entry points by which packages name their formats."""
+"""The group of entry points in which packages name their formats."""
 
 _registered: list[type[Format]] = []
 _loaded = False
@@ -20,14 +20,14 @@ _loaded = False
 def register(format: F) -> F:
     """Makes `penstock.open` and `penstock inspect` find a format of your own, by its `matches` and `suffixes`.
 
-    It returns the class, so that it can be a decorator. A format that is registered later comes first; a second
-    registration of the same class changes nothing. A package that is installed names its formats in the entry points
-    of its pyproject.toml instead, so that programs need not import it:
+    It returns the class, so it can be used as a decorator. The format that was registered last is tried first;
+    registering a class twice changes nothing. An installed package names its formats in the entry points of its
+    pyproject.toml instead, so that programs need not import it:
 
         [project.entry-points."penstock.formats"]
         hdf5 = "my_package:HDF5"
 
-    Packages are asked only for files that are of no other format.
+    These entry points are loaded only if a file has none of the formats that are known without them.
     """
     if not isinstance(format, type) or not issubclass(format, Format):
         raise TypeError(f"register takes a subclass of penstock.formats.Format, but got {format!r}.")
@@ -39,7 +39,7 @@ def register(format: F) -> F:
 
 
 def unregister(format: type[Format]) -> None:
-    """Takes back a registration. A format that is not registered is no error."""
+    """Undoes `register`. Does nothing if the format is not registered."""
     if format in _registered:
         _registered.remove(format)
 
@@ -50,7 +50,7 @@ def registered() -> tuple[type[Format], ...]:
 
 
 def load_entry_points() -> bool:
-    """Registers the formats of installed packages, once. True if there are any new ones."""
+    """Registers the formats of installed packages, once. Returns True if any were added."""
     global _loaded
     if _loaded:
         return False
@@ -58,7 +58,7 @@ def load_entry_points() -> bool:
     for entry in entry_points(group=GROUP):
         try:
             register(entry.load())
-        except Exception as error:  # a package that is broken must not keep others from being found
+        except Exception as error:  # a broken package must not hide the others
             warn_caller(
                 f"The format {entry.name!r} ({entry.value}) of an installed package cannot be loaded, and is not "
                 f"used: {type(error).__name__}: {error}. Reinstall or remove the package."

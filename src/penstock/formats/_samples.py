@@ -1,10 +1,9 @@
-"""Finds the samples of a tar, and what is wrong with it."""
+"""Finds the samples of a tar, and the place where it is damaged."""
 
 from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Callable
 from typing import NoReturn
 
 import numpy as np
@@ -12,17 +11,17 @@ import numpy as np
 from penstock._files.index import Arrays
 from penstock._files.local import AnyFile
 from penstock.errors import FormatError
-from penstock.formats._archive import Bytes, Member, check_complete, member_at
+from penstock.formats._archive import Member, check_complete, member_at
 from penstock.formats._extents import compact, refuse_compressed
 
 KIND = "tar-2"
-"""Names what `find_samples` returns: change it with that."""
+"""The name of the index that `find_samples` makes. Change it whenever that index changes."""
 
 _PIECE = 1 << 20
 
 
 def split_name(member: Member) -> tuple[str, str] | None:
-    """The key of the member's sample and the name of its field; None if it belongs to no sample."""
+    """Returns the key of the member's sample and the name of its field; None if it belongs to no sample."""
     folder, slash, file = member.name.rpartition("/")
     stem, _, field = file.partition(".")
     first = member.name.partition("/")[0]
@@ -32,34 +31,29 @@ def split_name(member: Member) -> tuple[str, str] | None:
 
 
 class TarFault(FormatError):
-    """What is wrong with a tar at some byte. Not for a disk or a network that fails, or a file that has changed."""
+    """A tar is damaged at some byte. A failing disk or network, and a file that has changed, raise other errors."""
 
 
-class FaultRaisingFile:
-    """A file in which what is wrong is a `TarFault`."""
+class FaultRaisingFile(AnyFile):
+    """A file whose `refused` and `damaged` raise `TarFault`."""
 
     def __init__(self, file: AnyFile) -> None:
-        self._file, self.size, self.read = file, file.size, file.read
+        self.path, self.size = file.path, file.size
+        self.read = file.read  # type: ignore[method-assign]
 
     def refused(self, place: int, what: str) -> NoReturn:
-        self._raise(self._file.refused, place, what)
-
-    def damaged(self, place: int, what: str) -> NoReturn:
-        self._raise(self._file.damaged, place, what)
-
-    def _raise(self, refuse: Callable[[int, str], NoReturn], place: int, what: str) -> NoReturn:
         try:
-            refuse(place, what)
+            super().refused(place, what)
         except FormatError as error:
-            said = str(error)
-        raise TarFault(said)
+            raise TarFault(str(error)) from None
 
 
 def find_samples(file: AnyFile) -> Arrays:
-    """The index of a tar: `starts`, the first byte of each sample and the end of the last.
+    """Returns the index of a tar: `starts`, the first byte of each sample and the end of the last.
 
-    `apart`, if there are such samples: rows whose members are not all beside each other, with the row of the others.
-    `fault`, if the tar has one: the byte from which on it cannot be read, and the last row, which stands for it.
+    If some samples have members that are not adjacent, `apart` has their rows, each with the row of the other
+    members. If the tar is damaged, `fault` has the byte from which on it cannot be read, and the last row, which
+    stands for the rest of the tar.
     """
     refuse_compressed(file)
     archive, samples = FaultRaisingFile(file), TarSamples()
@@ -83,7 +77,7 @@ class TarSamples:
         self._starts, self._apart = array("q"), array("q")
         self._key: str | None = None
         self._fields: list[str] = []
-        self._known: dict[str, tuple[int, str]] = {}  # of each key the first row, and its fields
+        self._known: dict[str, tuple[int, str]] = {}  # by key: the first row, and its fields
 
     def add(self, member: Member) -> None:
         split = split_name(member)
@@ -96,7 +90,7 @@ class TarSamples:
         self._fields.append(split[1])
 
     def close(self) -> None:
-        """The members of the last sample are complete."""
+        """Ends the current sample: all of its members were added."""
         key, fields, row = self._key, self._fields, len(self._starts) - 1
         self._key, self._fields = None, []
         if key is None:
@@ -106,7 +100,7 @@ class TarSamples:
             return
         other, others = self._known[key]
         self._apart.extend((row, other))
-        if not set(others.split("/")).intersection(fields):  # the parts of one sample, and not two of the same name
+        if not set(others.split("/")).intersection(fields):  # parts of one sample, not two of the same name
             self._apart.extend((other, row))
 
     def index(self, end: int, fault: bool, size: int) -> Arrays:
@@ -114,7 +108,7 @@ class TarSamples:
         if fault and self._key is None:  # the fault is not in a sample: it gets a row of its own
             starts.append(end)
         self.close()
-        starts.append(starts[-1] if fault else end)  # nothing is read of a row that cannot be
+        starts.append(starts[-1] if fault else end)  # a row that cannot be read has no bytes
         found = {"starts": compact(np.array(starts, np.int64), size)}
         if self._apart:
             found["apart"] = np.array(self._apart, np.int64).reshape(-1, 2)
@@ -123,8 +117,8 @@ class TarSamples:
         return found
 
 
-def follow(archive: Bytes, at: int) -> None:
-    """Raises FormatError for the fault of a tar at this byte."""
+def follow(archive: AnyFile, at: int) -> None:
+    """Reads a damaged tar at the byte of its fault, which raises the FormatError that describes it."""
     member = member_at(archive, at)
     if member is None:
         _check_rest(archive, at)
@@ -132,7 +126,7 @@ def follow(archive: Bytes, at: int) -> None:
         check_complete(archive, member)
 
 
-def _check_rest(archive: Bytes, end: int) -> None:
+def _check_rest(archive: AnyFile, end: int) -> None:
     """Raises FormatError unless only zeros follow the end of the archive."""
     for at in range(end, archive.size, _PIECE):
         piece = archive.read(at, min(_PIECE, archive.size - at))

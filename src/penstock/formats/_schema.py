@@ -1,4 +1,4 @@
-"""The columns of several files: which are read, and that all files have them."""
+"""Chooses the columns to read, and checks that all files have them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.formats._table import unreadable
 
 
 def common_schema(paths: Sequence[str], schemas: Sequence[bytes], columns: Iterable[str] | None) -> Any:
-    """The chosen columns, which all files must have with the same types. Schemas are serialized."""
+    """Returns the chosen columns, which all files must have with the same types. `schemas` are serialized."""
     chosen = chosen_columns(_restored(schemas[0], paths[0]), columns, paths[0])
     wanted = {field.name: form_of(field.type) for field in chosen}
     seen = {schemas[0]}
@@ -34,7 +34,7 @@ def _restored(serialized: bytes, path: str) -> Any:
 
 
 def chosen_columns(schema: Any, columns: Iterable[str] | None, path: str) -> Any:
-    """The part of a schema with the named columns."""
+    """Returns the part of a schema with the named columns."""
     names = list(schema.names) if columns is None else _names(columns)
     missing = [name for name in names if name not in schema.names]
     if missing:
@@ -45,22 +45,22 @@ def chosen_columns(schema: Any, columns: Iterable[str] | None, path: str) -> Any
         raise ValueError(f"columns must name at least one column of {path}, which has {names_of(schema.names)}.")
     double = sorted({name for name in names if names.count(name) > 1 or schema.names.count(name) > 1})
     if double:
-        raise FormatError(f"{path}: the column {names_of(double)} is there twice. A sample can have it only once.")
+        raise FormatError(f"{path}: the column {names_of(double)} occurs twice. A sample can have it only once.")
     return pa.schema([schema.field(name) for name in names])
 
 
 def _names(columns: Iterable[str]) -> list[str]:
-    """The names as a list. Raises TypeError for anything else than names."""
+    """Returns the names as a list. Raises TypeError for anything but names."""
     if isinstance(columns, str):
         raise TypeError(f"columns must be a list of names, got the str {columns!r}. Pass [{columns!r}].")
     names = list(columns) if isinstance(columns, Iterable) else [columns]
     if wrong := [name for name in names if not isinstance(name, str)]:
-        raise TypeError(f"columns must be a list of names, but {wrong[0]!r} is no name.")
+        raise TypeError(f"columns must be a list of names, but {wrong[0]!r} is not a name.")
     return names
 
 
 def _check(schema: Any, path: str, wanted: dict[str, str], first: str, all_columns: bool) -> None:
-    """Raises unless the file has the columns of the first one, of the same types."""
+    """Raises FormatError unless the file has the columns of the first file, with the same types."""
     for name, form in wanted.items():
         if name not in schema.names:
             raise FormatError(
@@ -75,12 +75,12 @@ def _check(schema: Any, path: str, wanted: dict[str, str], first: str, all_colum
             )
     if all_columns and (more := [name for name in schema.names if name not in wanted]):
         raise FormatError(
-            f"{path} has the column {names_of(more)}, which {first} has not. Name the columns that all files have "
-            "with columns=, or read the two kinds of files as two datasets."
+            f"{path} has the column {names_of(more)}, which {first} does not have. Name the columns that all files "
+            "have with columns=, or read the two kinds of files as two datasets."
         )
 
 
-def names_of(names: Sequence[str], most: int = 12) -> str:
-    """Names for an error: the first few."""
-    shown = ", ".join(map(repr, names[:most]))
-    return f"{shown}, ... ({len(names)} in all)" if len(names) > most else shown
+def names_of(names: Sequence[str]) -> str:
+    """Returns the first few names, as text for an error."""
+    shown = ", ".join(map(repr, names[:12]))
+    return f"{shown}, ... ({len(names)} in all)" if len(names) > 12 else shown

@@ -1,4 +1,4 @@
-"""The base of formats whose shards are listed in an `index.json`: MosaicML's and LitData's.
+"""The base class of formats whose shards are listed in an `index.json`: MosaicML's and LitData's.
 
     a shard:  n, the number of its samples | the first byte of each sample, and the end | anything | the samples
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, Unpack
 
@@ -31,12 +31,12 @@ from penstock.formats._extents import Extents
 from penstock.formats._format import FileRows, Format
 
 Decode = bool | Mapping[str, Decoder | None]
-_KEEP = 64 << 20  # bytes of positions that each process keeps
-_IMAGES = {1: "L", 3: "RGB", 4: "RGBA"}
+_KEEP = 64 << 20  # the most bytes of sample positions that a process keeps
+_CHANNELS: dict[str, tuple[int, ...]] = {"L": (), "RGB": (3,), "RGBA": (4,)}  # the last axis, by Pillow's modes
 
 
 class Shard(NamedTuple):
-    """A shard as the index describes it: its name, its samples, its bytes, a checksum if there is one."""
+    """A shard as the index describes it: its name, its numbers of samples and bytes, and a checksum or None."""
 
     name: str
     samples: int
@@ -56,7 +56,7 @@ class Sharded(Extents):
         Format.__init__(self, paths, **files)
         shards: dict[str, tuple[AnyFile, Shard]] = {}  # a merged index names the shards of others again
         for index in self.files:
-            listed = self.listed(index, parsed(index))
+            listed = _checked(index, partial(self.listed, index, _parsed(index)))
             threads = IN_FLIGHT if isinstance(index, RemoteFile) else 1
             opened = in_parallel(partial(_opened, index), listed, threads)
             for file, shard in zip(opened, listed, strict=True):
@@ -67,16 +67,13 @@ class Sharded(Extents):
         self.set_rows([self.rows_of(shard) for shard in self._shards])
 
     def listed(self, index: AnyFile, about: Any) -> list[Shard]:
-        """The shards that the content of an index describes. Anything that it raises is damage of the index."""
+        """Returns the shards that the content of an index describes. If it raises an error, the index is damaged."""
         raise NotImplementedError
 
     def rows_of(self, shard: Shard) -> int:
         return shard.samples
 
-    @cached_property
-    def blocks(self) -> NDArray[np.int64]:
-        """The first row of each shard, and the end."""
-        return self._starts
+    blocks = Format.blocks  # each file is one
 
     def ranges(self, rows: FileRows) -> list[tuple[int, int]]:
         return [(0, self.files[rows.file].size)]
@@ -90,18 +87,18 @@ class Sharded(Extents):
         return start, int(starts[row + 1]) - start
 
     def _head(self, number: int) -> tuple[NDArray[np.uint32], int]:
-        """Where the samples of a shard begin, and the last one ends."""
+        """Returns the first byte of each sample of a shard, and the end of the last, with the size of that array."""
         file, n = self.files[number], self._shards[number].samples
         head = np.frombuffer(file.read(0, min(file.size, 4 * (n + 2))), "<u4", min(file.size // 4, n + 2))
         if len(head) < n + 2 or head[0] != n:
-            file.damaged(0, f"the index says that the shard has {n:,} samples, but it does not begin like that")
+            file.damaged(0, f"the index says that the shard has {n:,} samples, but its first bytes say otherwise")
         starts = head[1:]
         if starts[0] < 4 * len(head) or starts[-1] > file.size or (np.diff(starts.astype(np.int64)) < 0).any():
             file.damaged(4, "the positions of its samples do not fit the file")
         return starts, starts.nbytes
 
     def parts(self, raw: bytes, number: int, row: int, fixed: Sequence[int | None]) -> list[bytes]:
-        """The fields of a sample: first the sizes of those that differ in size, 4 bytes each, then all contents."""
+        """Splits a sample into fields. The sizes of those without a fixed size come first, 4 bytes each."""
         free, ends = fixed.count(None), [0]
         if len(raw) >= 4 * free:
             sizes = iter(struct.unpack_from(f"<{free}I", raw))
@@ -112,7 +109,7 @@ class Sharded(Extents):
         return [raw[start:stop] for start, stop in pairwise(ends)]
 
     def value(self, field: Field, raw: bytes, number: int, row: int) -> Any:
-        """The value of a field of a sample."""
+        """Decodes a field of a sample."""
         if field.refusal:
             raise FormatError(f"{self.files[number].path}, sample {row:,}: {field.refusal}")
         if field.function is None:
@@ -126,7 +123,7 @@ class Sharded(Extents):
         except SampleTooLarge:
             raise
         except Exception as error:
-            if field.is_given:  # of the user's: the error keeps its type
+            if field.is_given:  # the error of a user's function keeps its type
                 error.add_note(f"While decoding {where}.")
                 raise
             raise_unless_damage(error, where)
@@ -136,16 +133,9 @@ class Sharded(Extents):
                 f"copy it or write it again, or keep the bytes with decode={{{field.name!r}: None}}."
             ) from error
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_heads"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._heads = LruCache(_KEEP)
-
 
 class Field(NamedTuple):
-    """A field of the samples. `function` turns its bytes into a value; None keeps them. `refusal`: why it cannot."""
+    """A field of the samples. `function` decodes it; None keeps its bytes. `refusal` says why it cannot be read."""
 
     name: str
     encoding: str
@@ -155,14 +145,14 @@ class Field(NamedTuple):
 
 
 def field(name: str, encoding: str, usual: Mapping[str, Any], decode: Decode) -> Field:
-    """The field of this name; `usual` has the functions of encodings."""
+    """Returns the field of this name. `usual` has the function for each encoding."""
     if isinstance(decode, Mapping) and name in decode:
         return Field(name, encoding, decode[name], True)
     if encoding in usual:
         is_image = usual[encoding] in (_image, pixels)
         return Field(name, encoding, None if is_image and decode is False else usual[encoding])
     is_pickle = encoding in ("pkl", "pickle")
-    why = "is a pickle, which can run any program when it is loaded" if is_pickle else "is not known here"
+    why = "is a pickle, which can run any program when it is loaded" if is_pickle else "penstock does not know"
     refusal = (
         f"the field {name!r} is encoded as {encoding!r}, which {why}. Pass a function of its bytes, "
         f"decode={{{name!r}: function}}, or keep the bytes with None in its place."
@@ -170,23 +160,15 @@ def field(name: str, encoding: str, usual: Mapping[str, Any], decode: Decode) ->
     return Field(name, encoding, refusal=refusal)
 
 
-def check_decode(decode: Any) -> None:
-    if not isinstance(decode, (bool, Mapping)):
-        raise TypeError(f"decode must be True, False, or a dict from fields to functions of bytes, got {decode!r}.")
-    for name, function in decode.items() if isinstance(decode, Mapping) else ():
-        if function is not None and not callable(function):
-            raise TypeError(f"decode[{name!r}] must be a function of bytes, or None, but it is {function!r}.")
-
-
-def parsed(index: AnyFile) -> Any:
+def _parsed(index: AnyFile) -> Any:
     try:
         return json.loads(index.peek(0, index.size))
     except (ValueError, RecursionError) as error:
         index.damaged(0, f"it is not JSON: {str(error)[:100]}")
 
 
-def checked(index: AnyFile, read: Callable[[], list[Shard]]) -> list[Shard]:
-    """What `read()` returns; raises FormatError if it finds something else in the index than it expects."""
+def _checked(index: AnyFile, read: Callable[[], list[Shard]]) -> list[Shard]:
+    """Returns the shards that `read()` returns. Raises FormatError if the index is not as expected."""
     try:
         shards = read()
     except FormatError:
@@ -214,17 +196,15 @@ def _opened(index: AnyFile, shard: Shard, _: object) -> AnyFile:
     return file
 
 
-def number_of(dtype: str, raw: bytes) -> Any:
-    """The one number of this dtype."""
-    (number,) = np.frombuffer(raw, dtype)
-    return number
+def number_of(form: str, raw: bytes) -> Any:
+    """Returns the number of this form of `struct`, as a Python object."""
+    return struct.unpack(form, raw)[0]
 
 
 def pixels(raw: bytes) -> NDArray[np.uint8]:
-    """The pixels of an image that Pillow has stored as it is: width, height, length of the mode, mode, pixels."""
+    """Returns the pixels of an uncompressed image of Pillow: width, height, length of the mode, mode, pixels."""
     width, height, length = struct.unpack_from("<3I", raw)
     mode, data = raw[12 : 12 + length].decode(), np.frombuffer(raw[12 + length :], np.uint8)
-    channels = next((count for count, known in _IMAGES.items() if known == mode), None)
-    if channels is None:
-        raise ValueError(f"images of mode {mode!r} are not read here")
-    return data.reshape((height, width) if channels == 1 else (height, width, channels)).copy()
+    if mode not in _CHANNELS:
+        raise ValueError(f"penstock does not read images of mode {mode!r}")
+    return data.reshape(height, width, *_CHANNELS[mode]).copy()

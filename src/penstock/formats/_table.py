@@ -1,10 +1,9 @@
-"""The base of formats with columns: rows of Arrow record batches, in blocks that are read whole."""
+"""The base class of formats with columns: rows of Arrow record batches, in blocks that are read as a whole."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence, Set
 from functools import cached_property
 from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
@@ -32,17 +31,10 @@ from penstock.source._array import checked_keys
 if TYPE_CHECKING:
     from penstock.formats._cells import Cells
 
-_VIEW = 4096  # bytes of Python objects for a block that is in mapped memory
+_VIEW = 4096  # a block in mapped memory counts as this many bytes: those of its Python objects
 
-# After so many blocks were dropped, a process warns if it has used fewer than one in so many of the rows it decoded.
+# A process that has dropped _DROPPED blocks warns if it has used fewer than 1 in _WASTE of the rows it decoded.
 _DROPPED, _WASTE = 64, 20
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """The columns of one block."""
-
-    cells: list[Cells]
 
 
 class Table(Format):
@@ -58,61 +50,54 @@ class Table(Format):
     _part: ClassVar[str] = "part"
     """What a block is called in errors."""
 
+    # The state of one process, which a pickled copy begins without.
+    _shared: Shared | None = None
+    _mapped: Set[int] = frozenset()  # blocks of `_kept` that are in shared memory
+    _decoded = _used = 0  # rows
+    _is_judged = False
+
     def __init__(self, keep: int) -> None:
         check_bytes("keep", keep)
         self.keep = keep
-        self._set_kept()
-
-    def _set_kept(self) -> None:
-        self._kept: LruCache[int, Block] = LruCache(self.keep)
-        self._shared: Shared | None = None
-        self._mapped: set[int] = set()  # blocks of `_kept` that are shared memory
-        self._decoded = self._used = 0  # rows
-        self._is_judged = False
+        self._kept: LruCache[int, list[Cells]] = LruCache(keep)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_kept", "_shared", "_mapped")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._set_kept()
+        own = ("_shared", "_mapped", "_decoded", "_used", "_is_judged")
+        state = {name: value for name, value in self.__dict__.items() if name not in own}
+        return {**state, "_kept": LruCache(self.keep)}  # copy.copy, too, makes a dataset with a cache of its own
 
     def _set_schema(self, schema: Any) -> None:
         self.schema = schema
         self.columns = list(schema.names)
 
-    def __len__(self) -> int:
-        return int(self._starts[-1])
-
     # What a subclass defines.
 
     def _read(self, block: int) -> list[Any]:
-        """The record batches of a block: one, unless it has more than fits into one. Raises anything if damaged."""
+        """Reads the record batches of a block, more than one if it is too large. Damage may raise any error."""
         raise NotImplementedError
 
     def _set_batches(self, table: Any) -> list[Any]:
-        """Takes the record batches of a `pyarrow.Table` as blocks, all of one file, and returns them."""
+        """Returns the record batches of a `pyarrow.Table`, and makes them the blocks."""
         batches = [batch for batch in table.select(self.columns).to_batches() if batch.num_rows]
-        self._starts = np.cumsum([0, *(batch.num_rows for batch in batches)], dtype=np.int64)
-        self.edges = np.array([0, len(self)], np.int64)
+        self.set_rows([[batch.num_rows for batch in batches]])
         return batches
 
     def _place(self, block: int) -> str:
-        """Names the block in errors."""
+        """Returns the name of a block, for errors."""
         return f"{self.files[self._file_of[block]].path}, {self._part} {self._part_of[block]:,}"
 
     def _is_mapped(self, block: int) -> bool:
-        """True if the columns of the block are views of a file or of other memory that is there anyway."""
+        """True if the columns of the block are views of a mapped file, or of other memory that exists anyway."""
         return False
 
     # Blocks.
 
-    def _block(self, number: int, rows: int) -> Block:
-        """The block, of which so many rows are used."""
+    def _block(self, number: int, rows: int) -> list[Cells]:
+        """Returns a block, and counts the number of its rows that are used."""
         self._used += rows
         return self._kept.get(number, self._opened)
 
-    def _opened(self, number: int) -> tuple[Block, int]:
+    def _opened(self, number: int) -> tuple[list[Cells], int]:
         from penstock.formats._cells import cells_of
 
         expected = int(self._starts[number + 1] - self._starts[number])
@@ -123,7 +108,7 @@ class Table(Format):
             rows = sum(batch.num_rows for batch in batches)
             if rows != expected:
                 raise ValueError(f"it has {rows:,} rows, but {expected:,} were expected")
-            block = Block([cells_of([batch.column(name) for batch in batches]) for name in self.columns])
+            block = [cells_of([batch.column(name) for batch in batches]) for name in self.columns]
         except (FormatError, RemoteError):
             raise
         except Exception as error:  # pyarrow raises errors of many types for a damaged file
@@ -131,17 +116,17 @@ class Table(Format):
         return block, _VIEW if is_elsewhere else sum(batch.nbytes for batch in batches)
 
     def _batches_of(self, number: int) -> tuple[list[Any], bool]:
-        """The record batches of a block, and whether they are in memory that other processes have as well."""
+        """Returns the record batches of a block, and True if their memory is shared with other processes."""
         if self._is_mapped(number):
             return self._read(number), True
-        if not is_worker_process() or not self._lasts:  # threads have `_kept` in common
+        if not is_worker_process() or not self._lasts:  # threads share `_kept`
             return self._decode(number), False
         if self._shared is None:
             self._shared = Shared(self._identity(), self.keep)
         found = self._shared.get(number, lambda: [self._serialized(number)])
         if found is None:
             return self._decode(number), False
-        # A block that could not be shared counts as one of this process, and stays while `keep` bytes have room.
+        # A block that could not be shared is this process's own, and stays as long as it fits into `keep` bytes.
         shared = self._shared.blocks()
         self._kept.drop(self._mapped - shared)
         self._mapped = (self._mapped | {number}) & shared
@@ -149,10 +134,10 @@ class Table(Format):
 
     def _serialized(self, number: int) -> NDArray[np.uint8]:
         batches = self._decode(number)
-        return serialized(batches[0].schema, batches)  # its own: files may differ in types whose values are the same
+        return serialized(batches[0].schema, batches)  # types may differ between files
 
     def __foresee__(self, forecast: Forecast) -> Any:
-        """Blocks are decoded once for all workers, and kept for as long as a block order needs them."""
+        """Called by a loader: keeps decoded blocks, for all workers, for as long as a block order needs them."""
         scout = super().__foresee__(forecast)
         if all(map(self._is_mapped, range(len(self.blocks) - 1))):
             return scout
@@ -165,16 +150,16 @@ class Table(Format):
         return self._read(number)
 
     def _identity(self) -> str:
-        """The same in all processes that read the same columns of the same files."""
+        """A name that is the same in all processes that read the same columns of the same files."""
         return digest_of((file.identity for file in self.files), type(self).__name__, self.columns)
 
     @cached_property
     def _lasts(self) -> bool:
-        """True if other processes can tell the content of all files from any other."""
+        """True if the identity of each file changes whenever its content does, so that blocks can be shared."""
         return all(file.identity.lasts for file in self.files)
 
     def _check_use(self) -> None:
-        """Warns, once, if blocks are decoded again and again for a few of their rows."""
+        """Warns once if blocks are decoded again and again for only a few of their rows."""
         if self._is_judged or self._kept.dropped < _DROPPED:
             return
         self._is_judged = True
@@ -197,10 +182,10 @@ class Table(Format):
         return self._rows(number, [row - self._starts.item(number)])[0]
 
     def _rows(self, number: int, rows: Sequence[int]) -> list[dict[str, Any]]:
-        """The samples of some rows of a block."""
+        """Returns the samples of some rows of a block."""
         block, names = self._block(number, len(rows)), self.columns
         try:
-            columns = [list(map(each.item, rows)) for each in block.cells]
+            columns = [list(map(each.item, rows)) for each in block]
         except Exception as error:
             self._damaged(number, error)
         return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
@@ -213,7 +198,7 @@ class Table(Format):
         return samples
 
     def _groups(self, rows: NDArray[np.int64]) -> Iterator[tuple[int, Sequence[int], list[int]]]:
-        """The rows of a step, by block: each with its places in the step, and its row in the block."""
+        """Groups the rows of a step by block. Yields the block, the places of its rows in the step, and its rows."""
         numbers = self._starts.searchsorted(rows, "right") - 1
         order = numbers.argsort(kind="stable")
         numbers = numbers[order]
@@ -221,7 +206,7 @@ class Table(Format):
         firsts = np.flatnonzero(np.diff(numbers, prepend=-1))
         groups = zip(numbers[firsts].tolist(), pairwise([*firsts.tolist(), len(rows)]), strict=True)
         all_places = order.tolist()
-        # Blocks that are kept come first: the next one that is read may take the place of one of them.
+        # Cached blocks come first, because reading another block may drop one of them.
         for number, (start, stop) in sorted(groups, key=lambda group: group[0] not in self._kept):
             places = all_places[start:stop]
             first, end = places[0], places[-1] + 1  # they ascend, because argsort is stable
@@ -230,8 +215,8 @@ class Table(Format):
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
         """The batch of these keys, equal to the collated samples; `empty(shape, dtype)` allocates its memory.
 
-        NotImplemented if a column cannot be written like that, or if rows differ in shape or are null: then the
-        samples are collated, and an error names the rows.
+        Returns NotImplemented if a column needs Python objects, or if rows differ in shape or are null: then the
+        loader collates the samples, and an error names the rows.
         """
         rows = checked_keys(keys, len(self))
         outs: list[_Out] = []
@@ -241,7 +226,7 @@ class Table(Format):
             if not outs:
                 return NotImplemented
             try:
-                for each, out in zip(block.cells, outs, strict=True):
+                for each, out in zip(block, outs, strict=True):
                     if not each.put(out.array, places, local):
                         return NotImplemented
             except Exception as error:
@@ -250,14 +235,14 @@ class Table(Format):
             return NotImplemented  # collate says that the step is empty
         return {name: out.finish() for name, out in zip(self.columns, outs, strict=True)}
 
-    def _outs(self, block: Block, row: int, size: int, empty: Empty) -> list[_Out]:
-        """Memory for the columns of a batch; nothing if one of them can only be made from objects."""
-        if not all(each.is_direct for each in block.cells):
+    def _outs(self, block: list[Cells], row: int, size: int, empty: Empty) -> list[_Out]:
+        """Returns memory for the columns of a batch; an empty list if a column needs Python objects."""
+        if not all(each.is_direct for each in block):
             return []
         fields: Iterable[Empty] = repeat(empty, len(self.columns))
         if type(empty) is FieldMemory:
             fields = empty.below(self.columns)
-        return [_Out(each, row, size, its) for each, its in zip(block.cells, fields, strict=True)]
+        return [_Out(each, row, size, its) for each, its in zip(block, fields, strict=True)]
 
     def fields(self) -> tuple[FieldInfo, ...]:
         from penstock.formats._cells import form_of
@@ -268,7 +253,7 @@ class Table(Format):
 
 
 def serialized(schema: Any, batches: list[Any]) -> NDArray[np.uint8]:
-    """The batches as bytes of the IPC format: an array, which travels out of band where that is possible."""
+    """Returns the batches as bytes of the IPC format: an array, which is pickled out of band if possible."""
     import pyarrow as pa
 
     sink = pa.BufferOutputStream()
@@ -279,7 +264,7 @@ def serialized(schema: Any, batches: list[Any]) -> NDArray[np.uint8]:
 
 
 def deserialized(data: Any) -> list[Any]:
-    """The batches, as views of these bytes."""
+    """Returns the batches, as views of these bytes."""
     import pyarrow as pa
 
     with pa.ipc.open_stream(pa.py_buffer(data)) as stream:
@@ -287,9 +272,9 @@ def deserialized(data: Any) -> list[Any]:
 
 
 def unreadable(where: str, error: Exception, remedy: str = "") -> NoReturn:
-    """Raises FormatError for what pyarrow has raised, which is of many types and may be long.
+    """Raises FormatError for an error of pyarrow, which may have any type and a long message.
 
-    An error that does not come from the content is raised as it is.
+    An error that is not about the content of the file is raised unchanged.
     """
     raise_unless_damage(error, where)
     said = " ".join(str(error).split()).rstrip(".")[:300]

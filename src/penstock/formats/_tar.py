@@ -11,14 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._files.access import Access, FileOptions
-from penstock._files.index import Arrays, Index, cached_each
+from penstock._files.index import Index, cached_each
 from penstock._files.local import AnyFile
 from penstock._files.paths import FilePath, Paths, find_files
 from penstock._files.too_large import refuse_large
 from penstock._fill.cast import Empty, FieldMemory
 from penstock._fill.collate import collate
 from penstock.errors import FormatError
-from penstock.formats._archive import Member, check_complete, is_archive, member_at
+from penstock.formats._archive import Member, TarPart, check_complete, is_archive, member_at
 from penstock.formats._beside import Beside, LateIndex
 from penstock.formats._decoders import (
     SIZED,
@@ -47,18 +47,18 @@ class Tar(Extents):
     With `decode=True` a member is decoded by the end of its name: images by `penstock.image` to RGB pixels, npy, npz
     (a dict), txt to str, cls and index to int; json if it is one of the `fields`; others stay bytes. A dict of
     functions of bytes replaces or adds some: `decode={"jpg": Transform(crop=224), "json": json.loads, "txt": None}`;
-    None keeps the bytes. `decode=False` keeps all bytes. What is said of jpg holds for jpeg, too, unless that is
-    named. Pickles are an error unless there is a function for them.
+    None keeps the bytes. `decode=False` keeps all bytes. The function for jpg is also used for jpeg, unless jpeg is
+    named, too. Pickles are an error unless there is a function for them.
 
-    The positions of samples are found beside the tars, in what `penstock index` has written or in indexes of wids or
-    DALI, or in the file `index`. Otherwise they are made once from the headers, and kept (docs/formats.md). Paths may
-    be URLs (docs/remote.md). Compressed tars are refused.
+    The positions of samples come from the file `index`, or from an index beside the tars: that of `penstock index`,
+    of wids or of DALI. Otherwise they are found once from the headers, and kept (docs/formats.md). Paths may be URLs
+    (docs/remote.md). Compressed tars are refused.
 
-    Damage is an error of a sample, so that `on_error` of the loader applies: where a tar is cut off or has a wrong
-    header, the sample there stands for the rest of the tar. So are links, sparse files, fields that come twice, and
-    members of a sample that are not beside each other.
+    Damage is an error of one sample, so that the loader's `on_error` applies: if a tar is cut off or has a wrong
+    header, the sample there stands for the rest of the tar. Links, sparse files, fields that occur twice, and members
+    that are not next to the others of their sample are errors of one sample, too.
 
-    A sample that would decode to more than `max_sample_bytes` is an error, before memory is allocated for it. Your
+    A sample that would decode to more than `max_sample_bytes` raises an error before memory is allocated for it. Your
     own functions in `decode` are not limited; a `Transform` has its own limit.
 
     `storage`, `cache`, `cache_bytes` and `cache_shared` are for remote files: see `penstock.formats`.
@@ -76,6 +76,7 @@ class Tar(Extents):
 
     suffixes = (".tar",)
     kind = KIND
+    find = staticmethod(find_samples)
 
     def __init__(
         self,
@@ -87,7 +88,7 @@ class Tar(Extents):
         **files: Unpack[FileOptions],
     ) -> None:
         self._wanted = None if fields is None else wanted_fields(fields)
-        self.decode = decode  # first: it raises for what is no function, before files are read
+        self.decode = decode  # first: it raises TypeError before files are read
         self._read = None if self._wanted is None else frozenset(chain.from_iterable(self._wanted.values()))
         self._given = index
         super().__init__(paths, **files)
@@ -95,10 +96,6 @@ class Tar(Extents):
     @classmethod
     def matches(cls, first_bytes: bytes) -> bool:
         return is_archive(first_bytes)
-
-    @staticmethod
-    def find(file: AnyFile) -> Arrays:
-        return find_samples(file)
 
     def _find_indexes(self, access: Access) -> list[Index]:
         kind, make, beside = self.kind, self.find, self._beside(access)
@@ -121,7 +118,7 @@ class Tar(Extents):
         ]
         bad = [(number, each) for number, each in enumerate(self._bad) if each]
         if len(self) and len(self) == sum(len(each) for _, each in bad):
-            self._refuse(bad[0][0], bad[0][1].first)  # not one sample can be read: more likely, these are no tars
+            self._refuse(bad[0][0], bad[0][1].first)  # no sample can be read: most likely, these are not tars
 
     def _count(self, index: Index) -> int:
         return index.count if isinstance(index, LateIndex) else super()._count(index)
@@ -147,8 +144,8 @@ class Tar(Extents):
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
         """The batch of these keys, equal to the collated samples; `empty(shape, dtype)` allocates its memory.
 
-        A `ShapedDecoder` writes its results straight into the batch. NotImplemented if there is none with a shape, or
-        if the samples have different fields: then the samples are collated, and an error names the rows.
+        A `ShapedDecoder` writes its results straight into the batch. Returns NotImplemented if there is none with a
+        shape, or if the samples have different fields: then the loader collates the samples, and an error names rows.
         """
         if type(empty) is FieldMemory or all(each is None or each.shape is None for each in self._decoders.values()):
             return NotImplemented
@@ -178,20 +175,12 @@ class Tar(Extents):
             self._refuse(number, row)
         file = self.files[number]
         start, _ = self.extent(number, row)
-        part = _TarPart(file, raw, start)
+        part = TarPart(file, raw, start)
         key, members = self._members(part, start, self._read)
         sample: dict[str, Any] = {"__key__": key}
-        left = self.max_sample_bytes
-        if self._wanted is None:
-            for field, member in members.items():
-                where = _Where(file, member)
-                value = decoded(self._decoders, field, _content(part, member, where), where, allocate, left)
-                sample[field] = value
-                if left is not None and type(value) in SIZED:
-                    left = self._left(left, value, where)
-            return sample
-        for field, names in self._wanted.items():
-            end = next((name for name in names if name in members), None)
+        left, wanted = self.max_sample_bytes, self._wanted
+        for field in members if wanted is None else wanted:
+            end = field if wanted is None else next((name for name in wanted[field] if name in members), None)
             if end is None:
                 has = ", ".join(map(repr, self._members(part, start, None)[1])) or "none"
                 remedy = 'Name other fields=, or let the loader leave such samples out: on_error="skip"'
@@ -205,15 +194,15 @@ class Tar(Extents):
         return sample
 
     def _left(self, left: int, value: Any, where: _Where) -> int:
-        """The bytes that the other members of a sample may have."""
+        """Returns how many bytes the other members of a sample may have. Raises SampleTooLarge if none are left."""
         left -= nbytes_of(value)
         if left <= 0:
             assert self.max_sample_bytes is not None
             refuse_large(where, self.max_sample_bytes - left + 1, self.max_sample_bytes)
         return left
 
-    def _members(self, part: _TarPart, start: int, read: Set[str] | None) -> tuple[str, dict[str, Member]]:
-        """The key of the sample that begins here, and its members by field: those in `read`."""
+    def _members(self, part: TarPart, start: int, read: Set[str] | None) -> tuple[str, dict[str, Member]]:
+        """Returns the key of the sample that begins at `start`, and its members by field: those in `read`, or all."""
         key: str | None = None
         members: dict[str, Member] = {}
         at = start
@@ -234,12 +223,12 @@ class Tar(Extents):
                 continue
             if field in members or field == "__key__":
                 what = f"the sample {key!r} has a second member {field!r}. Rename one of the two"
-                _refuse(_Where(part.file, member), what)
+                _refuse(_Where(part, member), what)
             members[field] = member
         return key or "", members
 
     def _refuse(self, number: int, row: int) -> NoReturn:
-        """Raises FormatError for a row of which the index knows that it cannot be read."""
+        """Raises FormatError for a row that cannot be read, according to the index."""
         file, bad = self.files[number], self._bad[number]
         assert bad is not None
         if row not in bad.others:
@@ -262,8 +251,10 @@ class Tar(Extents):
 
 
 class BadRows:
-    """The rows of a tar that cannot be read: from the row `lost` on because of a fault at `byte`, and `others`: rows
-    of samples whose members are apart, with the row of their other members.
+    """The rows of a tar that cannot be read.
+
+    All rows from `lost` on, because the tar is damaged at `byte`; and the keys of `others`, rows of samples whose
+    members are not adjacent: its values are the rows of their other members.
     """
 
     def __init__(self, rows: int, lost: int, byte: int, others: dict[int, int]) -> None:
@@ -301,7 +292,7 @@ def _rest(row: int, nbytes: int) -> str:
 
 
 class _Where:
-    """Names a member in errors."""
+    """The name of a member in errors, formatted only when an error needs it."""
 
     __slots__ = ("_file", "_member")
 
@@ -312,7 +303,7 @@ class _Where:
         return f"{self._file.path}, member {self._member.name!r}, byte {self._member.data:,}"
 
 
-def _content(part: _TarPart, member: Member, where: _Where) -> bytes:
+def _content(part: TarPart, member: Member, where: _Where) -> bytes:
     if not member.is_file:
         remedy = "Write the tar with --dereference and --hard-dereference, and without --sparse"
         _refuse(where, f"it is {member.kind}, and only plain files can be read. {remedy}")
@@ -327,25 +318,8 @@ def _allocate_as(
     return allocate(field, shape, dtype)
 
 
-class _TarPart:
-    """The bytes of a file from `start` on that were read at once. `size` is that of the file up to their end."""
-
-    def __init__(self, file: AnyFile, raw: bytes, start: int) -> None:
-        self.file, self._raw, self._start = file, raw, start
-        self.size = start + len(raw)
-
-    def read(self, start: int, length: int) -> bytes:
-        return self._raw[start - self._start : start - self._start + length]
-
-    def refused(self, place: int, what: str) -> NoReturn:
-        self.file.refused(place, what)
-
-    def damaged(self, place: int, what: str) -> NoReturn:
-        self.file.damaged(place, what)
-
-
 def wanted_fields(fields: str | Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """The names of members that may be each field, the preferred first. A str has names with spaces between them."""
+    """Returns the names of members that each field may be read from, in this order. A str is split at spaces."""
     given = fields.split() if isinstance(fields, str) else list(fields)
     if not given or not all(isinstance(each, str) and each.strip(" .;") for each in given):
         raise TypeError(f"fields must be the names of members, such as ('jpg', 'cls'), but it is {fields!r}.")

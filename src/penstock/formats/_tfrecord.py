@@ -32,9 +32,9 @@ class TFRecord(Extents):
     """The records of TFRecord files; each is a dict from the features of its `tf.train.Example` to their values.
 
     A feature with one value is that value: an int, a float32 or bytes. One with none or several is an array, or a
-    list of bytes. Those that `arrays` names are arrays and lists in any case: name features whose number of values
-    differs, so that a single one is no exception. `decode=False` gives the bytes of a record, and `decode=function`
-    what the function makes of them. Images stay bytes, as TensorFlow's programs have them: decode them in a map.
+    list of bytes. Those that `arrays` names are always arrays or lists: name the features whose number of values
+    varies. `decode=False` gives the bytes of a record, and `decode=function` what the function returns for them.
+    Images stay bytes, as in TensorFlow: decode them in a map.
 
     Checksums are checked: those of lengths when the index is made, once, and that of a record when it is read, at
     some 300 MB/s; `check=False` leaves the latter out. Paths may be URLs (docs/remote.md). Compressed files are
@@ -110,11 +110,11 @@ class TFRecord(Extents):
 
 
 def example(message: bytes, arrays: Iterable[str] = ()) -> dict[str, Any]:
-    """The features of a `tf.train.Example`, sorted by name: a map of protobuf has no order."""
+    """Returns the features of a `tf.train.Example`, sorted by name: a map of protobuf has no order."""
     features: dict[str, Any] = {}
     for number, some in _fields(memoryview(message)):
         if number != 1:
-            raise MessageError("it has more than features, as a tf.train.SequenceExample has")
+            raise MessageError("it has other fields than features, as a tf.train.SequenceExample does")
         for _, entry in _fields(some):
             named = dict(_fields(entry))
             name = str(bytes(named.get(1, b"")), "utf-8")
@@ -123,9 +123,9 @@ def example(message: bytes, arrays: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def _fields(message: Any) -> Iterator[tuple[int, Any]]:
-    """The number and content of each field of a message whose fields are all messages, text or bytes."""
+    """Yields the number and content of each field. All fields must be messages, text or bytes."""
     if not isinstance(message, memoryview):
-        raise MessageError("a number is where a message should be")
+        raise MessageError("a number was found where a message should be")
     for number, wire_type, found in fields(message):
         if wire_type != BYTES:
             raise MessageError(f"field {number} is of wire type {wire_type}")
@@ -133,7 +133,7 @@ def _fields(message: Any) -> Iterator[tuple[int, Any]]:
 
 
 def _values(feature: memoryview, is_list: bool) -> Any:
-    """The values of a feature, which is a list of bytes (1), of floats (2) or of integers (3)."""
+    """Returns the values of a feature, which is a list of bytes (1), of floats (2) or of integers (3)."""
     found: Any = np.empty(0, np.float32)
     for kind, message in _fields(feature):
         if kind == 1:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, Unpack
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from penstock._files.access import RemoteOptions
+from penstock._files.access import Access, RemoteOptions
 from penstock._files.index import for_each
 from penstock._files.local import AnyFile, File
 from penstock._files.mapping import mapped
@@ -32,18 +32,18 @@ T = TypeVar("T")
 _LLMC: dict[int, np.dtype[Any]] = {20240520: np.dtype(np.uint16), 20240801: np.dtype(np.uint32)}
 _LLMC_HEADER = 1024  # bytes: 256 int32, of which the third is the number of ids
 _NPY = "Write the ids alone: np.load(path).astype({dtype!r}).tofile('ids.bin')."
-_INDEX = "Pass the .bin beside it, or read both files by penstock.formats.Megatron(prefix)."
-# Other files, by their first bytes: only those with so many that no ids begin like them.
+_INDEX = "Pass the .bin beside it, or read both files with penstock.formats.Megatron(prefix)."
+# Files of other formats, by first bytes that are long enough that no file of ids begins with them.
 _NO_IDS = (
     (b"\x93NUMPY", "a .npy file", _NPY),
     (b"MMIDIDX\0\0", "Megatron's index, the .idx of a .bin", _INDEX),
     (b"TNTIDX\0\0", "Megatron's older index, the .idx of a .bin", _INDEX),
-    (b"ARROW1\0\0", "an Arrow file", "Read it by penstock.formats.Arrow(path)."),
+    (b"ARROW1\0\0", "an Arrow file", "Read it with penstock.formats.Arrow(path)."),
     (b"\x89HDF\r\n\x1a\n", "an HDF5 file", "Write the ids alone: file['x'][:].astype({dtype!r}).tofile('ids.bin')."),
 )
-_LEAST = 512  # bytes for which `take` is faster than a copy of windows
-_LOOK = 64  # first bytes of a file, by which it is told from another of the same name and size
-_SCRATCH = 512 << 10  # bytes that are copied twice at once: they stay in the processor's cache
+_LEAST = 512  # from this many bytes on, `take` is faster than a copy of windows
+_LOOK = 64  # first bytes of a file: they distinguish it from another of the same name and size
+_SCRATCH = 512 << 10  # bytes that are copied twice, in steps of this size: they stay in the processor's cache
 
 
 class Tokens(Format):
@@ -80,6 +80,7 @@ class Tokens(Format):
         stride: int | None = None,
         **files: Unpack[RemoteOptions],
     ) -> None:
+        Access.of(type(self).__name__, files)  # refuses max_sample_bytes: `length` says how large a sample is
         super().__init__(paths, max_sample_bytes=None, **files)
         self.dtype = _checked_dtype(dtype)
         self.length, self.stride = length, length if stride is None else stride
@@ -103,7 +104,7 @@ class Tokens(Format):
 
     @cached_property
     def blocks(self) -> NDArray[np.int64]:
-        """The first row of each block, and the end. A block is some MB of one file."""
+        """The first row of each block, and the number of all rows. A block is about 8 MB of one file."""
         rows = max(1, BLOCK // (self.stride * self.dtype.itemsize))
         edges = self.edges.tolist()
         inside = [np.arange(first, last, rows) for first, last in pairwise(edges)]
@@ -147,7 +148,7 @@ class Tokens(Format):
         return self._samples
 
     def _header(self, file: AnyFile) -> tuple[int, int]:
-        """The number of bytes before the first id of a file, and a check of its first bytes."""
+        """Returns the number of bytes before the first id of a file, and the CRC-32 of its first bytes."""
         begin = file.peek(0, min(file.size, _LOOK))
         return _header(file, begin, self.dtype), zlib.crc32(begin)
 
@@ -164,15 +165,15 @@ class Tokens(Format):
 class _MappedSamples:
     """The memory of all files, and the samples in it.
 
-    Memory is divided into equal units, at which samples begin. If a sample is a number of whole units, mostly one,
-    `take` copies it. Other samples, such as those that overlap, are windows into memory. numpy cannot copy windows
-    to a given place: they are copied twice, the second time from the processor's cache.
+    Memory is divided into equal units, and each sample begins at a unit. If a sample consists of whole units, mostly
+    one, `take` copies it. Other samples, such as overlapping ones, are windows into memory. numpy cannot copy windows
+    to a given place, so they are copied twice, the second time from the processor's cache.
     """
 
     def __init__(self, tokens: Tokens, memory: NDArray[np.uint8], begins: NDArray[np.int64]) -> None:
         begins = begins + tokens._headers
         self._first = 0  # the position of the first unit
-        if len(begins) == 1:  # so that sample i begins at unit i
+        if len(begins) == 1:  # then sample i begins at unit i
             self._first = int(begins[0])
             memory, begins = memory[self._first :], np.zeros_like(begins)
         self._dtype, size = tokens.dtype, tokens.dtype.itemsize
@@ -187,7 +188,7 @@ class _MappedSamples:
         count = (len(memory) - self.width) // unit + 1
         self._at_units = np.ndarray((count,), kind, memory.data, strides=(unit,))
         self._step, self._edges = step // unit, tokens.edges
-        # Of each file, where its first sample would begin if all samples before it were in the same file.
+        # For each file, the unit at which row 0 would begin if all earlier rows were in this file.
         self._firsts = begins // unit - self._edges[:-1] * self._step
 
     def copy(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
@@ -195,7 +196,7 @@ class _MappedSamples:
         self.copy_from(self.starts(rows), out)
 
     def taken(self, rows: NDArray[np.int64]) -> NDArray[Any]:
-        """The samples of these rows, in memory of their own."""
+        """Returns the samples of these rows, as a new array."""
         return self.taken_from(self.starts(rows))
 
     def starts(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -227,12 +228,12 @@ class _MappedSamples:
         return found.view(self._dtype).reshape(len(starts), -1)
 
     def _all_parts(self, starts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """All units of samples that are whole units."""
+        """Returns the numbers of all units of the samples."""
         return starts if len(self._parts) == 1 else (starts[:, np.newaxis] + self._parts).reshape(-1)
 
 
 class _PartlyMappedSamples:
-    """The samples of files of which some are remote: copied from the pieces that are mapped, or else read."""
+    """Samples of files, some of them remote: copied from mapped pieces if all are mapped, else read."""
 
     def __init__(self, tokens: Tokens, span: Span) -> None:
         self._span, self._read = span, _ReadSamples(tokens)
@@ -240,7 +241,7 @@ class _PartlyMappedSamples:
         self.width = self._mapped.width
 
     def taken(self, rows: NDArray[np.int64]) -> NDArray[Any]:
-        """The samples of these rows, in memory of their own."""
+        """Returns the samples of these rows, as a new array."""
         return self._got(rows, self._mapped.taken_from, self._read.taken)
 
     def copy(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
@@ -260,7 +261,7 @@ class _PartlyMappedSamples:
 
 
 class _ReadSamples:
-    """The samples of files of which some are remote: read, not mapped."""
+    """Samples of files, some of them remote: read, not mapped."""
 
     def __init__(self, tokens: Tokens) -> None:
         self._files, self._headers, self._edges = tokens.files, tokens._headers, tokens.edges
@@ -269,7 +270,7 @@ class _ReadSamples:
         self._dtype, self._length = tokens.dtype, tokens.length
 
     def taken(self, rows: NDArray[np.int64]) -> NDArray[Any]:
-        """The samples of these rows, in memory of their own."""
+        """Returns the samples of these rows, as a new array."""
         out = np.empty((len(rows), self._length), self._dtype)
         self.copy(rows, out)
         return out
@@ -300,7 +301,7 @@ def _checked_dtype(dtype: DTypeLike) -> np.dtype[Any]:
 
 
 def _header(file: AnyFile, begin: bytes, dtype: np.dtype[Any]) -> int:
-    """The number of bytes before the first id. Raises FormatError if the file cannot hold ids of this dtype."""
+    """Returns the number of bytes before the first id. Raises FormatError if the file cannot hold such ids."""
     for magic, what, remedy in _NO_IDS:
         if begin.startswith(magic):
             raise FormatError(
@@ -310,7 +311,7 @@ def _header(file: AnyFile, begin: bytes, dtype: np.dtype[Any]) -> int:
     if named is not None and named != dtype:
         raise FormatError(
             f"{file.path}: the .idx beside it is Megatron's, and says that the ids are {named}, but dtype is "
-            f"{dtype}. Pass dtype={str(named)!r}, or read both files by penstock.formats.Megatron."
+            f"{dtype}. Pass dtype={str(named)!r}, or read both files with penstock.formats.Megatron."
         )
     if file.size >= _LLMC_HEADER:
         magic, _, ids = np.frombuffer(begin, "<i4", 3).tolist()

@@ -1,4 +1,4 @@
-"""`UncountedTar`: tars whose samples are counted when they are first needed, and the order in which they are."""
+"""`UncountedTar`: tars whose samples are counted when they are first needed, and its sampler."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from penstock.plan._order import Permutation
 from penstock.plan._samplers import Sampler
 from penstock.plan._seeds import mix
 
-_SHIFT = 32  # a key is the number of the tar, and below that of the sample in it
+_SHIFT = 32  # a key has the number of the tar above this bit, and that of the sample below it
 _ROW = (1 << _SHIFT) - 1
-_AHEAD = 2  # tars that are indexed at a time; as many again wait until they are needed
+_AHEAD = 2  # tars that are indexed in parallel; as many more may wait until they are needed
 
 
 class UncountedTar(Tar):
@@ -34,8 +34,8 @@ class UncountedTar(Tar):
         data = UncountedTar("s3://bucket/train/", fields=("jpg", "cls"))
         loader = DataLoader(data, batch_size=64, sampler=data.sampler(window=8), seed=0)
 
-    The first batch comes when the shards of the window were read, and not all. Every rank, and every machine, reads
-    all shards in the first epoch, to know where the samples of the others are; after that the indexes are kept.
+    The first batch comes after the shards of the window were read, not all shards. Every rank, and every machine,
+    reads all shards in the first epoch, to know where the samples of the others are; after that the indexes are kept.
     `penstock index` and `Tar` avoid that. With `shard=`, pass `last_batch="drop"` or `"keep"`.
 
     A key is `shard << 32 | row`: the number of the shard, in the order of their paths, and of the sample in it.
@@ -49,11 +49,11 @@ class UncountedTar(Tar):
         self.indexes, self._bad = indexes, [None] * len(indexes)
 
     def sampler(self, window: int = WINDOW, shuffle: bool = True) -> ShardSampler:
-        """The keys of all samples. `window` is the number of shards whose samples are mixed."""
+        """Returns a sampler of all keys. `window` is the number of shards whose samples are mixed."""
         return ShardSampler(self, window, shuffle)
 
     def count(self, number: int) -> int:
-        """The number of samples of a shard, which is read for that, unless its index is kept."""
+        """The number of samples of a shard. Reads the shard, unless its index is kept."""
         return self._count(self.indexes[number])
 
     __len__ = None  # type: ignore[assignment]
@@ -73,8 +73,7 @@ class UncountedTar(Tar):
             self._refuse_large(number, start, length)
         return self.decoded(self.files[number].read(start, length), number, row)
 
-    def __getitems__(self, keys: Sequence[int]) -> list[Any]:
-        return self.samples(keys, self.checked(keys))
+    __getitems__ = Tar.__getitems__  # `Dataset` drops the one of a class whose `__getitem__` is replaced
 
     def __iter__(self) -> Iterator[Any]:
         return (self[key] for key in self.sampler(shuffle=False))
@@ -94,11 +93,11 @@ class UncountedTar(Tar):
 
 
 class ShardSampler(Sampler[int]):
-    """The keys of an `UncountedTar`: shards in random order, of which those of a window are mixed.
+    """The keys of an `UncountedTar`: shards in random order, with the samples of a window of shards mixed.
 
-    The order is a function of the numbers of samples and of one random number, which is drawn at the beginning of an
+    The order depends only on the numbers of samples and on one random number, which is drawn at the beginning of an
     epoch. So a loader with `seed=` has the same order on all ranks and after a resume. It is the order of
-    `shuffle="blocks"` with a shard as a block, except that each part of it needs the shards up to there only.
+    `shuffle="blocks"` with a shard as a block, except that each part of it needs only the shards read so far.
     """
 
     def __init__(self, data: UncountedTar, window: int = WINDOW, shuffle: bool = True) -> None:
