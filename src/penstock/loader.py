@@ -298,7 +298,7 @@ class DataLoader(Generic[_T_co]):
     def collate_fn(self) -> Callable[[Any], Any]:
         """The function that makes a batch of samples (of one sample, if samples are not batched)."""
         given: Callable[[Any], Any] | None = self._session.options.collate_fn
-        default = default_collate if self._session.batched else convert
+        default = default_collate if self._session.feed.batched else convert
         return default if given is None else given
 
     @property

@@ -7,17 +7,12 @@ import threading
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock._engine.engine import Engine
 from penstock._engine.turn import INSIDE
-from penstock._measure.meter import Meter
 from penstock._system.interrupts import LiveObjects, interrupts_deferred
 from penstock._wire.updates import Change
-from penstock._work.job import Job
-
-if TYPE_CHECKING:
-    from penstock._session.semantics import Semantics
 
 # Bytes of updates: they are kept for workers that still have to read them, and how far each worker is, is not known.
 # An engine that has more is not used for another epoch: new workers have the dataset as it is.
@@ -122,24 +117,3 @@ class Engines:
             for engine in self.all():
                 engine.close()
         self._idle = None  # not before: a collection of garbage may free a reader, which puts its engine here
-
-
-def new_engine(semantics: Semantics, meter: Meter) -> Engine:
-    """A crew with its job, by the rules of these semantics. No worker is started yet."""
-    settings = semantics.settings
-    job = Job(
-        dataset=semantics.dataset,
-        batched=semantics.batched,
-        collate_fn=None if settings.collate_fn is semantics.default_collate else settings.collate_fn,
-        worker_init_fn=settings.worker_init_fn,
-        num_workers=semantics.crew_size,
-        drop_last=settings.drop_last,
-        cast=semantics.cast,
-        **semantics.work(),
-    )
-    backend = semantics.backend(job)
-    try:
-        return Engine(backend, semantics.scheduler(), job, meter=meter, **semantics.manner())
-    except BaseException:
-        backend.close()
-        raise

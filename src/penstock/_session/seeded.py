@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 from penstock._engine.engine import Engine
 from penstock._feed import Feed
 from penstock._feed.base import AnyPlan, Begin, Run, displayed_settings
-from penstock._fill.cast import Cast
 from penstock._options import Options, is_int, warn_of_ranks
 from penstock._resume.reading import asked, has_state, known
 from penstock._resume.state import ANEW, Epochs, Progress, State, content
@@ -182,19 +181,8 @@ class SeedSession(Session):
     # The semantics: see `Semantics`.
 
     @property
-    def settings(self) -> Options:
-        return self.options
-
-    @property
-    def default_collate(self) -> Any:
-        return default_collate if self.feed.batched else None
-
-    @property
-    def batched(self) -> bool:
-        return self.feed.batched
-
-    @property
     def crew_size(self) -> int:
+        """The number of workers; 0 runs tasks in the calling process."""
         number = self.options.num_workers
         return min(number, 1) if self.feed.one_reader else number
 
@@ -203,21 +191,25 @@ class SeedSession(Session):
         """How many tasks may be ahead of the caller."""
         return max(1, self.crew_size * (self.options.prefetch_factor or 1))
 
-    @property
-    def cast(self) -> Cast | None:
-        return self.options.cast
-
-    def work(self) -> dict[str, Any]:
-        options = self.options
-        return {
-            "fetch": self.feed.fetch,
-            "seed": self.seed,
-            "shard": options.shard,
-            "batch_size": options.batch_size or 1,
-            "on_error": options.on_error,
-            "order": self._order,
-            "make_runner": self._make_runner,
-        }
+    def job(self) -> Job:
+        options, batched = self.options, self.feed.batched
+        is_default = batched and options.collate_fn is default_collate
+        return Job(
+            dataset=self.dataset,
+            fetch=self.feed.fetch,
+            collate_fn=None if is_default else options.collate_fn,
+            worker_init_fn=options.worker_init_fn,
+            num_workers=self.crew_size,
+            seed=self.seed,
+            drop_last=options.drop_last,
+            shard=options.shard,
+            batched=batched,
+            batch_size=options.batch_size or 1,
+            on_error=options.on_error,
+            order=self._order,
+            cast=options.cast,
+            make_runner=self._make_runner,
+        )
 
     def scheduler(self) -> Scheduler:
         retries, in_order = self.options.retries, self.options.in_order

@@ -9,53 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from penstock._fill.cast import Cast
 from penstock._schedule.scheduler import Scheduler
 from penstock._work.job import Job
 from penstock.backends import Backend
 
 
-class Settings(Protocol):
-    """The settings of workers that every face has, by torch's names: `Options`, or a loader of torch's."""
-
-    @property
-    def collate_fn(self) -> Any: ...
-    @property
-    def worker_init_fn(self) -> Any: ...
-    @property
-    def drop_last(self) -> bool: ...
-
-
 class Semantics(Protocol):
-    """The rules of one loader: what its workers do, who does which step, and what its readers need to know."""
+    """The rules of one loader: what its workers do, which worker does which step, and what its readers need."""
 
-    # The crew: see `new_engine`.
+    # For an engine: see `Session.hire`.
 
-    @property
-    def dataset(self) -> Any: ...
-    @property
-    def settings(self) -> Settings: ...
-    @property
-    def default_collate(self) -> Any:
-        """The `collate_fn` that the runner does by itself."""
-
-    @property
-    def batched(self) -> bool: ...
-    @property
-    def crew_size(self) -> int:
-        """The number of workers; 0 runs tasks in the calling process."""
-
-    @property
-    def cast(self) -> Cast | None: ...
-    def work(self) -> Mapping[str, Any]:
-        """The fields of a `Job` that only these semantics have: the runner, and what it draws from."""
-
+    def job(self) -> Job: ...
     def scheduler(self) -> Scheduler: ...
     def backend(self, job: Job) -> Backend: ...
     def manner(self) -> Mapping[str, Any]:
-        """How the engine works: its keyword arguments."""
+        """The keyword arguments of `Engine`."""
 
-    # The epoch: see `Reader`.
+    # For a reader: see `Reader`.
 
     @property
     def timeout(self) -> float | None: ...

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock._engine.engine import Engine
-from penstock._session.engines import Engines, new_engine
+from penstock._session.engines import Engines
 from penstock._session.measures import Measures
 
 if TYPE_CHECKING:
@@ -27,8 +27,14 @@ class Session:
         self.measures = Measures(name, settings, self.engines.ours)
 
     def hire(self, semantics: Semantics) -> Engine:
-        """A new engine. Its workers start when an epoch is opened."""
-        engine = new_engine(semantics, self.measures.meter)
+        """Creates an engine with these semantics. Its workers start when an epoch is opened."""
+        job = semantics.job()
+        backend = semantics.backend(job)
+        try:
+            engine = Engine(backend, semantics.scheduler(), job, meter=self.measures.meter, **semantics.manner())
+        except BaseException:
+            backend.close()
+            raise
         self.engines.live.add(engine)
         return engine
 
