@@ -1,7 +1,7 @@
-"""What differs between penstock's rules and torch's, as Protocols. Everything else in a session is the same for both.
+"""Protocols for the differences between penstock's semantics and torch's. The rest of a session is common to both.
 
 `SeedSession` has penstock's rules: any worker may do a step, because a batch is a function of seed, epoch and step.
-`penstock.torch` has torch's in `TorchSemantics`: each step belongs to one worker, whose past decides what is in it.
+`TorchSemantics` in `penstock.torch` has torch's: each step belongs to one worker, and depends on the worker's past.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class Semantics(Protocol):
     def max_errors(self) -> int | None: ...
     @property
     def deliver(self) -> Callable[[Any], Any] | None:
-        """Is called with each batch, and returns what the caller gets; None hands out the batch itself."""
+        """Called with each batch; returns what the caller gets. None: the caller gets the batch itself."""
 
 
 class Position(Protocol):
-    """The position of an epoch. A reader reports to it: `Progress`, torch's `Cursor`, or one that reports later."""
+    """The position in an epoch, to which a reader reports: `Progress`, torch's `Cursor`, or a `SharedEpoch`."""
 
     def passed(self, step: int, mark: bytes | None, worker: int, /) -> None:
-        """A step was handed out, as a batch or as an error; `mark`: see `Task`."""
+        """Called when a step was handed out, as a batch or as an error. `mark`: see `Task`."""
 
     def finish(self, end: bytes | None, ends: Mapping[int, bytes], /) -> None:
-        """The caller was told that the epoch is over; `end` and `ends`: see `Run`."""
+        """Called when the caller has been told that the epoch is over. `end` and `ends`: see `Run`."""
