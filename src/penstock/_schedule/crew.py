@@ -81,8 +81,7 @@ class Crew:
 
     def worked(self, worker: int) -> None:
         """This worker has done a step, so workers do not crash at start-up in its seat."""
-        if self.losses:
-            self.losses.pop(self.seats[worker], None)
+        self.losses.pop(self.seats[worker], None)
 
     def forgive(self) -> None:
         """Every seat may be filled again."""

@@ -76,11 +76,6 @@ class Scheduler:
         spare: int | None = None,
         spacing: int = 1,
     ) -> None:
-        if window < 1 or workers < 1 or retries < 0:
-            raise ValueError(
-                f"window and workers must be at least 1 and retries at least 0, got window={window}, "
-                f"workers={workers}, retries={retries}"
-            )
         self._window = window
         self._retries = retries
         self._in_order = in_order

@@ -70,17 +70,12 @@ class Bounds:
     workers: Range
     prefetch: Range
     cpus: float
-    memory: int | None = None
+    memory: int
 
     @property
     def processors(self) -> int:
         """Workers that can compute at the same time."""
         return max(1, math.ceil(self.cpus - 0.1))
-
-    def start(self) -> tuple[int, int]:
-        """A small number: the first batch takes as long with two workers as with twenty."""
-        first = max(self.workers.least, min(2, self.processors, self.workers.most))
-        return first, max(self.prefetch.least, min(2, self.prefetch.most))
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,8 +244,8 @@ class Tuner:
     """Takes intervals and returns changes. `workers` and `prefetch_factor` are the current numbers."""
 
     bounds: Bounds
-    workers: int = 0
-    prefetch_factor: int = 0
+    workers: int
+    prefetch_factor: int
     state: TunerState = SETTLING
     _sum: Interval | None = None
     _attempt: Attempt | None = None
@@ -260,10 +255,6 @@ class Tuner:
     _known: Findings = field(default_factory=Findings)
     _each: float | None = None  # bytes of memory that another worker takes
     _saves_memory: bool = False
-
-    def __post_init__(self) -> None:
-        workers, prefetch = self.bounds.start()
-        self.workers, self.prefetch_factor = self.workers or workers, self.prefetch_factor or prefetch
 
     def restart(self) -> None:
         """New workers start for another epoch: the unfinished measurement is dropped, and what is known is kept."""
@@ -321,7 +312,7 @@ class Tuner:
 
     def _save_memory(self, used: int) -> Resize | None:
         limit, least = self.bounds.memory, self.bounds.workers.least
-        if limit is None or used <= _FULL * limit:
+        if used <= _FULL * limit:
             return None
         fewer, nearer = max(least, self.workers * 3 // 4), self.bounds.prefetch.least
         if nearer < self.prefetch_factor:
@@ -431,8 +422,6 @@ class Tuner:
 
     def _more_workers_that_fit(self, used: int) -> int:
         """How many more workers fit into the memory."""
-        if self.bounds.memory is None:
-            return self.bounds.workers.most
         left = _USABLE * self.bounds.memory - used
         # Until an attempt has shown what a worker takes, all memory in use is attributed to the current workers.
         each = used / self.workers if self._each is None else self._each
