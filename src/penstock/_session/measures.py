@@ -19,7 +19,7 @@ from penstock._measure.cached import CacheCounts
 from penstock._measure.gauges import Counts, Gauges, Slow
 from penstock._measure.histogram import bounds, quantile
 from penstock._measure.meter import Answer, Meter, MeterSnapshot, Stopwatch, Totals, clock
-from penstock._system.interrupts import import_whole, interrupts_deferred
+from penstock._system.interrupts import import_whole
 from penstock.stats._figures import (
     Bucket,
     CacheFigures,
@@ -142,10 +142,9 @@ class Measures:
 
     def publish(self) -> None:
         """Shows the figures to `penstock top`."""
-        # Imported late: it takes a few milliseconds, and many loaders end before. Interrupts are deferred, because
-        # dataclasses are made by `exec`, and a KeyboardInterrupt inside it ends the program even if it is caught.
-        with interrupts_deferred():
-            from penstock.stats._published import publish
+        # Late: it takes a few milliseconds, and many loaders end before.
+        import_whole("penstock.stats._published")
+        from penstock.stats._published import publish
 
         publish(self, self.stats())
 

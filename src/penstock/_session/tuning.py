@@ -6,19 +6,17 @@ import math
 import os
 from threading import get_ident
 from time import thread_time_ns
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from penstock._engine.engine import Engine
 from penstock._feed import Feed
 from penstock._measure.gauges import delay_ns
 from penstock._measure.meter import TICK
 from penstock._options import Options
+from penstock._schedule.tuner import RESTING, Bounds, Interval, Range, Resize, Tuner
 from penstock._session.measures import Measures
-from penstock._system.interrupts import import_whole
 from penstock.backends import _base as backends
-
-if TYPE_CHECKING:
-    from penstock._schedule.tuner import Bounds, Resize
+from penstock.stats._machine import machine
 
 # Limit without `max_workers=`. (Workers that compute are limited by the number of processors, too.)
 _MOST_WORKERS = 32
@@ -49,13 +47,8 @@ class Tuning:
     """Gives the tuner the differences of all counters between two ticks."""
 
     def __init__(self, options: Options, feed: Feed, measures: Measures) -> None:
-        # Imported here, because few programs need it.
-        import_whole("penstock._schedule.tuner")
-        from penstock._schedule.tuner import Tuner
-
         self._measures = measures
-        bounds = _bounds(options, feed)
-        self._tuner = Tuner(bounds, options.num_workers, options.prefetch_factor or 1)
+        self._tuner = Tuner(_bounds(options, feed), options.num_workers, options.prefetch_factor or 1)
         self.extra = False  # the next tick is only for the tuner
         self._before: _Counted | None = None
         self._births: dict[int, tuple[int, int]] = {}  # seat -> when its worker was started, tasks done until then
@@ -64,11 +57,6 @@ class Tuning:
 
     def ask(self, engine: Engine) -> Resize | None:
         """The change that the tuner wants, or None."""
-        from penstock._schedule.tuner import RESTING, Interval
-
-        import_whole("penstock.stats._machine")
-        from penstock.stats._machine import machine
-
         now, before = self._count(engine), self._before or _NOTHING
         self._before = now
         # A tick takes half a millisecond. At rest there are as few of them as without the tuner.
@@ -119,25 +107,15 @@ def _mean_growth(now: dict[int, int], before: dict[int, int]) -> float:
 
 
 def _bounds(options: Options, feed: Feed) -> Bounds:
-    import_whole("penstock._schedule.tuner")
-    from penstock._schedule.tuner import Bounds, Range
-
-    import_whole("penstock.stats._machine")
-    from penstock.stats._machine import machine
-
     found = machine()
     fitting = backends.registered(options.backend).room(options.context)  # workers that fit on other machines
     cpus = found.cpus if fitting is None else float(max(1, fitting))
-    workers = prefetch = None
+    number, ahead = options.num_workers, options.prefetch_factor or 1
+    workers, prefetch = Range(number, number), Range(ahead, ahead)
     if "num_workers" in options.auto:
-        most = options.max_workers or (fitting or max(_MOST_WORKERS, math.ceil(found.cpus)))
+        most = options.max_workers or fitting or max(_MOST_WORKERS, math.ceil(found.cpus))
         workers = Range(1, 1 if feed.one_reader else most)
     if "prefetch_factor" in options.auto:
         prefetch = Range(1, _MOST_PREFETCH)
-    fixed = options.num_workers, options.prefetch_factor or 1
-    return Bounds(
-        workers or Range(fixed[0], fixed[0]),
-        prefetch or Range(fixed[1], fixed[1]),
-        cpus,
-        found.memory_limit or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-    )
+    memory = found.memory_limit or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return Bounds(workers, prefetch, cpus, memory)
