@@ -26,7 +26,7 @@ class Pace:
         self.bundle = 1
 
     def learn(self, seconds: float, nbytes: int, steps: int, lent: int) -> None:
-        """A task of `steps` steps took `seconds` and `nbytes`; the caller holds `lent` slabs."""
+        """Updates `bundle` after a task: `steps` steps took `seconds` and `nbytes`; the caller holds `lent` slabs."""
         self._largest = max(self._largest, nbytes // steps + 1)
         # A single slow step counts little: it may have waited for a processor.
         self._seconds += (min(seconds / steps, 8 * self._seconds) - self._seconds) / 8

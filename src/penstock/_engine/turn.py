@@ -53,7 +53,7 @@ class Turn:
         return self._process is _this_process
 
     def take(self, hold: Hold) -> None:
-        """Waits until it is this thread's turn."""
+        """Waits until the turn is free, and takes it."""
         with self.changes.lock:
             if self.holder is None and not self.waiting:
                 self.holder = hold

@@ -290,7 +290,7 @@ class Scheduler:
         self._end_stream(seq, void, out)
 
     def _end_stream(self, seq: int, void: list[int], out: list[Command]) -> None:
-        """The stream has nothing for `seq`, nor for the `void` steps behind it.
+        """Ends the run before `seq`: the stream has no samples for it, nor for the `void` steps after it.
 
         They are abandoned here and now: their own StepEnded may come after the next `Opened`, and would end the new
         run before it began.

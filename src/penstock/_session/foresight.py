@@ -44,7 +44,7 @@ class Foresight:
                 start()
 
     def continues(self, plan: OrderPlan, progress: Progress) -> bool:
-        """True if it can be used for the epoch that is about to begin, too."""
+        """Moves the forecast to the epoch that begins; returns False if a new foresight is needed for it."""
         over = self._returned is not None and self._progress.is_over and self._process == os.getpid()
         if not over or not self._forecast.continues(plan, progress.epoch, partial(getattr, progress, "steps")):
             return False

@@ -78,7 +78,7 @@ class MeasuredCrew(Protocol):
 
 
 class Measures:
-    """`crews()`: the loader's live crews. `settings()`: the settings that are shown with the figures."""
+    """Makes the figures. `crews()`: the loader's live crews. `settings()`: the settings that are shown with them."""
 
     def __init__(
         self, name: str, settings: Callable[[], Mapping[str, Any]], crews: Callable[[], Iterable[MeasuredCrew]]

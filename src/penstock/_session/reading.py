@@ -97,7 +97,7 @@ class Reader:
         return delivery
 
     def _note(self, mended: Mended) -> BaseException | None:
-        """Lists the samples of a batch that failed; returns the error that exceeds `max_errors`, or None."""
+        """Adds the failed samples of a batch to `skipped`; returns the error that exceeds `max_errors`, or None."""
         most, errors = self._max_errors, mended.errors
         self._meter.skipped += len(errors)
         room = len(errors) if most is None else most - len(self.skipped)
@@ -109,7 +109,7 @@ class Reader:
         return annotate(error, why)
 
     def _leave(self) -> None:
-        """Gives the engine away at the end of the epoch."""
+        """Releases the engine at the end of the epoch."""
         raise NotImplementedError
 
 
