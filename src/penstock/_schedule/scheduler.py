@@ -34,6 +34,7 @@ from penstock._schedule.states import (
     CLOSED,
     FILLED,
     IDLE,
+    LENT,
     LOST,
     NEW,
     OPEN,
@@ -404,7 +405,7 @@ class Scheduler:
     # Slabs
 
     def _slab_returned(self, event: events.SlabReturned, out: list[Command]) -> None:
-        if not self._slabs.is_lent(event.slab):
+        if self._slabs.states.get(event.slab) is not LENT:
             self._impossible(event, "the slab is not lent")
         self._slabs.free(event.slab, out)
 

@@ -39,9 +39,6 @@ class SlabStates:
     def lend(self, slab: int) -> None:
         self.states[slab] = LENT
 
-    def is_lent(self, slab: int) -> bool:
-        return self.states.get(slab) is LENT
-
     def free(self, slab: int, out: list[Command]) -> None:
         self.states[slab] = FREE
         self.warm.append(slab)

@@ -40,7 +40,6 @@ class Engines:
         return self._changing.get(pid) or self._changing.setdefault(pid, threading.RLock())
 
     def all(self) -> list[Engine]:
-        """All live engines."""
         return list(self.live)
 
     def held(self, work: Callable[[list[Engine]], object]) -> None:

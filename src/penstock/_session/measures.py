@@ -160,7 +160,6 @@ class Measures:
         return self._tracing
 
     def close(self) -> None:
-        """Called when the loader is closed."""
         page.withdraw(self)
         if self._tracing is not None:
             self._tracing.close()

@@ -53,7 +53,7 @@ class SeedSession(Session):
     deliver: Callable[[Any], Any] | None = None
 
     def __init__(self, feed: Feed, face: str = "penstock", make_runner: Callable[..., Any] | None = None) -> None:
-        self.feed = feed
+        self.feed, self.knows_end = feed, feed.knows_end
         self._face, self._make_runner = face, make_runner
         self._seed = feed.options.seed
         self._asks_for_ranks = feed.options.is_unsplit  # checked when the first epoch begins: see decision 0036
@@ -161,10 +161,6 @@ class SeedSession(Session):
                 start = start._replace(mark=feed.beginning(is_fresh=epochs.are_fresh))
             run = feed.run(self.runs, epochs.next, self.seed, plan, at)
         return run, start
-
-    @property
-    def knows_end(self) -> bool:  # type: ignore[override]
-        return self.feed.knows_end
 
     def release(self, engine: Engine) -> None:
         stays = self.options.persistent_workers or self.options.num_workers == 0

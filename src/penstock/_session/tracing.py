@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from penstock._wire.task import Task, shorten
 from penstock.stats._trace import Trace
 
 
-class Tracing:
+class Tracing(AbstractContextManager["Tracing"]):
     """The result of `loader.trace(path)`. It ends with its `with` block, `close()` or the loader's `close()`."""
 
     def __init__(
@@ -50,9 +51,6 @@ class Tracing:
             if tracer is not None:
                 tracer.end()
         self._trace.close()
-
-    def __enter__(self) -> Tracing:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
