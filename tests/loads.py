@@ -47,11 +47,21 @@ class Simulated:
         return max(self.rate(workers) for workers in range(1, most + 1))
 
 
+NO_LIMIT = 1 << 60  # bytes
+
+
+def beginning(bounds: Bounds) -> Tuner:
+    """A tuner that begins with two workers, if it may."""
+    workers, prefetch = bounds.workers, bounds.prefetch
+    first = max(workers.least, min(2, bounds.processors, workers.most))
+    return Tuner(bounds, first, max(prefetch.least, min(2, prefetch.most)))
+
+
 class Run:
     """A tuner beside a simulated load, which may be replaced by another while it runs."""
 
     def __init__(self, load: Simulated, bounds: Bounds, seed: int = 0) -> None:
-        self.load, self.tuner = load, Tuner(bounds)
+        self.load, self.tuner = load, beginning(bounds)
         self.now = 0.0
         self.live = 0
         self.changes: list[tuple[float, Resize]] = []
@@ -106,7 +116,7 @@ class Run:
         return replace(load, cpu=load.cpu * slower, wait=load.wait * slower, turn=about(load.turn))
 
 
-def bounds(most: int = 32, *, cpus: float = 2.0, prefetch: int = 2, memory: int | None = None) -> Bounds:
+def bounds(most: int = 32, *, cpus: float = 2.0, prefetch: int = 2, memory: int = NO_LIMIT) -> Bounds:
     return Bounds(Range(1, most), Range(2, prefetch), cpus, memory)
 
 

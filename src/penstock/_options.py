@@ -28,7 +28,7 @@ OnError = Literal["raise", "skip", "replace"]
 LastBatch = Literal["keep", "drop", "pad", "rollover"]
 Casting = Literal["checked", "unsafe"]
 
-# Steps that each worker may be ahead of the caller.
+# The number of steps that each worker may be ahead of the caller.
 DEFAULT_PREFETCH_FACTOR = 2
 
 
@@ -42,7 +42,7 @@ class RankShard(NamedTuple):
 ONE = RankShard(0, 1)
 
 
-# What is declared of a setting.
+# The declaration of a setting.
 
 
 class Face(Enum):
@@ -81,10 +81,10 @@ def _anything(name: str, value: object) -> None:
 class Option:
     """The declaration of one setting.
 
-    `unset`: the values that count as not given where there are no workers; any other value needs workers. None: the
-    setting has a meaning without workers. `needs_seed`: why the loader with torch's semantics takes it only with
-    `seed=`; "" if it does not need one. `tuned`: it may be "auto", and has this number until it is tuned; 0 if it may
-    not. `live`: it may be set while the loader runs; any other needs new workers.
+    `unset`: the values that a loader without workers accepts, since they count as not given; None if it accepts any.
+    `needs_seed`: why the loader with torch's semantics takes it only with `seed=`; "" if it does not need one.
+    `tuned`: the number that "auto" begins with; 0 if it may not be "auto". `live`: it may be set while the loader
+    runs; other settings need a new loader.
     """
 
     default: Any
@@ -241,7 +241,7 @@ class Options:
     )
     max_workers: int | None = _option(
         None,
-        _integer(1, ", or None for no limit of yours", or_none=True),
+        _integer(1, ", or None for the default limit", or_none=True),
         needs_seed=_BY_NUMBER,
         show=Show.FIGURES,
     )
@@ -261,18 +261,17 @@ class Options:
     pin_memory: bool = _option(False, _true_or_false, face=Face.ACTED, show=Show.FIGURES)
     pin_memory_device: str = _option("", face=Face.ACTED)
 
-    # Not given, but derived.
+    # Derived from the arguments.
     auto: tuple[str, ...]
-    """The settings that are tuned. They have their present numbers here."""
+    """The names of the settings that are tuned. Their fields have the current numbers."""
     is_unsplit: bool
-    """With a seed, all ranks would read the same: neither `shard=` nor a sampler splits the data."""
+    """True if there is a seed, and neither `shard=` nor a sampler splits the data: all ranks would read the same."""
     for_backends: Mapping[str, Any]
-    """The loader's arguments that are for backends, as they were given, by name."""
+    """The loader's arguments for backends, as they were given, by name."""
 
     @classmethod
     def resolve(cls, *, is_stream: bool, **given: Any) -> Options:
-        """The options for the caller's arguments; raises if one is not allowed. Arguments without a declaration here
-        are for backends."""
+        """Checks the caller's arguments and returns them as options. Arguments not declared here are for backends."""
         given = {name: int(v) if isinstance(v, np.integer) else v for name, v in given.items()}
         given["for_backends"] = {name: given.pop(name) for name in [*given] if name not in OPTIONS}
         given["auto"] = _automatic(is_stream, given)
@@ -284,7 +283,7 @@ class Options:
         given["is_unsplit"] = given["seed"] is not None and given["shard"] is None and not splits(sampler)
         given["shard"] = shard_of(given["shard"])
         _check_order(is_stream, given)
-        _check_split(given)
+        _check_split(given["shard"], sampler)
         given["last_batch"] = _last_batch(is_stream, given)
         given["drop_last"] = given["last_batch"] == "drop"
         _check_errors(is_stream, given)
@@ -315,7 +314,7 @@ class Options:
 
     @property
     def context(self) -> Any:
-        """The value of the argument that the backend declares, which the backend is made with."""
+        """The value of the argument that the backend declares: it is passed to the backend."""
         return backends.registered(self.backend).given_in(self.for_backends)
 
     @property
@@ -341,7 +340,7 @@ OPTIONS: dict[str, Option] = {each.name: each.metadata[Option] for each in field
 
 
 def shown_names(least: Show = Show.FIGURES) -> list[str]:
-    """The settings that are shown in this place."""
+    """The names of the settings that are shown in this place."""
     return [name for name, option in OPTIONS.items() if option.show >= least]
 
 
@@ -422,14 +421,14 @@ def _check_order(is_stream: bool, given: dict[str, Any]) -> None:
         raise ValueError("batch_size=None disables batching and is mutually exclusive with drop_last.")
 
 
-# How samplers name the rank that they read for, and the number of ranks: torch's and ours, and accelerate's.
+# The attributes in which samplers have their rank and the number of ranks: torch's and ours, and accelerate's.
 _SPLITS = (("rank", "num_replicas"), ("process_index", "num_processes"))
 
 
 def splits(sampler: object) -> bool:
     """True if a sampler, or a sampler inside it, gives this rank its own part of the keys."""
     with suppress(Exception):  # attributes of the user's objects may raise
-        for _ in range(8):  # an object that has every attribute, such as a mock, has no innermost sampler
+        for _ in range(8):  # a limit, because an object that has every attribute, such as a mock, never ends
             for names in _SPLITS:
                 rank, world = (getattr(sampler, name, None) for name in names)
                 if is_int(rank, 0) and is_int(world, 2):
@@ -439,8 +438,7 @@ def splits(sampler: object) -> bool:
     return False
 
 
-def _check_split(given: dict[str, Any]) -> None:
-    shard, sampler = given["shard"], given["sampler"] if given["batch_sampler"] is None else given["batch_sampler"]
+def _check_split(shard: RankShard, sampler: object) -> None:
     if shard.world > 1 and splits(sampler):
         raise ValueError(
             f"shard={tuple(shard)} and {type(sampler).__name__} both split the data: each rank would get only a part "
@@ -472,7 +470,7 @@ def shard_of(given: Any) -> RankShard:
     return RankShard(int(rank), int(world))
 
 
-# In this order: under torchrun or mpirun in a SLURM job, SLURM's variables count the launchers that it started.
+# In this order, because under torchrun or mpirun in a SLURM job, SLURM's variables count the launchers it started.
 _TORCHRUN = ("torchrun", "RANK", "WORLD_SIZE")
 _SCHEDULERS = (
     ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -483,14 +481,10 @@ _SCHEDULERS = (
 def this_rank(environment: Mapping[str, str]) -> RankShard:
     """The shard of this process: from torchrun's variables, a library that has ranks, or a scheduler's variables.
 
-    (0, 1) if there are none.
+    Without any of them it is (0, 1).
     """
-    return _of_variables(environment, _TORCHRUN) or _of_libraries() or _of_variables(environment, *_SCHEDULERS) or ONE
-
-
-def _of_libraries() -> RankShard | None:
-    found = ranks_of_libraries()
-    return None if found is None else RankShard(*found)
+    found = _of_variables(environment, _TORCHRUN) or ranks_of_libraries()
+    return RankShard(*(found or _of_variables(environment, *_SCHEDULERS) or ONE))
 
 
 _has_warned = False

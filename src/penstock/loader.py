@@ -1,8 +1,8 @@
 """DataLoader: a dataset in, batches out.
 
-It follows the data path: the dataset and its feed, an epoch with its plan and its workers, the position after the
-batches that were handed out, what may change on the way, where the time went, and the end of the workers. The work is
-done by a session (`_session/seeded.py`), which torch's face has too.
+The class follows the data path: the dataset and its feed, epochs with their plan and workers, resuming, changes while
+it runs, statistics, and the end of the workers. A session (`_session/seeded.py`) does the work; torch's loader with
+`seed=` has one too.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from penstock._session.tracing import Tracing
     from penstock.stats import Stats
 
-    # The batches: what collate_fn returns. Without one they depend on the samples, and are Any.
+    # The type of the batches is what collate_fn returns. Without one it depends on the samples, and is Any.
     _T_co = WithDefault("_T_co", covariant=True, default=Any)
 else:
     _T_co = TypeVar("_T_co", covariant=True)
@@ -70,25 +70,25 @@ class DataLoader(Generic[_T_co]):
     - `generator`: without `seed`, a seed is drawn from this numpy Generator, or else from numpy's global one.
     - `shuffle`: a new order in each epoch. The default is the order of the keys. "blocks" is for a dataset with
       `blocks`, as those of `penstock.formats` have: a random order that needs at most `window` blocks (16) at a time.
-    - `sampler`: yields the keys instead, in each epoch anew. `batch_sampler` yields the keys of whole batches, and
-      replaces `batch_size`, `shuffle`, `sampler` and `drop_last`.
+    - `sampler`: an iterable of the keys, which each epoch iterates over. `batch_sampler` yields the keys of whole
+      batches, and replaces `batch_size`, `shuffle`, `sampler` and `drop_last`.
     - `shard`: `(rank, world)`, or "auto" under torchrun, Ray Train, `jax.distributed`, Open MPI or SLURM: this loader
-      gets one rank's share of each step: `world * batch_size` samples of the order that all ranks compute from their
-      common seed.
+      gets one rank's share of each step. A step is `world * batch_size` samples of the order that all ranks compute
+      from their common seed.
     - `last_batch`: the rule for an incomplete last batch: "keep", "drop", "pad" (full batches on every rank, see
       `Batch.pad`; the default with ranks), or "rollover" (its samples begin the next epoch). `drop_last=True`
       means "drop".
     - `in_order`: False hands out batches as they are done, and a slow one no longer holds up the others.
 
-    By whom:
+    By which workers:
 
     - `num_workers`: 0 loads in the calling process, when you ask. "auto" begins with few workers, and changes their
       number while you wait or workers are idle, up to `max_workers`. It may be set again while the loader runs.
     - `backend`: "process" (the default); "thread", which suits datasets that wait for I/O or release the GIL; or
       "ray": workers are actors on the nodes of the cluster that `ray.init()` has connected to.
     - `ray_options`: what each of these actors needs, by Ray's names: `num_cpus` (1 by default), `num_gpus`, `memory`,
-      `resources`, `runtime_env`, `scheduling_strategy` ("SPREAD" by default). And `patience`: it is an error if no
-      worker could be placed within this many seconds (10 by default).
+      `resources`, `runtime_env`, `scheduling_strategy` ("SPREAD" by default). And `patience`: an error is raised if
+      no worker could be placed within this many seconds (10 by default).
     - `backend_options`: for a backend that you have registered, which says what it takes.
     - `multiprocessing_context`: how worker processes are started: "fork", "spawn", "forkserver", or a context of
       multiprocessing. By default they are forked if the process has no other threads, else by "forkserver".
@@ -96,13 +96,14 @@ class DataLoader(Generic[_T_co]):
       raises it if you wait though workers are idle.
     - `persistent_workers`: False ends workers with each epoch. By default they live as long as the loader.
     - `worker_init_fn`: is called in each worker when it starts, with the number of the worker.
-    - `pin_memory`, `pin_memory_device`: for programs that were written for torch: no effect on numpy arrays.
+    - `pin_memory`, `pin_memory_device`: accepted for programs that were written for torch; no effect on numpy arrays.
 
     And if something goes wrong:
 
     - `timeout`: seconds until `next()` raises LoaderTimeout; 0 sets no limit. The next `next()` waits again.
-    - `retries`: how often the step of a worker that has crashed is tried again, by a worker that replaces it.
-    - `hang`: after so many seconds in one step, a worker process is killed as if it had crashed; None: never.
+    - `retries`: how often a step is tried again, by a new worker, if its worker crashes.
+    - `hang`: a worker process that spends more than this many seconds on one step is killed, and treated as crashed;
+      None: never.
     - `on_error`: "skip" drops samples that raise, and "replace" replaces them by other samples. `max_errors` limits
       how many may fail in an epoch (see `skipped`).
     """
@@ -144,23 +145,23 @@ class DataLoader(Generic[_T_co]):
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "dataset")}
         options = Options.resolve(is_stream=is_stream(dataset), **given)
-        # By key, by stream, or by the light items of a stream: the feed has the plan of each epoch, draws its steps,
-        # and says how a worker fetches the samples of one.
+        # The feed obtains samples by key, from a stream, or from the light items of a stream. It makes the plan of
+        # each epoch, draws its steps, and says how a worker fetches the samples of a step.
         feed = feed_of(dataset, options, has_load=hasattr(dataset, "load"))
         self._session = SeedSession(feed)
 
-    # The epochs. `begin` makes the plan, has workers started by an engine, and opens a run of the plan's steps on it.
+    # Epochs. `begin` makes the plan, has an engine start the workers, and opens a run of the plan's steps on it.
 
     def __iter__(self) -> Iterator[_T_co]:
-        """The next epoch. Several iterators may be in use at the same time, each for its own epoch."""
+        """Begins the next epoch. Several iterators may be in use at the same time, each for its own epoch."""
         return self._session.begin(Batches)
 
     def batches(self) -> Iterator[Batch[_T_co]]:
-        """The batches of the next `iter()`, each with its index, epoch and step."""
+        """Begins the next epoch, like `iter()`, but yields each batch with its index, epoch and step."""
         return self._session.begin(IndexedBatches)
 
     def share(self, n: int, *, in_turn: bool = False) -> list[Iterator[_T_co]]:
-        """The next epoch as `n` iterators, for as many threads of this process: each batch goes to one of them.
+        """Begins the next epoch as `n` iterators, for `n` threads of this process: each batch goes to one of them.
 
         A batch goes to the first thread that asks, or with `in_turn` to each iterator in turn: then batches wait for
         a slow consumer, as many as may be prefetched, and after that the other consumers wait too. A consumer that is
@@ -184,7 +185,7 @@ class DataLoader(Generic[_T_co]):
         return self._session.epochs.current
 
     def set_epoch(self, epoch: int) -> None:
-        """The next `iter()` begins this epoch. Only needed to repeat or skip an epoch."""
+        """Sets the epoch that the next `iter()` begins. Only needed to repeat or skip an epoch."""
         self._session.set_epoch(epoch)
 
     @property
@@ -212,7 +213,7 @@ class DataLoader(Generic[_T_co]):
         """
         self._session.load(state)
 
-    # What may change while it runs.
+    # Changes while it runs.
 
     def update(self, change: Callable[[Any], object] | None = None, /, **attributes: Any) -> None:
         """Changes the dataset here and in every worker: `update(size=416)`, or a function that takes the dataset.
@@ -224,7 +225,7 @@ class DataLoader(Generic[_T_co]):
 
     @property
     def num_workers(self) -> int:
-        """The present number of workers. It may be set while the loader runs: the batches stay the same.
+        """The current number of workers. It may be set while the loader runs: the batches stay the same.
 
         New workers start immediately; surplus workers exit after their current step. A stream without load() keeps
         its one reader. A number that you set replaces "auto".
@@ -240,7 +241,7 @@ class DataLoader(Generic[_T_co]):
     def stats(self) -> Stats:
         """Where the time goes: how long you waited, what each worker did, the slowest samples, and a verdict.
 
-        For the present epoch and for the loader's life. Measured all the time; any thread may ask.
+        For the current epoch and for the loader's life. Measured all the time; any thread may ask.
         """
         return self._session.measures.stats()
 
@@ -254,13 +255,13 @@ class DataLoader(Generic[_T_co]):
     def trace(self, path: str | os.PathLike[str]) -> Tracing:
         """Write what caller and workers do to a file that Perfetto and chrome://tracing open.
 
-        From now on, until the end of a `with` block or until `close()`, of the trace or of the loader:
+        The trace ends with its `with` block, with its `close()`, or with the loader's `close()`:
 
             with loader.trace("trace.json"):
                 for batch in loader:
                     ...
 
-        Every task costs a record of 64 bytes in shared memory, and some 30 µs in the thread that reads the loader.
+        Every task costs a record of 64 bytes in shared memory, and about 30 µs in the thread that reads the loader.
         """
         return self._session.measures.trace(path)
 
@@ -283,9 +284,9 @@ class DataLoader(Generic[_T_co]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._session = copy.copy(self._session)  # with workers and figures of its own
+        self._session = copy.copy(self._session)  # a copy has its own workers and figures
 
-    # The settings, as they were resolved.
+    # The resolved settings.
 
     dataset = property(lambda self: self._session.dataset, doc="The dataset.")
 
@@ -298,7 +299,7 @@ class DataLoader(Generic[_T_co]):
     def collate_fn(self) -> Callable[[Any], Any]:
         """The function that makes a batch of samples (of one sample, if samples are not batched)."""
         given: Callable[[Any], Any] | None = self._session.options.collate_fn
-        default = default_collate if self._session.batched else convert
+        default = default_collate if self._session.feed.batched else convert
         return default if given is None else given
 
     @property
@@ -331,5 +332,5 @@ class DataLoader(Generic[_T_co]):
         return f"{type(self).__name__}({type(self.dataset).__name__}, {given})"
 
 
-# What a loader has as attributes, and what cannot be set: its arguments, and what is derived from them.
+# The attributes that a loader has and that cannot be set: its arguments, and settings derived from them.
 _SETTINGS = frozenset({*inspect.signature(DataLoader).parameters, "auto", "is_unsplit"})

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from loads import LOADS, Run, Simulated, bounds
+from loads import LOADS, NO_LIMIT, Run, Simulated, beginning, bounds
 
-from penstock._schedule.tuner import Bounds, Interval, Range, Tuner
+from penstock._schedule.tuner import Bounds, Interval, Range
 
 RECORDED = Path(__file__).parents[1] / "recorded"
 
@@ -41,7 +41,7 @@ bounded = st.builds(
     st.integers(1, 3),
     st.integers(0, 40),
     st.sampled_from([1, 4]),
-    st.sampled_from([None, 2 << 30, 64 << 30]),
+    st.sampled_from([NO_LIMIT, 2 << 30, 64 << 30]),
 )
 
 
@@ -54,7 +54,7 @@ def started(load: Simulated, given: Any, seed: int = 0) -> Run:
 @settings(max_examples=40, deadline=None)
 @example(
     load=Simulated(cpu=35e-6, wait=10e-3, turn=367e-6, noise=0.1, at_once=21.5),
-    given_bounds=((1, 64), (2, 2), None),
+    given_bounds=((1, 64), (2, 2), NO_LIMIT),
     seed=0,
 )
 def test_a_stationary_load_is_left_alone_after_a_minute(load: Simulated, given_bounds: Any, seed: int) -> None:
@@ -88,7 +88,7 @@ def test_a_stationary_load_is_left_alone_after_a_minute(load: Simulated, given_b
 @settings(max_examples=150, deadline=None)
 def test_whatever_is_measured_the_numbers_are_within_bounds(given_bounds: Any, cpus: float, intervals: Any) -> None:
     workers, prefetch, memory = given_bounds
-    one, two = (Tuner(Bounds(workers, prefetch, cpus, memory)) for _ in range(2))
+    one, two = (beginning(Bounds(workers, prefetch, cpus, memory)) for _ in range(2))
     for interval in intervals:
         before = one.workers, one.prefetch_factor
         resize = one.decide(interval)
@@ -195,7 +195,7 @@ def test_a_recorded_run_of_a_real_loader_is_decided_as_it_was(path: Path) -> Non
     """Written by `python -m bench.auto --record tests/recorded`, on two processors that others used too."""
     run = json.loads(path.read_text())
     limits = run["bounds"]
-    tuner = Tuner(Bounds(Range(*limits["workers"]), Range(*limits["prefetch"]), limits["cpus"], limits["memory"]))
+    tuner = beginning(Bounds(Range(*limits["workers"]), Range(*limits["prefetch"]), limits["cpus"], limits["memory"]))
     start = [tuner.workers, tuner.prefetch_factor]
     resizes = filter(None, [tuner.decide(Interval(*values)) for values in run["intervals"]])
     assert [start, *([resize.workers, resize.prefetch_factor] for resize in resizes)] == run["numbers"]

@@ -529,7 +529,7 @@ BUGS = [
         "workers keep the old seed when a state with another is loaded",
         "resume",
         "_session/seeded.py",
-        "            self.engines.close()  # workers have the seed from the beginning\n",
+        "            self.engines.close()  # workers get the seed when they start\n",
         "",
         ("conformance/test_planted.py::test_workers_have_the_seed_of_the_state_that_was_loaded",),
         "Idle workers were started with the loader's own seed; a loaded state brings another.",
@@ -754,7 +754,7 @@ BUGS = [
         "endings",
         "_session/reading.py",
         "                if delivery is not None:"
-        "  # an interrupt, and the batch is lost: nothing may come after it\n"
+        "  # an interrupt: the batch is lost, so no later batch may be handed out\n"
         "                    engine.close()\n"
         "                raise\n",
         "                raise\n",

@@ -666,9 +666,3 @@ def test_an_impossible_event_is_reported_with_the_recent_ones() -> None:
     assert "The last events and commands" in text
     assert "StepFilled(seq=59, worker=0)" in text
     assert "StepFilled(seq=3, worker=0)" not in text
-
-
-@pytest.mark.parametrize(("window", "workers", "retries"), [(0, 1, 0), (1, 0, 0), (1, 1, -1)])
-def test_it_cannot_be_made_without_room_or_crew(window: int, workers: int, retries: int) -> None:
-    with pytest.raises(ValueError, match="at least"):
-        Scheduler(window=window, workers=workers, retries=retries)

@@ -20,7 +20,9 @@ import penstock
 import penstock.torch
 from penstock import DataLoader
 from penstock._schedule.tuner import Range
+from penstock._session import tuning
 from penstock._session.tuning import _bounds
+from penstock.stats._figures import Machine
 
 
 class Waits(Dataset[int]):
@@ -127,10 +129,8 @@ def test_a_stream_with_one_reader_has_one_worker() -> None:
 
 
 def test_bounds_come_from_the_settings_and_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.stats import _machine
-
-    found = _machine.Machine(cpus=40.0, memory_limit=8 << 30, memory_used=1 << 30)
-    monkeypatch.setattr(_machine, "machine", lambda: found)
+    found = Machine(cpus=40.0, memory_limit=8 << 30, memory_used=1 << 30)
+    monkeypatch.setattr(tuning, "machine", lambda: found)
     loader = DataLoader(np.arange(9), num_workers="auto", prefetch_factor=3)
     bounds = _bounds(loader._session.options, loader._session.feed)
     assert bounds == type(bounds)(Range(1, 40), Range(3, 3), 40.0, 8 << 30)

@@ -1,1 +1,1 @@
-"""What lives as long as a crew of workers."""
+"""Engines, which live as long as a crew of workers."""

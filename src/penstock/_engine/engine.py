@@ -1,15 +1,14 @@
-"""The one loop in which the scheduler meets a backend.
+"""The engine: connects the scheduler, which decides, with a backend, which has the workers.
 
-The scheduler decides, the engine carries out: it draws steps from the course, posts tasks, takes outcomes in, and
-hands a batch out. It runs only inside the caller's `next()`: penstock has no thread, and workers find their next task
-on their own.
+It draws steps from the course, posts tasks, receives outcomes, and hands out batches. It runs only inside the
+caller's `next()`: penstock has no thread for this, and workers find their next task on their own.
 
-A step that is on its way is in four tables, by its seq, because each is all that one part may know:
+A step in flight is in four tables, by its seq. Each table has all that its part may know:
 
-    Scheduler   posted, filled or lost, and in which slab: decides, and knows neither samples nor outcomes
-    Course      which steps of which run it stands for, and its outcome: knows neither workers nor slabs
-    backend     which slot of the board it has: knows neither the order nor the consumer
-    the board   the task itself, in shared memory: the only table that workers see
+    Scheduler   is the step posted, filled or lost, and in which slab? Knows neither samples nor outcomes.
+    Course      which steps of which run does it stand for, and what is its outcome? Knows neither workers nor slabs.
+    backend     which slot of the board does it have? Knows neither the order nor the consumer.
+    the board   the task itself, in shared memory: the only table that workers see.
 """
 
 from __future__ import annotations
@@ -39,6 +38,7 @@ from penstock._schedule.events import Event
 from penstock._schedule.scheduler import Scheduler
 from penstock._schedule.states import method_for
 from penstock._system.exit import rest_if_over
+from penstock._system.interrupts import interrupts_deferred
 from penstock._system.warnings import warn_caller
 from penstock._wire.failure import caught, described
 from penstock._wire.task import Raised, shorten
@@ -46,18 +46,18 @@ from penstock._work.job import Job
 from penstock.backends import Backend, Bundle, Ended, Failed, Filled, Left, Lost, Outcome
 from penstock.errors import InternalError, LoaderTimeout
 
-_LOOK_EVERY = 200_000  # ns: to ask whether a worker is dead is a system call
-_LOOK_FOR_OUTAGES = 2.5  # seconds without an outcome
+_LOOK_EVERY = 200_000  # ns between two checks for dead workers: each is a system call
+_LOOK_FOR_OUTAGES = 2.5  # seconds without an outcome, after which outages are looked for
 
 
 class Engine(EngineLifetime):
-    """A crew and its memory. One run at a time is read from it; the next may be prefetched.
+    """A crew of workers and its memory. One run at a time is read from it; the next one may be prefetched.
 
-    `look_ahead`: the steps of the next run may be drawn early. `bundles`: small steps may travel together. `hang`:
-    seconds after which a worker that is still at one step is killed.
+    `look_ahead`: the steps of the next run may be drawn early. `bundles`: several small steps may share a task.
+    `hang`: a worker that spends more than this many seconds on one step is killed.
     """
 
-    _finalizer: Any = bool  # until the constructor has set it: an interrupt may come before
+    _finalizer: Any = bool  # for `__del__`, if an interrupt came before the constructor has set it
 
     def __init__(
         self,
@@ -71,41 +71,41 @@ class Engine(EngineLifetime):
         hang: float | None = None,
         meter: Meter | None = None,
     ) -> None:
-        self.job = job  # for workers that are hired later
+        self.job = job  # for workers that are started later
         super().__init__(backend)
         self._looks = backend.shares_gauges
         self._scheduler = scheduler
         self._retries, self._hang = retries, hang
-        # A worker that has its own steps cannot be replaced: if one is dead, `next` raises, whatever is ready.
+        # A worker that has its own steps cannot be replaced: if one is dead, `next` raises, even if a batch is ready.
         self._watch: Callable[[], object] = getattr(backend, "has_dead", bool) if job.assigned else bool
         self._look_again = -math.inf  # when to look for workers that hang
-        self._looked = 0  # when `watch` was last asked
+        self._looked = 0  # when `_watch` was last called
         self._course = Course(look_ahead and backend.copies_dataset)
         self._pace = Pace(backend.most_steps if bundles else 1)
         self._leases = Leases()
         self.stopwatch = Stopwatch(meter or Meter())
-        self._losses: dict[int, Lost] = {}  # by worker, as long as a command may name the worker
-        self._empty: dict[int, Lost] = {}  # by seat: given up, and the caller was not warned yet
-        self._replaced: Lost | None = None  # while another worker is hired in its place
-        self._position: tuple[int, bytes] | None = None  # where a stream was last, and in which run
+        self._losses: dict[int, Lost] = {}  # dead worker -> its loss, as long as a command may name the worker
+        self._empty: dict[int, Lost] = {}  # seat that was given up -> its last loss, until the caller is warned
+        self._replaced: Lost | None = None  # the loss whose worker is being replaced now
+        self._position: tuple[int, bytes] | None = None  # a run, and the last known position of its stream
         self._events: deque[Event] = deque()
         self._answer: StepResult | None = None
         self._begun = False
-        self._end_is_told = False  # of the current run
+        self._end_is_told = False  # the consumer knows that the current run is over
         self.reference = weakref.ref(self)
         if self.stopwatch.meter.follow is not None:
             self.stopwatch.meter.follow(self)
 
     @property
     def ahead(self) -> Run | None:
-        """The run that is prefetched."""
+        """The run that is being prefetched, if any."""
         return self._course.ahead
 
-    # Its figures. Any thread may ask for them.
+    # Figures. Any thread may ask for them.
 
     @property
     def gauges(self) -> Gauges:
-        """What its workers count."""
+        """The counters of the workers."""
         return self.backend.gauges
 
     @property
@@ -115,23 +115,24 @@ class Engine(EngineLifetime):
 
     @property
     def ready(self) -> int:
-        """How many batches, or tasks, are done and not handed out."""
+        """The number of batches or tasks that are done and not handed out."""
         return len(self._course.ready) + len(self._course.filled)
 
     def open_answer(self) -> Answer | None:
-        """The part of the last task that was handed out; None if nothing is being handed out."""
+        """The part of the current answer that was already handed out; None if there is no current answer."""
         return self.stopwatch.open_answer(len(self._course.ready))
 
     def memory(self) -> tuple[int, int, int]:
-        """Bytes that are lent, pooled, and in strays."""
-        pooled, strays = (0, 0) if self.closed else self.backend.memory()  # a reader may keep a closed engine
+        """Bytes of batches that are lent to the caller, pooled for later batches, and outside the pool (strays)."""
+        # A reader may still refer to a closed engine.
+        pooled, strays = (0, 0) if self.closed else self.backend.memory()
         lent = self._leases.nbytes
         return lent, max(0, pooled + strays - lent), strays
 
-    # What a reader calls.
+    # Called by a reader.
 
     def open(self, run: Run) -> None:
-        """Begins a run: the prefetched one, or any other."""
+        """Begins a run. If it is not the prefetched one, prefetched steps are dropped."""
         if run is not self._course.ahead:
             self.cancel()
         if self.closed:
@@ -150,10 +151,10 @@ class Engine(EngineLifetime):
         self._begun = True
 
     def take_back(self) -> bool:
-        """Takes the engine from an iterator that has handed out its last batch and was not asked for the end.
+        """Takes the engine from an iterator that has handed out its last batch, but was not asked for the end.
 
-        From then on that iterator is at its end, and the engine is free for another. False if there is more to come,
-        or if another thread uses the engine.
+        From then on that iterator is at its end, and the engine is free for another one. Returns False if the run has
+        more batches, or if another thread uses the engine.
         """
         taken: list[bool] = []
         self.held(partial(self._take_back, taken), wait=False)
@@ -170,7 +171,7 @@ class Engine(EngineLifetime):
             taken.append(True)
 
     def next(self, timeout: float | None, run: Run | None = None) -> StepResult:
-        """The next batch, or error, of the run. A LoaderTimeout leaves everything as it was."""
+        """The next batch of the run, or the error in its place. After a LoaderTimeout it can be called again."""
         if not self._turn.is_ours():
             raise RuntimeError(
                 "This iterator was made before this process was forked, and its workers serve only the process "
@@ -202,7 +203,7 @@ class Engine(EngineLifetime):
                     self._take_in(0)
             for slab in self._leases.collect():
                 self._carry_out(events.SlabReturned(slab))
-            # After a timeout the ask is open, and a change may have answered it since.
+            # After a timeout the last ask is still open, or a change has answered it since.
             if self._answer is None and not self._scheduler.ask_is_open:
                 self._carry_out(events.Asked())
             self.backend.flush()
@@ -223,16 +224,15 @@ class Engine(EngineLifetime):
     def _wait(self, timeout: float | None) -> None:
         deadline = None if timeout is None else self.backend.clock() + timeout
         while self._answer is None and self._take_in_until(deadline):
-            if self._turn.ended_by:  # by another thread, which leaves the rest to this one
+            if self._turn.ended_by:  # by close() in another thread, which leaves ending the workers to this one
                 raise self._turn.closed_error()
 
     def cancel(self, timeout: float | None = None, run: Run | None = None) -> None:
-        """Drops what was prefetched, without waiting: a step that a worker is doing is void.
+        """Drops everything that was prefetched. Steps that workers are doing are discarded, and not waited for.
 
-        Only with a fixed assignment, the steps that workers have are waited for. A LoaderTimeout leaves that to the
-        next call. While another thread waits for a batch, the engine is closed instead.
-
-        With a `run` that has lost its engine to another one, nothing happens.
+        Only with a fixed assignment, the steps that workers are doing are waited for; after a LoaderTimeout, the next
+        call waits again. If another thread is waiting for a batch, the engine is closed instead. If a `run` is given,
+        and the engine was taken from it (`take_back`), nothing happens.
         """
         if not self.is_ours():
             return
@@ -243,13 +243,13 @@ class Engine(EngineLifetime):
             raise self._timed_out(timeout)
 
     def _cancel(self, timeout: float | None, late: list[bool], run: Run | None) -> None:
-        if self.closed or _has_left(run):  # asked only now: from here on no other thread ends it, or takes it
+        if self.closed or _has_left(run):  # checked only now: from here on no other thread can end or take the engine
             return
         self.stopwatch.stop(len(self._course.ready))
         self._course.cancel()
         self._answer = None
         self._carry_out(events.Cancelled())
-        # What was done before it could be withdrawn: its slots would be missing when the next run is posted.
+        # Receive the tasks that were done before they could be withdrawn: the next run needs their slots.
         self._take_in(0)
         deadline = None if timeout is None else self.backend.clock() + timeout
         while self._scheduler.must_settle and not self._turn.ended_by:
@@ -257,13 +257,16 @@ class Engine(EngineLifetime):
                 late.append(True)
                 return
 
-    # What changes it while it runs.
+    # Changes while it runs.
 
     def update(self, change: bytes) -> None:
-        """While it is held: the dataset has changed (`change`, encoded), so steps not handed out are done again."""
+        """Sends an encoded change of the dataset to the workers; steps that were not handed out are done again.
+
+        The engine must be held.
+        """
         if self.closed:
             return
-        # First: a worker that is forked meanwhile has the change already, and must not make it again.
+        # First, because a worker that is forked later has the change already, and must not make it again.
         self.backend.update(change)
         self.stopwatch.stop(len(self._course.ready))
         self.stopwatch.meter.repeated += self._course.redo()
@@ -272,20 +275,23 @@ class Engine(EngineLifetime):
         self.backend.flush()
 
     def resize(self, workers: int, window: int) -> None:
-        """While it is held: sets the number of workers, and how many tasks may be ahead of the caller (`window`)."""
+        """Sets the number of workers, and of tasks that may be ahead of the caller (`window`). It must be held."""
         if not self.closed:
-            while self._take_in(0):  # workers that have left are not counted any more
+            while self._take_in(0):  # so that workers that have left are not counted
                 pass
             self.stopwatch.resized(workers)
             self._carry_out(events.Resized(workers, window, self.backend.retain()))
             self.backend.flush()
 
-    def _on_end(self) -> None:
-        self._scheduler.handle(events.Closed())
-
-    def _on_ended(self) -> None:
-        self.stopwatch.stop(len(self._course.ready))
-        self.stopwatch.end(self.backend.gauges)
+    def _end(self, by: str) -> None:
+        with interrupts_deferred():
+            self._turn.ended_by = by
+            self._scheduler.handle(events.Closed())
+            self.backend.close()
+            # Not before: if an error comes in between, the finalizer does the rest.
+            self._finalizer.detach()
+            self.stopwatch.stop(len(self._course.ready))
+            self.stopwatch.end(self.backend.gauges)
 
     # Events in, commands out.
 
@@ -303,7 +309,7 @@ class Engine(EngineLifetime):
             event = self._events.popleft()
 
     def _take_in_until(self, deadline: float | None) -> bool:
-        """Waits for outcomes and takes them in; False if the deadline has passed."""
+        """Waits for outcomes and handles them; returns False if the deadline has passed."""
         left = None if deadline is None else deadline - self.backend.clock()
         if left is not None and left <= 0:
             return False
@@ -316,7 +322,7 @@ class Engine(EngineLifetime):
         return True
 
     def _look_for_outages(self) -> None:
-        """Tells the caller if workers wait for a store that does not answer, and shows it to `penstock top`."""
+        """Warns the caller if workers wait for a remote store that does not answer, and tells `penstock top`."""
         meter = self.stopwatch.meter
         outage = self.backend.gauges.outage(self.seats) or meter.scouts.outage
         if outage is not None and outage.is_long:
@@ -324,7 +330,7 @@ class Engine(EngineLifetime):
             warn_of(outage)
 
     def _end_hung(self, seconds: float) -> float:
-        """Looks for workers that hang, but not at each wait: there may be a thousand. Returns when to look again."""
+        """Kills workers that hang. Returns the seconds until the next look: looking at all workers takes time."""
         now = self.backend.clock()
         if now >= self._look_again:
             self._look_again = now + seconds / 4
@@ -376,7 +382,7 @@ class Engine(EngineLifetime):
         self._replaced = None
 
     def _position_in(self, run: Run | None) -> bytes | None:
-        """Where the stream of this run was behind its last step that told it, if any did."""
+        """The last known position in the stream of this run, or None."""
         known_in, mark = self._position or (-1, None)
         return mark if run is not None and run.number == known_in else None
 
@@ -391,9 +397,9 @@ class Engine(EngineLifetime):
         try:
             self.backend.hire(worker, seat)
         except Exception as error:
-            if not self._begun:  # the first crew: that is for the caller to know
+            if not self._begun:  # the first crew could not be started: the caller gets the error
                 raise
-            # As if it had crashed at start-up: the others go on. The traceback would keep the engine alive.
+            # Treated as a crash at start-up: the other workers go on. The traceback would keep the engine alive.
             unborn = described(error)
             loss = self._replaced or Lost(worker, None, 0, f"worker {seat}", "was not started", "unknown", error)
             self._losses[worker] = loss._replace(seq=None, cause=error.with_traceback(None), unborn=unborn)
@@ -433,7 +439,7 @@ class Engine(EngineLifetime):
             self._events.append(events.Rescinded(command.seq))
 
     def _deliver(self, command: commands.Deliver) -> None:
-        if self._empty:  # only with a batch: if no worker is left, an error says so
+        if self._empty:  # warn only with a batch: if no worker is left, the error says so
             for loss in self._empty.values():
                 warn_caller(vacancy(loss))
             self._empty.clear()
@@ -452,7 +458,7 @@ class Engine(EngineLifetime):
         self._answer = self._unwrap()
 
     def _unwrap(self) -> StepResult:
-        """The next step of the task that the scheduler delivered."""
+        """The result of the next step of the task that was delivered."""
         task, outcome = self._course.ready.popleft()
         if outcome.mark is not None:
             task = task._replace(mark=outcome.mark)

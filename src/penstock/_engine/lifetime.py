@@ -1,4 +1,4 @@
-"""A backend that one thread at a time uses, and that any thread may end at any moment."""
+"""The life of an engine: one thread at a time uses it, and any thread may end it at any moment."""
 
 from __future__ import annotations
 
@@ -15,35 +15,36 @@ from penstock.backends import Backend
 
 
 class EngineLifetime:
-    """The life of an engine: which thread has its turn, and how its workers end."""
+    """The base class of `Engine`: decides which thread uses the backend, and when the workers end."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self._turn = Turn()
-        # Ends the workers of an engine that was not closed.
+        # Ends the workers if the engine is garbage collected and was not closed.
         last = (close_at_last, backend.close, self._turn, os.getpid()) if not backend.leaves_nothing else (bool,)
         self._finalizer = weakref.finalize(self, *last)
-        self._finalizer.atexit = False  # `at_exit` is for that
+        self._finalizer.atexit = False  # `at_exit` does that
         ends_at_exit(self)
 
     @property
     def closed(self) -> bool:
-        """True if its workers have ended, or will end as soon as the thread that uses it lets go."""
+        """True if the workers have ended, or will end as soon as the thread that uses the engine is done."""
         return bool(self._turn.ended_by)
 
     def is_ours(self) -> bool:
-        """True if it belongs to this process, and not to the one that this was forked from."""
+        """True if this process has made the engine. False in a forked child."""
         return self._turn.is_ours()
 
     def is_used_here(self) -> bool:
-        """True if this thread is in the middle of using it."""
+        """True if this thread is already using the engine, further up in its stack."""
         return self.is_ours() and self._turn.is_used_here()
 
     def held(self, work: Callable[[], object], wait: bool = True) -> bool:
-        """Calls `work` for this thread alone: waits for a thread that is in `next`, and the next one has to wait.
+        """Calls `work` while only this thread uses the engine, and returns True.
 
-        With `wait=False` it returns False if another thread uses the engine. Whatever is raised ends the workers:
-        Ctrl-C may come in the middle of a list of commands.
+        Waits for a thread that is in `next`; later calls of `next` wait for `work`. With `wait=False`, returns False
+        instead of waiting. Any exception in `work` ends the workers: Ctrl-C may come in the middle of a list of
+        commands.
         """
         turn, hold = self._turn, (get_ident(), CHANGE)
         try:
@@ -63,41 +64,31 @@ class EngineLifetime:
                 self._let_go()
 
     def close(self) -> None:
-        """Ends the workers, or wakes the thread that waits for a batch and ends them. Batches stay valid."""
+        """Ends the workers, or wakes the thread that waits for a batch, which then ends them. Batches stay valid."""
         with interrupts_deferred():
             self._turn.ended_by = self._turn.ended_by or "was closed"
             if self.is_ours() and not self._end_if_free():
                 self.backend.wake()
 
     def at_exit(self) -> None:
-        """Ends the workers, unless a daemon thread is using the engine: then they end with this process."""
+        """Ends the workers, unless a daemon thread uses the engine: then they end with this process."""
         self._finalizer()
 
     def _let_go(self) -> None:
-        """The turn is free: ends the workers if another thread has called close(), and wakes threads that wait."""
+        """Called when the turn is free: ends the workers if another thread called close(), wakes waiting threads."""
         if self._turn.ended_by and self._finalizer.alive:
             self._end_if_free()
         if self._turn.waiting:
             self._turn.changes.tell()
 
     def _end_if_free(self) -> bool:
-        """Ends the workers, unless a thread uses the engine, which will do it."""
+        """Ends the workers, and returns True. False if another thread uses the engine, which will end them."""
         return self.held(partial(self._end, self._turn.ended_by), wait=False)
 
     def _end(self, by: str) -> None:
-        with interrupts_deferred():
-            self._turn.ended_by = by
-            self._on_end()
-            self.backend.close()
-            # Not before: if an error comes in between, the finalizer does the rest.
-            self._finalizer.detach()
-            self._on_ended()
+        """Ends the workers. `by` completes the sentence "This iterator ..."."""
+        raise NotImplementedError
 
-    def _on_end(self) -> None:
-        """Called before the workers end, perhaps twice."""
-
-    def _on_ended(self) -> None:
-        """Called after the workers have ended."""
-
-    # First, with interrupts deferred. If one comes at its very entry, `_finalizer` still runs.
+    # Runs before `_finalizer` does by itself, and defers interrupts. If one comes at its very entry, `_finalizer`
+    # still runs.
     __del__ = finalizer(lambda engine: engine._finalizer())

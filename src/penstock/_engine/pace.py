@@ -1,19 +1,19 @@
-"""How many steps are sent in one task: small steps are bundled."""
+"""Decides how many steps are sent in one task: small steps are bundled."""
 
 from __future__ import annotations
 
 from penstock._memory.slabs import BUNDLE
 
-# A bundle takes at most this time and memory. A task costs both sides some 50 µs beyond its steps, and a switch of
-# processes. A caller who keeps one batch of a bundle keeps the whole slab: so the more slabs are lent, the fewer
-# bytes are bundled, down to the smaller of the two limits.
+# A bundle takes at most this time and memory. A task costs both sides about 50 µs beyond its steps, and a switch of
+# processes. A caller who keeps one batch of a bundle keeps the whole slab, so the more slabs are lent, the fewer
+# bytes are bundled, down to the smaller limit.
 _SECONDS = 1.6e-3
 _LEAST_BYTES, _MOST_BYTES = 256 << 10, BUNDLE
-_SLOW = 1e-3  # seconds that a step is assumed to take, until it was measured: such steps are hardly bundled
+_SLOW = 1e-3  # seconds that a step is assumed to take until it is measured: steps of this length are hardly bundled
 
 
 class Pace:
-    """`most`: how many steps a task may have."""
+    """`bundle` is the number of steps that the next task should have; `most` limits it."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -21,14 +21,14 @@ class Pace:
         self.forget()
 
     def forget(self) -> None:
-        """Later steps may take another time: starts to measure again."""
-        self._seconds = _SLOW  # for one step, lately
+        """Starts to measure again, because later steps may take longer or shorter."""
+        self._seconds = _SLOW  # moving average for one step
         self.bundle = 1
 
     def learn(self, seconds: float, nbytes: int, steps: int, lent: int) -> None:
-        """A task of `steps` steps took `seconds` and `nbytes`; the caller holds `lent` slabs."""
+        """Updates `bundle` after a task: `steps` steps took `seconds` and `nbytes`; the caller holds `lent` slabs."""
         self._largest = max(self._largest, nbytes // steps + 1)
-        # One step that was slow says little: it may have had to wait for a processor.
+        # A single slow step counts little: it may have waited for a processor.
         self._seconds += (min(seconds / steps, 8 * self._seconds) - self._seconds) / 8
         room = max(_LEAST_BYTES, _MOST_BYTES // max(1, lent))
         self.bundle = max(1, int(min(_SECONDS / self._seconds, room / self._largest, self._most)))

@@ -9,7 +9,7 @@ from penstock.backends._base import HUNG, Doing, Lost
 from penstock.errors import LoaderTimeout
 from penstock.errors import WorkerLost as WorkerLostError
 
-_MOST_LISTED = 4  # workers, by what they are at
+_MOST_LISTED = 4  # busy workers in a message
 
 _LIKELY = {
     "SIGKILL": "Most often this is the kernel's out-of-memory killer: use fewer workers, a smaller "
@@ -24,14 +24,14 @@ _UNLIKELY = "The dataset, or a library that it calls, ended the process."
 
 
 def timeout_error(timeout: float | None, task: Task | None, at_work: list[Doing]) -> LoaderTimeout:
-    """The error for a task that is not done in time, with the workers that are busy and their stacks."""
+    """The error for a task that is not done in time, with the busy workers and their stacks."""
     said = [f"DataLoader timed out after {timeout} seconds"]
     likely = "Most often a read hangs: raise timeout=, or look at these calls."
     if not at_work:
         likely = "Workers may take long to start: raise timeout=."
     if task is not None and all(one.seq != task.seq for one in at_work):
         said.append(f"Step {task.step} of epoch {task.epoch} is not done; no worker has started it yet.")
-    # Workers with the oldest task, or none yet, first: the others wait for them.
+    # Workers without a task, or with the oldest one, first: the others wait for them.
     at_work = sorted(at_work, key=lambda one: -1 if one.seq is None else one.seq)
     for who, stack, seq, epoch, step, _ in at_work[:_MOST_LISTED]:
         at = ". Its stack, innermost call first:\n" + indent(stack, "    ") if stack else "."

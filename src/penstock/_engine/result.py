@@ -1,4 +1,4 @@
-"""What an engine hands to the iterator that reads it."""
+"""The result of one step, which an engine hands to its reader."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from penstock._wire.task import Mended, Task
 
 
 class StepResult(NamedTuple):
-    """What `next` returns: a batch, the error in its place, or the end of the run (no task). `worker` did it."""
+    """A batch, the error in its place, or the end of the run (no task). `worker`: the worker that did the step."""
 
     task: Task | None
     data: Any = None

@@ -1,13 +1,13 @@
-"""Whose turn it is: one thread at a time uses an engine, and any thread may end it at any moment.
+"""Decides which thread may use an engine: one at a time, while any thread may end the engine at any moment.
 
     turn   FREE --take--> HELD by a call of a thread --let_go--> FREE
            any --end--> ended: the holder ends the engine when it lets go; if there is none, the caller of `end` does
 
-A thread that wants to change something waits, and goes before those that are in `next()` again and again. A thread
+A thread that wants to change something waits for the turn, and gets it before threads that call `next()`. A thread
 that wants a batch waits for such a change, but two threads that ask one iterator at the same time are an error.
 
-Taking and letting go must survive Ctrl-C at any instruction (see `_system/interrupts.py`). A hold is made before it
-is taken, and only its owner lets go of it, by a plain assignment in a `finally`.
+Taking and letting go must survive Ctrl-C at any instruction (see `_system/interrupts.py`). So a hold is made before
+the turn is taken with it, and only its owner lets go, by a plain assignment in a `finally`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from penstock._system.interrupts import LOOK_AGAIN, InterruptSafeCondition, inte
 NEXT, CHANGE = "next", "change"
 
 Hold = tuple[int, str]
-"""The thread, and what it does."""
+"""The id of a thread, and NEXT or CHANGE."""
 
 INSIDE = "The loader cannot be changed from inside of its own next(), iter() or update(), as by a signal handler."
 
-# Another object after a fork: comparing it costs less than the system call that asks for the pid.
+# Replaced in a forked child. Comparing it costs less than the system call that asks for the pid.
 _this_process = object()
 
 
@@ -41,19 +41,19 @@ class Turn:
     """`holder`: the hold that has the turn. `ended_by`: why the engine has ended, or will end."""
 
     def __init__(self) -> None:
-        self.changes = InterruptSafeCondition()  # told by a thread that has let go, if others wait
+        self.changes = InterruptSafeCondition()  # wakes waiting threads when the turn is free
         self.holder: Hold | None = None
-        self.waiting: dict[int, Hold] = {}  # by id
+        self.waiting: dict[int, Hold] = {}  # by the id of the hold
         self.ended_by = ""
         self.after: object = None  # see `close_at_last`
         self._process = _this_process
 
     def is_ours(self) -> bool:
-        """True if it was made in this process, and not in the one that this was forked from."""
+        """True if this process has made the turn. False in a forked child."""
         return self._process is _this_process
 
     def take(self, hold: Hold) -> None:
-        """Waits until it is this thread's turn."""
+        """Waits until the turn is free, and takes it."""
         with self.changes.lock:
             if self.holder is None and not self.waiting:
                 self.holder = hold
@@ -81,11 +81,11 @@ class Turn:
             self.waiting.pop(id(hold), None)
 
     def _is_to_change(self) -> bool:
-        """True if a thread waits to change something."""
+        """True if a thread waits for the turn to change something."""
         return any(use is CHANGE for _, use in tuple(self.waiting.values()))
 
     def _refuse(self, hold: Hold) -> None:
-        """Raises for a thread that would wait for itself, or for another thread's batch."""
+        """Raises if the thread would wait for itself, or if another thread is already waiting for a batch."""
         if hold[1] is CHANGE:
             if self.is_used_here():
                 raise RuntimeError(INSIDE)
@@ -105,15 +105,15 @@ class Turn:
         return RuntimeError(f"This iterator {self.ended_by}. Call iter(loader) for a new one.")
 
     def is_used_here(self) -> bool:
-        """True if this thread has the turn already, further up in its stack."""
+        """True if this thread already has the turn, further up in its stack."""
         return self.holder is not None and self.holder[0] == get_ident()
 
 
 def close_at_last(close: Callable[[], None], turn: Turn, pid: int) -> None:
     """Ends the workers of an engine that was garbage collected."""
-    # In a forked child the workers are not ours, and a thread that is not there may have the turn's lock.
+    # In a forked child the workers belong to the parent, and a thread of the parent may hold the turn's lock.
     # At the interpreter's exit a daemon thread may be inside `next`. It is left alone: the workers end with us.
-    turn.after = interrupts_after()  # outlives this call, and the object that has made it
+    turn.after = interrupts_after()  # kept in the turn, because it must outlive this call and the engine
     with turn.after:
         if os.getpid() == pid and turn.take_if_free((get_ident(), CHANGE)):
             turn.ended_by = turn.ended_by or "was closed"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Course:
-    """`look_ahead`: steps of the run after the current one may be drawn before it is opened."""
+    """Knows which steps each seq stands for. `look_ahead`: steps of the next run may be drawn before it is opened."""
 
     def __init__(self, look_ahead: bool) -> None:
         self.run: Run | None = None
@@ -36,7 +36,7 @@ class Course:
         self.run, self.ahead = run, None
 
     def draw(self, seq: int, most: int = 1) -> tuple[Task | None, bool]:
-        """The task for a seq, None if nothing is left; and whether the current run ends before it."""
+        """Draws the task for a seq, or None if no step is left; and whether the current run ends before it."""
         if self._again:
             task = self._out[seq] = self._again.popleft()._replace(seq=seq)
             return task, False
@@ -54,7 +54,7 @@ class Course:
         return drawn, ends
 
     def refuse(self, seq: int, error: BaseException) -> bool:
-        """Ends the run of this task before the task, with this error. True if it is the current run."""
+        """Ends the run of this task before the task, with this error. Returns True if it is the current run."""
         task = self._out.pop(seq)
         self._again.clear()  # these come after it
         # A task that is posted again may belong to the current run, although steps of the next run are already drawn.
@@ -67,7 +67,7 @@ class Course:
         return None if seq is None else self._out.get(seq)
 
     def split(self, seq: int) -> list[Task]:
-        """Splits a task into one task per step. [] if the task is no longer known."""
+        """Splits a task into one task per step. Returns [] if the task is no longer known."""
         task = self._out.get(seq)
         if task is None:
             return []
@@ -76,14 +76,14 @@ class Course:
         return steps
 
     def fill(self, seq: int, outcome: Any) -> Task | None:
-        """The task was done, and its outcome waits to be delivered. None if the task is not known any more."""
+        """Keeps the outcome of a task until it is delivered. Returns the task, or None if it is no longer known."""
         task = self._out.get(seq)
         if task is not None:
             self.filled[seq] = outcome
         return task
 
     def deliver(self, seq: int, outcomes: Sequence[Any]) -> None:
-        """The scheduler delivered a task: its steps wait to be handed out, each with its outcome."""
+        """Makes the steps of a delivered task ready to be handed out, each with its outcome."""
         task = self._out.pop(seq)
         if len(outcomes) == 1:
             self.ready.append((task, outcomes[0]))
@@ -94,12 +94,12 @@ class Course:
         return self._out.pop(seq, None)
 
     def forget_from(self, seq: int) -> None:
-        """The run ends before this seq: it gives no batch, and neither do later ones."""
+        """Forgets the tasks from this seq on, because the run ends before it."""
         self._out = {earlier: task for earlier, task in self._out.items() if earlier < seq}
         self.filled = {earlier: outcome for earlier, outcome in self.filled.items() if earlier < seq}
 
     def redo(self) -> int:
-        """Draws again all steps of the current run that were not handed out; the next run is drawn when it is opened.
+        """Puts all steps of the current run that were not handed out in line again, and drops the prefetched run.
 
         Returns the number of repeated steps.
         """

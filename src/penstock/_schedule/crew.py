@@ -69,7 +69,7 @@ class Crew:
         out.append(Retire(seat))
 
     def lost(self, worker: int, idle: bool) -> int:
-        """The seat that this worker's death has emptied."""
+        """Removes a dead worker, and returns its seat. `idle`: it had no step."""
         seat = self.seats.pop(worker)
         if idle:
             self.losses[seat] = self.losses.get(seat, 0) + 1
@@ -80,12 +80,11 @@ class Crew:
         self.leaving -= 1
 
     def worked(self, worker: int) -> None:
-        """This worker has done a step, so workers do not crash at start-up in its seat."""
-        if self.losses:
-            self.losses.pop(self.seats[worker], None)
+        """Called when this worker has done a step: workers in its seat do not crash at start-up."""
+        self.losses.pop(self.seats[worker], None)
 
     def forgive(self) -> None:
-        """Every seat may be filled again."""
+        """Lets workers be hired again into seats that were given up."""
         self.losses.clear()
 
     def given_up(self) -> list[int]:

@@ -34,6 +34,7 @@ from penstock._schedule.states import (
     CLOSED,
     FILLED,
     IDLE,
+    LENT,
     LOST,
     NEW,
     OPEN,
@@ -76,11 +77,6 @@ class Scheduler:
         spare: int | None = None,
         spacing: int = 1,
     ) -> None:
-        if window < 1 or workers < 1 or retries < 0:
-            raise ValueError(
-                f"window and workers must be at least 1 and retries at least 0, got window={window}, "
-                f"workers={workers}, retries={retries}"
-            )
         self._window = window
         self._retries = retries
         self._in_order = in_order
@@ -295,7 +291,7 @@ class Scheduler:
         self._end_stream(seq, void, out)
 
     def _end_stream(self, seq: int, void: list[int], out: list[Command]) -> None:
-        """The stream has nothing for `seq`, nor for the `void` steps behind it.
+        """Ends the run before `seq`: the stream has no samples for it, nor for the `void` steps after it.
 
         They are abandoned here and now: their own StepEnded may come after the next `Opened`, and would end the new
         run before it began.
@@ -409,7 +405,7 @@ class Scheduler:
     # Slabs
 
     def _slab_returned(self, event: events.SlabReturned, out: list[Command]) -> None:
-        if not self._slabs.is_lent(event.slab):
+        if self._slabs.states.get(event.slab) is not LENT:
             self._impossible(event, "the slab is not lent")
         self._slabs.free(event.slab, out)
 

@@ -15,7 +15,7 @@ from penstock._schedule.states import FREE, HELD, LENT, SlabState
 
 
 class SlabStates:
-    """`spare`: how many free slabs keep their pages."""
+    """The state of every slab. `spare`: the number of free slabs that keep their pages."""
 
     def __init__(self, spare: int) -> None:
         self.spare = spare
@@ -38,9 +38,6 @@ class SlabStates:
 
     def lend(self, slab: int) -> None:
         self.states[slab] = LENT
-
-    def is_lent(self, slab: int) -> bool:
-        return self.states.get(slab) is LENT
 
     def free(self, slab: int, out: list[Command]) -> None:
         self.states[slab] = FREE

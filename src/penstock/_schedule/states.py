@@ -55,8 +55,8 @@ def method_for(kind: type) -> str:
 class EventLog(deque[Event | Command]):
     """The last thousand events and commands: those of all pending steps, and more."""
 
-    def __init__(self, entries: object = ()) -> None:
-        super().__init__(entries, 1000)  # type: ignore[call-overload]
+    def __init__(self) -> None:
+        super().__init__(maxlen=1000)
 
     def about(self, seq: int) -> list[str]:
         """The entries that name a step, also as part of a bundle."""

@@ -70,17 +70,12 @@ class Bounds:
     workers: Range
     prefetch: Range
     cpus: float
-    memory: int | None = None
+    memory: int
 
     @property
     def processors(self) -> int:
         """Workers that can compute at the same time."""
         return max(1, math.ceil(self.cpus - 0.1))
-
-    def start(self) -> tuple[int, int]:
-        """A small number: the first batch takes as long with two workers as with twenty."""
-        first = max(self.workers.least, min(2, self.processors, self.workers.most))
-        return first, max(self.prefetch.least, min(2, self.prefetch.most))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +104,7 @@ class Interval:
         return self.waited + self.worked
 
     def and_then(self, later: Interval) -> Interval:
-        """Both as one interval."""
+        """This interval and a later one, as one interval."""
         return Interval(
             self.waited + later.waited,
             self.worked + later.worked,
@@ -197,7 +192,10 @@ class Load:
         return max(1, math.ceil(_HEADROOM * self.step / self.turn))
 
     def is_other(self, before: Load) -> bool:
-        """True if workers or caller take much longer or less than before. More workers may slow each other down."""
+        """True if workers or caller take a much longer or shorter time than before.
+
+        With more workers a step may take longer, in proportion: they slow each other down.
+        """
         share = self.workers / before.workers
         slower = self.step / max(before.step, 1e-9)
         turns = [max(load.turn, self.quick, before.quick) for load in (self, before)]
@@ -249,8 +247,8 @@ class Tuner:
     """Takes intervals and returns changes. `workers` and `prefetch_factor` are the current numbers."""
 
     bounds: Bounds
-    workers: int = 0
-    prefetch_factor: int = 0
+    workers: int
+    prefetch_factor: int
     state: TunerState = SETTLING
     _sum: Interval | None = None
     _attempt: Attempt | None = None
@@ -260,10 +258,6 @@ class Tuner:
     _known: Findings = field(default_factory=Findings)
     _each: float | None = None  # bytes of memory that another worker takes
     _saves_memory: bool = False
-
-    def __post_init__(self) -> None:
-        workers, prefetch = self.bounds.start()
-        self.workers, self.prefetch_factor = self.workers or workers, self.prefetch_factor or prefetch
 
     def restart(self) -> None:
         """New workers start for another epoch: the unfinished measurement is dropped, and what is known is kept."""
@@ -321,7 +315,7 @@ class Tuner:
 
     def _save_memory(self, used: int) -> Resize | None:
         limit, least = self.bounds.memory, self.bounds.workers.least
-        if limit is None or used <= _FULL * limit:
+        if used <= _FULL * limit:
             return None
         fewer, nearer = max(least, self.workers * 3 // 4), self.bounds.prefetch.least
         if nearer < self.prefetch_factor:
@@ -366,7 +360,7 @@ class Tuner:
         return self._resize(workers, prefetch, reason)
 
     def _failure(self, attempt: Attempt, load: Load) -> str:
-        """Why the attempt did not help; empty if it did."""
+        """The reason why the attempt did not help; empty if it helped."""
         before, (now, past) = attempt.load, self._named(attempt)
         if attempt.farther or before.need <= attempt.workers:
             if load.waiting <= max(WAITS, _LESS_WAITING * before.waiting):
@@ -381,7 +375,7 @@ class Tuner:
         return ""
 
     def _named(self, attempt: Attempt) -> tuple[str, str]:
-        """The numbers now, and before the attempt."""
+        """Describes the current numbers, and those before the attempt, for a message."""
         if attempt.farther:
             return f"prefetch_factor={self.prefetch_factor}", f"prefetch_factor={attempt.prefetch}"
         return _workers(self.workers), _workers(attempt.workers)
@@ -423,16 +417,14 @@ class Tuner:
         return more, ahead, f"{waits}. {why}: trying {_workers(more)}."
 
     def _most_by_cpu(self, load: Load) -> int:
-        """As many workers as the processors can serve."""
+        """The number of workers that the processors can serve."""
         processors = self.bounds.processors
         if load.compute > _MOSTLY_CPU:
             return processors
         return max(processors, math.ceil(_HEADROOM * self.bounds.cpus / max(load.cpu, 1e-3)))
 
     def _more_workers_that_fit(self, used: int) -> int:
-        """How many more workers fit into the memory."""
-        if self.bounds.memory is None:
-            return self.bounds.workers.most
+        """The number of workers that can be added before the memory is used up."""
         left = _USABLE * self.bounds.memory - used
         # Until an attempt has shown what a worker takes, all memory in use is attributed to the current workers.
         each = used / self.workers if self._each is None else self._each

@@ -1,1 +1,1 @@
-"""What lives as long as a loader, and as long as one of its epochs."""
+"""Sessions, which live as long as a loader, and readers, which live as long as an epoch."""

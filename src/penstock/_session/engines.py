@@ -1,4 +1,4 @@
-"""The engines of a loader: made by its semantics, kept between epochs, changed and closed together."""
+"""The engines of a loader: one is kept between epochs, and all are changed and closed together."""
 
 from __future__ import annotations
 
@@ -7,27 +7,22 @@ import threading
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock._engine.engine import Engine
 from penstock._engine.turn import INSIDE
-from penstock._measure.meter import Meter
 from penstock._system.interrupts import LiveObjects, interrupts_deferred
 from penstock._wire.updates import Change
-from penstock._work.job import Job
 
-if TYPE_CHECKING:
-    from penstock._session.semantics import Semantics
-
-# Bytes of updates: they are kept for workers that still have to read them, and how far each worker is, is not known.
-# An engine that has more is not used for another epoch: new workers have the dataset as it is.
+# Limit on the bytes in an engine's log of updates. The log only grows, because it is not known how far each worker
+# has read it. An engine with a longer log is closed before the next epoch: new workers have the current dataset.
 _MOST_UPDATES = 64 << 20
 
 
 class Engines:
-    """At most one engine is idle and waits for the next epoch.
+    """The live engines of a loader. At most one of them is idle, and is kept for the next epoch.
 
-    If there are several, it is the one that began the last epoch: its worker has the state that a stream keeps.
+    If several become idle, the one with the most recent epoch is kept: its worker has the current state of a stream.
     """
 
     def __init__(self) -> None:
@@ -37,19 +32,18 @@ class Engines:
         self._changing: dict[int, threading.RLock] = {}
 
     def changing(self) -> threading.RLock:
-        """A lock for beginning an epoch and for changing the dataset: no worker starts with half of a change.
+        """The lock for starting an epoch and for changing the dataset: no worker starts with half of a change.
 
-        By process: a child may have been forked while another thread had it.
+        Each process has its own lock: a child may be forked while another thread holds the parent's.
         """
         pid = os.getpid()
         return self._changing.get(pid) or self._changing.setdefault(pid, threading.RLock())
 
     def all(self) -> list[Engine]:
-        """The engines that are alive."""
         return list(self.live)
 
     def held(self, work: Callable[[list[Engine]], object]) -> None:
-        """Calls `work` with all engines of this process, while this thread alone uses them."""
+        """Calls `work(engines)` while only this thread can use the engines of this process."""
         self._refuse_inside()
         with self.changing():
             engines = self.ours()
@@ -62,24 +56,24 @@ class Engines:
             work()
 
     def ours(self) -> list[Engine]:
-        """The engines that serve this process."""
+        """The engines that this process has made and not closed."""
         return [engine for engine in self.live if engine.is_ours() and not engine.closed]
 
     def _refuse_inside(self) -> None:
-        """Before anything is waited for: raises for a thread that would wait for itself.
+        """Raises if this thread is already using an engine: waiting for it would be a deadlock.
 
-        Also for one that is in the middle of a start or a change: `live` does not have the engine that is being made.
+        The lock is checked too, because an engine that is being created is not in `live` yet.
         """
         lock: Any = self.changing()
         if lock._is_owned() or any(engine.is_used_here() for engine in self.all()):
             raise RuntimeError(INSIDE)
 
     def update(self, change: Change, dataset: Any) -> None:
-        """Changes the dataset, here and in all workers."""
+        """Makes a change to the dataset, here and in all workers."""
         self._refuse_inside()
         with self.changing():
-            # Serialised first: if that fails, the local dataset is unchanged. And all engines are held before the
-            # local change: a worker that was forked in between would make the change twice.
+            # Serialise first: if that fails, the local dataset is unchanged. All engines are held before the local
+            # change: a worker that is forked in between would make the change twice.
             engines = [(engine, engine.backend.encode(change)) for engine in self.ours()]
 
             def make_change() -> None:
@@ -90,6 +84,7 @@ class Engines:
             self._hold([engine for engine, _ in engines], make_change)
 
     def take(self) -> Engine | None:
+        """Removes and returns the idle engine; None if there is none, or it cannot be used for another epoch."""
         engine, self._idle = self._idle, None
         if engine is not None and engine.job.log.end > _MOST_UPDATES:
             engine.close()
@@ -98,18 +93,19 @@ class Engines:
         return engine if usable else None
 
     def begun(self, engine: Engine) -> None:
-        """An epoch was begun on it."""
+        """Remembers this engine as the one with the most recent epoch."""
         self._last = engine.reference
 
     def taken_back(self) -> list[Engine]:
-        """Engines whose iterators have handed out their last batch without being asked for the end: they are free."""
+        """Takes engines from iterators that have handed out their last batch, but were not asked for the end."""
         if self._idle is not None and len(self.live) == 1:  # between two epochs, in most programs
             return []
         return [engine for engine in self.ours() if engine is not self._idle and engine.take_back()]
 
     def put(self, engine: Engine) -> None:
+        """Keeps an idle engine for the next epoch, or closes it if another one is kept."""
         if engine.reference() is None:
-            # The garbage collector found it in a cycle, and has cleared all weak references: it is not in `live` any
+            # The garbage collector found it in a cycle and has cleared all weak references: it is not in `live` any
             # more, so updates would not reach it.
             engine.close()
             return
@@ -123,25 +119,4 @@ class Engines:
         with interrupts_deferred():
             for engine in self.all():
                 engine.close()
-        self._idle = None  # not before: a collection of garbage may free a reader, which puts its engine here
-
-
-def new_engine(semantics: Semantics, meter: Meter) -> Engine:
-    """A crew with its job, by the rules of these semantics. No worker is started yet."""
-    settings = semantics.settings
-    job = Job(
-        dataset=semantics.dataset,
-        batched=semantics.batched,
-        collate_fn=None if settings.collate_fn is semantics.default_collate else settings.collate_fn,
-        worker_init_fn=settings.worker_init_fn,
-        num_workers=semantics.crew_size,
-        drop_last=settings.drop_last,
-        cast=semantics.cast,
-        **semantics.work(),
-    )
-    backend = semantics.backend(job)
-    try:
-        return Engine(backend, semantics.scheduler(), job, meter=meter, **semantics.manner())
-    except BaseException:
-        backend.close()
-        raise
+        self._idle = None  # last, because garbage collection may free a reader, which puts its engine here

@@ -1,4 +1,4 @@
-"""Tells a dataset what its loader will ask for, if the dataset wants to know."""
+"""Gives a forecast of the keys that a loader will ask for to a dataset that has `__foresee__`."""
 
 from __future__ import annotations
 
@@ -16,28 +16,11 @@ from penstock.plan._forecast import Forecast
 from penstock.source._nested import Foresee, foresee_of
 
 
-class NoForesight:
-    """For a dataset that does not want to know."""
+class Foresight:
+    """A forecast, and the object that the dataset's `__foresee__` returned for it.
 
-    def start(self) -> None:
-        """The workers are up: now threads may be started."""
-
-    def continues(self, plan: OrderPlan, progress: Progress) -> bool:
-        """Whether it is good for this epoch, which is about to begin, too."""
-        return False
-
-    def close(self) -> None:
-        """The epoch is abandoned, or the loader is closed."""
-
-
-NO_FORESIGHT = NoForesight()
-
-
-class Foresight(NoForesight):
-    """A forecast, and what the dataset's `__foresee__` returned for it, which is closed in the end.
-
-    It is kept from one epoch to the next: what was fetched between the two is there when the next one begins. It ends
-    when an epoch is abandoned, when the loader is closed, and when nothing refers to it any more.
+    It is kept from one epoch to the next, so that the dataset can fetch between two epochs. The object is closed when
+    an epoch is abandoned, when the loader is closed, or when nothing refers to the foresight any more.
     """
 
     _returned: Any = None
@@ -48,18 +31,20 @@ class Foresight(NoForesight):
         self._progress = progress
         self._forecast = Forecast(plan, progress.epoch, partial(getattr, progress, "steps"))
         self._forecast.counts = counts
-        with interrupts_deferred():  # what it returns must not be lost
+        with interrupts_deferred():  # otherwise the returned object might be lost, and never closed
             ends_at_exit(self)
             self._returned = told(self._forecast)
             self._start = getattr(self._returned, "start", None)
 
     def start(self) -> None:
+        """Lets the dataset start threads. Called after the workers were forked."""
         with interrupts_deferred():
             start, self._start = self._start, None
             if start is not None:
                 start()
 
     def continues(self, plan: OrderPlan, progress: Progress) -> bool:
+        """Moves the forecast to the epoch that begins; returns False if a new foresight is needed for it."""
         over = self._returned is not None and self._progress.is_over and self._process == os.getpid()
         if not over or not self._forecast.continues(plan, progress.epoch, partial(getattr, progress, "steps")):
             return False
@@ -77,16 +62,16 @@ class Foresight(NoForesight):
 
 
 def foresee(
-    last: NoForesight, dataset: Any, plan: AnyPlan | None, progress: Progress, counts: CacheCounts
-) -> NoForesight:
-    """The foresight for an epoch that begins: the last one, a new one, or none if the dataset does not want any.
+    last: Foresight | None, dataset: Any, plan: AnyPlan | None, progress: Progress, counts: CacheCounts
+) -> Foresight | None:
+    """The foresight for an epoch that begins: the last one, or a new one; None if the dataset has no `__foresee__`.
 
-    Called before workers have anything to do. After they were started, call `start`: a process that has more threads
-    cannot fork them.
+    Called before workers have anything to do. Call its `start` after the workers were started: a process with several
+    threads cannot safely fork.
     """
     told = foresee_of(dataset) if isinstance(plan, OrderPlan) else None
     if told is None or not isinstance(plan, OrderPlan):
-        return NO_FORESIGHT
-    if last.continues(plan, progress):
+        return None
+    if last is not None and last.continues(plan, progress):
         return last
     return Foresight(told, plan, progress, counts)

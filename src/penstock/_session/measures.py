@@ -1,4 +1,4 @@
-"""The figures of one loader: what its caller and its workers have counted, as `Stats`."""
+"""The figures of one loader: turns the counters of its caller and its workers into `Stats`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock._measure.cached import CacheCounts
 from penstock._measure.gauges import Counts, Gauges, Slow
 from penstock._measure.histogram import bounds, quantile
 from penstock._measure.meter import Answer, Meter, MeterSnapshot, Stopwatch, Totals, clock
-from penstock._system.interrupts import import_whole, interrupts_deferred
+from penstock._system.interrupts import import_whole
 from penstock.stats._figures import (
     Bucket,
     CacheFigures,
@@ -41,15 +41,16 @@ from penstock.stats._machine import machine, throttled
 if TYPE_CHECKING:
     from penstock._session.tracing import Tracing
 
-# Moments of the history. When there are more, every second one is dropped, and from then on fewer are taken.
+# Limit on the moments in the history. Beyond it every second one is dropped, and new ones are taken half as often.
 _MOST_MOMENTS = 512
 _MOST_DECISIONS = 256
 
-# Figures are published for `penstock top` at the second tick, and then at every fourth: that takes a millisecond, or
-# two with many workers.
+# Figures are published for `penstock top` at the second tick, and then at every fourth one. Publishing takes a
+# millisecond, or two with many workers.
 _PUBLISHED = 4
 
-# Between two epochs. To ask how long this process was held back takes 0.05 ms, for which the next batch would wait.
+# After a longer pause between two epochs, the throttled time is read again. That takes 0.05 ms, for which the next
+# batch has to wait.
 _PAUSE = 10_000_000  # ns
 
 _TIMES = ("fetch", "collate", "write", "waited_task", "waited_room", "cpu", "delayed")
@@ -57,12 +58,12 @@ _IN_THE_CALLER = {"inline": "the calling process", "prefetch": "the reading thre
 
 
 def _here(settings: Mapping[str, Any]) -> str:
-    """How workers of this process are called; "" for workers elsewhere."""
+    """The name of a worker that runs in this process, with {} for its seat; "" if workers run elsewhere."""
     return "worker {} (thread)" if settings.get("threads") else _IN_THE_CALLER.get(str(settings.get("backend")), "")
 
 
 class MeasuredCrew(Protocol):
-    """Workers whose figures are taken: an Engine, or the thread of `prefetch`."""
+    """Workers that are measured: an `Engine`, or the thread of `prefetch`."""
 
     @property
     def stopwatch(self) -> Stopwatch: ...
@@ -77,7 +78,7 @@ class MeasuredCrew(Protocol):
 
 
 class Measures:
-    """`crews`: the loader's live crews. `settings`: the settings that are shown with the figures."""
+    """Makes the figures. `crews()`: the loader's live crews. `settings()`: the settings that are shown with them."""
 
     def __init__(
         self, name: str, settings: Callable[[], Mapping[str, Any]], crews: Callable[[], Iterable[MeasuredCrew]]
@@ -85,30 +86,30 @@ class Measures:
         self.name = name
         self.meter = Meter()
         self._settings, self._crews = settings, crews
-        self._began = self._started = 0  # the first `iter()`: when it was called, and when workers were asked for
+        self._began = self._started = 0  # when `iter()` was first called, and when the first workers were started
         self._shipped = 0.0
         self._first: FirstBatch | None = None
         self._nothing = self.meter.snapshot([])
-        self._epoch, self._base = 0, self._nothing  # what was counted when the epoch began
+        self._epoch, self._base = 0, self._nothing  # the counters when the epoch began
         self._history: list[Moment] = []
         self._ticks, self._every = 0, 1
         self._epochs = 0
         self._turns = Turns()
-        self._throttled: float | None = None  # before the second tick: the first batch need not wait for the figure
-        self._strain: Machine | None = None  # when the loader was last read
+        self._throttled: float | None = None  # read at the second tick, so that the first batch does not wait for it
+        self._strain: Machine | None = None  # as it was when the loader was last read
         self.decisions: list[Decision] = []
         self._tracing: Tracing | None = None
-        self.meter.publish = partial(_publish, weakref.ref(self))  # which must not keep this object alive
+        self.meter.publish = partial(_publish, weakref.ref(self))  # a weak reference: the meter may live longer
 
-    # What happens.
+    # Called when something happens.
 
     def begin_epoch(self, epoch: int) -> None:
-        """An epoch is about to begin: `iter()` was called. Its workers have not begun yet."""
+        """Called by `iter()`, before the workers begin with the epoch."""
         if not self._began:
             self._began = self._started = clock()
-        self._first_batch()  # while the workers that made it are known
+        self._first_batch()  # now, because later the workers that made it may be gone
         if self._throttled is not None and clock() - self.meter.asked > _PAUSE:
-            # What the program did between two epochs does not count.
+            # The time between two epochs does not count.
             before = 0.0 if self._strain is None else self._strain.throttled
             self._throttled = throttled() - before
         self._epoch, self._base = epoch, self._snapshot()
@@ -116,16 +117,16 @@ class Measures:
         self._epochs += 1
 
     def started(self, engine: Engine) -> None:
-        """The engine has asked for its workers."""
+        """Called when the engine has started its workers."""
         if not self.meter.first:
             self._started, self._shipped = clock(), getattr(engine.backend, "shipped", 0.0)
 
     def end_epoch(self) -> None:
-        """The epoch was read to its end."""
+        """Called when an epoch was read to its end."""
         self._turns.epoch_ended(clock() * 1e-9, self.stats)
 
     def tick(self) -> None:
-        """Twice a second, in the thread that reads the loader, while it reads."""
+        """Called twice a second by the thread that reads the loader."""
         self.meter.due = False
         self._ticks += 1
         if self._ticks % self._every == 0:
@@ -141,39 +142,37 @@ class Measures:
 
     def publish(self) -> None:
         """Shows the figures to `penstock top`."""
-        # Imported late: it takes some milliseconds, and many loaders end before. Not interrupted: dataclasses are
-        # made by `exec`, and a KeyboardInterrupt in that ends the program in the end, even if it is caught.
-        with interrupts_deferred():
-            from penstock.stats._published import publish
+        # Late: it takes a few milliseconds, and many loaders end before.
+        import_whole("penstock.stats._published")
+        from penstock.stats._published import publish
 
         publish(self, self.stats())
 
     def trace(self, path: str | os.PathLike[str]) -> Tracing:
-        """Begins a trace of all crews, the live ones and later ones."""
+        """Begins a trace of all crews: the live ones and later ones."""
         from penstock._session.tracing import Tracing
 
         if self._tracing is not None and not self._tracing.closed:
-            raise RuntimeError(f"This loader writes a trace already ({self._tracing.path}): close that one first.")
+            raise RuntimeError(f"This loader already writes a trace ({self._tracing.path}): close that one first.")
         worker = _here(self._settings()) or "worker {}"
         self._tracing = Tracing(path, self.name, worker, self._crews)
         self.meter.follow = self._tracing.follow
         return self._tracing
 
     def close(self) -> None:
-        """The loader is closed."""
         page.withdraw(self)
         if self._tracing is not None:
             self._tracing.close()
 
     def decide(self, workers: int, prefetch_factor: int, reason: str) -> None:
-        """The numbers were changed by the tuner."""
+        """Records a change by the tuner."""
         at = (clock() - self._began) * 1e-9
         self.decisions = [*self.decisions[1 - _MOST_DECISIONS :], Decision(at, workers, prefetch_factor, reason)]
 
-    # What is known.
+    # The figures.
 
     def sums(self) -> tuple[Answer, list[Counts]]:
-        """Everything that the caller and its workers have counted so far."""
+        """The counters of the caller, and those of each worker."""
         snapshot = self._snapshot()
         return snapshot.sum().sums, list(snapshot.workers.values())
 
@@ -211,13 +210,13 @@ class Measures:
         return [crew.gauges for crew in self._crews()]
 
     def _snapshot(self) -> MeterSnapshot:
-        """Everything so far, with what was handed out of the last answers."""
+        """All counters, including the part of each current answer that was already handed out."""
         crews = list(self._crews())
         answers = [answer for crew in crews if (answer := crew.open_answer()) is not None]
         return self.meter.snapshot([crew.gauges for crew in crews], answers)
 
     def _period(self, now: MeterSnapshot, before: MeterSnapshot, longest: list[int], epoch: int | None) -> Period:
-        """What was counted between two moments, in an epoch or in all of them."""
+        """The figures between two snapshots: of one epoch, or of the loader's life if `epoch` is None."""
         totals = now.sum().minus(before.sum())
         sums, known = totals.sums, before.workers
         seats = {seat for crew in self._crews() for seat in crew.seats}
@@ -258,7 +257,9 @@ class Measures:
             ready = min((one.ready for one in counts if one.ready > began), default=started)
             fetched = min((one.first for one in counts if one.first > began), default=first)
             at = [began, started, max(started, ready), fetched, first]
-            at = [max(at[: number + 1]) for number in range(len(at))]  # the first worker may be ready before all are
+            at = [
+                max(at[: number + 1]) for number in range(len(at))
+            ]  # the first worker may be ready before all are started
             parts = [(after - before) * 1e-9 for before, after in pairwise(at)]
             self._first = FirstBatch((first - began) * 1e-9, parts[0], self._shipped, *parts[1:])
         return self._first
@@ -270,11 +271,13 @@ class Measures:
     def _machine(self) -> Machine:
         inline = self._settings().get("backend") == "inline"
         gauges = [(crew.gauges, seat) for crew in self._crews() for seat in crew.seats]
-        rows = [each.counts(seat) for each, seat in gauges if seat not in each.nodes]  # the others have no pid here
+        rows = [
+            each.counts(seat) for each, seat in gauges if seat not in each.nodes
+        ]  # a worker on another node has no pid here
         found = machine([counts.pid for counts in rows if counts.pid and not inline], self._throttled or 0.0)
         if self._throttled is None:
             found = replace(found, throttled=0.0)
-        # After an epoch, workers may be gone and the program does something else: then what was seen last counts.
+        # After an epoch workers may be gone, and the program does something else: then the last reading counts.
         if self._strain is None or any(crew.open_answer() is not None for crew in self._crews()):
             self._strain = found
         return replace(found, throttled=self._strain.throttled, swapped=self._strain.swapped)

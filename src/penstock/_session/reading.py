@@ -9,7 +9,6 @@ from penstock._engine.engine import Engine
 from penstock._engine.result import StepResult
 from penstock._feed.base import Run
 from penstock._resume.state import State
-from penstock._session.foresight import NO_FORESIGHT, NoForesight
 from penstock._system.ending import END, NoBatch, raises_instead
 from penstock._system.interrupts import finalizer, interrupts_deferred
 from penstock._wire.failure import annotate
@@ -17,20 +16,21 @@ from penstock._wire.task import Mended
 from penstock.batch import Batch
 
 if TYPE_CHECKING:
+    from penstock._session.foresight import Foresight
     from penstock._session.seeded import SeedSession
     from penstock._session.semantics import Position, Semantics
     from penstock._session.session import Session
 
 
 class Reader:
-    """The loop behind every `next()`: one epoch, batch by batch. It has its engine until it ends or is dropped."""
+    """The loop behind every `next()`. A reader has an engine until its epoch ends, or until it is dropped."""
 
-    # For an iterator of a stream: is told how many batches were handed out.
+    # Called with the number of batches that were handed out, if the dataset is a stream.
     _count: Callable[[int], None] | None = None
 
     def __init__(
         self, session: Session, semantics: Semantics, engine: Engine, run: Run, position: Position
-    ) -> None:  # no reference to the semantics is kept: torch's hold the loader
+    ) -> None:  # the semantics are not kept: torch's refer to the loader
         self._session = session
         self.position = position
         self._engine: Engine | None = engine
@@ -43,24 +43,24 @@ class Reader:
         self.skipped: list[tuple[Any, Exception]] = []
 
     def start(self) -> None:
-        """Begins to read. Workers start, if they have not yet."""
+        """Opens the epoch on the engine, which starts its workers if they do not run yet."""
         assert self._engine is not None
         self._engine.open(self._run)
         self._session.measures.started(self._engine)
 
     def take(self) -> Any:
-        """The next batch, or a NoBatch."""
+        """The next batch as the caller gets it, or a NoBatch at the end and for an error."""
         data = self._next().data
         return data if self._deliver is None or type(data) is NoBatch else self._deliver(data)
 
     def _next(self) -> StepResult:
-        """The next batch; or a NoBatch, with no task."""
+        """The next batch with its task; at the end and for an error, a NoBatch without a task."""
         run = self._run
         while True:
             if self._engine is None:
                 return _ENDED
             engine, delivery = self._engine, None
-            if self._meter.due:  # before a batch is taken: this may call functions of the user's, which may raise
+            if self._meter.due:  # before a batch is taken: this may call the user's functions, which may raise
                 self._session.tick(engine)
             try:
                 delivery = engine.next(self._timeout, run)
@@ -70,7 +70,7 @@ class Reader:
                         continue
                     self.position.passed(task.step, task.mark, delivery.worker)
             except BaseException:
-                if delivery is not None:  # an interrupt, and the batch is lost: nothing may come after it
+                if delivery is not None:  # an interrupt: the batch is lost, so no later batch may be handed out
                     engine.close()
                 raise
             error = delivery.error
@@ -83,33 +83,33 @@ class Reader:
             if task is None:
                 self.position.finish(run.end, run.ends)
                 try:
-                    if not run.is_left:  # else the figures are those of the next epoch
+                    if not run.is_left:  # otherwise the figures are already those of the next epoch
                         self._session.measures.end_epoch()
                 finally:
                     self._leave()
                 return _ENDED
             if delivery.rows or delivery.mended is None:
                 break
-            # Every sample of the batch failed and was skipped: so is the batch.
+            # Every sample of the batch failed and was skipped, so the batch is skipped too.
         if self._count is not None:
             self._yielded += 1
             self._count(self._yielded)
         return delivery
 
     def _note(self, mended: Mended) -> BaseException | None:
-        """Lists what failed on the way to a batch; returns the error that is one too many, if there is one."""
+        """Adds the failed samples of a batch to `skipped`; returns the error that exceeds `max_errors`, or None."""
         most, errors = self._max_errors, mended.errors
         self._meter.skipped += len(errors)
         room = len(errors) if most is None else most - len(self.skipped)
         self.skipped += errors[:room]
         if room >= len(errors):
             return None
-        why = f"It is raised because max_errors={most}, and as many samples of this epoch have failed before it."
+        why = f"It is raised because max_errors={most}: before it, that many samples of this epoch had failed."
         error: BaseException = errors[room][1]
         return annotate(error, why)
 
     def _leave(self) -> None:
-        """The epoch is over: the reader no longer needs its engine."""
+        """Releases the engine at the end of the epoch."""
         raise NotImplementedError
 
 
@@ -117,7 +117,7 @@ class SeedReader(Reader):
     """An iterator with penstock's semantics."""
 
     _session: SeedSession
-    _foresight: NoForesight = NO_FORESIGHT
+    _foresight: Foresight | None = None
 
     def __init__(self, session: SeedSession, engine: Engine, run: Run, position: Position) -> None:
         super().__init__(session, session, engine, run, position)
@@ -129,7 +129,7 @@ class SeedReader(Reader):
 
     @property
     def steps_before(self) -> int:
-        """The steps of this epoch that were handed out before the state it was resumed from."""
+        """The number of steps of this epoch that were handed out before the state that it resumes from."""
         begin: State | None = getattr(self.position, "begin", None)
         return 0 if begin is None else begin.steps + len(begin.beyond)
 
@@ -142,7 +142,7 @@ class SeedReader(Reader):
         return self._session.length() if steps is None else steps
 
     def close(self) -> None:
-        """Abandons the epoch. Steps that workers are doing are void and not waited for."""
+        """Abandons the epoch. Steps that workers are doing are discarded, and not waited for."""
         with interrupts_deferred():
             self._let_go(cancel=True)
 
@@ -155,7 +155,7 @@ class SeedReader(Reader):
         engine, self._engine = getattr(self, "_engine", None), None
         if engine is None:
             return
-        if cancel:
+        if cancel and self._foresight is not None:
             self._foresight.close()
         if engine.closed:
             return

@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 from penstock._engine.engine import Engine
 from penstock._feed import Feed
 from penstock._feed.base import AnyPlan, Begin, Run, displayed_settings
-from penstock._fill.cast import Cast
 from penstock._options import Options, is_int, warn_of_ranks
 from penstock._resume.reading import asked, has_state, known
 from penstock._resume.state import ANEW, Epochs, Progress, State, content
 from penstock._schedule.onereader import OneReader
 from penstock._schedule.scheduler import Scheduler
-from penstock._session.foresight import NO_FORESIGHT, NoForesight, foresee
+from penstock._session.foresight import Foresight, foresee
 from penstock._session.reading import SeedReader
 from penstock._session.session import Session
 from penstock._system.ending import never_ends
@@ -45,21 +44,21 @@ S = TypeVar("S", bound=SeedReader)
 
 
 class SeedSession(Session):
-    """Has the methods of `Semantics` too: seed, plan and epochs live as long as the loader.
+    """A session that is also the `Semantics` of its loader: seed, plan and epochs live as long as the loader.
 
-    `face` and `make_runner` are for a face whose batches hold other arrays: see `displayed_settings` and `Job`.
+    `face` and `make_runner` are for public loaders whose batches hold other arrays, such as tensors: see
+    `displayed_settings` and `Job`.
     """
 
     deliver: Callable[[Any], Any] | None = None
 
     def __init__(self, feed: Feed, face: str = "penstock", make_runner: Callable[..., Any] | None = None) -> None:
-        self.feed = feed
-        self.knows_end = feed.knows_end
+        self.feed, self.knows_end = feed, feed.knows_end
         self._face, self._make_runner = face, make_runner
         self._seed = feed.options.seed
-        self._asks_for_ranks = feed.options.is_unsplit  # at the first epoch: see 0036
+        self._asks_for_ranks = feed.options.is_unsplit  # checked when the first epoch begins: see decision 0036
         self._length: int | None = None
-        self._order: Order | None = None  # that samples are replaced from
+        self._order: Order | None = None  # replacements for bad samples are drawn from it
         self.epochs = Epochs()
         self._give_engines()
 
@@ -68,7 +67,7 @@ class SeedSession(Session):
             f"DataLoader({type(self.dataset).__name__})", partial(displayed_settings, self.feed, self._face)
         )
         self.skipped: list[tuple[Any, Exception]] = []  # of the epoch that was begun last
-        self.foresight: NoForesight = NO_FORESIGHT
+        self.foresight: Foresight | None = None
         self._begin_tuning()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -77,7 +76,7 @@ class SeedSession(Session):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        # A copy made by copy.copy goes on by itself.
+        # A copy made by copy.copy must not share them.
         self.epochs, self.feed = self.epochs.copy(), copy.copy(self.feed)
         self._give_engines()
 
@@ -87,7 +86,7 @@ class SeedSession(Session):
 
     @property
     def options(self) -> Options:
-        """The present settings."""
+        """The current settings."""
         return self.feed.options
 
     @property
@@ -101,7 +100,7 @@ class SeedSession(Session):
 
     @never_ends
     def begin(self, kind: type[S]) -> S:
-        """The next epoch."""
+        """Begins the next epoch, and returns its reader, of the class `kind`."""
         if self._asks_for_ranks:
             self._asks_for_ranks = False
             warn_of_ranks(self.dataset)
@@ -119,11 +118,12 @@ class SeedSession(Session):
             try:
                 run, start = self._run(engine, plan, start)
                 progress, scouts = Progress(start, plan), self.measures.meter.scouts
-                # Before workers have anything to do. It may start threads, but not before the workers are forked.
+                # Before workers have anything to do. Its threads are started only after the workers were forked.
                 self.foresight = foresee(self.foresight, self.dataset, plan, progress, scouts)
                 reader = kind(self, engine, run, progress)
                 reader.start()
-                self.foresight.start()
+                if self.foresight is not None:
+                    self.foresight.start()
             except BaseException:
                 engine.close()
                 raise
@@ -133,10 +133,11 @@ class SeedSession(Session):
             return reader
 
     def _take_engine(self, plan: AnyPlan | None, length: int | None) -> Engine:
-        """The idle engine, if its workers have the present dataset and order; else a new one."""
+        """The idle engine, if its workers have the current dataset and order; otherwise a new one."""
         engine, order = self.engines.take(), self.feed.replacements(plan)
         if engine is not None:
-            # A state from before the first batch has no position to return to, and the reader may have read on.
+            # A state from before the first batch has no position of the stream to return to, but the worker's copy
+            # of the stream may have moved on since.
             loaded = self.epochs.loaded if self.feed.one_reader and has_state(self.dataset) else None
             read_on = loaded is not None and loaded.mark is None
             outdated = engine.backend.copies_dataset and (read_on or length != self._length)
@@ -147,16 +148,16 @@ class SeedSession(Session):
         return engine or self.hire(self)
 
     def _run(self, engine: Engine, plan: AnyPlan | None, start: State) -> tuple[Run, State]:
-        """The run of the next epoch: the one that was prefetched, if it is still the right one. And its start."""
+        """The run of the next epoch, and the state that it starts from. A prefetched run is used if it still fits."""
         epochs, feed, run = self.epochs, self.feed, engine.ahead
         if run is None or run.epoch != epochs.next or run.plan != plan or epochs.loaded is not None:
             copied = feed.one_reader and engine.backend.copies_dataset
-            # The dataset of a worker that read the last epoch has the state already, and ignores the mark.
+            # A worker that read the last epoch has this state in its dataset already, and ignores the mark.
             restores = epochs.restores() or copied
             mark = known(start.mark) if restores else None
             at = Begin(start.steps, frozenset(start.beyond), mark, epochs.restores())
             if start.mark is None and not start.begun and (epochs.are_fresh or not copied):
-                # Now: what reads ahead moves on before the first batch is asked for.
+                # Taken now: a stream that is read ahead moves on before the first batch is asked for.
                 start = start._replace(mark=feed.beginning(is_fresh=epochs.are_fresh))
             run = feed.run(self.runs, epochs.next, self.seed, plan, at)
         return run, start
@@ -166,7 +167,7 @@ class SeedSession(Session):
         self.engines.put(engine) if stays else engine.close()
 
     def set_epoch(self, epoch: int) -> None:
-        """The next epoch that begins is this one."""
+        """Sets the epoch that begins next."""
         if not isinstance(epoch, SupportsIndex) or not 0 <= operator.index(epoch) < 1 << 62:
             raise ValueError(f"An epoch is an int from 0 to 2**62 - 1, got {epoch!r}.")
         self.epochs.set(operator.index(epoch))
@@ -179,42 +180,35 @@ class SeedSession(Session):
     # The semantics: see `Semantics`.
 
     @property
-    def settings(self) -> Options:
-        return self.options
-
-    @property
-    def default_collate(self) -> Any:
-        return default_collate if self.feed.batched else None
-
-    @property
-    def batched(self) -> bool:
-        return self.feed.batched
-
-    @property
     def crew_size(self) -> int:
+        """The number of workers; 0 runs tasks in the calling process."""
         number = self.options.num_workers
         return min(number, 1) if self.feed.one_reader else number
 
     @property
     def window(self) -> int:
-        """How many tasks may be ahead of the caller."""
+        """The number of tasks that may be ahead of the caller."""
         return max(1, self.crew_size * (self.options.prefetch_factor or 1))
 
-    @property
-    def cast(self) -> Cast | None:
-        return self.options.cast
-
-    def work(self) -> dict[str, Any]:
-        options = self.options
-        return {
-            "fetch": self.feed.fetch,
-            "seed": self.seed,
-            "shard": options.shard,
-            "batch_size": options.batch_size or 1,
-            "on_error": options.on_error,
-            "order": self._order,
-            "make_runner": self._make_runner,
-        }
+    def job(self) -> Job:
+        options, batched = self.options, self.feed.batched
+        is_default = batched and options.collate_fn is default_collate
+        return Job(
+            dataset=self.dataset,
+            fetch=self.feed.fetch,
+            collate_fn=None if is_default else options.collate_fn,
+            worker_init_fn=options.worker_init_fn,
+            num_workers=self.crew_size,
+            seed=self.seed,
+            drop_last=options.drop_last,
+            shard=options.shard,
+            batched=batched,
+            batch_size=options.batch_size or 1,
+            on_error=options.on_error,
+            order=self._order,
+            cast=options.cast,
+            make_runner=self._make_runner,
+        )
 
     def scheduler(self) -> Scheduler:
         retries, in_order = self.options.retries, self.options.in_order
@@ -231,7 +225,8 @@ class SeedSession(Session):
         return {
             "retries": options.retries,
             "look_ahead": options.persistent_workers,
-            # A step must not be late because others are done with it, nor wait for others once it is done.
+            # A bundle delays its steps: a timeout counts the time of a single step, and `in_order=False` hands out
+            # each step as soon as it is done.
             "bundles": options.timeout == 0 and options.in_order and not self.feed.one_reader,
             "hang": options.hang,
         }
@@ -248,7 +243,7 @@ class SeedSession(Session):
 
     @never_ends
     def state(self) -> dict[str, Any]:
-        """The position after the batches that were handed out, as plain data."""
+        """The position after the batches that were handed out, as JSON-serialisable data."""
         state = self.epochs.as_dict(self._about, self.feed.beginning)
         state["seed"] = self.seed
         if self.feed.keeps_state():
@@ -257,7 +252,7 @@ class SeedSession(Session):
 
     @never_ends
     def load(self, state: Mapping[str, Any]) -> None:
-        """The next epoch continues from this state; if it does not fit, a StateError, and nothing is changed."""
+        """The next epoch continues from this state. If it does not fit, raises StateError and changes nothing."""
         parsed = State.parse(state)
         if parsed.dataset is None:
             resume = self._fitting(parsed)
@@ -269,19 +264,19 @@ class SeedSession(Session):
                 )
             before = asked(self.dataset, self.dataset.state_dict)
             try:
-                # First: the dataset may have another length then.
+                # Before the state is checked, because this may change the dataset's length.
                 self.update(operator.methodcaller("load_state_dict", parsed.dataset))
                 resume = self._fitting(parsed)
             except BaseException:
                 self.update(operator.methodcaller("load_state_dict", before))
                 raise
         if resume.seed != self._seed:
-            self.engines.close()  # workers have the seed from the beginning
+            self.engines.close()  # workers get the seed when they start
             self._seed = resume.seed
         self.epochs.load(resume)
 
     def _fitting(self, state: State) -> State:
-        """The state as this loader continues it; StateError if it does not fit."""
+        """The state, adapted to this loader's ranks. Raises StateError if it does not fit the loader."""
         plan, about = self.feed.plan(state.seed or 0), self._about()
         if state.begun:
             about["sampler"] = content(plan, about["length"])
@@ -295,7 +290,7 @@ class SeedSession(Session):
     def _about(self) -> dict[str, Any]:
         """A description of the loader, which must be the same when a state is loaded.
 
-        Not `on_error`: a run that was stopped by a bad sample is best resumed with another value.
+        `on_error` is left out: a run that a bad sample has stopped is best resumed with another value.
         """
         options = self.options
         return {
@@ -313,7 +308,7 @@ class SeedSession(Session):
 
     @never_ends
     def update(self, change: Callable[[Any], object] | None = None, /, **attributes: Any) -> None:
-        """Changes the dataset here and in every worker, by a function that takes it or by setting attributes."""
+        """Changes the dataset here and in every worker, by a function that takes it, or by setting attributes."""
         if (change is None) == (not attributes) or not (change is None or callable(change)):
             raise TypeError("update() takes either a function that takes the dataset, or attributes to set.")
         if self.feed.one_reader and self.options.num_workers:
@@ -325,7 +320,7 @@ class SeedSession(Session):
         self._length = self.feed.length()
 
     def set_num_workers(self, number: int) -> None:
-        """The number of workers from now on. It replaces "auto"."""
+        """Sets the number of workers, and ends its tuning by "auto"."""
         now = self.options.num_workers
         if not is_int(number, 1) or not now:
             raise ValueError(
@@ -337,7 +332,7 @@ class SeedSession(Session):
         self._begin_tuning()
 
     def resize(self, **settings: Any) -> None:
-        """Changes the number of workers, or how far they work ahead."""
+        """Changes the number of workers, or how far they work ahead of the caller."""
 
         def resized(held: list[Engine]) -> None:
             self.feed.options = replace(self.options, **settings)
@@ -359,7 +354,7 @@ class SeedSession(Session):
         if tuning is None or not tuning.extra:
             self.measures.tick()
         self.measures.meter.due = False
-        # A sampler may read another iterator of the same loader: then an engine cannot be resized now.
+        # A sampler may read another iterator of the same loader: then that engine cannot be resized now.
         if tuning is None or any(each.is_used_here() for each in self.engines.all()):
             return
         change = tuning.ask(engine)
@@ -369,4 +364,5 @@ class SeedSession(Session):
 
     def close(self) -> None:
         super().close()
-        self.foresight.close()
+        if self.foresight is not None:
+            self.foresight.close()

@@ -1,4 +1,4 @@
-"""A session: what lives as long as a loader, whatever face it has."""
+"""A session: the part of a loader that is the same for penstock's and torch's semantics."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock._engine.engine import Engine
-from penstock._session.engines import Engines, new_engine
+from penstock._session.engines import Engines
 from penstock._session.measures import Measures
 
 if TYPE_CHECKING:
@@ -15,34 +15,40 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """The engines of a loader and their figures. `settings` are shown with the figures.
+    """The engines of a loader and their figures. `settings()` returns the settings that are shown with the figures.
 
-    A session must not refer to its loader, which ends with its last reference, and its workers with it.
+    A session must not refer to its loader: the workers end when the last reference to the loader is gone.
     """
 
     def __init__(self, name: str, settings: Callable[[], Mapping[str, Any]]) -> None:
-        self.runs = itertools.count()  # the numbers of all runs
-        # Not closed by a finalizer: that would keep the engines alive, and these may keep the loader.
+        self.runs = itertools.count()  # numbers the runs
+        # No finalizer closes them: it would keep the engines alive, and an engine may keep the loader alive.
         self.engines = Engines()
         self.measures = Measures(name, settings, self.engines.ours)
 
     def hire(self, semantics: Semantics) -> Engine:
-        """A new engine. Its workers start when an epoch is opened."""
-        engine = new_engine(semantics, self.measures.meter)
+        """Creates an engine with these semantics. Its workers start when an epoch is opened."""
+        job = semantics.job()
+        backend = semantics.backend(job)
+        try:
+            engine = Engine(backend, semantics.scheduler(), job, meter=self.measures.meter, **semantics.manner())
+        except BaseException:
+            backend.close()
+            raise
         self.engines.live.add(engine)
         return engine
 
     def tick(self, engine: Engine) -> None:
-        """Several times a second, in the thread that reads this engine, between two calls of its `next`."""
+        """Called several times a second by the thread that reads this engine, between two calls of `next`."""
         self.measures.tick()
 
     knows_end = True
-    """Whether the last batch of an epoch is known to be the last: of a stream it is not."""
+    """True if the last batch of an epoch is known to be the last one. False for a stream."""
 
     def take_back(self) -> None:
-        """Ends the epochs of iterators that have handed out their last batch, and whose end was not asked for.
+        """Ends the epochs of iterators that have handed out their last batch, but were not asked for the end.
 
-        Half of all training loops take a fixed number of batches, and never ask.
+        Half of all training loops take a fixed number of batches and never ask for the end.
         """
         free = self.engines.taken_back() if self.knows_end else []
         for engine in free:
@@ -51,7 +57,7 @@ class Session:
             self.measures.end_epoch()
 
     def release(self, engine: Engine) -> None:
-        """The epoch on this engine is over."""
+        """Called when the epoch on this engine is over."""
         engine.close()
 
     @property
@@ -60,7 +66,7 @@ class Session:
         return [worker for engine in self.engines.all() for worker in engine.backend.workers]
 
     def close(self) -> None:
-        """Ends the workers. A later epoch starts new ones."""
-        self.take_back()  # an iterator that has handed out its last batch is at its end, and was not cut off
+        """Stops the workers. A later epoch starts new ones."""
+        self.take_back()  # an iterator that has handed out its last batch is at its end, and must not raise
         self.engines.close()
         self.measures.close()

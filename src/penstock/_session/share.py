@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Consumer(AbstractContextManager["Consumer"]):
     """One of the iterators that `DataLoader.share` returns, for one thread at a time."""
 
-    _shared: SharedEpoch | None = None  # so it is if an interrupt comes in the constructor
+    _shared: SharedEpoch | None = None  # for `close`, if an interrupt came in the constructor
 
     def __init__(self, shared: SharedEpoch, number: int) -> None:
         self._number, self._shared = number, shared
@@ -46,7 +46,7 @@ class Consumer(AbstractContextManager["Consumer"]):
 
 
 class _Item(NamedTuple):
-    """A batch, or a NoBatch, and the steps that are done when it is handed out."""
+    """A batch or a NoBatch, and the steps that count as handed out with it."""
 
     steps: list[tuple[int, bytes | None, int]]
     batch: Any
@@ -56,16 +56,16 @@ _ENDED = _Item([], END)
 
 
 class _NextCall:
-    """One call of `next()`, and the item that only it has: after an interrupt, that item is lost."""
+    """One call of `next()`. `item` is in no queue any more: if the call is interrupted, the item is lost."""
 
     item: _Item | None = None
 
 
 class SharedEpoch:
-    """Knows its consumers by number, and does not keep them alive: one that is dropped leaves the epoch.
+    """An epoch that several consumers read.
 
-    The reader reports to it, and not to the position of the epoch, since a batch that waits for its consumer is not
-    handed out yet.
+    It has only weak references to them: a consumer that is garbage collected leaves the epoch. The reader reports to
+    this object and not to the position of the epoch, because a batch that waits for its consumer is not handed out.
     """
 
     def __init__(self, reader: Batches, position: Position, consumers: int, in_turn: bool, window: int) -> None:
@@ -74,20 +74,16 @@ class SharedEpoch:
         self._end: tuple[bytes | None, Mapping[int, bytes]] = None, {}
         self._in_turn = in_turn
         self._window = window
-        # Of all attributes below. The lock is not held while a batch is read, so a consumer whose batch is here gets
-        # it at once.
+        # Its lock protects all attributes below. It is not held while a batch is read, so a consumer whose batch is
+        # already here gets it at once.
         self._changes = InterruptSafeCondition()
         self._reading: _NextCall | None = None
         self._queues: dict[int, deque[_Item]] = {number: deque() for number in range(consumers)}
-        self._left: deque[_Item] = deque()  # from consumers that have left
+        self._left: deque[_Item] = deque()  # items of consumers that have left
         self._turn = 0
         self._ended = False
         self._ended_by = ""  # what interrupted a call of next()
-        self._consumers: dict[int, weakref.ref[Consumer]] = {}
-
-    def know(self, consumers: Iterable[Consumer]) -> None:
-        for number, consumer in enumerate(consumers):
-            self._consumers[number] = weakref.ref(consumer)
+        self.consumers: list[weakref.ref[Consumer]] = []  # by number
 
     def passed(self, step: int, mark: bytes | None, worker: int) -> None:
         self._steps.append((step, mark, worker))
@@ -116,7 +112,7 @@ class SharedEpoch:
             self._wake()
 
     def _find(self, number: int, call: _NextCall) -> bool:
-        """Waits for the consumer's next batch; returns False if the calling thread has to read one."""
+        """Waits for the consumer's next batch. Returns False if the calling thread must read one itself."""
         while True:
             with self._changes.lock:
                 if self._ended_by:
@@ -133,19 +129,19 @@ class SharedEpoch:
                     self._wake()
                     return True
                 if queue is None or (self._ended and not self._left):
-                    self._queues.pop(number, None)  # the end stays the end
+                    self._queues.pop(number, None)  # later calls find the end again
                     call.item = _ENDED
                     return True
                 if self._reading is None and len(self._queues[self._owner(number)]) < self._window:
                     self._reading = call
                     return False
                 bell = self._changes.bell()
-                self._leave_for_those_that_are_gone()
+                self._remove_dead_consumers()
             bell.acquire(timeout=LOOK_AGAIN)
 
-    def _leave_for_those_that_are_gone(self) -> None:
-        """For consumers whose finalizer was interrupted at its entry."""
-        for number, consumer in self._consumers.items():
+    def _remove_dead_consumers(self) -> None:
+        """Calls `leave` for garbage-collected consumers whose finalizer did not, because it was interrupted."""
+        for number, consumer in enumerate(self.consumers):
             if consumer() is None and number in self._queues:
                 self.leave(number)
 
@@ -156,7 +152,10 @@ class SharedEpoch:
         return min((number for number in self._queues if number >= self._turn), default=min(self._queues))
 
     def _read(self, call: _NextCall) -> None:
-        """Takes the next batch, or the error in its place; nothing at the end. Raises errors of no batch."""
+        """Sets the call's item to the next batch or its error; leaves it None at the end.
+
+        An error that takes the place of no batch is raised.
+        """
         if self._left:
             call.item = self._left[0]
             self._left.popleft()
@@ -191,19 +190,21 @@ class SharedEpoch:
             self._wake()
 
     def _end_by(self, interrupt: BaseException) -> None:
-        """Ends the epoch for all consumers: a batch may be lost, and nothing may come after it."""
+        """Ends the epoch for all consumers: a batch may be lost, so no later batch may be handed out."""
         with interrupts_deferred(), self._changes.lock:
             self._ended_by, self._ended = type(interrupt).__name__, False
             self._reader.close()
             self._changes.tell()
 
     def _wake(self) -> None:
-        """Something has changed: the epoch may be over, the last consumer may have left, or others need not wait."""
+        """Called after each change: wakes all consumers, and ends the epoch if it is over or all have left."""
         if self._ended and not self._left and not any(self._queues.values()):
             self._position.finish(*self._end)
         if not self._queues and self._reading is None:
             self._reader.close()
-            self._reader.position = self._position  # else the two refer to each other, and keep the loader alive
+            self._reader.position = (
+                self._position
+            )  # otherwise the two would refer to each other and keep the loader alive
         self._changes.tell()
 
 
@@ -212,7 +213,7 @@ def share(reader: Batches, consumers: int, in_turn: bool, window: int) -> list[C
     try:
         epoch = reader.position = SharedEpoch(reader, position, consumers, in_turn, window)
         made = [Consumer(epoch, number) for number in range(consumers)]
-        epoch.know(made)
+        epoch.consumers = [weakref.ref(consumer) for consumer in made]
         return made
     except BaseException:
         reader.close()

@@ -1,6 +1,6 @@
-"""A trace of a loader that runs: what its caller and its workers did, and when.
+"""Writes a trace of a running loader: what its caller and its workers did, and when.
 
-Nothing here is called per batch, or at all while no trace is written.
+Nothing here is called for single batches of a task, or while no trace is written.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,8 @@ from penstock._wire.task import Task, shorten
 from penstock.stats._trace import Trace
 
 
-class Tracing:
-    """What `loader.trace(path)` returns: ends with its `with` block, `close()`, or the loader's `close()`."""
+class Tracing(AbstractContextManager["Tracing"]):
+    """The result of `loader.trace(path)`. It ends with its `with` block, `close()` or the loader's `close()`."""
 
     def __init__(
         self, path: str | os.PathLike[str], name: str, worker: str, crews: Callable[[], Iterable[MeasuredCrew]]
@@ -34,51 +35,48 @@ class Tracing:
 
     @property
     def closed(self) -> bool:
-        """Whether nothing more is written: also if the disk was full, or the file too large."""
+        """True if nothing more is written, also because the disk was full or the file too large."""
         return self._trace.closed
 
     def follow(self, crew: MeasuredCrew) -> None:
-        """This crew is in the trace from now on."""
+        """Adds a crew to the trace."""
         if crew.stopwatch.tracer is None and not self.closed:
             course = crew._course if isinstance(crew, Engine) else None
             crew.stopwatch.tracer = CrewTracer(self._trace, self._worker, course, crew.gauges)
 
     def close(self) -> None:
-        """Ends the trace: the file is complete."""
+        """Ends the trace and completes the file."""
         for crew in self._crews():
             tracer, crew.stopwatch.tracer = crew.stopwatch.tracer, None
             if tracer is not None:
                 tracer.end()
         self._trace.close()
 
-    def __enter__(self) -> Tracing:
-        return self
-
     def __exit__(self, *error: object) -> None:
         self.close()
 
 
 class CrewTracer:
-    """The tracer of one crew. It must not refer to the engine, which ends with its last reference."""
+    """The tracer of one crew. It must not refer to the engine, whose workers end with the last reference to it."""
 
     def __init__(self, trace: Trace, worker: str, course: Course | None, gauges: Gauges) -> None:
         self._trace, self._worker, self._course, self._gauges = trace, worker, course, gauges
-        self._lock = threading.RLock()  # another thread may end the trace, and a signal handler of this one
-        self._task: Task | None = None  # that was delivered last
+        self._lock = threading.RLock()  # another thread may end the trace, or a signal handler of this thread
+        self._task: Task | None = None  # the last one that was delivered
         self._delivering = 0
         gauges.trace(True)
 
     def asked(self, answered: int, now: int) -> None:
-        """The caller has worked with the last answer."""
+        """Called when the caller asks again, after it has worked with the last answer."""
         self._trace.span("work", answered, now, **_which(self._task))
 
     def delivers(self, seq: int) -> None:
-        """The caller is about to get this task. Its record was written before: now its keys are still known."""
+        """Called before the caller gets this task. Its record is read now, while its keys are still known."""
         self._task, self._delivering = self._find(seq), clock()
         self._drain()
 
     def answered(self, asked: int, now: int) -> None:
-        """The caller goes on."""
+        """Called when the caller has got its answer."""
         began = max(asked, self._delivering)
         self._trace.span("wait", asked, began if self._delivering else now, **_which(self._task))
         if self._delivering:
@@ -96,7 +94,7 @@ class CrewTracer:
         self._trace.instant("resized", clock(), workers=workers)
 
     def end(self) -> None:
-        """Nothing more is recorded."""
+        """Stops recording, and writes the records that are left."""
         self._gauges.trace(False)
         self._drain()
 

@@ -1,4 +1,4 @@
-"""The number of workers of a loader, set by the tuner from what caller and workers have counted."""
+"""Gives the counters of the caller and its workers to the tuner, which sets the number of workers."""
 
 from __future__ import annotations
 
@@ -6,24 +6,22 @@ import math
 import os
 from threading import get_ident
 from time import thread_time_ns
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from penstock._engine.engine import Engine
 from penstock._feed import Feed
 from penstock._measure.gauges import delay_ns
 from penstock._measure.meter import TICK
 from penstock._options import Options
+from penstock._schedule.tuner import RESTING, Bounds, Interval, Range, Resize, Tuner
 from penstock._session.measures import Measures
-from penstock._system.interrupts import import_whole
 from penstock.backends import _base as backends
+from penstock.stats._machine import machine
 
-if TYPE_CHECKING:
-    from penstock._schedule.tuner import Bounds, Resize
-
-# Without `max_workers=`. Workers that compute are no more than the processors, whatever this says.
+# Limit without `max_workers=`. (Workers that compute are limited by the number of processors, too.)
 _MOST_WORKERS = 32
 _MOST_PREFETCH = 16
-# Workers whose waiting for a processor is looked up, 20 µs for each: they stand for the others.
+# How many workers are asked how long they waited for a processor, which takes 20 µs each: a sample of all workers.
 _SOME = 4
 
 
@@ -39,45 +37,35 @@ class _Counted(NamedTuple):
     done: int
     busy: int
     cpu: int
-    delays: dict[int, int]  # by pid, of some workers
+    delays: dict[int, int]  # pid -> waiting for a processor, of some workers
 
 
 _NOTHING = _Counted(None, 0, 0, 0, 0, 0, 0, 0, 0, {})
 
 
 class Tuning:
-    """Takes what was counted between two ticks to the tuner."""
+    """Gives the tuner the differences of all counters between two ticks."""
 
     def __init__(self, options: Options, feed: Feed, measures: Measures) -> None:
-        # Here, because few programs need them.
-        import_whole("penstock._schedule.tuner")
-        from penstock._schedule.tuner import Tuner
-
         self._measures = measures
-        bounds = _bounds(options, feed)
-        self._tuner = Tuner(bounds, options.num_workers, options.prefetch_factor or 1)
-        self.extra = False  # the next tick is for the tuner alone
+        self._tuner = Tuner(_bounds(options, feed), options.num_workers, options.prefetch_factor or 1)
+        self.extra = False  # the next tick is only for the tuner
         self._before: _Counted | None = None
-        self._births: dict[int, tuple[int, int]] = {}  # by seat: of its worker, and how many tasks it had then
-        self._tasks: dict[int, int] = {}  # by seat
+        self._births: dict[int, tuple[int, int]] = {}  # seat -> when its worker was started, tasks done until then
+        self._tasks: dict[int, int] = {}  # seat -> tasks done
         measures.meter.every = TICK // 2
 
     def ask(self, engine: Engine) -> Resize | None:
-        """What to change, if anything."""
-        from penstock._schedule.tuner import RESTING, Interval
-
-        import_whole("penstock.stats._machine")
-        from penstock.stats._machine import machine
-
+        """The change that the tuner wants, or None."""
         now, before = self._count(engine), self._before or _NOTHING
         self._before = now
-        # A tick takes half a millisecond. At rest there are no more of them than without the tuner.
+        # A tick takes half a millisecond. At rest there are as few of them as without the tuner.
         rests = self._tuner.state is RESTING
         self.extra = not rests and not self.extra
         self._measures.meter.every = TICK if rests else TICK // 2
         if now.engine is not before.engine:
             self._tuner.restart()
-        same = now.thread == before.thread  # the processor time is that of a thread
+        same = now.thread == before.thread  # processor time is counted per thread
         return self._tuner.decide(
             Interval(
                 waited=(now.wait - before.wait) * 1e-9,
@@ -94,7 +82,7 @@ class Tuning:
         )
 
     def _started(self, engine: Engine) -> int:
-        """How many workers have done a step: the first may take long, and says little about the others."""
+        """The number of workers that have done a step. A first step may take long, and says little about others."""
         rows = {seat: engine.backend.gauges.counts(seat) for seat in engine.seats}
         for seat, row in rows.items():
             if seat not in self._births or self._births[seat][0] != row.born:
@@ -119,25 +107,15 @@ def _mean_growth(now: dict[int, int], before: dict[int, int]) -> float:
 
 
 def _bounds(options: Options, feed: Feed) -> Bounds:
-    import_whole("penstock._schedule.tuner")
-    from penstock._schedule.tuner import Bounds, Range
-
-    import_whole("penstock.stats._machine")
-    from penstock.stats._machine import machine
-
     found = machine()
-    fitting = backends.registered(options.backend).room(options.context)  # on other machines
+    fitting = backends.registered(options.backend).room(options.context)  # workers that fit on other machines
     cpus = found.cpus if fitting is None else float(max(1, fitting))
-    workers = prefetch = None
+    number, ahead = options.num_workers, options.prefetch_factor or 1
+    workers, prefetch = Range(number, number), Range(ahead, ahead)
     if "num_workers" in options.auto:
-        most = options.max_workers or (fitting or max(_MOST_WORKERS, math.ceil(found.cpus)))
+        most = options.max_workers or fitting or max(_MOST_WORKERS, math.ceil(found.cpus))
         workers = Range(1, 1 if feed.one_reader else most)
     if "prefetch_factor" in options.auto:
         prefetch = Range(1, _MOST_PREFETCH)
-    fixed = options.num_workers, options.prefetch_factor or 1
-    return Bounds(
-        workers or Range(fixed[0], fixed[0]),
-        prefetch or Range(fixed[1], fixed[1]),
-        cpus,
-        found.memory_limit or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-    )
+    memory = found.memory_limit or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return Bounds(workers, prefetch, cpus, memory)

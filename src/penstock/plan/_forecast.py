@@ -34,7 +34,7 @@ class Forecast:
         """The loader's counters of what is fetched ahead of time (`CacheCounts`), if it has any."""
 
     def continues(self, plan: OrderPlan, epoch: int, steps: Callable[[], int]) -> bool:
-        """The loader begins an epoch, and has handed out `steps()` steps of it. False if it is not the next epoch."""
+        """Moves to the next epoch, of which `steps()` steps were handed out. False if this is not the next epoch."""
         before, last, base, _ = self._now
         if epoch != last + 1 or plan != before.after():
             return False

@@ -42,7 +42,7 @@ def mix(*parts: SupportsInt) -> int:
 
 
 def hashes(key: int, numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """A 64-bit hash under the key of each number, 0 or more; different numbers never collide."""
+    """A 64-bit hash of each number (0 or more) with this key; different numbers never collide."""
     state = (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(GAMMA) + np.uint64(mix(key))
     state = (state ^ state >> np.uint64(30)) * np.uint64(FIRST)
     state = (state ^ state >> np.uint64(27)) * np.uint64(SECOND)

@@ -383,7 +383,7 @@ def fetch(dataset: Any, keys: Sequence[Any]) -> list[Any]:
 
 
 def _in_sequence(blocks: Grouping, what: str) -> NDArray[np.int64]:
-    """The edges of blocks of consecutive keys."""
+    """The edges of the blocks; raises AttributeError if a block is not a range of consecutive keys."""
     if blocks.keys is not None:
         # A loader of the subset itself does not need them sorted.
         raise AttributeError(f"its keys are not sorted by block. Sort the indices of the {what} to wrap it")

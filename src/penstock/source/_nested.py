@@ -19,7 +19,7 @@ Foresee = Callable[[Forecast], Any]
 
 
 def method_of(dataset: object, name: str) -> Any:
-    """The dataset's method `__getitems__`, `__gather__`, `__foresee__` or ..., or None if its class has none."""
+    """The dataset's special method of this name, such as `__getitems__`; None if its class does not have one."""
     # Looked up on the class, as Python does for special methods: a wrapper that forwards missing attributes to an
     # inner dataset would otherwise be bypassed, and the inner dataset's samples used instead of its own.
     return getattr(dataset, name, None) if hasattr(type(dataset), name) else None
@@ -56,7 +56,7 @@ def blocks_of(dataset: Any) -> Grouping:
 
 
 def _grouping(dataset: Any) -> Grouping:
-    """Raises AttributeError if the dataset, or one inside it, has no blocks."""
+    """The blocks of a dataset. Raises AttributeError if the dataset, or one inside it, has none."""
     if _is("Subset", dataset, "blocks"):
         return blocks_of_subset(dataset).outer
     if _is("ConcatDataset", dataset, "blocks"):

@@ -82,33 +82,35 @@ class TorchSemantics:
     Made for each epoch and not kept, because it refers to the loader. `iterator` is torch's, and has a base seed.
     """
 
-    default_collate = staticmethod(default_collate)
     max_errors = None
 
     def __init__(self, loader: Any, iterator: Any, cursor: Cursor) -> None:
-        self.settings = loader
-        self.dataset = loader.dataset
-        self.batched = private.is_batched(loader)
-        self.crew_size: int = loader.num_workers
-        self.cast = getattr(loader, "_cast", None)
+        self._loader = loader
         self.timeout: float | None = iterator._timeout or None
         self.deliver = delivery(iterator)
         self.ends_workers = not iterator._persistent_workers
         self._iterator, self._cursor = iterator, cursor
 
-    def work(self) -> dict[str, Any]:
-        loader, cursor = self.settings, self._cursor
+    def job(self) -> Job:
+        loader, cursor = self._loader, self._cursor
         resumed = [(known(copy.mark), copy.more) for copy in cursor.copies]
         marks = (loader.snapshot_every_n_steps or 1) if cursor.is_tracked else 0
-        return {
-            "fetch": None,  # the replica fetches by itself
-            "seed": self._iterator._base_seed,
-            "make_runner": partial(Replica, stream=cursor.is_stream, marks=marks, resumed=resumed),
-            "assigned": True,
-        }
+        return Job(
+            dataset=loader.dataset,
+            fetch=None,  # the replica fetches by itself
+            collate_fn=None if loader.collate_fn is default_collate else loader.collate_fn,
+            worker_init_fn=loader.worker_init_fn,
+            num_workers=loader.num_workers,
+            seed=self._iterator._base_seed,
+            drop_last=loader.drop_last,
+            batched=private.is_batched(loader),
+            cast=getattr(loader, "_cast", None),
+            make_runner=partial(Replica, stream=cursor.is_stream, marks=marks, resumed=resumed),
+            assigned=True,
+        )
 
     def scheduler(self) -> Assigned:
-        loader, workers = self.settings, self.crew_size
+        loader, workers = self._loader, self._loader.num_workers
         window, once = loader.prefetch_factor * workers, not loader.persistent_workers
         return Assigned(window=window, workers=workers, in_order=loader.in_order, once=once)
 
@@ -118,7 +120,7 @@ class TorchSemantics:
         Exception: if a forked worker could not use a library that the program uses, a safe start method is chosen, if
         the dataset can be sent.
         """
-        context = self.settings.multiprocessing_context
+        context = self._loader.multiprocessing_context
         if context is None or isinstance(context, ModuleType):  # fastai gives `multiprocessing` itself
             context = configured_method()
             if context == "fork" and breaks_in_child():
@@ -133,7 +135,7 @@ class TorchSemantics:
         """The steps that were not handed out. torch's `iterator` has already called `iter()` of the sampler."""
         cursor = self._cursor
         keys = cursor.keys(self._iterator)
-        if self.batched:  # a task of a stream has the number of samples to read
+        if private.is_batched(self._loader):  # a task of a stream has the number of samples to read
             keys = map(len if cursor.is_stream else sealed, keys)
         at = Begin(cursor.progress.steps, frozenset(cursor.progress.beyond))
         # As in torch, the call that asks the sampler raises its error, although it asked for a later step.
