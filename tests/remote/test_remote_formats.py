@@ -29,7 +29,7 @@ from penstock._files.pieces import PiecesInMemory
 from penstock.cli import main
 from penstock.errors import FormatError, RemoteError
 from penstock.formats import Arrow, JsonLines, Megatron, Parquet, Tar, TextLines, Tokens
-from penstock.formats._chunks import places
+from penstock.formats._chunks import chunks, places
 from penstock.image import ImageFolder, Transform
 from penstock.records import CaffeLMDB, RecordFile, RecordStream, RecordWriter, write_caffe_lmdb
 from remote.serving import Server, serving
@@ -174,27 +174,43 @@ class Fetching:
 
 
 @pytest.mark.parametrize("about", [{}, {"use_dictionary": False, "compression": "zstd", "write_page_index": True}])
-def test_the_extents_of_columns_are_those_that_pyarrow_names(about: Any) -> None:
-    table = pa.table({"a": range(900), "b.c": [{"a": [1], "b": "x"}] * 900, "b": [[1.5, None]] * 900})
+def test_the_footer_says_of_columns_what_pyarrow_says(about: Any) -> None:
+    table = pa.table(
+        {
+            "a": range(900),
+            "b.c": [{"a": [1], "b": "x"}] * 900,
+            "b": [[1.5, None]] * 900,
+            "d": pa.array([True] * 900),
+            "e": pa.array([b"abc"] * 900, pa.binary(3)),
+        }
+    )
     written = io.BytesIO()
     pa.parquet.write_table(table, written, row_group_size=400, **about)
     content = written.getvalue()
     footer = content[-8 - int.from_bytes(content[-8:-4], "little") : -8]
     metadata = pa.parquet.read_metadata(written)
-    for columns, numbers in ((["a"], [0]), (["b.c"], [1, 2]), (["b"], [3]), (["b", "a"], [0, 1, 2, 3])):
-        for group, *found in places(footer, columns).tolist():
-            chunks = [metadata.row_group(group).column(number) for number in numbers]
-            starts = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]
-            stops = [start + chunk.total_compressed_size for start, chunk in zip(starts, chunks, strict=True)]
-            assert found == [min(starts), max(stops)]
+    for columns, numbers in ((["a"], [0]), (["b.c"], [1, 2]), (["b"], [3]), (["e", "b", "d", "a"], [0, 3, 4, 5])):
+        found = chunks(footer, columns)
+        assert len(found) == metadata.num_row_groups == 3
+        for group, mine in enumerate(found):
+            theirs = [metadata.row_group(group).column(number) for number in numbers]
+            assert [chunk.path for chunk in mine] == [chunk.path_in_schema for chunk in theirs]
+            assert [chunk.type for chunk in mine] == [chunk.physical_type for chunk in theirs]
+            assert [chunk.values for chunk in mine] == [chunk.num_values for chunk in theirs]
+            assert [chunk.nbytes for chunk in mine] == [chunk.total_uncompressed_size for chunk in theirs]
+            assert [chunk.has_dictionary for chunk in mine] == [chunk.has_dictionary_page for chunk in theirs]
+            starts = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in theirs]
+            stops = [start + chunk.total_compressed_size for start, chunk in zip(starts, theirs, strict=True)]
+            assert [chunk.extent for chunk in mine] == list(zip(starts, stops, strict=True))
+            assert places(found)[group].tolist() == [group, min(starts), max(stops)]
 
 
 @settings(deadline=None, max_examples=200)
 @given(st.binary(max_size=60))
 def test_a_footer_of_any_bytes_is_read_or_refused(footer: bytes) -> None:
     try:
-        places(footer, ["a"])
-    except ValueError:
+        places(chunks(footer, ["a"]))
+    except (ValueError, OverflowError):
         pass
 
 

@@ -16,7 +16,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,27 +30,50 @@ ByteRange = tuple[int, int]
 """The first byte, and the byte after the last."""
 
 
-def places(footer: bytes, columns: Sequence[str]) -> NDArray[np.int64]:
-    """Finds the bytes of some columns: for each extent the number of the row group, the first byte, and the end.
+class ColumnChunk(NamedTuple):
+    """What the footer says about a column in a row group; about a nested column, each leaf has its own."""
 
-    Extents with a small gap between them are joined. Raises ValueError for a footer that cannot be read.
-    """
+    path: str
+    type: str
+    values: int
+    nbytes: int  # uncompressed
+    has_dictionary: bool
+    extent: ByteRange
+
+
+def chunks(footer: bytes, columns: Sequence[str]) -> list[list[ColumnChunk]]:
+    """Returns the chunks of some columns, for each row group. Raises ValueError for a footer that cannot be read."""
     names = {name.encode() for name in columns}
-    found: list[tuple[int, int, int]] = []
     try:
-        groups = _struct(footer, 0, _OF_FILE)[0].get(_ROW_GROUPS, [])
-        for number, group in enumerate(groups):
-            about = [chunk[_ABOUT] for chunk in group[_COLUMNS]]
-            some = joined([_extent(each) for each in about if each[_PATH][0] in names], _GAP)
-            found += [(number, *extent) for extent in some]
-        return np.array(found, np.int64).reshape(-1, 3)
+        groups = _struct(footer, 0, _OF_FILE)[0][_ROW_GROUPS]
+        abouts = [[chunk[_ABOUT] for chunk in group[_COLUMNS]] for group in groups]
+        return [[_chunk(about) for about in group if about[_PATH][0] in names] for group in abouts]
     except (IndexError, KeyError, OverflowError, RecursionError) as error:
         raise ValueError(f"the footer is damaged: {error!r}") from error
 
 
-def _extent(about: dict[int, Any]) -> ByteRange:
-    start = min(about[_PAGES], about.get(_DICTIONARY) or about[_PAGES])
-    return start, start + about[_SIZE]
+def _chunk(about: dict[int, Any]) -> ColumnChunk:
+    pages, dictionary = about[_PAGES], about.get(_DICTIONARY)
+    start = min(pages, dictionary or pages)
+    return ColumnChunk(
+        b".".join(about[_PATH]).decode(),
+        _TYPES[about[_TYPE]],
+        about[_VALUES],
+        about[_UNCOMPRESSED],
+        dictionary is not None,
+        (start, start + about[_SIZE]),
+    )
+
+
+def places(chunks: Sequence[Sequence[ColumnChunk]]) -> NDArray[np.int64]:
+    """Returns the bytes of these chunks: for each extent the number of the row group, the first byte, and the end.
+
+    Extents with a small gap between them are joined. Raises OverflowError for a position that no file can have.
+    """
+    found: list[tuple[int, int, int]] = []
+    for number, group in enumerate(chunks):
+        found += [(number, *extent) for extent in joined((chunk.extent for chunk in group), _GAP)]
+    return np.array(found, np.int64).reshape(-1, 3)
 
 
 def joined(extents: Iterable[ByteRange], gap: int, most: int = sys.maxsize) -> list[ByteRange]:
@@ -93,6 +116,9 @@ class Fetched(AnyFile):
 ReadValue = Callable[[bytes, int], tuple[Any, int]]
 """Reads the value at a position; returns it, and the position after it."""
 
+Wanted = tuple[int, ReadValue]
+"""The type of a field, and how it is read."""
+
 
 def _number(footer: bytes, at: int) -> tuple[int, int]:
     found = shift = 0
@@ -121,7 +147,7 @@ def _list(footer: bytes, at: int, read: ReadValue) -> tuple[list[Any], int]:
     return found, at
 
 
-def _struct(footer: bytes, at: int, wanted: Mapping[int, ReadValue]) -> tuple[dict[int, Any], int]:
+def _struct(footer: bytes, at: int, wanted: Mapping[int, Wanted]) -> tuple[dict[int, Any], int]:
     """Reads the wanted fields of a struct, by number. Skips integers without a call, because they are the most."""
     found: dict[int, Any] = {}
     number = 0
@@ -132,8 +158,8 @@ def _struct(footer: bytes, at: int, wanted: Mapping[int, ReadValue]) -> tuple[di
         else:
             number, at = _signed(footer, at)
         kind = head & 15
-        if number in wanted:
-            found[number], at = wanted[number](footer, at)
+        if number in wanted and wanted[number][0] == kind:  # pyarrow skips a field of another type, too
+            found[number], at = wanted[number][1](footer, at)
         elif 4 <= kind <= 6:
             while footer[at] > 127:
                 at += 1
@@ -172,11 +198,15 @@ def _head(footer: bytes, at: int) -> tuple[int, int, int]:
 _FIXED = {1: 1, 2: 1, 3: 1, 7: 8}
 """The size of values by their type: true and false (in a list), byte, double."""
 
+_I32, _I64, _LIST, _STRUCT = 5, 6, 9, 12
+
 # The parts of parquet.thrift that are read: FileMetaData, RowGroup, ColumnChunk, ColumnMetaData.
 _ROW_GROUPS, _COLUMNS, _ABOUT = 4, 1, 3
-_PATH, _SIZE, _PAGES, _DICTIONARY = 3, 7, 9, 11
-_OF_ABOUT: dict[int, ReadValue] = {_PATH: partial(_list, read=_bytes)}
-_OF_ABOUT |= {_SIZE: _signed, _PAGES: _signed, _DICTIONARY: _signed}
-_OF_CHUNK: dict[int, ReadValue] = {_ABOUT: partial(_struct, wanted=_OF_ABOUT)}
-_OF_GROUP: dict[int, ReadValue] = {_COLUMNS: partial(_list, read=partial(_struct, wanted=_OF_CHUNK))}
-_OF_FILE: dict[int, ReadValue] = {_ROW_GROUPS: partial(_list, read=partial(_struct, wanted=_OF_GROUP))}
+_TYPE, _PATH, _VALUES, _UNCOMPRESSED, _SIZE, _PAGES, _DICTIONARY = 1, 3, 5, 6, 7, 9, 11
+_NUMBERS = _VALUES, _UNCOMPRESSED, _SIZE, _PAGES, _DICTIONARY
+_TYPES = "BOOLEAN", "INT32", "INT64", "INT96", "FLOAT", "DOUBLE", "BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY"
+_OF_ABOUT: dict[int, Wanted] = dict.fromkeys(_NUMBERS, (_I64, _signed))
+_OF_ABOUT |= {_TYPE: (_I32, _signed), _PATH: (_LIST, partial(_list, read=_bytes))}
+_OF_CHUNK: dict[int, Wanted] = {_ABOUT: (_STRUCT, partial(_struct, wanted=_OF_ABOUT))}
+_OF_GROUP: dict[int, Wanted] = {_COLUMNS: (_LIST, partial(_list, read=partial(_struct, wanted=_OF_CHUNK)))}
+_OF_FILE: dict[int, Wanted] = {_ROW_GROUPS: (_LIST, partial(_list, read=partial(_struct, wanted=_OF_GROUP)))}

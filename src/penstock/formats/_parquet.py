@@ -20,7 +20,7 @@ from penstock._files.remote import RemoteFile
 from penstock._files.too_large import AT_ONCE, check_block
 from penstock.errors import FormatError
 from penstock.formats._blocks import KEEP
-from penstock.formats._chunks import ByteRange, Fetched, edges, places
+from penstock.formats._chunks import ByteRange, ColumnChunk, Fetched, chunks, edges, places
 from penstock.formats._format import FileRows, Format
 from penstock.formats._table import Table, need_pyarrow, unreadable
 
@@ -76,6 +76,7 @@ class Parquet(Table):
         self._footers = [int(footer["check"][0]) for footer in footers]
         self._ends = _Ends([footer.get("end", _NOTHING) for footer in footers])
         self._metadata: LruCache[int, Any] = LruCache(_METADATA)
+        self._chunks: LruCache[int, list[list[ColumnChunk]]] = LruCache(_METADATA)
         self._places: dict[int, NDArray[np.int64]] = {}
 
     @classmethod
@@ -93,26 +94,25 @@ class Parquet(Table):
         from pyarrow.parquet import ParquetFile
 
         number, part = self._file_of.item(block), self._part_of.item(block)
-        metadata = self._metadata.get(number, self._parsed)
+        metadata, name, text = self._metadata.get(number, self._parsed), self._place(block), None
         if self.max_sample_bytes is not None:
-            _check_size(metadata.row_group(part), self.columns, self._place(block), self.max_sample_bytes)
+            found = self._chunks.get(number, self._find_chunks)[part]
+            _check_size(found, metadata.row_group(part).num_rows, name, self.max_sample_bytes)
+            text = _Text(found, metadata.row_group(part).num_rows, part, self.max_sample_bytes)
         file = self.files[number]
         if isinstance(file, RemoteFile):  # all columns at once: pyarrow would request one after the other
             file = Fetched(file, self.ranges(self.file_rows(block)))
         # pyarrow must not start threads: a process that has some cannot be forked safely.
         opened = partial(ParquetFile, metadata=metadata, pre_buffer=False, page_checksum_verification=True)
-        if self.max_sample_bytes is not None:
-            text = _Text(metadata.row_group(part), part, self.columns, self.max_sample_bytes)
-            if text.may_exceed:
-                nbytes = text.nbytes(opened(pa.PythonFile(file.open(), "r"), read_dictionary=text.paths))
-                check_block(self._place(block), text.rows, nbytes, self.max_sample_bytes)
+        if text is not None and text.may_exceed:
+            text.check(opened(pa.PythonFile(file.open(), "r"), read_dictionary=text.paths), name)
         return _batches(opened(pa.PythonFile(file.open(), "r")), part, self.columns)
 
     def ranges(self, rows: FileRows) -> list[ByteRange]:
         if not isinstance(self.files[rows.file], RemoteFile):
             return [(0, self.files[rows.file].size)]
         found = self._places.get(rows.file)
-        if found is None:  # late: it takes 12 µs for each column of each row group
+        if found is None:
             found = self._places[rows.file] = self._find_columns(rows.file)
         begin, end = found[:, 0].searchsorted([rows.part, rows.part + 1])
         return [(start, stop) for start, stop in found[begin:end, 1:].tolist()]
@@ -122,11 +122,15 @@ class Parquet(Table):
         file = self.files[number]
         assert isinstance(file, RemoteFile)
         try:
-            found = places((self._ends[number] or _end(file))[:-8], self.columns)
-        except ValueError:  # pyarrow will raise an error when it reads the row group
+            found = places(self._chunks.get(number, self._find_chunks))
+        except (ValueError, OverflowError):  # `_read` will raise an error when it reads the row group
             return np.empty((0, 3), np.int64)
         file.edges = edges(found, file.size)
         return found
+
+    def _find_chunks(self, number: int) -> tuple[list[list[ColumnChunk]], int]:
+        footer = (self._ends[number] or _end(self.files[number]))[:-8]
+        return chunks(footer, self.columns), len(footer)  # takes 12 µs for each column of each row group
 
     def _parsed(self, number: int) -> tuple[Any, int]:
         file = self.files[number]
@@ -134,25 +138,14 @@ class Parquet(Table):
         return metadata, metadata.serialized_size
 
 
-def _check_size(group: Any, columns: Sequence[str], name: str, limit: int) -> None:
+def _check_size(chunks: Sequence[ColumnChunk], rows: int, name: str, limit: int) -> None:
     """Raises SampleTooLarge if the footer shows that a sample of a row group must be larger than the limit.
 
     Values are counted, too: a run of equal values takes a few bytes in the file, whatever its length.
     """
-    nbytes = 0
-    for column in _wanted(group, columns):
-        width = _WIDTHS.get(column.physical_type, 4)  # text and binary: the offset of a value
-        nbytes += max(column.total_uncompressed_size, column.num_values * width)
-    check_block(name, group.num_rows, nbytes, limit)
-
-
-def _wanted(group: Any, columns: Sequence[str]) -> Iterator[Any]:
-    """Yields the footer's description of each column that is read; of nested columns, that of each leaf."""
-    wanted = set(columns)
-    for number in range(group.num_columns):
-        column = group.column(number)
-        if column.path_in_schema.partition(".")[0] in wanted or column.path_in_schema in wanted:
-            yield column
+    # A value of text or binary data has an offset of at least 4 bytes.
+    nbytes = sum(max(chunk.nbytes, chunk.values * _WIDTHS.get(chunk.type, 4)) for chunk in chunks)
+    check_block(name, rows, nbytes, limit)
 
 
 class _Text:
@@ -161,16 +154,19 @@ class _Text:
     A row group of 46 KB may have a string of 1 KB 200,000 times. Only the dictionaries show it, not the footer.
     """
 
-    def __init__(self, group: Any, part: int, columns: Sequence[str], limit: int) -> None:
-        self.rows, self._part = group.num_rows, part
-        self._allowed = limit * min(max(self.rows, 1), AT_ONCE)
-        found = [column for column in _wanted(group, columns) if column.physical_type == "BYTE_ARRAY"]
-        found = [column for column in found if column.has_dictionary_page]
-        self.paths, self._values = [each.path_in_schema for each in found], sum(each.num_values for each in found)
-        self.may_exceed = sum(each.num_values * each.total_uncompressed_size for each in found) > self._allowed
+    def __init__(self, chunks: Sequence[ColumnChunk], rows: int, part: int, limit: int) -> None:
+        self._rows, self._part, self._limit = rows, part, limit
+        self._allowed = limit * min(max(rows, 1), AT_ONCE)
+        found = [chunk for chunk in chunks if chunk.type == "BYTE_ARRAY" and chunk.has_dictionary]
+        self.paths, self._values = [chunk.path for chunk in found], sum(chunk.values for chunk in found)
+        self.may_exceed = sum(chunk.values * chunk.nbytes for chunk in found) > self._allowed
         """False if the strings are within the limit even if each were as long as its whole column."""
 
-    def nbytes(self, opened: Any) -> int:
+    def check(self, opened: Any, name: str) -> None:
+        """Raises SampleTooLarge if a sample must be larger than the limit. `opened` reads columns as dictionaries."""
+        check_block(name, self._rows, self._nbytes(opened), self._limit)
+
+    def _nbytes(self, opened: Any) -> int:
         """Returns the bytes of the strings, or an allowed upper bound. `opened` reads columns as dictionaries.
 
         Mostly the longest entry of a dictionary is short enough to give such a bound, and no rows are read.
