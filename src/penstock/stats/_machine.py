@@ -20,7 +20,7 @@ def machine(workers: Iterable[int] = (), throttled_before: float = 0.0, root: Pa
     """What this process and its workers may use, and what holds them back.
 
     `workers` are the ids of processes or threads. `throttled_before`: what `throttled` returned when counting began.
-    The files are those under `root`. Takes 0.2 ms.
+    `/proc` and `/sys` are those under `root`. Takes 0.2 ms.
     """
     workers = list(workers)
     processes: list[int | str] = ["self", *workers]
@@ -87,7 +87,7 @@ def _memberships(root: Path, controller: str) -> Iterator[tuple[str, str]]:
 
 
 def _mounts(root: Path, controller: str, kind: str) -> Iterator[tuple[str, str]]:
-    """Which part of the hierarchy is mounted, and where."""
+    """The mounts of this hierarchy: which part of it is mounted, and where."""
     for line in _read(f"{root}/proc/self/mountinfo").splitlines():
         mount, _, filesystem = line.partition(" - ")
         about, of = mount.split(), filesystem.split()
@@ -106,7 +106,7 @@ def _quota(group: str) -> float | None:
 
 
 def _throttled(group: str) -> float:
-    """Seconds, summed over CPUs."""
+    """Seconds that the group was throttled, summed over CPUs."""
     found = _table(f"{group}/cpu.stat")
     return found.get("throttled_usec", 0) / 1e6 or found.get("throttled_time", 0) / 1e9
 
@@ -129,7 +129,7 @@ def _number(path: str) -> int | None:
 
 
 def _table(path: str) -> dict[str, int]:
-    """Lines of a name and a number. A number in kB is turned into bytes."""
+    """Reads a file whose lines are a name and a number. Numbers in kB are turned into bytes."""
     found: dict[str, int] = {}
     for line in _read(path).splitlines():
         name, *values = line.split() or [""]

@@ -101,7 +101,7 @@ def _plain(figures: Any) -> dict[str, Any]:
 
 
 def _table(figures: Sequence[Any]) -> list[Any]:
-    """The names of the fields, and then the values of each object: shorter and quicker than a dict for each."""
+    """The names of the fields, and then a row of values for each object: shorter and faster than one dict each."""
     if not figures:
         return []
     kind = type(figures[0])

@@ -43,7 +43,7 @@ _Act = Callable[[Any, int], object]
 
 
 class BrokenLaw(AssertionError):
-    """A backend or a format breaks a law. The text says which one, and how."""
+    """Raised if a backend or a format breaks a law. The message says which law, and how."""
 
 
 def check_each(suite: type[Any], only: str) -> list[str]:
@@ -227,7 +227,7 @@ def done(backend: Backend, *seqs: int) -> list[Any]:
 
 
 def seqs(found: Sequence[Outcome]) -> list[int]:
-    """The seqs of what was reported; -1 for a loss without one."""
+    """The seqs of these outcomes, sorted; -1 for a lost worker that had no task."""
     return sorted(-1 if one.seq is None else one.seq for one in found if not isinstance(one, Left))
 
 

@@ -311,7 +311,7 @@ def _steps(n: int) -> Iterator[list[int]]:
 
 
 def _arrays(sample: Any) -> Iterator[Any]:
-    """The arrays of a sample that can be written to."""
+    """The writable arrays of a sample."""
     if isinstance(sample, np.ndarray):
         if sample.flags.writeable and sample.dtype.kind in "biuf":
             yield sample
