@@ -24,9 +24,9 @@ class Facts:
         self.face = str(stats.settings.get("face", "penstock"))
         self.backend = str(stats.settings.get("backend", "process"))
         self.threads = bool(stats.settings.get("threads", self.backend == "thread"))  # older figures lack it
-        self.in_the_caller = self.threads or self.backend == "inline" or self.face == "prefetch"
+        self.workers = int(stats.settings.get("num_workers") or 0)  # `prefetch` has none
+        self.in_the_caller = self.threads or not self.workers
         self.cpus = stats.machine.cpus
-        self.workers = int(stats.settings.get("num_workers") or 0)
         self.auto = "num_workers" in stats.settings.get("auto", ())
         self.period = stats.epoch if self._is_enough(stats.epoch) or stats.life.epochs <= 1 else stats.life
         self.enough = self._is_enough(self.period)

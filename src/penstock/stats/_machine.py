@@ -7,12 +7,12 @@ Any file may be missing, unreadable or malformed: then the figure is that of a m
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path, PurePosixPath
 
+from penstock._system.limits import usable_cpus
 from penstock.stats._figures import Machine
 
 
@@ -25,7 +25,7 @@ def machine(workers: Iterable[int] = (), throttled_before: float = 0.0, root: Pa
     workers = list(workers)
     processes: list[int | str] = ["self", *workers]
     memory = _table(f"{root}/proc/meminfo")
-    cpus = float(_affinity() or os.cpu_count() or 1)
+    cpus = float(usable_cpus())
     for group in _groups(root, "cpu"):
         cpus = min(cpus, _quota(group) or cpus)
     # Without a limit, or with one beyond the machine's memory, what counts is the machine's memory.
@@ -55,10 +55,6 @@ def _swapped(root: Path, pid: int | str) -> int:
     status = _table(f"{root}/proc/{pid}/status")
     is_thread = pid not in ("self", status.get("Tgid"))  # it shares the memory of its process
     return 0 if is_thread else status.get("VmSwap", 0)
-
-
-def _affinity() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
 
 
 @cache  # a process rarely moves to another cgroup, and looking for its folders takes 1 ms

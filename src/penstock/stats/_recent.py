@@ -39,5 +39,5 @@ def recent(stats: Stats) -> Recent:
         rate=(batches - before.batches) / seconds if seconds else 0.0,
         waiting=waited / seconds if seconds else 0.0,
         busy=sum(busy) / len(busy) if busy else float(before.busy),
-        workers=0 if stats.settings.get("backend") == "inline" else workers,
+        workers=0 if stats.settings.get("num_workers") == 0 else workers,
     )

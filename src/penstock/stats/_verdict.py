@@ -104,10 +104,6 @@ def _starts_often(facts: Facts) -> bool:
     return facts.starts_often and _starts(facts)
 
 
-def _starts_once(facts: Facts) -> bool:
-    return not facts.starts_often and _starts(facts)
-
-
 def _starts(facts: Facts) -> bool:
     took = facts.starting + facts.begun
     return took >= max(0.1 * (took + facts.whole), facts.waited, 0.1)
@@ -234,7 +230,7 @@ RULES = (
     ),
     Rule(
         "start-up",
-        _starts_once,
+        _starts,
         "The first batch took {starting} of {all_seconds}; later epochs start without that. {starts}.",
     ),
     Rule(

@@ -56,10 +56,6 @@ def use_workers(facts: Facts, workers: int) -> str:
     return f"num_workers={workers}"
 
 
-def _fewer_workers(facts: Facts) -> str:
-    return use_workers(facts, facts.would_do)
-
-
 def _more_workers(facts: Facts, most: int) -> str:
     """Advice to use as many workers as the loop needs, at most `most`, and at most four times as many as now."""
     if facts.auto:
@@ -185,7 +181,7 @@ PIECES: dict[str, Callable[[Facts], Any]] = {
     "cpu_share": lambda facts: share(facts.cpu_share),
     "cpus_in_use": _cpus_in_use,
     "as_many_as_cpus": lambda facts: use_workers(facts, max(1, math.floor(facts.cpus))),
-    "fewer_workers": _fewer_workers,
+    "fewer_workers": lambda facts: use_workers(facts, facts.would_do),
     "workers_on_free_cpus": _workers_on_free_cpus,
     "workers_that_wait": _workers_that_wait,
     "first_workers": _first_workers,

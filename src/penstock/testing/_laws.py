@@ -87,18 +87,22 @@ def law(method: Callable[..., None]) -> Callable[..., None]:
     return checked
 
 
-class Laws:
+class Stated:
     """Derived classes state laws: methods whose names are `test_` followed by a sentence."""
-
-    backend: str = ""
-    settings: Mapping[str, Any] = {}
-    workers = 2
-    loses_workers = own_generators = blocks = seats = True
 
     def __init_subclass__(cls) -> None:
         for name, value in list(vars(cls).items()):
             if name.startswith("test_") and callable(value):
                 setattr(cls, name, law(value))
+
+
+class Laws(Stated):
+    """The settings of a suite for backends, and tools for writing its laws."""
+
+    backend: str = ""
+    settings: Mapping[str, Any] = {}
+    workers = 2
+    loses_workers = own_generators = blocks = seats = True
 
     # The author of a backend may override these.
 
