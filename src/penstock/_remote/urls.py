@@ -151,7 +151,7 @@ def _unlike_url(text: str) -> str:
 def faithful(root: str, key: str) -> str:
     """The URL of an object that was found there, without user and query. Other objects of the store have others."""
     scheme, _, place = root.partition("/?")[0].partition("://")
-    host = place if _CONTAINER.fullmatch(root) else place.rpartition("@")[2]
+    host = place if _CONTAINER.fullmatch(root) else _AT.split(place)[-1]
     return f"{scheme}://{host}/{key if is_web(root) else _QUERY.sub('', key)}"
 
 
