@@ -33,7 +33,7 @@ from penstock.records import RecordWriter
 from tests.neighbours import training
 from tests.remote.serving import serving
 
-SECONDS = float(os.environ.get("PENSTOCK_SOAK", "2"))
+SECONDS = max(4.0, float(os.environ.get("PENSTOCK_SOAK", "4")))
 ROOT = Path(__file__).parents[2]
 STRANGER = str(ROOT / "tests/neighbours/stranger.py")
 NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
