@@ -63,8 +63,9 @@ demo: $(VENV)/.installed
 
 # Side by side, and in more processes than there are cores: most tests wait for processes. Apart, because a process
 # that has imported less forks in half the time: the faces are the tests whose modules import torch, and the engine's
-# tests, which fork most, need few modules.
-ENGINE := $(addprefix tests/,conformance faults histories model strangers)
+# tests, which fork most, need few modules: those that import libraries for images and tables are among the parts.
+ENGINE := $(sort $(shell grep -rLE '^(import|from) (cv2|PIL|pyarrow)' --include 'test_*.py' \
+  $(addprefix tests/,conformance faults histories model strangers)))
 FACES := tests/parity $(shell grep -rlE '^(import|from) (torch|penstock\.torch)|^([a-z]+ = )?pytest\.importorskip."(penstock\.)?torch"' \
   --include 'test_*.py' tests/unit tests/laws tests/stats tests/remote)
 PYTEST := $(BIN)/python -m pytest --dist worksteal --numprocesses

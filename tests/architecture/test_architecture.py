@@ -44,11 +44,18 @@ def trees_are_forgotten() -> Iterator[None]:
     """They are half a million objects, which every later collection of garbage would visit."""
     yield
     parsed.cache_clear()
+    nodes.cache_clear()
 
 
 @cache
 def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
+
+
+@cache
+def nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """All nodes of a tree: to walk through all trees takes as long as to parse them."""
+    return tuple(ast.walk(tree))
 
 
 @cache
@@ -63,7 +70,7 @@ def imports(path: Path) -> list[str]:
 def _imports(path: Path) -> Iterator[str]:
     tree = parsed(path)
     never_run = {id(node) for block in _type_checking(tree) for node in ast.walk(block)}
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if id(node) in never_run:
             continue
         if isinstance(node, ast.Import):
@@ -79,7 +86,7 @@ def _imports(path: Path) -> Iterator[str]:
 
 
 def _type_checking(tree: ast.AST) -> Iterator[ast.stmt]:
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             yield from node.body
 
@@ -163,7 +170,7 @@ NAMING_GUESTS = {"_memory/guests.py", "_tools/demo.py"}
 
 def names_in_code(path: Path) -> Iterator[str]:
     """Every identifier, and every string that is no text: without a space, and no docstring."""
-    for node in ast.walk(parsed(path)):
+    for node in nodes(parsed(path)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " not in node.value:
             yield node.value
         elif isinstance(node, ast.Attribute):
@@ -246,7 +253,7 @@ def test_every_crew_is_put_together_in_one_place() -> None:
     places = {
         (node.func.id, path.relative_to(ROOT).as_posix())
         for path in ROOT.rglob("*.py")
-        for node in ast.walk(parsed(path))
+        for node in nodes(parsed(path))
         if room(path) != "testing" and isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
         if node.func.id in ("Job", "Engine")
     }
@@ -256,7 +263,7 @@ def test_every_crew_is_put_together_in_one_place() -> None:
 
 def changed_from_outside(tree: ast.AST, name: str) -> Iterator[str]:
     """Assignments to attributes of objects that are called so."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         stored = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
         if stored and ast.unparse(node.value).split(".")[-1] == name:
             yield ast.unparse(node)
@@ -276,7 +283,7 @@ def test_only_one_place_raises_stop_iteration_to_a_caller() -> None:
     """So no StopIteration of the user's is taken for the end. (A Draw calls none of their code.)"""
     places: set[str] = set()
     for path in ROOT.rglob("*.py"):
-        for node in ast.walk(parsed(path)):
+        for node in nodes(parsed(path)):
             if isinstance(node, ast.Raise) and node.exc is not None and "StopIteration" in ast.unparse(node.exc):
                 places.add(path.relative_to(ROOT).as_posix())
     assert places == {"_system/ending.py", "plan/_plan.py"}
@@ -291,7 +298,7 @@ def test_every_iterator_raises_through_that_place() -> None:
     wrong: set[str] = set()
     for path in ROOT.rglob("*.py"):
         where = path.relative_to(ROOT).as_posix()
-        for kind in ast.walk(parsed(path)):
+        for kind in nodes(parsed(path)):
             for node in kind.body if isinstance(kind, ast.ClassDef) and where not in OWN_NEXT else ():
                 if isinstance(node, ast.FunctionDef) and node.name in ("__next__", "_next_data"):
                     decorated = [ast.unparse(each) for each in node.decorator_list]
@@ -391,28 +398,30 @@ def inherited_by_programs(tree: ast.AST) -> Iterator[str]:
 
     All other calls of Python that open one make it close-on-exec.
     """
-    text = ast.unparse(tree)
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call):
-            continue
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        call = ast.unparse(node)
-        if (
-            name in ("recv_fds", "set_inheritable")
-            or (name == "dup2" and "inheritable=False" not in call)
-            or (name in _FLAGS and len(node.args) > _FLAGS[name] and "CLOEXEC" not in call)
-            or (name == "recvmsg" and text.count("CMSG_CLOEXEC") < text.count(".recvmsg("))
-            or any(keyword.arg in _DESCRIPTORS for keyword in node.keywords)
-        ):
-            node.keywords = [keyword for keyword in node.keywords if keyword.arg in _DESCRIPTORS]
-            yield ast.unparse(node)
+
+    def is_safe(name: str, call: ast.Call) -> bool:
+        if name == "dup2":
+            return "inheritable=False" in ast.unparse(call)
+        if name in _FLAGS:
+            return len(call.args) <= _FLAGS[name] or "CLOEXEC" in ast.unparse(call)
+        if name == "recvmsg":
+            text = ast.unparse(tree)
+            return text.count("CMSG_CLOEXEC") >= text.count(".recvmsg(")
+        return name not in ("recv_fds", "set_inheritable")
+
+    for node in nodes(tree):
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            given = [keyword for keyword in node.keywords if keyword.arg in _DESCRIPTORS]
+            if given or not is_safe(name, node):
+                yield ast.unparse(ast.Call(node.func, node.args, given))
 
 
 def test_programs_inherit_no_descriptor() -> None:
     found = {
         f"{path.relative_to(ROOT).as_posix()}: {call}"
         for path in ROOT.rglob("*.py")
-        for call in inherited_by_programs(ast.parse(path.read_text()))
+        for call in inherited_by_programs(parsed(path))
     }
     assert found == GIVEN_TO_PROGRAMS
 

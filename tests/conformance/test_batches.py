@@ -89,21 +89,6 @@ def test_keys_that_are_not_integers_give_no_index(make: Any) -> None:
     assert [batch.index for batch in loader.batches()] == [None, None]
 
 
-def test_large_batches_among_small_ones_arrive_whole(make: Any) -> None:
-    sizes = [10, 9_000_000, 3, 10, 12_000_000, 5, 10]  # 72 and 96 MB: more than a slab's first guess
-    loader = make(sources.Growing(sizes))
-    assert [batch.shape[1] for batch in loader] == sizes
-
-
-def test_a_lambda_and_a_local_class_can_be_sent(make: Any) -> None:
-    class Local(sources.Squares):
-        def __getitem__(self, key: int) -> Any:
-            return -key
-
-    loader = make(Local(5), batch_size=2, collate_fn=lambda samples: sum(samples))
-    assert list(loader) == [-1, -5, -4]
-
-
 def test_arrays_of_a_batch_can_be_written_to(make: Any) -> None:
     for batch in make(sources.Rich(), batch_size=4):
         batch["array"] += 1

@@ -50,29 +50,6 @@ def test_the_loader_counts_epochs(make: Any) -> None:
     assert [batch.epoch for batch in loader.batches()] == [9] * 4
 
 
-def test_a_second_live_iterator_is_independent(make: Any) -> None:
-    loader = make(range(12), batch_size=2, shuffle=True, seed=3)
-    with DataLoader(range(12), batch_size=2, shuffle=True, seed=3) as other:
-        expected = [values(other), values(other)]
-    one, two = iter(loader), iter(loader)
-    streams: list[list[int]] = [[], []]
-    for _ in range(6):
-        streams[0] += next(one).tolist()
-        streams[1] += next(two).tolist()
-    assert streams == expected
-    assert next(one, None) is next(two, None) is None
-
-
-def test_an_abandoned_epoch_leaves_no_trace_in_the_next(make: Any) -> None:
-    loader = make(range(30), batch_size=2, shuffle=True, seed=4)
-    with DataLoader(range(30), batch_size=2, shuffle=True, seed=4) as other:
-        expected = [values(other) for _ in range(4)]
-    for _ in range(3):
-        for _ in loader:
-            break
-    assert values(loader) == expected[3]
-
-
 def test_an_iterator_that_has_ended_stays_ended(make: Any) -> None:
     batches = iter(make(range(2)))
     assert len(list(batches)) == 2
@@ -204,14 +181,6 @@ def test_a_stream_without_duplicates_in_every_epoch(make: Any) -> None:
     loader = make(sources.Countdown(9), batch_size=2)
     for _ in range(3):
         assert values(loader) == list(range(9, 0, -1))
-
-
-def test_out_of_order_gives_every_batch_once(make: Any) -> None:
-    loader = make(range(40), batch_size=3, shuffle=True, seed=2, in_order=False)
-    for _ in range(2):
-        seen = [(batch.step, batch.data.tolist()) for batch in loader.batches()]
-        assert sorted(step for step, _ in seen) == list(range(14))
-        assert sorted(value for _, rows in seen for value in rows) == list(range(40))
 
 
 def test_a_slow_sample_holds_back_nobody_else(make_concurrent: Any) -> None:

@@ -178,24 +178,6 @@ def test_a_change_that_fails_half_way_ends_the_iterators_and_the_next_have_what_
     assert [batch[1].tolist() for batch in loader] == [[10, 10], [10, 10]]
 
 
-class Unsendable:
-    def __call__(self, dataset: Any) -> None:
-        dataset.size = 10
-
-    def __reduce__(self) -> Any:
-        raise LookupError("not to be sent")
-
-
-def test_a_change_that_cannot_be_sent_changes_nothing(make_processes: Any) -> None:
-    loader = make_processes(Sized(4), batch_size=2)
-    batches = iter(loader)
-    next(batches)
-    with pytest.raises(LookupError):
-        loader.update(Unsendable())
-    assert [batch[1].tolist() for batch in batches] == [[1, 1]]
-    assert loader.dataset.size == 1
-
-
 def test_a_change_from_inside_of_next_is_refused_and_not_made(make: Any) -> None:
     refused: list[str] = []
 

@@ -293,32 +293,8 @@ def test_fork_in_the_place_of_an_unknown_method_was_not_asked_for(monkeypatch: p
     assert seen == list(range(12))
 
 
-class Pids(Dataset[Any]):
-    def __len__(self) -> int:
-        return 200
-
-    def __getitem__(self, key: int) -> Any:
-        return os.getpid(), key
-
-
 def pairs(samples: Any) -> Any:
     return samples
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_idle_workers_killed_between_steps_are_replaced(method: str) -> None:
-    keys = []
-    with DataLoader(Pids(), num_workers=2, collate_fn=pairs, multiprocessing_context=method) as loader:
-        for batch in loader:
-            ((pid, key),) = batch
-            keys.append(key)
-            if key in (5, 6, 50, 120):
-                # It may be dead already, killed for an earlier key.
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
-    assert keys == list(range(200))
 
 
 class DyingStream(IterableDataset[Any]):

@@ -115,7 +115,7 @@ BUGS = [
         "if self._bound is not None and seq >= self._bound and self._in_order:\n                if self._in_order:",
         (
             "unit/test_scheduler.py",
-            "conformance/test_epochs.py::test_out_of_order_gives_every_batch_once",
+            "conformance/test_backends.py::TestFork::test_out_of_order_every_batch_comes_once",
         ),
         "Steps beyond the end of the run are prefetched for the next one, and must wait for it.",
     ),
@@ -261,7 +261,7 @@ BUGS = [
         "self._abandoned[seq] = step._replace(state=ABANDONED)\n                self._slabs.free(step.slab, out)\n",
         (
             "unit/test_scheduler.py::test_a_cancelled_step_in_hand_keeps_its_slab_until_it_is_heard_of",
-            "conformance/test_epochs.py::test_an_abandoned_epoch_leaves_no_trace_in_the_next",
+            "conformance/test_backends.py::TestFork::test_an_epoch_that_is_left_leaves_no_trace_in_the_next",
         ),
         "The slab of a step in a worker's hands is free only after the worker was heard of, also after cancel.",
     ),
@@ -309,7 +309,7 @@ BUGS = [
         "_memory/layout.py",
         "if self.used > self._size:",
         "if start > self._size:",
-        ("conformance/test_batches.py::test_large_batches_among_small_ones_arrive_whole",),
+        ("conformance/test_backends.py::TestFork::test_large_batches_among_small_ones_arrive_whole",),
         "Whether an array fits is decided by its end, not by its beginning.",
     ),
     # ---- wire ------------------------------------------------------------------------------------------------

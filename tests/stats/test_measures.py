@@ -276,7 +276,7 @@ def test_another_thread_may_ask_while_the_caller_reads() -> None:
 
 
 def test_nothing_grows_with_the_length_of_an_epoch() -> None:
-    with penstock.DataLoader(Rows(200_000), batch_size=64, seed=1, num_workers=1) as loader:
+    with penstock.DataLoader(Rows(24_000), batch_size=16, seed=1, num_workers=1) as loader:
         loader._session.measures.meter.next_tick = 0
         for step, _ in enumerate(loader):
             if step % 100 == 0:

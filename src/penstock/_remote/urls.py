@@ -151,7 +151,7 @@ def _unlike_url(text: str) -> str:
 def faithful(root: str, key: str) -> str:
     """Returns the URL of an object that exists, without user and query. No two objects of a store share one."""
     scheme, _, place = root.partition("/?")[0].partition("://")
-    host = place if _CONTAINER.fullmatch(root) else place.rpartition("@")[2]
+    host = place if _CONTAINER.fullmatch(root) else _AT.split(place)[-1]
     return f"{scheme}://{host}/{key if is_web(root) else _QUERY.sub('', key)}"
 
 

@@ -1,4 +1,4 @@
-"""Figures of a loader that runs: where the time goes, and what to do about it."""
+"""The figures of a running loader: where the time goes, and what to do about it."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -24,9 +24,9 @@ class Facts:
         self.face = str(stats.settings.get("face", "penstock"))
         self.backend = str(stats.settings.get("backend", "process"))
         self.threads = bool(stats.settings.get("threads", self.backend == "thread"))  # older figures lack it
-        self.in_the_caller = self.threads or self.backend == "inline" or self.face == "prefetch"
+        self.workers = int(stats.settings.get("num_workers") or 0)  # `prefetch` has none
+        self.in_the_caller = self.threads or not self.workers
         self.cpus = stats.machine.cpus
-        self.workers = int(stats.settings.get("num_workers") or 0)
         self.auto = "num_workers" in stats.settings.get("auto", ())
         self.period = stats.epoch if self._is_enough(stats.epoch) or stats.life.epochs <= 1 else stats.life
         self.enough = self._is_enough(self.period)
@@ -49,12 +49,12 @@ class Facts:
 
     @property
     def starts_often(self) -> bool:
-        """Whether workers are started anew for each epoch."""
+        """True if workers are started again for each epoch."""
         return self.workers > 0 and not self.settings.get("persistent_workers", True)
 
     @property
     def depends_on_workers(self) -> bool:
-        """Whether samples have other random numbers with another number of workers: with torch's semantics."""
+        """True if the random numbers of samples change with the number of workers, as they do in torch."""
         return self.face not in ("penstock", "prefetch") and self.settings.get("seed") is None
 
     # The loop.
@@ -77,23 +77,23 @@ class Facts:
 
     @cached_property
     def begun(self) -> float:
-        """Seconds of starting up that are not counted as waiting: those in `iter()`."""
+        """Seconds of start-up that were spent in `iter()`, so they are not counted as waiting."""
         first = self.stats.first_batch or FirstBatch()
         return first.start * self._starts(self.period)
 
     @cached_property
     def waited(self) -> float:
-        """Seconds in which the loop waited, once workers were started."""
+        """Seconds that the loop waited for data after workers had started."""
         return max(0.0, self.period.waits.total - self.starting)
 
     @cached_property
     def whole(self) -> float:
-        """Seconds of the loop, once workers were started."""
+        """Seconds of the loop after workers had started: waiting and working."""
         return max(1e-9, self.waited + self.period.works.total)
 
     @property
     def waiting(self) -> float:
-        """The share of these seconds in which the loop waited."""
+        """The share of `whole` that the loop waited for data."""
         return self.waited / self.whole
 
     @property
@@ -108,12 +108,12 @@ class Facts:
 
     @cached_property
     def busy(self) -> float:
-        """Seconds of work, of all workers together. (Inline, the loop waits while it does that work.)"""
+        """Seconds of work, summed over workers. Without workers, the time in which the loop loaded data itself."""
         return max(1e-9, self._sum("busy") or (0.0 if self.workers else self.waited))
 
     @cached_property
     def present(self) -> float:
-        """Seconds of work and of waiting, of all workers together."""
+        """Seconds of work and of waiting, summed over workers."""
         return self.busy + self._sum("waited_task", "waited_room")
 
     @property
@@ -125,17 +125,17 @@ class Facts:
         return self._sum(f"waited_{why}") / self.present
 
     def part(self, name: str) -> float:
-        """The share of the workers' work that was to "fetch", "collate" or "write"."""
+        """The share of the workers' busy time that went to "fetch", "collate" or "write"."""
         return self._sum(name) / self.busy
 
     @property
     def would_do(self) -> int:
-        """Workers that could do the same work, with a reserve of a quarter."""
+        """The number of workers that this work needs, with a reserve of a quarter."""
         return max(1, math.ceil(1.25 * self.busy / self.whole))
 
     @property
     def needed(self) -> int:
-        """Workers that would be as fast as the loop, if more workers did not slow each other down."""
+        """The number of workers that would keep up with the loop, if workers did not slow each other down."""
         works = self.period.works.total
         return math.ceil(self.busy / works) if works > 1e-3 * self.busy else 1000
 
@@ -148,30 +148,30 @@ class Facts:
 
     @property
     def cpu_used(self) -> float:
-        """CPUs that workers and loop used, on average."""
+        """CPUs that the workers and the loop used, on average."""
         caller = self.period.caller_cpu / self.whole
         return caller if self.in_the_caller else caller + self.cpu
 
     @property
     def cpu_share(self) -> float:
-        """The share of the workers' working time in which they computed. In the rest they waited."""
+        """The share of the workers' busy time in which they computed. In the rest they waited."""
         if not self.period.workers:  # inline, and not measured apart from the loop
             return min(1.0, self.cpu_used)
         return min(1.0, self._sum("cpu") / self.busy)
 
     @property
     def delayed(self) -> float:
-        """Seconds that workers could have computed, but had no processor."""
+        """Seconds in which workers were ready to compute, but had no processor."""
         return self._sum("delayed")
 
     @property
     def delay_share(self) -> float:
-        """The share of the workers' working time in which they could have computed, but had no processor."""
+        """The share of the workers' busy time in which they were ready to compute, but had no processor."""
         return min(1.0 - self.cpu_share, self.delayed / self.busy)
 
     @property
     def blocked_share(self) -> float:
-        """The share of the workers' working time in which they waited for something other than a processor."""
+        """The share of the workers' busy time in which they waited for something other than a processor."""
         return 1.0 - self.cpu_share - self.delay_share
 
     @property
@@ -181,7 +181,7 @@ class Facts:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether workers are on other machines, whose processors are not known here."""
+        """True if workers run on other machines, whose processors are not known here."""
         return any(worker.node for worker in self.period.workers)
 
     @property
@@ -201,7 +201,7 @@ class Facts:
 
     @property
     def uses_pil(self) -> bool:
-        """Whether PIL has opened images, and workers spend most of their work on fetching."""
+        """True if PIL has opened images, and most of the workers' busy time goes to fetching."""
         return any(worker.pil for worker in self.period.workers) and self.part("fetch") >= 0.5
 
     @cached_property
@@ -210,7 +210,7 @@ class Facts:
 
     @cached_property
     def timed(self) -> int:
-        """Samples whose times are known."""
+        """The number of samples that were timed."""
         return sum(bucket.count for bucket in self._times)
 
     @cached_property
@@ -237,7 +237,7 @@ class Facts:
 
     @property
     def slow(self) -> list[SlowSample]:
-        """The slowest of these samples, slowest first, each key once."""
+        """The samples of the tail that are known by key, slowest first, each key once."""
         slow: dict[int | str, SlowSample] = {}
         for sample in self.period.slowest:
             if sample.seconds >= 20 * self.median_sample:

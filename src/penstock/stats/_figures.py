@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Many durations, summed up: their number, total, median, 95th percentile and the longest, in seconds.
+    """A summary of many durations: their number, total, median, 95th percentile and longest, in seconds.
 
     Median and percentile come from a histogram, and are right within 10 %.
     """
@@ -45,7 +45,7 @@ class SlowSample:
 
     @property
     def name(self) -> str:
-        """A text that helps people to find the sample: the path, if there is one, and the key."""
+        """The path, if there is one, and the key: a text by which people find the sample."""
         return f"{self.path} (key {self.key})" if self.path else str(self.key)
 
 
@@ -88,7 +88,7 @@ class WorkerFigures:
 
 @dataclass(frozen=True, slots=True)
 class CacheFigures:
-    """What the loader's workers read from remote files, also ahead of time; and the blocks of tables.
+    """What the loader's workers read from remote files, also ahead of time, and the blocks that they decoded.
 
     `hits`: pieces that were on this machine when a worker asked for them. `misses`: pieces that workers waited for.
     `waited`: the seconds of this waiting, summed over workers. `fetched`: pieces that were downloaded, for workers or
@@ -266,12 +266,12 @@ class Stats:
         return table(self)
 
     def _repr_html_(self) -> str:
-        """For notebooks."""
+        """The table as HTML, which notebooks show."""
         from penstock.stats._table import html
 
         return html(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain JSON-serialisable data, with the verdict."""
+        """The figures and the verdict as plain data that JSON can hold."""
         plain = asdict(replace(self, settings=dict(self.settings)))
         return {**plain, "verdict": self.verdict}

@@ -1,4 +1,4 @@
-"""Functions that get the figures of all loaders from time to time, and the line of the log for each epoch.
+"""Functions that get the figures of all loaders from time to time, and a log line for each epoch.
 
 A function runs in the thread that reads the loader, from inside its `next()`. If it fails, it is removed with a
 warning: figures never break a training run.
@@ -111,7 +111,7 @@ class Turns:
             self._call(hooks, now, stats())
 
     def epoch_ended(self, now: float, stats: Callable[[], Stats]) -> None:
-        """Calls all functions, and writes the line of the log, if either is wanted.
+        """Calls all functions, and writes the log line if the logger wants it.
 
         Only once for each epoch, although a reader may ask again after its end.
         """

@@ -7,12 +7,12 @@ Any file may be missing, unreadable or malformed: then the figure is that of a m
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path, PurePosixPath
 
+from penstock._system.limits import usable_cpus
 from penstock.stats._figures import Machine
 
 
@@ -20,12 +20,12 @@ def machine(workers: Iterable[int] = (), throttled_before: float = 0.0, root: Pa
     """What this process and its workers may use, and what holds them back.
 
     `workers` are the ids of processes or threads. `throttled_before`: what `throttled` returned when counting began.
-    The files are those under `root`. Takes 0.2 ms.
+    `/proc` and `/sys` are those under `root`. Takes 0.2 ms.
     """
     workers = list(workers)
     processes: list[int | str] = ["self", *workers]
     memory = _table(f"{root}/proc/meminfo")
-    cpus = float(_affinity() or os.cpu_count() or 1)
+    cpus = float(usable_cpus())
     for group in _groups(root, "cpu"):
         cpus = min(cpus, _quota(group) or cpus)
     # Without a limit, or with one beyond the machine's memory, what counts is the machine's memory.
@@ -57,10 +57,6 @@ def _swapped(root: Path, pid: int | str) -> int:
     return 0 if is_thread else status.get("VmSwap", 0)
 
 
-def _affinity() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
-
-
 @cache  # a process rarely moves to another cgroup, and looking for its folders takes 1 ms
 def _groups(root: Path, controller: str) -> tuple[str, ...]:
     """The folders of this process's cgroups that have this controller, and of their ancestors."""
@@ -87,7 +83,7 @@ def _memberships(root: Path, controller: str) -> Iterator[tuple[str, str]]:
 
 
 def _mounts(root: Path, controller: str, kind: str) -> Iterator[tuple[str, str]]:
-    """Which part of the hierarchy is mounted, and where."""
+    """The mounts of this hierarchy: which part of it is mounted, and where."""
     for line in _read(f"{root}/proc/self/mountinfo").splitlines():
         mount, _, filesystem = line.partition(" - ")
         about, of = mount.split(), filesystem.split()
@@ -106,7 +102,7 @@ def _quota(group: str) -> float | None:
 
 
 def _throttled(group: str) -> float:
-    """Seconds, summed over CPUs."""
+    """Seconds that the group was throttled, summed over CPUs."""
     found = _table(f"{group}/cpu.stat")
     return found.get("throttled_usec", 0) / 1e6 or found.get("throttled_time", 0) / 1e9
 
@@ -129,7 +125,7 @@ def _number(path: str) -> int | None:
 
 
 def _table(path: str) -> dict[str, int]:
-    """Lines of a name and a number. A number in kB is turned into bytes."""
+    """Reads a file whose lines are a name and a number. Numbers in kB are turned into bytes."""
     found: dict[str, int] = {}
     for line in _read(path).splitlines():
         name, *values = line.split() or [""]

@@ -46,7 +46,7 @@ def plot(
 
 
 def _labels(side: str, places: Iterable[tuple[float, str]]) -> str:
-    """Each is centred at its place, or ends with the plot."""
+    """Labels along one side of a plot, each centred at its place, except those at the ends, which stay inside."""
     ends = {True: ' class="first"', False: ' class="last"'}
     return "".join(
         f'<span{ends[at < 0.5] if abs(at - 0.5) > 0.48 else ""} style="{side}:{at:.4%}">{escape(text)}</span>'
@@ -55,7 +55,7 @@ def _labels(side: str, places: Iterable[tuple[float, str]]) -> str:
 
 
 def bars(kind: str, bars: Iterable[tuple[float, float, float, float]]) -> str:
-    """One path of rectangles, each given as left, right, bottom and top."""
+    """Rectangles as one SVG path. Each is given as left, right, bottom and top."""
     steps = "".join(
         f"M{_x(left)} {_y(low)}V{_y(high)}H{_x(right)}V{_y(low)}Z" for left, right, low, high in bars if high > low
     )
@@ -93,7 +93,7 @@ def scale(most: float, steps: Sequence[float] = (1, 2, 2.5, 5, 10), lines: int =
 
 
 def whole_scale(most: int) -> list[float]:
-    """The same for things that are counted one by one."""
+    """Like `scale`, but for counts: a small scale has no fractions."""
     return scale(most) if most > 4 else [float(i) for i in range(max(most, 1) + 1)]
 
 
@@ -111,7 +111,7 @@ def time_scale(end: float, lines: int = 5) -> list[tuple[float, str]]:
 
 
 def stacked(parts: Iterable[tuple[str, float, str]], whole: float) -> str:
-    """A horizontal bar: the class, the length and the tip of each part, which fill `whole` together or less."""
+    """A horizontal bar of length `whole`. Each part has a CSS class, a length and a tooltip."""
     inner = "".join(
         f'<i class="{kind}" style="width:{100 * length / whole:.4g}%" data-tip="{escape(tip)}"></i>'
         for kind, length, tip in parts
@@ -121,7 +121,7 @@ def stacked(parts: Iterable[tuple[str, float, str]], whole: float) -> str:
 
 
 def legend(*entries: tuple[str, str]) -> str:
-    """The class of each colour, and its meaning."""
+    """A legend. Each entry has the CSS class of its colour, and its meaning."""
     inner = "".join(f'<span><i class="{kind}"></i>{escape(text)}</span>' for kind, text in entries)
     return f'<p class="legend">{inner}</p>'
 
@@ -140,7 +140,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], texts: Sequence[i
 
 
 def facts(pairs: Iterable[tuple[str, str]]) -> str:
-    """Names and values that are HTML already."""
+    """A list of names and their values, which are HTML already."""
     return f'<dl class="facts">{"".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in pairs)}</dl>'
 
 

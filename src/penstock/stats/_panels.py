@@ -83,7 +83,7 @@ def tiles(found: Facts) -> str:
 
 
 def _large(value: str) -> str:
-    """Each number is large, with its unit right behind it: 25.9 MB/s, 2 min 05 s."""
+    """Marks up a text such as `25.9 MB/s` or `2 min 05 s`, so that numbers are large and units are small."""
     pairs = re.findall(r"(<?\d[\d.,]*) ?([^\d<]*)", value)
     shown = " ".join(f"{escape(number)}<span>{unit.strip()}</span>" for number, unit in pairs)
     return shown or f"<span>{value}</span>"
@@ -105,7 +105,7 @@ def _over_time(
 
 
 def _edges(moments: Sequence[Moment]) -> list[tuple[float, float]]:
-    """Left and right of each interval between two moments, from 0 to 1. It shows the figures of the second."""
+    """The left and right edge of each interval between two moments, from 0 to 1. It shows the second moment."""
     whole = moments[-1].at or 1.0
     return [(before.at / whole, after.at / whole) for before, after in pairwise(moments)]
 

@@ -31,12 +31,6 @@ from penstock.stats._figures import (
     WorkerFigures,
 )
 
-_MOST_MOMENTS = 21
-"""Rows of the history that are published: ten seconds, for the live figures."""
-
-_MOST_WORKERS = 64
-"""Workers whose figures are published."""
-
 _NESTED: dict[type, dict[str, type]] = {
     Stats: {"epoch": Period, "life": Period, "first_batch": FirstBatch, "memory": Memory, "machine": Machine}
     | {"outage": Outage},
@@ -46,6 +40,9 @@ _LISTED: dict[type, dict[str, type]] = {
     Stats: {"decisions": Decision, "history": Moment},
     Period: {"workers": WorkerFigures, "slowest": SlowSample, "sample_times": Bucket},
 }
+_WHOLE = slice(None)
+_PARTS = {"history": slice(-21, None), "decisions": slice(-1, None), "workers": slice(64)}
+"""The part of a list that is published. 21 rows of the history are ten seconds, for the live figures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,31 +60,9 @@ def publish(by: object, stats: Stats) -> None:
 
 
 def to_text(stats: Stats) -> bytes:
-    """The figures with only the latest part of the history, and with the last decision."""
-    plain = _plain(stats)
-    plain |= {
-        "history": _table(stats.history[-_MOST_MOMENTS:]),
-        "decisions": _table(stats.decisions[-1:]),
-        "epoch": _period(stats.epoch),
-        "life": _period(stats.life),
-        "first_batch": None if stats.first_batch is None else _plain(stats.first_batch),
-        "memory": _plain(stats.memory),
-        "outage": None if stats.outage is None else _plain(stats.outage),
-        "machine": _plain(stats.machine),
-        "settings": dict(stats.settings),
-    }
+    """The figures as JSON. Of long lists, only `_PARTS` are included."""
+    plain = _plain(stats) | {"settings": dict(stats.settings)}
     return json.dumps({"pid": os.getpid(), "at": time.time(), "stats": plain}, default=str).encode()
-
-
-def _period(period: Period) -> dict[str, Any]:
-    return _plain(period) | {
-        "waits": _plain(period.waits),
-        "works": _plain(period.works),
-        "cache": None if period.cache is None else _plain(period.cache),
-        "workers": _table(period.workers[:_MOST_WORKERS]),
-        "slowest": _table(period.slowest),
-        "sample_times": _table(period.sample_times),
-    }
 
 
 _kinds = {kind for inner in (*_NESTED.values(), *_LISTED.values()) for kind in inner.values()}
@@ -97,11 +72,17 @@ _values = {kind: attrgetter(*names) for kind, names in _names.items()}
 
 def _plain(figures: Any) -> dict[str, Any]:
     kind = type(figures)
-    return dict(zip(_names[kind], _values[kind](figures), strict=True))
+    plain = dict(zip(_names[kind], _values[kind](figures), strict=True))
+    for name in _NESTED.get(kind, ()):
+        if plain[name] is not None:
+            plain[name] = _plain(plain[name])
+    for name in _LISTED.get(kind, ()):
+        plain[name] = _table(plain[name][_PARTS.get(name, _WHOLE)])
+    return plain
 
 
 def _table(figures: Sequence[Any]) -> list[Any]:
-    """The names of the fields, and then the values of each object: shorter and quicker than a dict for each."""
+    """The names of the fields, and then a row of values for each object: shorter and faster than one dict each."""
     if not figures:
         return []
     kind = type(figures[0])

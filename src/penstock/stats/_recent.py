@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from penstock.stats._figures import Moment, Stats
 
 RECENT_SECONDS = 5.0
-"""The least number of seconds. Rows of the history may be further apart if a loader has run for a long time."""
+"""At least this many seconds: the rows of a long history are further apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Recent:
 
 
 def recent(stats: Stats) -> Recent:
-    """The change since the last row of the history that is older than the window, or else since the first `iter()`.
+    """The figures of the last RECENT_SECONDS, or since the first `iter()` if that is more recent.
 
     Pauses between two epochs do not count.
     """
@@ -39,5 +39,5 @@ def recent(stats: Stats) -> Recent:
         rate=(batches - before.batches) / seconds if seconds else 0.0,
         waiting=waited / seconds if seconds else 0.0,
         busy=sum(busy) / len(busy) if busy else float(before.busy),
-        workers=0 if stats.settings.get("backend") == "inline" else workers,
+        workers=0 if stats.settings.get("num_workers") == 0 else workers,
     )

@@ -25,7 +25,7 @@ _COLOURS = {"good": "#2e8b57", "fair": "#b97e00", "poor": "#d4501f", "none": "#8
 
 
 def html(stats: Stats) -> str:
-    """The same for a notebook, with the colour of the judgement beside the verdict."""
+    """The table as HTML for a notebook, with the colour of the judgement beside the verdict."""
     from penstock.stats._verdict import judgement
 
     colour = _COLOURS[judgement(stats)]
@@ -144,7 +144,7 @@ def _workers(period: Period) -> Iterator[str]:
 
 
 def _name(worker: WorkerFigures) -> str:
-    """The node has a row of its own."""
+    """The worker's name without its node, which has a row of its own."""
     name = worker.name.replace(f" on {worker.node}", "") if worker.node else worker.name
     return name if worker.alive else f"worker {worker.seat} (ended)"
 
@@ -193,7 +193,7 @@ def _rest(stats: Stats) -> Iterator[str]:
 
 
 def _aligned(rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """The first column to the left, the others to the right."""
+    """Aligns the first column to the left, and the others to the right."""
     rows = list(rows)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for first, *cells in rows:
@@ -202,7 +202,7 @@ def _aligned(rows: Iterable[Sequence[str]]) -> Iterator[str]:
 
 
 def _wrapped(name: str, text: str) -> list[str]:
-    """A line that begins with a name, if there is one, and goes on below the text."""
+    """Wraps a text that has a name before it. Further lines are indented as far as the text."""
     indent = f"{name:<17}" if name else ""
     return textwrap.wrap(
         text, WIDTH, initial_indent=indent, subsequent_indent=" " * len(indent), break_on_hyphens=False

@@ -56,11 +56,11 @@ class Trace:
         self.close()
 
     def span(self, name: str, began: int, ended: int, **details: Any) -> None:
-        """The caller did something from `began` to `ended`."""
+        """Records what the caller did from `began` to `ended`."""
         self._span(_CALLER, name, began, ended, _arguments(details))
 
     def task(self, record: TracedTask, worker: str, keys: str = "") -> None:
-        """A worker did a task. Before it, since its last one, the worker waited."""
+        """Records a task that a worker did, and that the worker waited between its last task and this one."""
         seat, began, fetched, made, ended, _, epoch, step, steps = record
         row = _FIRST_WORKER + seat
         if row not in self._ended:
@@ -75,14 +75,14 @@ class Trace:
         self._span(row, "write", made, ended, short)
 
     def instant(self, name: str, at: int, **details: Any) -> None:
-        """Something happened to the loader: a worker was lost or replaced, the number of workers changed."""
+        """Records an event of the loader: a worker was lost or replaced, or the number of workers changed."""
         stamp = (at - self._began) / 1000
         if stamp >= 0:
             place = f'"ts":{stamp:.3f},"pid":{self._pid},"tid":{_CALLER}'
             self._put(f',\n{{"name":"{name}","ph":"i","s":"p",{place}{_arguments(details)}}}', at)
 
     def close(self) -> None:
-        """Writes what is left, and the end of the array."""
+        """Writes the remaining events, and the end of the array."""
         if os.getpid() == self._pid:  # a forked child has a copy of the piece, and the same file
             with self._lock:
                 self._end()
@@ -94,7 +94,7 @@ class Trace:
             self._put(f',\n{{"name":"{name}","ph":"X",{place}{arguments}}}', ended)
 
     def _name_row(self, row: int, name: str) -> None:
-        """Rows are shown in the order of their numbers."""
+        """Names a row. Viewers show the rows in the order of their numbers."""
         place = f'"ph":"M","pid":{self._pid},"tid":{row}'
         self._put(f',\n{{"name":"thread_name",{place},"args":{{"name":{_text(name)}}}}}', self._began)
         self._put(f',\n{{"name":"thread_sort_index",{place},"args":{{"sort_index":{row}}}}}', self._began)

@@ -31,7 +31,7 @@ def size(nbytes: float) -> str:
 
 
 def count(value: float) -> str:
-    """`1,234,567`; three digits of what is below 100."""
+    """`1,234,567`; three digits below 100: `12.5`."""
     return f"{value:,.0f}" if value >= 99.5 or value == int(value) else three(value)
 
 
@@ -43,7 +43,7 @@ def share(value: float) -> str:
 
 
 def three(value: float) -> str:
-    """Three digits, without zeros at the end."""
+    """The number with three digits, without zeros at the end."""
     digits = 0 if value >= 99.95 else 1 if value >= 9.995 else 2
     shown = f"{value:,.{digits}f}"
     return shown.rstrip("0").rstrip(".") if digits else shown

@@ -17,7 +17,7 @@ from penstock.stats._words import say
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The text for a condition. The names in braces are those of `_words.PIECES`."""
+    """A condition, and the verdict if it holds. Names in braces are those of `_words.PIECES`."""
 
     name: str
     holds: Callable[[Facts], bool]
@@ -39,7 +39,7 @@ def rule_of(stats: Stats) -> Rule | None:
 
 
 def judgement(stats: Stats) -> str:
-    """How good that is: "good", "fair", "poor", or "none" if there is too little to judge by."""
+    """How well the loader keeps up with the loop: "good", "fair", "poor", or "none" if there is too little data."""
     rule, facts = rule_of(stats), Facts(stats)
     if rule is None:
         return "none"
@@ -102,10 +102,6 @@ def _cache_is_small(facts: Facts) -> bool:
 
 def _starts_often(facts: Facts) -> bool:
     return facts.starts_often and _starts(facts)
-
-
-def _starts_once(facts: Facts) -> bool:
-    return not facts.starts_often and _starts(facts)
 
 
 def _starts(facts: Facts) -> bool:
@@ -234,7 +230,7 @@ RULES = (
     ),
     Rule(
         "start-up",
-        _starts_once,
+        _starts,
         "The first batch took {starting} of {all_seconds}; later epochs start without that. {starts}.",
     ),
     Rule(

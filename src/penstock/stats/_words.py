@@ -41,7 +41,7 @@ def _cpus(facts: Facts) -> str:
 
 
 def _parts(facts: Facts) -> str:
-    """The parts of the workers' work, longest first."""
+    """The parts of the workers' busy time, longest first."""
     shares = sorted(((facts.part(name), name) for name in ("fetch", "collate", "write")), reverse=True)
     return ", ".join(f"{name} {share(part)}" for part, name in shares if part >= 0.005)
 
@@ -50,18 +50,14 @@ def _parts(facts: Facts) -> str:
 
 
 def use_workers(facts: Facts, workers: int) -> str:
-    """How to get another number of workers: with torch's semantics, samples depend on it."""
+    """The setting for this number of workers, with a warning if samples depend on it."""
     if facts.depends_on_workers:
         return f"num_workers={workers} in the next run (without seed=, this changes your samples' random numbers)"
     return f"num_workers={workers}"
 
 
-def _fewer_workers(facts: Facts) -> str:
-    return use_workers(facts, facts.would_do)
-
-
 def _more_workers(facts: Facts, most: int) -> str:
-    """As many as the loop needs, up to a number, and not too many at a time."""
+    """Advice to use as many workers as the loop needs, at most `most`, and at most four times as many as now."""
     if facts.auto:
         return f'num_workers="auto" has chosen {facts.workers}; raise max_workers= if that is its limit'
     most = min(most, 4 * facts.workers)
@@ -80,7 +76,7 @@ def _workers_that_wait(facts: Facts) -> str:
 
 
 def _first_workers(facts: Facts) -> str:
-    """For a loader that has none."""
+    """The settings to suggest for a loader without workers."""
     waits = facts.blocked_share >= 0.6
     workers = max(1, min(facts.needed, 16 if waits else math.floor(facts.cpus)))
     threads = waits and facts.face == "penstock"
@@ -101,7 +97,7 @@ def _cheaper(facts: Facts) -> str:
 
 
 def _decode(facts: Facts) -> str:
-    """The images of `penstock.image` are decoded by OpenCV, to the size that is needed."""
+    """Advice for images that PIL decodes: `penstock.image` decodes JPEGs to the needed size, by OpenCV."""
     said = ". If they are JPEGs, penstock.image decodes them about three times as fast as PIL"
     return said if facts.uses_pil else ""
 
@@ -185,7 +181,7 @@ PIECES: dict[str, Callable[[Facts], Any]] = {
     "cpu_share": lambda facts: share(facts.cpu_share),
     "cpus_in_use": _cpus_in_use,
     "as_many_as_cpus": lambda facts: use_workers(facts, max(1, math.floor(facts.cpus))),
-    "fewer_workers": _fewer_workers,
+    "fewer_workers": lambda facts: use_workers(facts, facts.would_do),
     "workers_on_free_cpus": _workers_on_free_cpus,
     "workers_that_wait": _workers_that_wait,
     "first_workers": _first_workers,

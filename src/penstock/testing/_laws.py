@@ -43,7 +43,7 @@ _Act = Callable[[Any, int], object]
 
 
 class BrokenLaw(AssertionError):
-    """A backend or a format breaks a law. The text says which one, and how."""
+    """Raised if a backend or a format breaks a law. The message says which law, and how."""
 
 
 def check_each(suite: type[Any], only: str) -> list[str]:
@@ -87,18 +87,22 @@ def law(method: Callable[..., None]) -> Callable[..., None]:
     return checked
 
 
-class Laws:
+class Stated:
     """Derived classes state laws: methods whose names are `test_` followed by a sentence."""
-
-    backend: str = ""
-    settings: Mapping[str, Any] = {}
-    workers = 2
-    loses_workers = own_generators = blocks = seats = True
 
     def __init_subclass__(cls) -> None:
         for name, value in list(vars(cls).items()):
             if name.startswith("test_") and callable(value):
                 setattr(cls, name, law(value))
+
+
+class Laws(Stated):
+    """The settings of a suite for backends, and tools for writing its laws."""
+
+    backend: str = ""
+    settings: Mapping[str, Any] = {}
+    workers = 2
+    loses_workers = own_generators = blocks = seats = True
 
     # The author of a backend may override these.
 
@@ -227,7 +231,7 @@ def done(backend: Backend, *seqs: int) -> list[Any]:
 
 
 def seqs(found: Sequence[Outcome]) -> list[int]:
-    """The seqs of what was reported; -1 for a loss without one."""
+    """The seqs of these outcomes, sorted; -1 for a lost worker that had no task."""
     return sorted(-1 if one.seq is None else one.seq for one in found if not isinstance(one, Left))
 
 

@@ -28,7 +28,7 @@ _ROWS = np.arange(230, dtype=np.int32).reshape(46, 5)
 
 
 def _bundled_or_not(law: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Checks the law twice: no step counts as small enough to travel with others, then every step does."""
+    """Checks the law twice: with each step in a task of its own, then with steps bundled into tasks."""
 
     @functools.wraps(law)
     def checked(self: Any) -> None:
@@ -220,7 +220,7 @@ class LoaderLaws(Laws):
         self._with_losses(Numbers(200), 3, 9, 20, 30, resize=True, **_SHUFFLED)
 
     def _with_losses(self, dataset: Any, *steps: int, resize: bool = False, **given: Any) -> None:
-        """The batches are those of the plain loop, although a worker is killed after each of the steps."""
+        """Checks the batches against the plain loop, while a worker is killed after each of these steps."""
         self.needs("workers", "loses_workers")
 
         def lose(loader: Any, step: int) -> None:
@@ -369,7 +369,7 @@ def _rows(batches: Iterable[Any]) -> list[Any]:
 
 @contextmanager
 def _gated() -> Iterator[tuple[FunctionDataset, Callable[[], None]]]:
-    """Six samples, of which sample 1 waits at a gate, and the function that opens the gate.
+    """A dataset of six samples, whose sample 1 waits at a gate, and the function that opens the gate.
 
     The gate is a file, and open when the file is gone: so it is open after the block too, if a worker looks late.
     """
@@ -386,7 +386,7 @@ def _gated() -> Iterator[tuple[FunctionDataset, Callable[[], None]]]:
 
 
 def _told(loader: Any) -> list[str]:
-    """Two epochs, each batch or error as text."""
+    """Reads two epochs, and returns each batch or error as text."""
     found = []
     for _ in range(2):
         batches = loader.batches()

@@ -226,7 +226,7 @@ def _between_parts(one: Any, other: Any, at: str, within: _Within) -> str | None
 
 
 def _parts(whole: Any) -> tuple[str, list[tuple[Any, str, Any]]]:
-    """The parts that are compared, each with its name and its path, or "" if it has none; and their kind."""
+    """The kind of the parts to compare, and the parts, each with its name and its path ("" if it has none)."""
     if isinstance(whole, Mapping):
         return "keys", [(key, f"[{key!r}]", whole[key]) for key in whole]
     if isinstance(whole, (list, tuple)):

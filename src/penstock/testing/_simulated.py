@@ -66,12 +66,12 @@ class _PostedTask:
         self.done: list[Any] = []  # their outcomes so far
 
     def current(self) -> Task:
-        """The current step, or the last one."""
+        """The step that is next to be done, or the last one if all are done."""
         return self.task.single()[min(len(self.done), self.steps - 1)]
 
 
 class _SimulatedWorker:
-    """One worker, which `loader.workers` also shows. Tests may kill it."""
+    """A worker, which is also in `loader.workers`. Tests may kill it."""
 
     runner: Runner | None = None
     info: Any = None

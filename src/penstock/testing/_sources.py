@@ -99,7 +99,7 @@ class Dying(_Around):
 
 
 class Numbers(Dataset[Any]):
-    """Sample i is i, with attributes for `update`: the number of changes, and the last value."""
+    """Sample i is i, `size` and `times`: attributes for tests of `update`."""
 
     size, times = 1, 0
 
@@ -117,7 +117,7 @@ class Numbers(Dataset[Any]):
 
 
 def once_more(dataset: Any) -> None:
-    """A change that is noticed if it is made twice."""
+    """A change for `update`. Counts how often it was made, so that a repetition is noticed."""
     dataset.times += 1
 
 
@@ -149,7 +149,7 @@ def drawn(key: int) -> Any:
 
 
 def drawn_everywhere(key: int) -> Any:
-    """Draws from the global generators too."""
+    """A sample with random numbers, also from the global generators."""
     return np.array([key, rng().random(), random.random(), np.random.random()])
 
 

@@ -46,7 +46,7 @@ from penstock._files.pieces import FetchPiece, Piece, PiecesInMemory
 from penstock._files.remote import RemoteFile
 from penstock.errors import CollateError, FormatError, ImageError
 from penstock.source._nested import method_of
-from penstock.testing._laws import BrokenLaw, check_each, law
+from penstock.testing._laws import BrokenLaw, Stated, check_each
 from penstock.testing._same import assert_resumes_everywhere, assert_same_everywhere, difference
 from penstock.testing._serving import serving
 
@@ -55,14 +55,7 @@ __all__ = ["BrokenLaw", "Suite", "check"]
 _SMALL = 64  # bytes of a piece, so that reading a byte too many is noticed
 
 
-class _FormatLaws:
-    def __init_subclass__(cls) -> None:
-        for name, value in list(vars(cls).items()):
-            if name.startswith("test_") and callable(value):
-                setattr(cls, name, law(value))
-
-
-class Suite(_FormatLaws):
+class Suite(Stated):
     """All laws. Derive a class from it, and declare what to check:
 
     - `make(paths, **files)`: makes a dataset; mostly the class itself. `files` are the keywords of `FileOptions`.
@@ -311,7 +304,7 @@ def _steps(n: int) -> Iterator[list[int]]:
 
 
 def _arrays(sample: Any) -> Iterator[Any]:
-    """The arrays of a sample that can be written to."""
+    """The writable arrays of a sample."""
     if isinstance(sample, np.ndarray):
         if sample.flags.writeable and sample.dtype.kind in "biuf":
             yield sample

@@ -92,13 +92,13 @@ class Refuse:
 
 
 def seeded(seed: int) -> Choose:
-    """A random order, a function of the seed."""
+    """Chooses actions at random, as a function of the seed."""
     numbers = random.Random(seed)
     return lambda actions: numbers.randrange(len(actions))
 
 
 def replay(numbers: Iterable[int]) -> Choose:
-    """These choices, as recorded in `Simulation.choices`; after the last of them, always the first action.
+    """Repeats these choices, from `Simulation.choices`; after the last of them, always chooses the first action.
 
     The first action is the simplest: the loader returns as soon as it can, and the first worker does everything.
     """
