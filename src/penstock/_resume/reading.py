@@ -88,6 +88,8 @@ class Reading:
         self._iterator: Any = None
         self._raised = False  # the last batch raised, and it is unknown whether the iterator can go on
         self._broken = False  # an exception has ended the iterator
+        self.was_cut_off = False
+        """True if the pass ended before the iterator did."""
         self._passed: tuple[int, Exception] | None = None  # a skipped batch, and what it raised
         self._stateful: dict[str, Any] = {}
         self._kept: dict[str, Any] | None = None
@@ -238,7 +240,9 @@ class Reading:
         if self._kept is not None or not self._stateful or self._broken:
             return self._kept
         parts = self._stateful.items()
-        return {"iterable" if part is self.source else name: part.state_dict() for name, part in parts}
+        kept = {"iterable" if part is self.source else name: part.state_dict() for name, part in parts}
+        # Without its end, an iterable that is its own iterator is not between two epochs: the next may have no items.
+        return kept | {"fresh": True} if self.was_cut_off and self._iterator is self.source else kept
 
 
 def initial(source: Any, *, is_fresh: bool) -> bytes | None:
@@ -270,7 +274,7 @@ def _renew(source: Any, kept: Mapping[str, Any], restore: Callable[[Any, Any], N
     first: list[Any] | None = None
     with suppress(Exception):  # the epoch raises the exception of an item again
         first = list(islice(by_next(items), 1))
-    if first == [] or _is_at(source, kept["iterable"]):
+    if (first == [] and "fresh" not in kept) or _is_at(source, kept["iterable"]):
         return  # this was the end of the epoch, or nothing has moved: the next `iter()` starts another
     del items
     restore(source, kept["iterable"])  # `iter()` has started the next epoch: back to its beginning

@@ -216,6 +216,7 @@ class Sampling:
             keys = [] if self._is_over else reading.take(size)
         except Exception:
             # Torch's BatchSampler is a generator, which an exception ends.
+            reading.was_cut_off = self._batched and not reading.ended
             reading.ended = self._is_over = reading.ended or self._batched
             raise
         finally:
