@@ -16,7 +16,6 @@ import ctypes
 import gc
 import operator
 import os
-import signal
 import sys
 import threading
 import time
@@ -24,6 +23,7 @@ from collections import deque
 from contextlib import suppress
 from itertools import tee
 
+from penstock._system.interrupts import block_signals, set_blocked_signals
 from penstock.backends._native_threads import stop_openblas
 
 # Libraries that refuse to work in a forked child, or do not work there, even if they have no threads yet.
@@ -118,7 +118,7 @@ def _fork_for_trial() -> None:
     """
     libc = ctypes.PyDLL(None, use_errno=True)  # PyDLL: the child holds the GIL, too
     collecting = gc.isenabled()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    before = block_signals()
     gc.disable()
     try:
         forked, pids = tee(map(operator.call, (libc.fork,)))
@@ -127,7 +127,7 @@ def _fork_for_trial() -> None:
     finally:
         if collecting:
             gc.enable()
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        set_blocked_signals(before)
     if pid < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     with suppress(ChildProcessError):  # the program ignores SIGCHLD, or its handler has reaped the child

@@ -24,7 +24,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from penstock._system.descriptors import close, close_in_child, no_fork
-from penstock._system.interrupts import interrupts_deferred
+from penstock._system.interrupts import block_signals, interrupts_deferred, set_blocked_signals
 from penstock._system.limits import no_more_processes
 from penstock._system.threads import started
 from penstock._wire.failure import Failure, restore
@@ -273,7 +273,7 @@ def fork() -> int:
     program asked for fork, or penstock has given a better warning.
     """
     _flush()  # otherwise both processes would print what is still buffered
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    before = block_signals()
     pid = -1
     try:
         # Not safe if another thread does the same; at worst this one warning stays suppressed.
@@ -284,7 +284,7 @@ def fork() -> int:
         raise no_more_processes(error) from None
     finally:
         if pid != 0:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            set_blocked_signals(before)
     return pid
 
 
@@ -344,7 +344,7 @@ def settle(lifeline: int) -> int:
     signal.set_wakeup_fd(-1)  # otherwise signals here would wake the parent's event loop
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent handles it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    set_blocked_signals(())
     if sys.__stdin__ is not None:  # otherwise it is closed, and descriptor 0 may be any file
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         os.dup2(null, 0)
