@@ -1,8 +1,8 @@
-"""Decodes images to pixels: upright, in the requested colour, and no larger than needed.
+"""Decodes images to pixels that are upright, in the requested colour space, and no more than needed.
 
-An image is opened first, which gives its size, and decoded when it is known which of its pixels are needed.
-Pixels are uint8 of shape (height, width, 3) or, for a gray image, (height, width). The libraries are those of the
-extra "image".
+An image is first opened, which gives its size. It is decoded when it is known which of its pixels are needed. Pixels
+are uint8 arrays of shape (height, width, 3), or (height, width) for a gray image. The extra "image" installs the
+required libraries.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ GetScratch = Callable[[int], Pixels]
 
 
 def open_image(data: Any, color: Color, name: object, limit: int | None = None) -> Jpeg | Decoded:
-    """Opens an image, given as the bytes of its file, or as pixels: a uint8 array, RGB or gray.
+    """Opens an image. `data` is the bytes of an image file, or an array of uint8 pixels, RGB or gray.
 
-    Raises SampleTooLarge for a file whose pixels would have more than `limit` bytes.
+    Raises SampleTooLarge if the pixels of a file would have more than `limit` bytes. `name` names the image in error
+    messages.
     """
     if isinstance(data, np.ndarray):
         return Decoded(_from_array(data, color, name))
@@ -55,7 +56,7 @@ def decode(data: bytes, color: Color = "rgb", name: object = "the image", limit:
 
 
 class Decoded:
-    """An image that is already decoded. Its methods are those of `Jpeg`."""
+    """An image that is already decoded. It has the same methods as `Jpeg`."""
 
     def __init__(self, pixels: Pixels) -> None:
         self._pixels = pixels
@@ -71,7 +72,10 @@ _FRAME = struct.Struct(">BHHB")  # bits, height, width, channels
 
 
 class Jpeg:
-    """A JPEG with one or three channels, for libjpeg-turbo; `height` and `width` are those of the upright image."""
+    """A JPEG with one or three channels, decoded by libjpeg-turbo.
+
+    `height` and `width` are the size of the upright image.
+    """
 
     def __init__(self, data: bytes, color: Color, name: object, limit: int | None) -> None:
         self._data, self._color, self._name, self._limit = data, color, name, limit
@@ -89,10 +93,10 @@ class Jpeg:
         self.height, self.width = (width, height) if self._orientation > 4 else (height, width)
 
     def pixels(self, rows: int, shrink: int, scratch: GetScratch) -> tuple[Pixels, int]:
-        """Decodes at least the first `rows` rows; returns them with the factor by which each axis is shrunk.
+        """Decodes at least the first `rows` rows. Returns the pixels, and the factor by which each axis is shrunk.
 
-        The factor is at most `shrink`: 1, 2, 4 or 8. The last pixels of an axis may be partly padding. `scratch(n)`
-        lends a buffer of n bytes.
+        The factor is at most `shrink`, which is 1, 2, 4 or 8. The last pixels of an axis may be partly padding.
+        `scratch(n)` returns a temporary buffer of n bytes.
         """
         data: bytes | bytearray = self._data
         height, width = self._size
@@ -121,7 +125,10 @@ class Jpeg:
 
 
 def _check_density(data: bytes, pixels: int, name: object) -> None:
-    """Raises ImageError for a JPEG that is cut off but has an end marker: decoders would fill in missing pixels."""
+    """Raises ImageError for a JPEG that is cut off but has an end marker.
+
+    Decoders would fill in the missing pixels of such a file.
+    """
     if pixels > _DENSEST * len(data):
         raise ImageError(
             f"{name}: it is a JPEG of {pixels:,} pixels, which cannot be in its {len(data):,} bytes. The file is cut "
@@ -130,7 +137,7 @@ def _check_density(data: bytes, pixels: int, name: object) -> None:
 
 
 def turned(pixels: Pixels, orientation: int) -> Pixels:
-    """Returns a view of the pixels, turned upright from one of EXIF's 8 orientations."""
+    """Returns a view of the pixels, turned upright. `orientation` is one of the 8 EXIF orientations."""
     if orientation > 4:
         pixels = pixels.swapaxes(0, 1)
     if orientation in (3, 4, 7, 8):
@@ -139,7 +146,7 @@ def turned(pixels: Pixels, orientation: int) -> Pixels:
 
 
 def survey(data: bytes) -> tuple[int, int]:
-    """Returns EXIF's orientation of a JPEG, 1 to 8 (1 if it has none), and the position of its frame header."""
+    """Returns the EXIF orientation of a JPEG, from 1 to 8 (1 if it has none), and the offset of its frame header."""
     at, orientation = 2, 1
     while data[at : at + 1] == b"\xff" and at + 10 <= len(data):
         marker, size = data[at + 1], int.from_bytes(data[at + 2 : at + 4], "big")
@@ -187,7 +194,10 @@ def _by_pillow(data: bytes, color: Color, name: object, limit: int | None = None
 
 @cache
 def _formats() -> tuple[str, ...]:
-    """Returns the formats to open, images only: Pillow also opens PostScript, which Ghostscript runs as a program."""
+    """Returns the names of the image formats that Pillow may open.
+
+    The names do not include PostScript, because Pillow passes such files to Ghostscript, which runs them as programs.
+    """
     Image.init()
     wanted = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "MPO", "JPEG2000", "AVIF", "TGA")
     return tuple(name for name in wanted if name in Image.OPEN)

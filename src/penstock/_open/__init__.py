@@ -1,4 +1,4 @@
-"""`penstock.open`: a dataset of files, whatever their format."""
+"""`penstock.open`, which opens files of any known format as a dataset."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 
 def open(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], **settings: Any) -> Any:
-    """Returns the dataset of the files at these paths. Their format is recognised by their content and their names.
+    """Returns a dataset that reads the files at these paths. Recognises their format by their content and names.
 
-    `paths` is a path or URL, a list of these, a pattern (`"data/*.tar"`) or a folder. `settings` are the arguments of
-    the class that reads the format: those of `penstock.formats`, `penstock.records.RecordFile` and `CaffeLMDB`, or
-    `penstock.image.ImageFolder`. Choose the class itself in a program that knows its format. `penstock inspect PATH`
-    shows in a terminal what files hold.
+    `paths` is a path or URL, a list of these, a pattern (`"data/*.tar"`) or a folder. `settings` are the keyword
+    arguments of the class that reads the format: a class of `penstock.formats`, `penstock.records.RecordFile`,
+    `penstock.records.CaffeLMDB` or `penstock.image.ImageFolder`. If your program knows the format of its files, use
+    the class itself. `penstock inspect PATH` shows in a terminal what files contain.
 
     >>> import tempfile
     >>> from pathlib import Path

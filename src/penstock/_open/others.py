@@ -1,4 +1,4 @@
-"""Files that penstock cannot read: the messages name them, and show how to make a dataset of them in Python."""
+"""Error messages for files that penstock cannot read, with Python code that makes a dataset of such files."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from penstock.source._folders import PICTURES, folders_below
 
 
 class _FileKind(NamedTuple):
-    """A kind of file, which is recognised by the end of its name (`ends`) or by its first bytes (`begins`).
+    """A kind of file that is recognised by the end of its name (`ends`) or by its first bytes (`begins`).
 
-    `lines` is a program that makes the dataset. In it, FILE stands for the path, and STEM.parquet for the same path
-    with this suffix.
+    `lines` is a program that makes a dataset of the file. In the program, FILE stands for the file's path, and
+    STEM.parquet for the same path with the suffix `.parquet`.
     """
 
     name: str
@@ -181,7 +181,7 @@ _KNOWN = {end for kind in _KINDS for end in kind.ends}
 
 
 def advice(file: AnyFile) -> str | None:
-    """Returns the message about a file of a known kind; None for other files."""
+    """Returns the error message for a file of a known kind, or None for any other file."""
     begin, end = bytes(file.peek(0, min(file.size, _LOOK))), os.path.splitext(file.path)[1].lower()
     if end == ".json":
         return _of_json(file.path, begin)
@@ -192,7 +192,7 @@ def advice(file: AnyFile) -> str | None:
 
 
 def unknown(file: AnyFile) -> str:
-    """Returns the message about a file of an unknown kind."""
+    """Returns the error message for a file of an unknown kind."""
     begin, end = bytes(file.peek(0, min(file.size, 16))), os.path.splitext(file.path)[1].lower()
     if end in PICTURES:
         return (
@@ -207,7 +207,10 @@ def unknown(file: AnyFile) -> str:
 
 
 def of_folder(folder: str) -> str | None:
-    """Returns the message about a local folder in which penstock can read no file; None if it has no files."""
+    """Returns the error message for a local folder without any file that penstock can read.
+
+    Returns None if the folder has no files.
+    """
     found = _below(folder)
     if not found:
         return None
@@ -219,7 +222,10 @@ def of_folder(folder: str) -> str | None:
 
 
 def refuse_beside_text(folder: str) -> None:
-    """Raises FormatError if a folder has no more texts than other samples: a text may be a note about these."""
+    """Raises FormatError unless a folder has more text files than other samples, such as images.
+
+    If it does not, the text files may be notes about the other samples.
+    """
     found = _below(folder)
     others = {end: paths for end, paths in found.items() if end in _KNOWN or end in PICTURES}
     if not others or sum(map(len, others.values())) < len(found[".txt"]):
@@ -233,7 +239,7 @@ def refuse_beside_text(folder: str) -> None:
 
 
 def _below(folder: str) -> dict[str, list[str]]:
-    """Returns the files below a folder, except hidden ones, by the ends of their names."""
+    """Returns the paths of the files below a folder, except hidden ones, grouped by suffix."""
     found: dict[str, list[str]] = {}
     for where, names in folders_below(folder):
         for name in names:

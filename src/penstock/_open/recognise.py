@@ -1,4 +1,4 @@
-"""`penstock.open`: finds the format of files by their content and their names."""
+"""Implements `penstock.open`, which recognises the format of files by their content and names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from penstock.formats._registry import load_entry_points, registered
 from penstock.source._folders import PICTURES, folders_below
 
 FormatClass = type[Any]
-"""A class that reads files. Its `suffixes`, `companions` and `matches` say which: see `Format`."""
+"""A class that reads files. Its `suffixes`, `companions` and `matches` say which files: see `Format`."""
 
 # In the order in which they are tried. ImageFolder is chosen by the names of the files in a folder.
 _OURS: tuple[FormatClass, ...] = (
@@ -44,7 +44,7 @@ _OURS: tuple[FormatClass, ...] = (
 
 
 def open_files(path: FilePath | Iterable[FilePath], settings: dict[str, Any]) -> Any:
-    """Returns the dataset of these files; `settings` are the arguments of its class."""
+    """Returns a dataset that reads these files. `settings` are the keyword arguments of the dataset's class."""
     given = [path] if isinstance(path, (str, os.PathLike)) else list(path)
     if len(given) == 1 and os.path.isdir(given[0]) and (whole := _folder(os.fspath(given[0]))):
         return _made(whole, given[0], settings)
@@ -83,7 +83,10 @@ def _ends() -> tuple[str, ...]:
 
 
 def _all_files(given: list[Any], access: Access) -> list[AnyFile]:
-    """Finds the files, whatever their format. A prefix of Megatron's files stands for its `.idx`."""
+    """Returns the files at the given paths, whatever their format.
+
+    A Megatron prefix (a path without `.bin` or `.idx`) is replaced by its `.idx`.
+    """
     prefixes = [idx_path(one) for one in given]
     # A path that does not exist may be a prefix of Megatron's: its .idx stands for both files.
     meant = [one if is_url(os.fspath(one)) or os.path.exists(one) else idx_path(one) for one in given]
@@ -102,7 +105,7 @@ def _all_files(given: list[Any], access: Access) -> list[AnyFile]:
 
 
 def _folder(folder: str) -> Any:
-    """Returns the class that reads a folder as a whole; None if the format of its files decides."""
+    """Returns the class that reads a folder as a whole, or None if the class depends on the files in the folder."""
     if os.path.isfile(os.path.join(folder, "data.mdb")):
         return records.CaffeLMDB
     others = tuple(end for each in _classes() for end in _own_ends(each))
@@ -118,7 +121,10 @@ def _folder(folder: str) -> Any:
 
 
 def _paired(files: list[AnyFile]) -> list[AnyFile]:
-    """Leaves out files that are read with another: the `.bin` of Megatron's `.idx`, the `.idx` of a `.rec`."""
+    """Removes files that are read together with another file.
+
+    These are the `.bin` of a Megatron `.idx`, the `.idx` of a `.rec`, and the companions of other files.
+    """
     by_path = {file.path: file for file in files}
     found: dict[str, AnyFile] = {}
     for file in files:
@@ -131,7 +137,7 @@ def _paired(files: list[AnyFile]) -> list[AnyFile]:
 
 
 def _without_companions(files: list[AnyFile]) -> list[AnyFile]:
-    """Leaves out files that belong to another one, and index files that no format recognises."""
+    """Removes files that belong to another file, and index files that no format recognises."""
     others: set[str] = set()
     names = tuple(end for end in _ends() if not end.startswith("."))
     for file in files if len(files) > 1 else ():
@@ -150,7 +156,10 @@ def _without_companions(files: list[AnyFile]) -> list[AnyFile]:
 
 
 def _own_index(file: AnyFile, by_path: Mapping[str, AnyFile]) -> AnyFile | None:
-    """Returns Megatron's `.idx` that belongs to a file, or is the file; for remote files, only one in `by_path`."""
+    """Returns the Megatron `.idx` that belongs to a file, which may be the file itself, or None if there is none.
+
+    For a remote file, only the files in `by_path` are considered.
+    """
     stem, end = os.path.splitext(file.path)
     if end not in (".bin", ".idx"):
         return None
@@ -163,7 +172,7 @@ def _own_index(file: AnyFile, by_path: Mapping[str, AnyFile]) -> AnyFile | None:
 
 
 def _format(files: list[AnyFile]) -> FormatClass:
-    """Returns the class that reads the files. Raises FormatError if they have several formats."""
+    """Returns the class that reads the files. Raises FormatError if the files have different formats."""
     by_end: dict[str, AnyFile] = {}
     for file in files:
         by_end.setdefault(os.path.splitext(file.path)[1].lower(), file)
@@ -190,7 +199,10 @@ def _by_name(path: str) -> FormatClass | None:
 
 
 def _own_ends(found: FormatClass) -> tuple[str, ...]:
-    """Returns the suffixes that only this format has, so not index.json and .idx, which others have too."""
+    """Returns the suffixes that only this format has.
+
+    These do not include index.json and .idx, which several formats have.
+    """
     return tuple(end for end in found.suffixes if end.startswith(".") and end != ".idx")
 
 

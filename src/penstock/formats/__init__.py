@@ -1,18 +1,21 @@
-"""Formats, which read the samples of files by key: tables, token files, lines, tar shards, and formats of your own.
+"""Formats are datasets that read samples from files by key.
 
-All formats take local paths and URLs, and these keywords about remote files, which have no effect on local ones:
+They read tables, token files, lines, tar shards, and files in formats of your own. All formats accept local paths and
+URLs. They also accept these keyword arguments for remote files, which have no effect on local files:
 
-- `storage`: options of the library that reads URLs, such as `{"region": "eu-central-1"}` (docs/remote.md).
-- `cache`: the folder in which pieces of the files are kept for all processes of this machine; by default the cache
-  folder of penstock. With `cache=False`, each process keeps the last 128 MB of pieces in its memory (docs/cache.md).
-- `cache_bytes`: the most bytes in that folder; by default half of the free space of its disk, at most 100 GB.
-- `cache_shared`: whether members of the folder's group may use the folder too. They could change your samples
-  (docs/cache.md#a-folder-for-a-team). By default it is yours alone.
+- `storage`: options for the library that reads URLs, such as `{"region": "eu-central-1"}` (docs/remote.md).
+- `cache`: the folder in which pieces of the files are kept, shared by all processes of this machine. The default is
+  penstock's cache folder. With `cache=False`, each process keeps the last 128 MB of pieces in its own memory
+  (docs/cache.md).
+- `cache_bytes`: the maximum size of that folder, in bytes. The default is half of the free space on its disk, but at
+  most 100 GB.
+- `cache_shared`: True if members of the folder's group may use the folder too. They could then change your samples
+  (docs/cache.md#a-folder-for-a-team). By default, only you can use the folder.
 
-All but `Tokens`, whose samples have the length that you give, also take:
+All formats except `Tokens`, whose samples have the length that you specify, also accept:
 
-- `max_sample_bytes`: the most bytes that a sample may have in memory, by default 2 GiB; a larger one raises an error.
-  None for no limit (docs/formats.md#samples-that-are-too-large).
+- `max_sample_bytes`: the maximum size of a sample in memory, in bytes. A larger sample raises an error. The default
+  is 2 GiB, and None means no limit (docs/formats.md#samples-that-are-too-large).
 """
 
 from penstock._files.access import FileOptions

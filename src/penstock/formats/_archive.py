@@ -1,11 +1,12 @@
-"""Walks the members of a tar file by their headers.
+"""Finds the members of a tar file by following their headers.
 
     a header:  512 bytes with name, size, kind and a checksum
     a member:  its header | its content | zeros up to a multiple of 512
     the end:   zeros
 
-A member whose name is too long for its header, or is not ASCII, is preceded by a member that holds the name: of kind
-L (GNU), or x (POSIX), which holds lines `length key=value`. Compressed archives are refused elsewhere.
+If a member's name is too long for its header, or is not ASCII, another member that holds the name precedes it. That
+member is of kind L (GNU) or of kind x (POSIX), whose content is lines of the form `length key=value`. Other modules
+reject compressed archives.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ _GNU_NAME, _GNU_LINK, _GNU_SPARSE, _PAX, _PAX_FOR_ALL = b"L", b"K", b"S", b"x", 
 
 
 class TarPart(AnyFile):
-    """A part of a tar that is in memory, from byte `start` on. `size` is the position of its end."""
+    """A part of a tar file that is held in memory.
+
+    The part begins at the offset `start` of the file, and `size` is the offset of its end.
+    """
 
     __slots__ = ("_raw", "_start")
 
@@ -69,14 +73,14 @@ class Member(NamedTuple):
 
 
 def is_archive(begin: bytes) -> bool:
-    """True if a tar file may begin with these 512 bytes."""
+    """True if these 512 bytes could be the start of a tar file."""
     return begin[257:262] == b"ustar" and len(begin) == HEADER
 
 
 def member_at(archive: AnyFile, start: int) -> Member | None:
-    """Returns the member whose headers begin at this byte; None if the archive ends here.
+    """Returns the member whose headers begin at the offset `start`, or None if the archive ends there.
 
-    The content of the member may reach beyond the end of the file: see `check_complete`.
+    The member's content may extend beyond the end of the file, which `check_complete` detects.
     """
     at, long_name, pax = start, None, {}
     while True:
@@ -125,7 +129,7 @@ def member_at(archive: AnyFile, start: int) -> Member | None:
 
 
 def plain_member(name: str, start: int, data: int, size: int) -> Member:
-    """Returns a plain file whose headers begin at `start` and whose content begins at `data`."""
+    """Returns a `Member` for a plain file whose headers begin at `start` and whose content begins at `data`."""
     return Member(name, _FILE, start, data, size, data + _padded(size))
 
 
@@ -137,7 +141,7 @@ def check_complete(archive: AnyFile, member: Member) -> None:
 
 
 def _checked(archive: AnyFile, at: int, header: bytes) -> int:
-    """Checks the checksum of a header, and returns the size of the member."""
+    """Verifies the checksum of a header, and returns the size of its member."""
     try:
         stated = int(header[148:156].strip(b" \0"), 8)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Arrow tables: files of the IPC format, mapped into memory, and tables in memory."""
+"""Reads Arrow tables: files in the IPC format, which are memory-mapped if they are local, and tables in memory."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ from penstock.formats._table import Table, deserialized, need_pyarrow, serialize
 
 
 class Arrow(Table):
-    """The rows of Arrow IPC files and streams, of Feather V2 files, or of a `pyarrow.Table`; a sample is a dict.
+    """A dataset of the rows of Arrow IPC files and streams, of Feather V2 files, or of a `pyarrow.Table`.
 
-    `columns` names the columns to read, by default all. Files are mapped into memory, so that workers share their
-    pages, and rows of numbers are copied from there straight into the batch. Record batches that are compressed or
-    remote are read as a whole, and kept up to `keep` bytes, as row groups are in `Parquet`. A table in memory is sent
-    to workers once, and they share one copy. Needs `pip install ".[parquet]"`.
+    A sample is a dict. `columns` names the columns to read; by default, all columns are read. Files are mapped into
+    memory, so that workers share their pages, and rows of numbers are copied from there directly into the batch.
+    Record batches that are compressed or remote are read as a whole and kept, up to `keep` bytes, like row groups in
+    `Parquet`. A table in memory is sent to the workers once, and they share one copy. Needs
+    `pip install ".[parquet]"`.
 
-    `storage`, `cache`, `cache_bytes` and `cache_shared` are for remote files: see `penstock.formats`.
+    `storage`, `cache`, `cache_bytes` and `cache_shared` apply to remote files: see `penstock.formats`.
 
-    If another program cuts a file off while it is mapped, reading beyond its new end kills the process.
+    If another program truncates a file while it is mapped, reading beyond the new end kills the process.
 
     >>> import pyarrow as pa
     >>> data = Arrow(pa.table({"ids": [[1, 2], [3, 4]], "text": ["a", "b"]}))
@@ -90,7 +91,7 @@ class Arrow(Table):
         self.set_rows([messages.rows for messages in self._messages])
 
     def _opened_file(self, number: int) -> tuple[Messages, bytes]:
-        """Finds the record batches of a file. Returns them with its schema, serialized."""
+        """Finds the record batches of a file. Returns them together with the file's serialized schema."""
         import pyarrow as pa
 
         file = self.files[number]
@@ -122,13 +123,13 @@ class Arrow(Table):
         return len(self._local) == len(self.files)
 
     def _bytes(self, number: int, start: int, stop: int) -> Any:
-        """Some bytes of a file, as a buffer."""
+        """Returns the bytes of a file from `start` to `stop`, as a buffer."""
         if self._is_local:
             return self._content(number)[start:stop]
         return self.files[number].read(start, stop - start)
 
     def _content(self, number: int) -> NDArray[np.uint8]:
-        """The bytes of a file, mapped into memory."""
+        """Returns the bytes of a file, mapped into memory."""
         if self._map is None:
             self._map = mapped(self._local)
         whole, starts = self._map
@@ -136,7 +137,7 @@ class Arrow(Table):
         return whole[start : start + self.files[number].size]
 
     def _stream(self, number: int, messages: Messages, parts: list[Any]) -> Any:
-        """Returns an Arrow stream of the schema and these messages."""
+        """Returns the bytes of an Arrow stream that consists of the schema and these messages."""
         import pyarrow as pa
 
         schema = messages.held or self._bytes(number, *messages.schema)
@@ -180,7 +181,10 @@ class Arrow(Table):
         return self._batches is not None or (self._is_local and self._is_plain(block))
 
     def _is_plain(self, block: int) -> bool:
-        """True if the columns of a block are views of its bytes: no compression, and no dictionaries."""
+        """True if the columns of a block can be views of its bytes.
+
+        This is so if the block has no compression and no dictionaries.
+        """
         messages = self._messages[self._file_of.item(block)]
         return not messages.dictionaries and not messages.compressed[self._part_of[block]]
 

@@ -1,19 +1,20 @@
-"""Indexes in the folder of the tars that they describe: `penstock.index`, and those of wids and DALI.
+"""Reads and writes indexes that are stored in the same folder as the tars they describe.
 
-`penstock.index` is one file for all tars of a folder, so that opening thousands of them takes one request:
+There are three kinds: `penstock.index`, and the indexes of wids and of DALI. `penstock.index` is one file for all
+tars of a folder, so that opening thousands of tars takes one request:
 
     magic (8 bytes) | version, length of the description, its CRC-32 (4 bytes each)
-    description: JSON with the kind of the indexes and, for each tar, name, size, ETag if it is known, position and
-    CRC-32 of one header, number of bytes and CRC-32 of its positions, and its damage
-    the positions of each tar: distances between samples in units of 512 bytes, 4 bytes each, compressed by zlib
+    description: JSON with the kind of the indexes and, for each tar, its name, size, ETag (if known), the offset
+    and CRC-32 of one header, the size and CRC-32 of its compressed positions, and its damage
+    positions of each tar: distances between samples in units of 512 bytes, 4 bytes each, compressed by zlib
 
-An entry is used for a tar of the same size that has the same ETag, or the same header at that position. This is
+An entry is used for a tar that has the same size and either the same ETag or the same header at that offset. This is
 enough, because each header is checked again when its sample is read.
 
-wids has a JSON file with the number of samples of each tar. DALI has a text file for each tar, `NAME.idx`:
+wids writes a JSON file with the number of samples in each tar. DALI writes a text file for each tar, `NAME.idx`:
 
     v1.2 <number of samples>
-    <end of a name> <first byte of the content> <size> <name>, and so on for all members of a sample, on one line
+    <name ending> <offset of the content> <size> <name>, and so on for all members of a sample, on one line
 """
 
 from __future__ import annotations
@@ -58,7 +59,11 @@ _BAD: dict[str, Callable[[NDArray[Any]], tuple[int, ...]]] = {"apart": lambda a:
 
 
 class Entry(NamedTuple):
-    """One tar in an index. The `positions` of its samples are compressed."""
+    """The entry for one tar in an index. The `positions` of its samples are compressed.
+
+    `token` is the tar's ETag, or "" if it is unknown. `place` and `check` are the offset and the CRC-32 of one
+    header. `bad` describes damage.
+    """
 
     size: int
     token: str
@@ -74,9 +79,10 @@ class Entry(NamedTuple):
         return cls(size, token, place, check, zlib.compress(steps.astype("<u4").tobytes()), bad)
 
     def arrays(self) -> Arrays:
-        """Returns the index of a tar that `fits`. Raises ValueError if the entry is damaged.
+        """Returns the index of the tar. Call it only if `fits` has returned True for the tar.
 
-        Bytes may decompress to a thousand times as many, so their number is limited by the size of the tar.
+        Raises ValueError if the entry is damaged. The size of the decompressed positions is limited by the size of
+        the tar, because damaged bytes could decompress to a thousand times their size.
         """
         most = (self.size // HEADER + 2) * 4
         try:
@@ -106,13 +112,13 @@ def entry_of(file: AnyFile, arrays: Arrays) -> Entry:
 
 
 def _header(file: AnyFile, place: int) -> int:
-    """Returns the CRC-32 of the header at this position, or of its part before the end of the file."""
+    """Returns the CRC-32 of the tar header at the offset `place`, or of the part of it that is inside the file."""
     place = min(place, file.size)
     return zlib.crc32(file.peek(place, min(HEADER, file.size - place)))
 
 
 def packed(entries: Mapping[str, Entry], kind: str) -> bytes:
-    """Returns the bytes of an index with these entries, by the names of their tars."""
+    """Returns the bytes of an index file. `entries` maps the name of each tar to its entry."""
     described, bodies = [], []
     for name, entry in sorted(entries.items()):
         body = entry.positions
@@ -123,7 +129,10 @@ def packed(entries: Mapping[str, Entry], kind: str) -> bytes:
 
 
 def unpacked(content: bytes, kind: str) -> dict[str, Entry]:
-    """Returns the entries of an index, by the names of their tars. Raises ValueError unless it is a sound index."""
+    """Parses an index file. Returns a dict from the name of each tar to its entry.
+
+    Raises ValueError if the content is not a valid index of this kind.
+    """
     try:
         magic, version, length, check = _HEAD.unpack_from(content)
         description = content[_HEAD.size : _HEAD.size + length]
@@ -147,9 +156,10 @@ def unpacked(content: bytes, kind: str) -> dict[str, Entry]:
 
 
 class LateIndex(Index):
-    """The index of a tar, made when its first sample is read. The number of samples may be known before, from wids.
+    """An index of a tar that is built when the first sample is read.
 
-    A process makes it once, unless it finds the index that another process has made, or one in `elsewhere`.
+    The number of samples may be known earlier, from an index of wids. Each process builds the index at most once. It
+    does not build it if another process has stored one already, or if `elsewhere` has one.
     """
 
     def __init__(
@@ -193,7 +203,10 @@ class LateIndex(Index):
 
 
 class Beside:
-    """The indexes in the folders of some tars, or the one file that the user has named, read when needed."""
+    """The indexes in the folders of some tars, or the one index file that the user has named.
+
+    An index file is read only when it is needed.
+    """
 
     def __init__(self, files: Sequence[AnyFile], given: AnyFile | None, kind: str, warns: bool = True) -> None:
         self._kind, self._given, self._warns = kind, given, warns
@@ -203,7 +216,10 @@ class Beside:
         self._counts: dict[str, dict[str, list[Any]]] = {}  # by the path of the index, and the name of the tar
 
     def count(self, file: AnyFile) -> int | None:
-        """The number of samples of a tar, from an index of wids; None without one, or with a `penstock.index`."""
+        """Returns the number of samples in a tar, according to an index of wids.
+
+        Returns None if there is no such index for the tar, or if a `penstock.index` is used instead.
+        """
         index = self._index(file)
         if index is None or not index.path.endswith(".json"):
             return None
@@ -216,7 +232,7 @@ class Beside:
         return count
 
     def arrays(self, file: AnyFile) -> Arrays | None:
-        """The index of a tar, from `penstock.index` or from DALI's index; None if there is neither."""
+        """Returns the index of a tar, from `penstock.index` or from DALI's index, or None if there is neither."""
         index = self._index(file)
         if index is not None and not index.path.endswith(".json"):
             with self._reading:
@@ -227,7 +243,7 @@ class Beside:
         return dali_index(file)
 
     def all_others(self, files: Sequence[AnyFile]) -> None:
-        """Warns that remote tars without an index will be downloaded, and says how to avoid it."""
+        """Warns that remote tars without an index will be downloaded, and explains how to avoid this."""
         remote = [file for file in files if isinstance(file, RemoteFile)]
         nbytes = sum(file.size for file in remote)
         if self._warns and nbytes > _MUCH and not is_worker_process():
@@ -247,7 +263,10 @@ class Beside:
 
     @contextmanager
     def _refusing(self, index: AnyFile) -> Iterator[None]:
-        """Ignores an index that cannot be used; raises FormatError if the user has named it."""
+        """Context manager: ignores a ValueError, which means that the index cannot be used.
+
+        If the user has named this index, raises FormatError instead.
+        """
         try:
             yield
         except ValueError as error:
@@ -267,7 +286,10 @@ def _name(file: AnyFile) -> str:
 
 
 def _folders(files: Sequence[AnyFile]) -> dict[str, AnyFile]:
-    """Returns the index of each folder that has one: that of penstock, or else that of wids."""
+    """Returns a dict from each folder that has an index to its index.
+
+    If a folder has an index of penstock and one of wids, the former is used.
+    """
     some = {folder_of(file): file for file in files}
     threads = IN_FLIGHT if any(isinstance(file, RemoteFile) for file in some.values()) else 1
     found = in_parallel(lambda file, _: _index_beside(file), some.values(), threads)
@@ -279,7 +301,7 @@ def _index_beside(file: AnyFile) -> AnyFile | None:
 
 
 def neighbour(file: AnyFile, name: str) -> AnyFile | None:
-    """Returns the file of this name in the same folder; None if there is none that can be read."""
+    """Returns the file with this name in the folder of `file`, or None if it is missing or cannot be used."""
     if isinstance(file, RemoteFile):
         try:
             return file.neighbour(name)
@@ -296,7 +318,10 @@ def neighbour(file: AnyFile, name: str) -> AnyFile | None:
 
 
 def _shards(index: AnyFile, must: bool) -> dict[str, list[Any]]:
-    """Returns the entries of an index of wids, by the names of the tars. `must`: raise if it cannot be used."""
+    """Returns the entries of a wids index, grouped by the name of the tar.
+
+    If the index cannot be used, raises FormatError if `must` is True, and returns an empty dict otherwise.
+    """
     found: dict[str, list[Any]] = {}
     try:
         if index.size > _MOST_WIDS:
@@ -315,7 +340,10 @@ def _shards(index: AnyFile, must: bool) -> dict[str, list[Any]]:
 
 
 def _nearest(path: str, shards: list[Any]) -> Any:
-    """Returns the shard whose URL ends most like this path, folder by folder; None if two are equally alike."""
+    """Returns the shard whose URL has the longest ending in common with `path`.
+
+    Endings are compared folder by folder. Returns None if two shards have equally long endings in common.
+    """
 
     def common(shard: Any) -> int:
         pairs = zip(reversed(path.split("/")), reversed(shard["url"].partition("?")[0].split("/")), strict=False)
@@ -326,7 +354,10 @@ def _nearest(path: str, shards: list[Any]) -> Any:
 
 
 def dali_index(file: AnyFile) -> Arrays | None:
-    """Returns the index of a tar from DALI's index beside it; None if there is none, or it describes another tar."""
+    """Returns the index of a tar, converted from DALI's index in the same folder.
+
+    Returns None if there is no such index, or if it describes another tar.
+    """
     name = _name(file)
     for stem in dict.fromkeys((name.rpartition(".")[0], name[:1] + name[1:].partition(".")[0])):
         index = neighbour(file, f"{stem}.idx") if stem else None
@@ -337,7 +368,7 @@ def dali_index(file: AnyFile) -> Arrays | None:
 
 
 def _from_dali(file: AnyFile, text: str) -> Arrays:
-    """Converts an index of DALI. Raises ValueError or IndexError if it is not an index of this tar."""
+    """Converts the text of a DALI index. Raises ValueError or IndexError if it does not describe this tar."""
     head, *lines = text.splitlines()
     version, count = head.split()
     width = {"v1.1": 3, "v1.2": 4}[version] if version in ("v1.1", "v1.2") else 0

@@ -17,16 +17,17 @@ from penstock._fill.cast import Empty
 from penstock.formats._format import FileRows, Format
 
 KEEP = 256 << 20
-"""The most bytes of decoded blocks that a process keeps, by default."""
+"""The default maximum size, in bytes, of the decoded blocks that a process keeps."""
 
 
 class Blocks(Format):
-    """The base of formats that are read by blocks: a block is decoded as a whole, and kept for its other samples.
+    """The base class of formats that decode a block as a whole and keep it for its other samples.
 
-    A subclass calls `set_rows` with the rows of each block, and defines `read(rows)`, which returns the samples of a
-    block: an array, whose first axis is the rows; a dict of such arrays, so that a sample is a dict of values; or a
-    list of samples. Arrays are copied straight into the batch. Each process keeps the blocks that it used last, up to
-    `keep` bytes. A random order over more than that reads a block for each sample: use `shuffle="blocks"`.
+    A subclass calls `set_rows` with the number of rows in each block. It defines `read(rows)`, which returns the
+    samples of a block in one of three forms: an array whose first axis is the rows; a dict of such arrays, so that a
+    sample is a dict of values; or a list of samples. Arrays are copied directly into the batch. Each process keeps
+    its most recently used blocks, up to `keep` bytes. A random order over more data than that decodes a whole block
+    for each sample, so use `shuffle="blocks"` instead.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -51,7 +52,7 @@ class Blocks(Format):
         self._kept: LruCache[int, Any] = LruCache(keep)
 
     def read(self, rows: FileRows) -> Any:
-        """The samples of a block: an array, a dict of arrays, or a list."""
+        """Returns the samples of a block as an array, a dict of arrays, or a list."""
         raise NotImplementedError(f"{type(self).__name__} must define read(rows).")
 
     def sample(self, row: int) -> Any:
@@ -66,7 +67,11 @@ class Blocks(Format):
         return found
 
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
-        """The batch of these keys, equal to the collated samples; NotImplemented if the blocks are not arrays."""
+        """Returns the batch for these keys, equal to the collated samples.
+
+        `empty(shape, dtype)` allocates the batch's memory. Returns NotImplemented if the blocks are not numeric
+        arrays, or if they differ in shape or dtype.
+        """
         rows = self.checked(keys)
         outs: dict[str | None, NDArray[Any]] = {}
         is_dict = False
@@ -88,7 +93,11 @@ class Blocks(Format):
         return outs if is_dict else outs[None]
 
     def _groups(self, rows: NDArray[np.int64]) -> Iterator[tuple[Any, list[int], list[int]]]:
-        """Yields the blocks of these rows, each with the places of its rows in the batch, and its rows."""
+        """Groups the rows of a step by block.
+
+        For each block, yields the decoded block, the positions of its rows within the step, and the indices of these
+        rows within the block.
+        """
         numbers = self._starts.searchsorted(rows, "right") - 1
         # Cached blocks come first, because reading another block may drop one of them.
         for number in sorted(np.unique(numbers).tolist(), key=lambda number: number not in self._kept):

@@ -1,6 +1,6 @@
-"""The values of one column in one record batch of Arrow, read by row.
+"""Reads the values of one column of an Arrow record batch by row.
 
-What a value becomes depends on the type of the column, and on whether its own row is null, never on other rows:
+The type of a value depends on the type of the column, and on whether the row itself is null, never on other rows:
 
     Arrow type                                            value of a row
     integers, floats, bool                                numpy scalar of the same dtype
@@ -8,12 +8,13 @@ What a value becomes depends on the type of the column, and on whether its own r
     list or fixed-size list of one of these               numpy array; lists of fixed-size lists have more axes
     fixed-shape tensor                                    numpy array of its shape
     string, binary (also large, views, fixed size)        str, bytes
-    dictionary (categories)                               the value, by the type of the values
-    struct                                                dict, by the types of its fields
-    other extension types                                 their storage
+    dictionary (categories)                               the category, converted by its own type
+    struct                                                dict, with each field converted by its type
+    other extension types                                 as for their storage type
     everything else: decimals, maps, lists of strings     the Python object that pyarrow makes, with dates and times
                                                           inside as above
-    a null of any type, and a list with a null inside     None, and a Python list with None inside
+    a null of any type                                    None
+    a list with a null inside                             Python list with None inside
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ _LONG = 512
 class Cells:
     """The values of one column in one record batch.
 
-    `is_direct`: `put` can write rows straight into the batch, which is an array, or a list of text. `plain`, if not
-    None, is False for rows that have a null.
+    `is_direct` is True if `put` can write rows directly into the batch, which is an array or a list of str or bytes.
+    `plain`, if it is not None, is a mask that is False for rows that contain a null.
     """
 
     is_direct = False
@@ -49,7 +50,7 @@ class Cells:
         self.plain = plain
 
     def item(self, row: int) -> Any:
-        """The value of a row, as a copy."""
+        """Returns a copy of the value in a row."""
         if self.plain is not None and not self.plain[row]:
             return self._object(row)
         return self._item(row)
@@ -61,13 +62,13 @@ class Cells:
         return _python(self.array[row])
 
     def form(self, row: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        """Shape and dtype of the array in a row."""
+        """Returns the shape and dtype of the array in a row."""
         raise NotImplementedError
 
     def put(self, out: Any, places: Sequence[int], rows: list[int]) -> bool:
-        """Writes rows to these places of the batch; returns False if one of them is null or has another shape.
+        """Writes the given rows to the positions `places` of the batch.
 
-        `places` is a range if they follow each other.
+        Returns False if a row is null or has another shape. `places` is a range if the positions are consecutive.
         """
         if self.plain is not None and not self.plain[rows].all():
             return False
@@ -78,7 +79,7 @@ class Cells:
 
 
 class NumberCells(Cells):
-    """Numbers, or arrays of one shape: `values` has a row for each."""
+    """A column of numbers, or of arrays that all have the same shape. Row i is `values[i]`."""
 
     is_direct = True
 
@@ -108,7 +109,7 @@ class NumberCells(Cells):
 
 
 class ListCells(Cells):
-    """Lists of any length: row i has `values[edges[i] : edges[i + 1]]`."""
+    """A column of lists of any length. Row i is `values[edges[i] : edges[i + 1]]`."""
 
     is_direct = True
 
@@ -137,7 +138,7 @@ class ListCells(Cells):
 
 
 class TextCells(Cells):
-    """Strings or binary data: row i has `data[edges[i] : edges[i + 1]]`."""
+    """A column of strings or binary data. Row i is `data[edges[i] : edges[i + 1]]`."""
 
     is_direct = is_text = True
 
@@ -158,7 +159,7 @@ class TextCells(Cells):
 
 
 class StructCells(Cells):
-    """Structs: a dict of the values of their fields."""
+    """A column of structs. The value of a row is a dict with the values of the struct's fields."""
 
     def __init__(self, array: Any, fields: dict[str, Cells], plain: NDArray[np.bool_] | None) -> None:
         super().__init__(array, plain)
@@ -169,7 +170,7 @@ class StructCells(Cells):
 
 
 class JoinedCells(Cells):
-    """The values of a column that is too large for one record batch, and comes in several."""
+    """A column that is too large for one record batch, and is therefore split over several."""
 
     def __init__(self, parts: Sequence[Cells]) -> None:
         super().__init__(None)
@@ -203,12 +204,15 @@ def _string(data: memoryview) -> str:
 
 
 def cells_of(arrays: Sequence[Any]) -> Cells:
-    """The values of a column in the record batches of a block."""
+    """Returns the values of a column in the record batches of a block."""
     return cells(arrays[0]) if len(arrays) == 1 else JoinedCells([cells(array) for array in arrays])
 
 
 def cells(array: Any) -> Cells:
-    """The values of an Arrow array that may come from a damaged file: raises if they cannot be read safely."""
+    """Returns the values of an Arrow array, which may come from a damaged file.
+
+    Raises an error if the values cannot be read safely.
+    """
     kind = array.type
     if kinds.is_dictionary(kind):
         array.validate(full=True)  # the indices are within the dictionary
@@ -241,7 +245,7 @@ def is_binary(kind: Any) -> bool:
 
 @lru_cache(maxsize=1024)
 def is_numeric(kind: Any) -> bool:
-    """True if a row is a number, or an array of numbers whose shape is part of the type."""
+    """True if a value of this type is a number, or an array of numbers whose shape is part of the type."""
     if isinstance(kind, pa.FixedShapeTensorType):
         return kind.permutation in (None, list(range(len(kind.shape)))) and is_numeric(kind.value_type)
     if kinds.is_fixed_size_list(kind):
@@ -251,7 +255,7 @@ def is_numeric(kind: Any) -> bool:
 
 @lru_cache(maxsize=1024)
 def number_dtype(kind: Any) -> np.dtype[Any] | None:
-    """The dtype of one number of this type; None if it is not a number."""
+    """Returns the dtype of one number, date or time of this type, or None for other types."""
     dtype: Any = None
     if kinds.is_boolean(kind):
         dtype = bool
@@ -269,10 +273,10 @@ def number_dtype(kind: Any) -> np.dtype[Any] | None:
 
 
 def _python(scalar: Any) -> Any:
-    """Returns a scalar as a Python object.
+    """Converts an Arrow scalar to a Python object, with dates and times as numpy objects.
 
-    Refused: pyarrow's own objects for dates and times. They differ if pandas is installed; without pandas there are
-    none for nanoseconds, and never for years after 9999.
+    Does not use pyarrow's own objects for dates and times, because they are different if pandas is installed, do not
+    exist for nanoseconds without pandas, and never exist for years after 9999.
     """
     kind = scalar.type
     if not scalar.is_valid or not _has_times(kind):
@@ -292,7 +296,7 @@ def _python(scalar: Any) -> Any:
 
 @lru_cache(maxsize=1024)
 def _has_times(kind: Any) -> bool:
-    """True if values of this type are dates or times, or contain some."""
+    """True if values of this type are dates or times, or contain any."""
     if kinds.is_dictionary(kind):
         return _has_times(kind.value_type)
     if isinstance(kind, pa.BaseExtensionType):
@@ -303,7 +307,10 @@ def _has_times(kind: Any) -> bool:
 
 
 def _numbers(array: Any) -> tuple[Values, NDArray[np.bool_] | None]:
-    """Returns the rows of a numeric array, as a view if possible, and a mask of the rows without nulls."""
+    """Returns the values of a numeric array, as a view if possible, and a mask of the rows without nulls.
+
+    The mask is None if no row has a null.
+    """
     kind, count = array.type, len(array)
     if isinstance(kind, pa.FixedShapeTensorType):
         values, plain = _numbers(array.storage)
@@ -320,7 +327,7 @@ def _numbers(array: Any) -> tuple[Values, NDArray[np.bool_] | None]:
 
 
 def _flat(array: Any) -> Values:
-    """Returns one number for each row. In a row that is null it may be any number."""
+    """Returns one number for each row. The number is arbitrary if the row is null."""
     kind, count, offset = array.type, len(array), array.offset
     dtype = number_dtype(kind)
     assert dtype is not None
@@ -392,7 +399,10 @@ def _memory(buffer: Any) -> memoryview:
 
 
 def _edges(array: Any, dtype: str, end: int) -> Values:
-    """Returns the positions at which rows begin and end. They are checked, because the file may be damaged."""
+    """Returns the offset of each row's start, followed by the end of the last row.
+
+    Raises ValueError if the offsets are invalid, which happens if the file is damaged.
+    """
     buffer, width = array.buffers()[1], int(dtype[1])
     if buffer is None or len(array) == 0:
         return np.zeros(len(array) + 1, dtype)
@@ -403,7 +413,7 @@ def _edges(array: Any, dtype: str, end: int) -> Values:
 
 
 def form_of(kind: Any) -> str:
-    """Describes the values of a column of this type: "int32[any]" is an array of any length."""
+    """Describes the values of a column of this type. For example, "int32[any]" is an int32 array of any length."""
     if kinds.is_dictionary(kind):
         return form_of(kind.value_type)
     if isinstance(kind, pa.FixedShapeTensorType):

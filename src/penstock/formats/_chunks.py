@@ -1,11 +1,11 @@
 """Finds the columns of a Parquet file, and divides a remote file into pieces that fit them.
 
-The footer is parsed here and not by pyarrow, whose `RowGroupMetaData.column` crashes on a damaged footer.
-The footer is in Thrift's compact protocol:
+The footer is parsed here and not by pyarrow, because pyarrow's `RowGroupMetaData.column` crashes on a damaged footer.
+The footer uses Thrift's compact protocol:
 
-    struct:  fields, each with a byte (distance to the number of the field before << 4 | type); 0 is the end
+    struct:  fields, each with a byte (difference to the previous field's number << 4 | type); 0 is the end
     list:    a byte (length << 4 | type; 15 if the length follows), then the values
-    number:  seven bits in each byte, the lowest first; signed ones as 0, -1, 1, -2, ...
+    number:  seven bits in each byte, the lowest first; signed numbers are encoded as 0, -1, 1, -2, ...
     bytes:   the length as a number, then the bytes
 """
 
@@ -27,11 +27,11 @@ from penstock._files.remote import PIECE, RemoteFile
 _GAP = 1 << 20  # bytes: smaller gaps are read, too, in 10 ms at 100 MB/s, which saves a request
 
 ByteRange = tuple[int, int]
-"""The first byte, and the byte after the last."""
+"""The offset of the first byte, and the offset after the last byte."""
 
 
 class ColumnChunk(NamedTuple):
-    """What the footer says about a column in a row group; about a nested column, each leaf has its own."""
+    """The footer's description of a column in a row group. A nested column has one chunk for each leaf."""
 
     path: str
     type: str
@@ -42,7 +42,10 @@ class ColumnChunk(NamedTuple):
 
 
 def chunks(footer: bytes, columns: Sequence[str]) -> list[list[ColumnChunk]]:
-    """Returns the chunks of some columns, for each row group. Raises ValueError for a footer that cannot be read."""
+    """Returns, for each row group, the chunks of the given columns.
+
+    Raises ValueError if the footer cannot be parsed.
+    """
     names = {name.encode() for name in columns}
     try:
         groups = _struct(footer, 0, _OF_FILE)[0][_ROW_GROUPS]
@@ -66,9 +69,9 @@ def _chunk(about: dict[int, Any]) -> ColumnChunk:
 
 
 def places(chunks: Sequence[Sequence[ColumnChunk]]) -> NDArray[np.int64]:
-    """Returns the bytes of these chunks: for each extent the number of the row group, the first byte, and the end.
+    """Returns the byte ranges of these chunks, as an array with the columns row group index, start and end.
 
-    Extents with a small gap between them are joined. Raises OverflowError for a position that no file can have.
+    Byte ranges with a small gap between them are joined. Raises OverflowError if an offset is too large for any file.
     """
     found: list[tuple[int, int, int]] = []
     for number, group in enumerate(chunks):
@@ -77,7 +80,7 @@ def places(chunks: Sequence[Sequence[ColumnChunk]]) -> NDArray[np.int64]:
 
 
 def joined(extents: Iterable[ByteRange], gap: int, most: int = sys.maxsize) -> list[ByteRange]:
-    """Joins extents with less than `gap` bytes between them, into extents of less than `most` bytes."""
+    """Joins byte ranges with less than `gap` bytes between them, if the result has less than `most` bytes."""
     found: list[ByteRange] = []
     for start, stop in sorted(extents):
         if found and start - found[-1][1] < gap and stop - found[-1][0] < most:
@@ -88,7 +91,11 @@ def joined(extents: Iterable[ByteRange], gap: int, most: int = sys.maxsize) -> l
 
 
 def edges(places: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """Returns edges of pieces that begin and end with the columns of a row group, none longer than usual."""
+    """Returns the offsets at which a file is divided into pieces.
+
+    The pieces begin and end where the byte ranges in `places` do, which are the columns of a row group. No piece is
+    longer than `PIECE` bytes, the usual size.
+    """
     cuts = {0, size, *places[:, 1:].reshape(-1).tolist()}
     inside = sorted(cut for cut in cuts if 0 <= cut <= size)
     parts = [np.arange(first, last, PIECE) for first, last in pairwise(inside)]
@@ -96,7 +103,10 @@ def edges(places: NDArray[np.int64], size: int) -> NDArray[np.int64]:
 
 
 class Fetched(AnyFile):
-    """A remote file whose given extents are read at once; other bytes are read when they are needed."""
+    """A remote file that reads the given byte ranges in advance, all at once.
+
+    It reads other bytes when they are needed.
+    """
 
     def __init__(self, file: RemoteFile, extents: Sequence[ByteRange]) -> None:
         self._file, self.path, self.size = file, file.path, file.size
@@ -114,10 +124,10 @@ class Fetched(AnyFile):
 
 
 ReadValue = Callable[[bytes, int], tuple[Any, int]]
-"""Reads the value at a position; returns it, and the position after it."""
+"""A function that returns the value at an offset, and the offset after the value."""
 
 Wanted = tuple[int, ReadValue]
-"""The type of a field, and how it is read."""
+"""The type of a field, and the function that reads its value."""
 
 
 def _number(footer: bytes, at: int) -> tuple[int, int]:
@@ -148,7 +158,10 @@ def _list(footer: bytes, at: int, read: ReadValue) -> tuple[list[Any], int]:
 
 
 def _struct(footer: bytes, at: int, wanted: Mapping[int, Wanted]) -> tuple[dict[int, Any], int]:
-    """Reads the wanted fields of a struct, by number. Skips integers without a call, because they are the most."""
+    """Reads the wanted fields of a struct. Returns a dict by field number, and the offset after the struct.
+
+    Unwanted integers are skipped without a function call, because they are the most frequent fields.
+    """
     found: dict[int, Any] = {}
     number = 0
     while head := footer[at]:
@@ -170,7 +183,7 @@ def _struct(footer: bytes, at: int, wanted: Mapping[int, Wanted]) -> tuple[dict[
 
 
 def _skipped(footer: bytes, at: int, kind: int) -> int:
-    """Returns the position after a value of this type."""
+    """Returns the offset after the value of this type at the offset `at`."""
     if kind == 8:
         length, at = _number(footer, at)
         return at + length
@@ -187,7 +200,7 @@ def _skipped(footer: bytes, at: int, kind: int) -> int:
 
 
 def _head(footer: bytes, at: int) -> tuple[int, int, int]:
-    """Returns the type and the number of the values of a list, and the position of the first."""
+    """Reads the head of a list. Returns the type and the number of its values, and the offset of the first value."""
     head = footer[at]
     length, at = (head >> 4, at + 1) if head >> 4 < 15 else _number(footer, at + 1)
     if length > len(footer):
@@ -196,7 +209,7 @@ def _head(footer: bytes, at: int) -> tuple[int, int, int]:
 
 
 _FIXED = {1: 1, 2: 1, 3: 1, 7: 8}
-"""The size of values by their type: true and false (in a list), byte, double."""
+"""The size in bytes of each type with a fixed size: true and false (in a list), byte, double."""
 
 _I32, _I64, _LIST, _STRUCT = 5, 6, 9, 12
 

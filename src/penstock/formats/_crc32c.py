@@ -1,7 +1,8 @@
-"""CRC-32C (Castagnoli), which `zlib` does not have: by numpy, about 300 MB/s.
+"""Computes CRC-32C (Castagnoli), which `zlib` does not have, with numpy, at about 300 MB/s.
 
-A CRC is linear: that of some bytes is the XOR of what each byte alone contributes, which depends on the byte and on
-its distance from the end. A table has this for all bytes of a block; blocks are joined by shifting the CRC so far.
+A CRC is linear. The CRC of several bytes is the XOR of the contributions of the single bytes, and a contribution
+depends only on the value of the byte and its distance from the end. A lookup table holds the contributions of all
+byte values at all positions of a block. Blocks are joined by shifting the CRC of the preceding blocks.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _TABLE = [_byte(value) for value in range(256)]
 
 
 def crc32c(data: bytes) -> int:
-    """The CRC-32C of these bytes."""
+    """Returns the CRC-32C of these bytes."""
     if len(data) <= _SHORT:
         return _plain(0xFFFFFFFF, data) ^ 0xFFFFFFFF
     # To begin with all bits set is the same as inverting the first four bytes; zeros before them change nothing.
@@ -42,7 +43,10 @@ def crc32c(data: bytes) -> int:
 
 
 def masked(crc: int) -> int:
-    """Returns the CRC as TFRecord stores it: masked, because CRCs of data that contains CRCs are weak."""
+    """Returns the CRC in the masked form in which TFRecord stores it.
+
+    TFRecord masks CRCs because the CRC of data that itself contains CRCs is weak.
+    """
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -64,7 +68,11 @@ def _of_rows(crc: int, blocks: NDArray[np.uint8]) -> int:
 
 @cache
 def _tables() -> tuple[NDArray[np.uint32], NDArray[np.intp], list[int]]:
-    """Returns a table of what each byte contributes, the offsets of positions in it, and its first 4 positions."""
+    """Returns the lookup table, the offset of each byte position in the table, and the table's part for 4 positions.
+
+    The lookup table holds what each byte value at each position of a block contributes to the CRC. The part is for
+    the first 4 positions.
+    """
     one = np.array(_TABLE, np.uint32)
     rows: list[NDArray[Any]] = [one]
     for _ in range(_ROW_BYTES - 1):

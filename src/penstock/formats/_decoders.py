@@ -1,4 +1,4 @@
-"""Decodes the members of a sample by the endings of their names."""
+"""Decodes the members of a sample according to the endings of their names."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Decoder = Callable[[bytes], Any]
 
 @runtime_checkable
 class ShapedDecoder(Protocol):
-    """A function of bytes whose results all have one shape, such as `penstock.image.Transform` with a crop.
+    """A callable that decodes bytes to arrays of one shape, such as `penstock.image.Transform` with a crop.
 
-    If `out` is given, the function writes its result there and returns it, so that a batch is written without a copy.
-    If `shape` is None, results may have any shape.
+    If `out` is given, the callable writes its result into `out` and returns `out`, so that a batch is written without
+    a copy. If `shape` is None, results may have any shape.
     """
 
     @property
@@ -39,16 +39,20 @@ class ShapedDecoder(Protocol):
 
 
 class Decoding(NamedTuple):
-    """A function that decodes. Our own functions also get the name of the member, and the limit of bytes."""
+    """A function that decodes a member.
+
+    If `is_ours` is True, the function is one of penstock's own, and also gets the member's name and the maximum size
+    of its result in bytes.
+    """
 
     function: Any
     is_ours: bool = False
     shape: tuple[int, ...] | None = None
-    """The shape of all results, if the function writes them into `out`."""
+    """The shape of every result if the function can write into `out`, otherwise None."""
 
 
 Allocate = Callable[[str, tuple[int, ...], "np.dtype[Any]"], NDArray[Any]]
-"""Returns memory in the batch for one sample of a field of this name, shape and dtype."""
+"""A function that returns memory in the batch for one sample of a field, given the field's name, shape and dtype."""
 
 _TEXTS = ("txt", "text", "transcript")
 _NUMBERS = ("cls", "cls2", "class", "count", "index", "inx", "id")
@@ -61,7 +65,7 @@ _CODE = ("pkl", "pickle", "pyd", "pth", "pt")
 def check_decode(decode: Any, names: str) -> None:
     """Raises TypeError unless `decode` is a bool, or a dict whose values are functions or None.
 
-    `names` says what the keys of the dict are.
+    `names` describes the keys of the dict in the error message.
     """
     if not isinstance(decode, (bool, Mapping)):
         raise TypeError(
@@ -73,10 +77,10 @@ def check_decode(decode: Any, names: str) -> None:
 
 
 def decoders(decode: bool | Mapping[str, Decoder | None], chosen: bool = True) -> dict[str, Decoding | None]:
-    """Returns the function for each ending; None keeps the bytes.
+    """Returns the decoding function for each name ending. None means that the bytes are kept.
 
-    Unless the user has chosen the fields, JSON is decoded only if `decode` names it: objects that differ in their
-    keys, or that have nulls, cannot be collated.
+    `chosen` is True if the user has chosen the fields. If it is False, JSON is decoded only if `decode` names it,
+    because JSON objects that have different keys, or that contain nulls, cannot be collated.
     """
     check_decode(decode, "ends of names")
     if decode is False:
@@ -95,14 +99,15 @@ def decoders(decode: bool | Mapping[str, Decoder | None], chosen: bool = True) -
 
 
 def same_ends(end: str) -> tuple[str, ...]:
-    """Returns an ending and the others that mean the same kind of file, such as jpg and jpeg."""
+    """Returns a name ending, followed by the other endings for the same kind of file, such as jpg and jpeg."""
     return next(((end, *(each for each in group if each != end)) for group in _SAME if end in group), (end,))
 
 
 def _fixed_shape(function: Any) -> tuple[int, ...] | None:
-    """Returns the shape of all results, if the function is a `ShapedDecoder` that has one.
+    """Returns the shape that every result of the function has, or None if there is no such shape.
 
-    The signature is checked, too: a subclass may have removed `out`.
+    Only a `ShapedDecoder` can have one. The signature is checked too, because a subclass may have removed the
+    parameter `out`.
     """
     if not isinstance(function, ShapedDecoder) or function.shape is None:
         return None
@@ -120,10 +125,12 @@ def decoded(
     allocate: Allocate | None = None,
     limit: int | None = None,
 ) -> Any:
-    """Decodes a member. `end` is its name after the first dot; if there is no function for it, its last part counts.
+    """Decodes the bytes of a member with the function for its name ending.
 
-    `name` has the file, the member and the byte, for errors. Results of one shape are written into memory that
-    `allocate(end, shape, dtype)` returns. `limit` is the most bytes that our own functions may return.
+    `end` is the part of the member's name after the first dot. If there is no function for `end`, the part after its
+    last dot is used. `name` describes the file, the member and the offset in error messages. A result with a fixed
+    shape is written into memory that `allocate(end, shape, dtype)` returns. `limit` is the maximum size, in bytes, of
+    what penstock's own functions may return.
     """
     found = end if end in functions else end.rpartition(".")[2]
     decoding = functions.get(found)
@@ -157,17 +164,23 @@ def decoded(
 
 
 SIZED = frozenset((np.ndarray, dict))
-"""Types of values that may have more bytes than were read: arrays, and dicts of arrays."""
+"""The types of values that may be larger than the bytes they were decoded from: arrays, and dicts of arrays."""
 
 
 def nbytes_of(value: Any) -> int:
-    """The bytes of an array, or of a dict of arrays; 0 for other dicts, whose text is bounded."""
+    """Returns the size in bytes of an array, or of all arrays in a dict.
+
+    Returns 0 for other dicts, because they come from JSON, whose size is already limited.
+    """
     arrays = value.values() if type(value) is dict else (value,)
     return sum(each.nbytes for each in arrays) if isinstance(next(iter(arrays), None), np.ndarray) else 0
 
 
 def _json(data: bytes, name: object, limit: int | None) -> Any:
-    """Parses JSON. The memory that a large text needs is estimated first: `[[],[],...` takes 20 times its length."""
+    """Parses JSON. Raises SampleTooLarge if the result could need more than `limit` bytes.
+
+    The memory is estimated before a large text is parsed, because a text like `[[],[],...` needs 20 times its length.
+    """
     if limit is not None and len(data) * _OBJECT > limit:
         objects = sum(map(data.count, (b"[", b"{", b",", b":")))
         if len(data) + objects * _OBJECT > limit:
@@ -176,7 +189,7 @@ def _json(data: bytes, name: object, limit: int | None) -> Any:
 
 
 def _image(data: bytes, name: object, limit: int | None) -> NDArray[np.uint8]:
-    """Returns RGB pixels of shape (height, width, 3)."""
+    """Decodes an image to RGB pixels of shape (height, width, 3)."""
     try:
         from penstock._pixels import decode  # late: other members do not need its libraries
     except ImportError as error:
@@ -196,7 +209,7 @@ def _number(data: bytes, name: object, limit: int | None) -> int:
 
 
 def _npy(data: bytes, name: object, limit: int | None) -> NDArray[Any]:
-    """Returns the array of a `.npy` file. Its size is checked before memory is allocated."""
+    """Returns the array in the bytes of a `.npy` file. Its size is checked before memory is allocated."""
     stream = io.BytesIO(data)
     version = npy.read_magic(stream)
     if version not in ((1, 0), (2, 0)):

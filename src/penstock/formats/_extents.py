@@ -1,4 +1,4 @@
-"""The base class of formats in which a sample is one extent (range of bytes) of a file."""
+"""The base class of formats in which each sample is one extent (a byte range) of a file."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ _COMPRESSED = (
 
 
 class Extents(Format):
-    """The base of formats in which a sample is one extent of bytes of a file, found by an index.
+    """The base class of formats in which each sample is one extent (a byte range) of a file, found by an index.
 
-    A subclass defines `decoded(raw, number, row)`, which turns the bytes of an extent into a sample. `find(file)`
-    returns the index of a file: `starts`, the first byte of each sample and the end of the last, and other arrays by
-    name, if the format needs some. Indexes are made once, and kept: `kind` names what `find` does, with a version.
-    `self.indexes` has the index of each file. A block is about 8 MB of a file.
+    A subclass defines two methods. `decoded(raw, number, row)` converts the bytes of an extent to a sample.
+    `find(file)` returns the index of a file as a dict of arrays. The array `starts` holds the offset of each sample
+    and the end of the last one; a format may add other arrays. Indexes are built once and then stored, so `kind` must
+    identify what `find` does and its version. `self.indexes` holds the index of each file. A block is about 8 MB of a
+    file.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -55,7 +56,7 @@ class Extents(Format):
     """
 
     kind: ClassVar[str] = ""
-    """The name of what `find` does, with a version, such as "tar-2": change it whenever `find` changes."""
+    """Identifies what `find` does and its version, such as "tar-2". Change it whenever `find` changes."""
 
     indexes: list[Index]
 
@@ -65,21 +66,21 @@ class Extents(Format):
 
     @staticmethod
     def find(file: AnyFile) -> Arrays:
-        """The index of a file. It is called in other processes, so it must not use `self`."""
+        """Returns the index of a file. It must not depend on an instance, because it is called in other processes."""
         raise NotImplementedError("a format of extents must define find(file).")
 
     def decoded(self, raw: bytes, number: int, row: int) -> Any:
-        """The sample of these bytes, which are the row `row` of the file of this number."""
+        """Converts `raw`, the bytes of the row `row` in the file `self.files[number]`, to a sample."""
         raise NotImplementedError(f"{type(self).__name__} must define decoded(raw, number, row).")
 
     def extent(self, number: int, row: int) -> tuple[int, int]:
-        """The first byte of a sample, and the number of its bytes."""
+        """Returns the offset and the length of a sample in its file, in bytes."""
         place = self._place(number, row)
         start, stop = self.indexes[number]["starts"][place : place + 2].tolist()
         return start, stop - start
 
     def _extents(self, number: int, rows: NDArray[np.int64]) -> tuple[list[int], list[int]]:
-        """The first byte and the length of several samples of a file, as two lists."""
+        """Returns the offsets and the lengths of several samples in a file, in bytes, as two lists."""
         if type(self).extent is not Extents.extent or type(self)._place is not Extents._place:
             firsts, lengths = zip(*(self.extent(number, row) for row in rows.tolist()), strict=True)
             return list(firsts), list(lengths)
@@ -96,19 +97,25 @@ class Extents(Format):
 
     @cached_property
     def blocks(self) -> NDArray[np.int64]:
-        """The first row of each block, and the number of all rows. A block is about 8 MB of one file."""
+        """The index of the first row of each block, followed by the total number of rows.
+
+        A block is about 8 MB of one file.
+        """
         inside = [first + self._firsts(number) for number, first in enumerate(self.edges[:-1].tolist())]
         return np.unique(np.concatenate([*inside, self.edges]))
 
     def _firsts(self, number: int) -> NDArray[np.int64]:
-        """The first row of each block of a file, except the first block."""
+        """Returns the index of the first row of each block in a file, except for the first block."""
         starts = self.indexes[number]["starts"]
         # The same dtype: otherwise numpy would read and convert the whole index.
         begins = np.arange(BLOCK, self.files[number].size, BLOCK).astype(starts.dtype)
         return starts[:-1].searchsorted(begins)
 
     def _count(self, index: Index) -> int:
-        """The number of samples of a file. Checks only the shape of the index: reading all of it takes long."""
+        """Returns the number of samples in a file.
+
+        Checks only the shape and dtype of the index, because reading the whole index would take long.
+        """
         starts = index.get("starts")
         if starts is None or starts.ndim != 1 or not len(starts) or starts.dtype.kind not in "iu":
             raise FormatError(
@@ -118,7 +125,7 @@ class Extents(Format):
         return len(starts) - 1
 
     def _place(self, number: int, row: int) -> int:
-        """The number of the extent that holds a row."""
+        """Returns the index of the extent that holds a row."""
         return row
 
     def sample(self, row: int) -> Any:
@@ -134,10 +141,10 @@ class Extents(Format):
     def _raw_samples(
         self, keys: Sequence[int] | NDArray[Any], rows: NDArray[np.int64]
     ) -> Iterator[tuple[bytes, int, int]]:
-        """Yields for each key the bytes of its sample, the number of its file, and the row in that file.
+        """Yields, for each key, the bytes of its sample, the index of its file, and its row within that file.
 
-        Each sample is read just before it is decoded, so its bytes are in the processor's cache, and their memory is
-        soon free again.
+        Each sample is read just before it is decoded, so that its bytes are still in the processor's cache, and their
+        memory is soon freed.
         """
         numbers, inside = self.locate_each(rows)
         limit = self.max_sample_bytes or 1 << 62
@@ -162,7 +169,7 @@ class Extents(Format):
 
 
 def compact(starts: NDArray[np.int64], size: int) -> NDArray[Any]:
-    """Returns positions in a file of this size, as 4-byte integers if they fit."""
+    """Returns offsets in a file of this size, converted to 4-byte integers if they fit."""
     return starts.astype(np.uint32) if size < 1 << 32 else starts
 
 

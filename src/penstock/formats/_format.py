@@ -1,4 +1,7 @@
-"""The base of all formats: samples of one or more files, by key. docs/own-format.md shows how to write one."""
+"""The base class of all formats, which read the samples of one or more files by key.
+
+docs/own-format.md shows how to write a format.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +32,17 @@ from penstock.source._array import checked_keys
 from penstock.source._dataset import Dataset, Subset
 
 BLOCK = 8 << 20
-"""The approximate size of a block, in formats whose files have no blocks of their own: the size of a piece."""
+"""The approximate size of a block, in bytes, for formats whose files have no blocks of their own.
+
+It equals the size of the pieces in which remote files are fetched.
+"""
 
 
 class FileRows(NamedTuple):
-    """The rows of one block: those from `first` to `stop - 1` of the file `files[file]`.
+    """The rows of one block: rows `first` to `stop - 1` of the file `files[file]`.
 
-    `part` is the number of the block in its file, counted as the blocks were passed to `set_rows`, with empty ones.
+    `part` is the index of the block within its file. Blocks are counted as they were passed to `set_rows`, including
+    empty ones.
     """
 
     file: int
@@ -45,16 +52,16 @@ class FileRows(NamedTuple):
 
 
 class Format(Dataset[Any]):
-    """The base class of all formats, also of your own: the samples of files by key, in the order of the files' paths.
+    """The base class of all formats, including your own, which read the samples of files by key.
 
-    `paths` is a path or URL, a list of these, a pattern or a folder. `files` are the keywords about remote files,
-    such as `cache=`: see `penstock.formats`.
+    Samples are in the order of the files' paths. `paths` is a path or URL, a list of these, a pattern or a folder.
+    `files` stands for the keyword arguments for remote files, such as `cache=`, which `penstock.formats` describes.
 
-    A subclass calls `super().__init__(paths, **files)`, after which `self.files` has the files, and then
-    `self.set_rows(...)` with the number of samples in each. It defines `sample(row)`. It may define `suffixes` and
-    `matches`, so that `penstock.open` finds it once it is registered; `ranges`, so that only the bytes of a block
-    are fetched ahead of time; `samples` and `__gather__`, which read many samples at once. Instances are pickled to
-    be sent to workers, so an open handle must not be among their attributes.
+    A subclass calls `super().__init__(paths, **files)`, which sets `self.files`, and then `self.set_rows(...)` with
+    the number of samples in each file. It must define `sample(row)`. It may also define `suffixes` and `matches`, so
+    that `penstock.open` recognises the format once it is registered; `ranges`, so that only the bytes that a block
+    needs are fetched ahead of time; and `samples` and `__gather__`, which read many samples at once. Instances are
+    pickled and sent to workers, so no attribute may be an open file handle.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -72,19 +79,22 @@ class Format(Dataset[Any]):
     """
 
     suffixes: ClassVar[tuple[str, ...]] = ()
-    """Endings of file names, in lower case: the files that are read if a folder is given, `(".parquet", ".pq")`."""
+    """File name suffixes in lower case, such as `(".parquet", ".pq")`.
+
+    If `paths` is a folder, the files with these suffixes are read.
+    """
 
     companions: ClassVar[tuple[str, ...]] = ()
-    """Names of files that are read along with a file of this format, in the same folder: `("chunk-*.bin",)`.
+    """Name patterns of files that are read along with a file of this format, such as `("chunk-*.bin",)`.
 
-    `penstock.open` treats a file of such a name as a part of this format.
+    The files must be in the same folder. `penstock.open` treats a file with such a name as part of this format.
     """
 
     files: list[AnyFile]
     """The files, sorted by path."""
 
     max_sample_bytes: int | None = None
-    """The most bytes that a sample may have in memory; None for no limit."""
+    """The maximum size of a sample in memory, in bytes. None means no limit."""
 
     def __init__(self, paths: Paths, *, max_sample_bytes: int | None = LIMIT, **files: Unpack[RemoteOptions]) -> None:
         self.max_sample_bytes = checked_limit(max_sample_bytes)
@@ -101,59 +111,74 @@ class Format(Dataset[Any]):
 
     @classmethod
     def matches(cls, first_bytes: bytes) -> bool:
-        """True if a file that begins with these bytes (512, or all of a shorter file) has this format."""
+        """True if a file with these first bytes has this format.
+
+        `first_bytes` holds the first 512 bytes of the file, or the whole file if it is shorter.
+        """
         return False
 
     def sample(self, row: int) -> Any:
-        """The sample of a row, from 0 to `len(self) - 1`. Each format defines it; `locate(row)` finds the file."""
+        """Returns the sample at the index `row`, from 0 to `len(self) - 1`.
+
+        Every format must define this method. `locate(row)` returns the file that contains the row.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define sample(row).")
 
     def samples(self, keys: Sequence[int], rows: NDArray[np.int64]) -> list[Any]:
-        """The samples of several rows. Define it if reading many at once is faster than one by one.
+        """Returns the samples of several rows.
 
-        `keys` are the loader's keys of these rows: a loop over `zip(penstock.each(keys), rows)` tells the loader
-        which sample is being computed, for `penstock.rng()` and for errors.
+        Override this method if reading many samples at once is faster than reading them one by one. `keys` are the
+        loader's keys for these rows. Loop over `zip(penstock.each(keys), rows)` to tell the loader which sample is
+        being computed, so that `penstock.rng()` and error messages refer to that sample.
         """
         return [self.sample(row) for _, row in zip(each(keys), rows.tolist(), strict=True)]
 
     def ranges(self, rows: FileRows) -> Iterable[tuple[int, int]]:
-        """The byte ranges of a file that a block needs: for each the first byte, and the byte after the last.
+        """Returns the byte ranges of a file that a block needs, each as a pair (start, stop).
 
-        If the file is remote, they are fetched before the block is needed. By default it is the whole file.
+        `start` is the offset of the first byte, and `stop` is the offset after the last byte. If the file is remote,
+        these ranges are fetched before the block is needed. By default, there is one range, which covers the whole
+        file.
         """
         return [(0, self.files[rows.file].size)]
 
     def checks(self) -> Sequence[object]:
-        """One value per file that changes with its content and costs little, such as a checksum in its header.
+        """Returns one value per file that changes when the file's content changes.
 
-        A resume state stores these values, so that it cannot resume with other files. Copies of a file have the same.
+        The value must be cheap to obtain, for example a checksum in the file's header. A resume state stores these
+        values, so that it cannot be resumed with different files. Copies of a file have the same value.
         """
         return [None] * len(self.files)
 
     def fields(self) -> tuple[FieldInfo, ...]:
-        """The fields of the samples, for `inspect()`. By default they are those of the first sample."""
+        """Returns the fields of the samples, for `inspect()`. By default, they are the fields of the first sample."""
         return tuple(fields_of(self[0])) if len(self) else ()
 
     # What a format is written with.
 
     @classmethod
     def access(cls, files: FileOptions) -> Access:
-        """The keywords about remote files as one value. Raises TypeError for keywords that no format has."""
+        """Returns the keyword arguments for remote files as one `Access` object.
+
+        Raises TypeError for a keyword that no format accepts.
+        """
         remote = {name: value for name, value in files.items() if name != "max_sample_bytes"}
         return Access.of(cls.__name__, cast(RemoteOptions, remote))
 
     def index(self, kind: str, find: MakeIndex) -> list[Index]:
-        """The arrays that `find(file)` returns for each file, by name. They are made once and kept (docs/formats.md).
+        """Returns the index of each file, which consists of the named arrays that `find(file)` returns.
 
-        `kind` names what `find` does, with a version, such as "tar-2": change it whenever `find` changes. `find` is a
-        function of a module, or a `functools.partial` of one, since it is sent to other processes.
+        Indexes are built once and then stored (docs/formats.md). `kind` identifies what `find` does and its version,
+        such as "tar-2"; change it whenever `find` changes. `find` must be a module-level function, or a
+        `functools.partial` of one, because it is sent to other processes.
         """
         return cached_each(self.files, kind, find)
 
     def set_rows(self, rows: Sequence[ArrayLike]) -> None:
-        """Sets the number of rows of each file, `[120, 80]`, or of each block of each file, `[[50, 50, 20], [80]]`.
+        """Sets the number of rows in each file, such as `[120, 80]`, or in each block of each file.
 
-        A block is a group of rows best read together, such as a compressed chunk. A single number is one block.
+        To set the rows of blocks, pass one list per file, such as `[[50, 50, 20], [80]]`. A block is a group of rows
+        that are best read together, such as a compressed chunk. A file with a single number is one block.
         """
         counts = [np.atleast_1d(np.asarray(one, np.int64)) for one in rows]
         every = np.concatenate([np.empty(0, np.int64), *counts])
@@ -167,21 +192,24 @@ class Format(Dataset[Any]):
         self.__dict__.pop("blocks", None)
 
     def locate(self, row: int) -> tuple[int, int]:
-        """The number of the file that has this row, and the row in that file."""
+        """Returns the index of the file that contains this row, and the row's index within that file."""
         number = bisect_right(self.edges.data, row) - 1
         return number, row - self.edges.item(number)
 
     def locate_each(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
-        """The same as `locate`, for an array of rows."""
+        """Does the same as `locate` for each row of an array, and returns two arrays."""
         numbers = self.edges.searchsorted(rows, "right") - 1
         return numbers, rows - self.edges[numbers]
 
     def checked(self, keys: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
-        """Turns keys, which may be negative, into rows; raises IndexError for one out of range. For `__gather__`."""
+        """Converts keys, which may be negative, to row indices, for use in `__gather__`.
+
+        Raises IndexError if a key is out of range.
+        """
         return checked_keys(keys, len(self))
 
     def file_rows(self, block: int) -> FileRows:
-        """The file and the rows of a block."""
+        """Returns the file that contains a block, and the block's rows within that file."""
         first, stop = self.blocks[block : block + 2].tolist()
         number, row = self.locate(first)
         if self.blocks is self._starts:
@@ -194,12 +222,12 @@ class Format(Dataset[Any]):
 
     @property
     def paths(self) -> list[str]:
-        """The files, as absolute paths, or as URLs without credentials."""
+        """The absolute paths of the files, or their URLs without credentials."""
         return [file.path for file in self.files]
 
     @cached_property
     def edges(self) -> NDArray[np.int64]:
-        """The first row of each file, and the number of all rows."""
+        """The index of the first row of each file, followed by the total number of rows."""
         raise AttributeError(
             f"{type(self).__name__} has no rows yet: call self.set_rows(...) in its __init__, with the number of "
             "samples in each file."
@@ -207,14 +235,14 @@ class Format(Dataset[Any]):
 
     @cached_property
     def blocks(self) -> NDArray[np.int64]:
-        """The first row of each block, and the number of all rows."""
+        """The index of the first row of each block, followed by the total number of rows."""
         return self._starts
 
     def __len__(self) -> int:
         return int(self.edges[-1])
 
     def __getitem__(self, key: SupportsIndex | slice) -> Any:
-        """The sample of an int key, as in a list; for a slice, a `Subset` of the samples."""
+        """Returns the sample for an int key, as a list does, or a `Subset` of the samples for a slice."""
         n = len(self)
         if isinstance(key, slice):
             return Subset(self, np.arange(*key.indices(n)))
@@ -243,7 +271,10 @@ class Format(Dataset[Any]):
         return (self[row] for row in range(len(self)))
 
     def __foresee__(self, forecast: Forecast) -> Any:
-        """Called by a loader: fetches pieces of remote files before workers need them, if the files are cached."""
+        """Returns an object that fetches pieces of remote files before the workers need them.
+
+        Called by a loader. Returns None unless some files are remote and cached on disk.
+        """
         for file in self.files:
             if isinstance(file, RemoteFile) and isinstance(file.pieces, PiecesOnDisk):
                 return Scout(forecast, FilesInPieces(self), file.pieces.cache)
@@ -274,7 +305,7 @@ class Format(Dataset[Any]):
 
 
 class FilesInPieces:
-    """Finds the pieces of remote files that a block of a format needs: see `InPieces`."""
+    """Finds the pieces of remote files that each block of a format needs. Implements the protocol `InPieces`."""
 
     def __init__(self, samples: Format) -> None:
         self.blocks = samples.blocks
@@ -290,7 +321,7 @@ class FilesInPieces:
 
 
 def _spelt_out(made: type[Format]) -> Any:
-    """Returns the signature of a class, with the keywords of all formats in place of `**files`."""
+    """Returns the signature of a format class, with `**files` replaced by the keyword arguments it stands for."""
     found = signature(made.__init__)
     *given, files = list(found.parameters.values())[1:]
     if files.kind is not Parameter.VAR_KEYWORD:

@@ -1,4 +1,4 @@
-"""Hugging Face datasets, read without a Python object for each value."""
+"""Reads Hugging Face datasets without creating a Python object for each value."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ _LOOKED_AT = 15  # rows in a fingerprint, besides the first
 
 
 class HuggingFace(Table):
-    """A map-style `datasets.Dataset`: the same rows, read from its Arrow table.
+    """A dataset with the rows of a map-style `datasets.Dataset`, read directly from its Arrow table.
 
-    `select`, `shuffle`, `filter` and the like are respected, as are the columns of `set_format`. Without a format,
-    numbers are numpy scalars, and lists of numbers are numpy arrays, where the dataset itself gives Python ints and
-    lists; dates are datetime64. A dataset with a format (`with_format`, `with_transform`), or with features that are
-    decoded (images, audio), makes its samples itself: then `is_direct` is False. Workers share a table that is
-    memory-mapped; a dataset in memory is sent to them. Needs `pip install ".[huggingface]"`.
+    The effects of `select`, `shuffle`, `filter` and similar methods are kept, as are the columns chosen by
+    `set_format`. Without a format, numbers are numpy scalars and lists of numbers are numpy arrays, while the dataset
+    itself returns Python ints and lists. Dates are datetime64. If the dataset has a format (`with_format`,
+    `with_transform`), or features that must be decoded (images, audio), the dataset creates the samples itself, and
+    `is_direct` is False. Workers share a memory-mapped table; a dataset in memory is sent to them. Needs
+    `pip install ".[huggingface]"`.
 
-    A sample with an image of more than `max_sample_bytes`, according to its header, raises an error.
+    Reading a sample raises an error if it contains an image whose pixels, according to its header, have more than
+    `max_sample_bytes`.
     """
 
     _part = "record batch"
@@ -60,12 +62,15 @@ class HuggingFace(Table):
 
     @property
     def paths(self) -> list[str]:
-        """The files of the dataset; empty if it is in memory."""
+        """The paths of the dataset's files, or an empty list if the dataset is in memory."""
         return [each["filename"] for each in self.dataset.cache_files]
 
     @cached_property
     def blocks(self) -> NDArray[np.int64]:
-        """The first row of each record batch, and the end; one block if `select` or `shuffle` has chosen the rows."""
+        """The index of the first row of each record batch, followed by the total number of rows.
+
+        If `select` or `shuffle` has chosen the rows, or if `is_direct` is False, all rows form one block.
+        """
         return self._starts if self._chosen is None and self.is_direct else self.edges
 
     def sample(self, row: int) -> Any:
@@ -82,7 +87,7 @@ class HuggingFace(Table):
         return super().samples(keys, rows)
 
     def _check_images(self, rows: Sequence[int]) -> None:
-        """Raises if the dataset would decode an image that is too large."""
+        """Raises SampleTooLarge if the dataset would decode an image of more than `max_sample_bytes`."""
         limit, table = self.max_sample_bytes, self.dataset._data.table
         if limit is None:
             return
@@ -112,7 +117,10 @@ class HuggingFace(Table):
 
     @cached_property
     def _fingerprint(self) -> str | None:
-        """A digest of the column names and a few rows: the files of a copy may have other names and sizes."""
+        """A digest of the column names and a few rows.
+
+        File names and sizes are not part of it, because a copy of the dataset may have other files.
+        """
         n, table = len(self), self.dataset._data.table
         if not n:
             return None
@@ -155,7 +163,7 @@ def _check(dataset: Any) -> None:
 
 
 def _direct_columns(dataset: Any) -> list[str] | None:
-    """Returns the columns of the samples; None if only the dataset itself can make the samples."""
+    """Returns the names of the samples' columns, or None if only the dataset itself can create the samples."""
     given = dataset.format
     if given["type"] is not None or given["format_kwargs"] or given["output_all_columns"]:
         return None
@@ -167,7 +175,7 @@ def _direct_columns(dataset: Any) -> list[str] | None:
 
 
 def _picture_columns(dataset: Any) -> list[str]:
-    """Returns the columns that the dataset decodes as images, or lists of images."""
+    """Returns the names of the columns that the dataset decodes as images or as lists of images."""
     inner = {name: getattr(feature, "feature", feature) for name, feature in dataset.features.items()}
     inner = {name: feature[0] if isinstance(feature, list) else feature for name, feature in inner.items()}
     pictures = [name for name, feature in inner.items() if type(feature).__name__ == "Image" and feature.decode]
@@ -175,7 +183,10 @@ def _picture_columns(dataset: Any) -> list[str]:
 
 
 def _pixel_bytes(image: Any) -> int:
-    """Returns the size of an image's pixels, from its header; 0 if there is no image or no readable header."""
+    """Returns the size of an image's pixels in bytes, according to the image's header.
+
+    Returns 0 if there is no image, or if its header cannot be read.
+    """
     from PIL import Image  # late: other datasets do not need it
 
     if not image or not (image["bytes"] or image["path"]):

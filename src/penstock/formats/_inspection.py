@@ -11,7 +11,11 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class FieldInfo:
-    """A field of the samples. `name` is "" if a sample is one value; `shape` is that of the first sample, or None."""
+    """A field of the samples.
+
+    `name` is "" if a sample is a single value. `shape` is the field's shape in the first sample, or None if the value
+    has no shape or if there is no sample.
+    """
 
     name: str
     dtype: str
@@ -20,9 +24,11 @@ class FieldInfo:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """A description of files and their samples. `blocks` is the number of blocks; `first` has the first samples.
+    """A description of files and their samples.
 
-    `block_samples` has the fewest and the most samples of a block; None if there is no block.
+    `files`, `samples` and `blocks` are counts, and `bytes` is the total size of the files. `first` holds the first
+    few samples. `block_samples` is the smallest and the largest number of samples in a block, or None if there are no
+    blocks.
     """
 
     format: str

@@ -1,4 +1,4 @@
-"""`TextLines` and `JsonLines`: the lines of text files, by key."""
+"""`TextLines` and `JsonLines`, which read the lines of text files by key."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class TextLines(Extents):
-    """The lines of UTF-8 files, each a str without its line end, `\\n` or `\\r\\n`.
+    """A dataset of the lines of UTF-8 files. A sample is a str without its line ending (`\\n` or `\\r\\n`).
 
-    Empty lines are samples. The last line may end without a newline. A byte order mark at the beginning of a file is
-    not part of its first line. The index of a file is made once, at some GB/s, and kept (docs/formats.md). Paths may
-    be URLs (docs/remote.md). Compressed files are refused.
+    Empty lines are samples too. The last line may end without a newline. A byte order mark at the beginning of a file
+    is not part of the first line. The index of a file is built once, at a few GB/s, and then stored
+    (docs/formats.md). Paths may be URLs (docs/remote.md). Compressed files raise an error.
 
-    `storage`, `cache`, `cache_bytes` and `cache_shared` are for remote files: see `penstock.formats`. A line of more
-    than `max_sample_bytes` is an error of its sample.
+    `storage`, `cache`, `cache_bytes` and `cache_shared` apply to remote files: see `penstock.formats`. Reading a line
+    of more than `max_sample_bytes` raises an error for that sample.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -42,7 +42,11 @@ class TextLines(Extents):
 
     @staticmethod
     def find(file: AnyFile) -> Arrays:
-        """Returns the first byte of each line, the end, and how many lines with content precede each empty line."""
+        """Returns the index of a file: where each line begins, and which lines are empty.
+
+        `starts` holds the offset of each line and the end of the last one. `before_empty` holds, for each empty line,
+        the number of non-empty lines before it.
+        """
         refuse_compressed(file)
         mark = len(_BOM) if file.read(0, min(file.size, len(_BOM))) == _BOM else 0
         starts, returns = [np.array([mark], np.int64)], [np.empty(0, np.bool_)]
@@ -71,16 +75,16 @@ class TextLines(Extents):
         return text[:-2] if text.endswith("\r\n") else text.removesuffix("\n")
 
     def _refuse(self, number: int, row: int, byte: int, what: str) -> NoReturn:
-        """Raises FormatError for a byte of a line."""
+        """Raises FormatError about the byte at the index `byte` of a line. `what` describes the problem."""
         line, byte = self._place(number, row) + 1, self.extent(number, row)[0] + byte
         raise FormatError(f"{self.files[number].path}, line {line:,}, byte {byte:,}: {what}.")
 
 
 class JsonLines(TextLines):
-    """The values of files with one JSON value on each line, such as `.jsonl`.
+    """A dataset of files with one JSON value per line, such as `.jsonl` files.
 
-    A sample is what `json.loads` returns, mostly a dict. Empty lines are skipped. A line that is not JSON is an error
-    of its sample, which names the file, the line and the byte. Everything else is as in `TextLines`.
+    A sample is what `json.loads` returns, usually a dict. Empty lines are skipped. A line that is not JSON raises an
+    error for its sample, which names the file, the line and the byte. Everything else works as in `TextLines`.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -96,7 +100,7 @@ class JsonLines(TextLines):
         return super()._count(index) - len(index["before_empty"])
 
     def _place(self, number: int, row: int) -> int:
-        """Returns the line number of a row: rows count only the lines that are not empty."""
+        """Returns the index of the line that holds a row. Rows are counted without empty lines."""
         before = self.indexes[number]["before_empty"]
         return row + int(before.searchsorted(row, "right")) if len(before) else row
 

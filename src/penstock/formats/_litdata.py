@@ -1,10 +1,10 @@
-"""`LitData`: the chunks of LitData's optimized datasets, by key.
+"""`LitData`, which reads the chunks of LitData's optimized datasets by key.
 
-    index.json:  the name, samples and bytes of each chunk; the form of a sample as a tree, the format of each leaf
+    index.json:  for each chunk: name, number of samples, size; for all samples: structure as a tree, leaf formats
     a sample:    the size of each leaf (4 bytes each) | the leaves
     or:          after the head of the chunk an Arrow file with a row for each sample | its length (4) | a mark (8)
 
-Chunks are described in `_sharded.py`. Token datasets have the ids of all samples one after the other.
+`_sharded.py` describes the layout of a chunk. Token datasets store the ids of all samples one after the other.
 """
 
 from __future__ import annotations
@@ -39,19 +39,20 @@ _TENSORS += ("int64", "int64", "bool", "uint16")
 
 
 class LitData(Sharded):
-    """The samples of LitData's optimized datasets, in the form in which they were written: dicts, lists, tuples.
+    """A dataset of the samples in LitData's optimized datasets. Samples keep their structure of dicts, lists and tuples.
 
-    `paths` is the folder that `litdata.optimize` has written, or its `index.json`, or a list of these. Tensors and
-    arrays become numpy arrays, and images become RGB pixels by `penstock.image`. `decode=False` keeps the bytes of
-    images, and `decode={"image": Transform(crop=224)}` replaces the function of a field, whose name is its path with
-    dots (`"labels.0"`, or `""` for a sample that is one value); None keeps its bytes. Pickles are an error unless
-    there is a function for them. Rows that LitData keeps as Arrow need `pip install ".[parquet]"`.
+    `paths` is the folder that `litdata.optimize` has written, its `index.json`, or a list of these. Tensors and
+    arrays become numpy arrays, and images are decoded to RGB pixels by `penstock.image`. `decode=False` keeps the
+    bytes of images. `decode={"image": Transform(crop=224)}` replaces the decoding function of a field; None in place
+    of the function keeps the field's bytes. The name of a nested field is its path joined by dots, such as
+    `"labels.0"`, and it is `""` if a sample is a single value. A pickle raises an error unless there is a function
+    for it. Samples that LitData stores as Arrow rows need `pip install ".[parquet]"`.
 
-    `block_size` is for datasets of tokens (`TokensLoader`): the number of ids in a sample, as in LitData.
+    `block_size` is the number of ids in a sample, as in LitData. It is only for token datasets (`TokensLoader`).
 
-    A block is a chunk. Compressed and encrypted chunks are refused.
+    A block is a chunk. Compressed and encrypted chunks raise an error.
 
-    `storage`, `cache` and the like are for remote files: see `penstock.formats`.
+    `storage`, `cache` and similar arguments apply to remote files: see `penstock.formats`.
     """
 
     companions = ("chunk-*.bin",)
@@ -143,7 +144,7 @@ class LitData(Sharded):
         return _built(self._form, iter(values))
 
     def _row(self, number: int, row: int) -> Any:
-        """Returns a sample of a chunk that is an Arrow file."""
+        """Returns a sample from a chunk that stores its samples as an Arrow file."""
         try:
             batches, size = self._tables.get(number, self._table)
             return batches[row // size].slice(row % size, 1).to_pylist()[0]
@@ -172,7 +173,7 @@ class LitData(Sharded):
 
 
 def _keys(form: Any) -> Sequence[Any]:
-    """Returns the keys of the children of a node. Raises ValueError if its type is not known."""
+    """Returns the keys of a node's children. Raises ValueError if the type of the node is unknown."""
     kind, count = form["type"], len(form["children_spec"])
     if kind in ("builtins.dict", "collections.OrderedDict"):
         keys: list[Any] = json.loads(form["context"])
@@ -184,7 +185,7 @@ def _keys(form: Any) -> Sequence[Any]:
 
 
 def _names(form: Any, name: str = "") -> Iterator[str]:
-    """Yields the path of each leaf, with dots."""
+    """Yields the path of each leaf, joined by dots."""
     if form["type"] is None:
         yield name
         return
@@ -202,7 +203,7 @@ def _built(form: Any, leaves: Iterator[Any]) -> Any:
 
 
 def _dtype(encoding: str) -> np.dtype[Any] | None:
-    """Returns the dtype of arrays without a header; None if numpy does not have it."""
+    """Returns the dtype of arrays that are stored without a header, or None if numpy does not have the dtype."""
     kind, _, code = encoding.partition(":")
     name = (_NUMPY if kind.endswith("numpy") else _TENSORS)[int(code)]
     return None if name == "bfloat16" else np.dtype(name)
@@ -213,7 +214,7 @@ def _flat(dtype: np.dtype[Any] | None, raw: bytes) -> NDArray[Any]:
 
 
 def _shaped(order: str, names: Sequence[str], raw: bytes) -> NDArray[Any]:
-    """Returns an array whose dtype and shape precede its numbers."""
+    """Decodes an array whose dtype and shape are stored before its numbers."""
     code, axes = struct.unpack_from(f"{order}2I", raw)
     shape = struct.unpack_from(f"{order}{axes}I", raw, 8)
     values = np.frombuffer(raw[8 + 4 * axes :], names[code])

@@ -1,9 +1,9 @@
-"""`MDS`: the shards of MosaicML's streaming, by key.
+"""`MDS`, which reads the shards of MosaicML's streaming library by key.
 
-    index.json:  for each shard its name, samples, bytes and hashes, and the names, encodings and sizes of the columns
+    index.json:  for each shard: name, number of samples, size, hashes, and names, encodings and sizes of the columns
     a sample:    sizes of the columns without a fixed size (4 bytes each) | the columns, in the order of their names
 
-Shards are described in `_sharded.py`.
+`_sharded.py` describes the layout of a shard.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ _DTYPES |= {34: "float32", 64: "uint64", 65: "int64", 66: "float64"}
 
 
 class MDS(Sharded):
-    """The samples of MosaicML's MDS shards; each is a dict with a value for each column.
+    """A dataset of MosaicML's MDS shards. A sample is a dict with a value for each column.
 
-    `paths` is the folder that `MDSWriter` has written, or its `index.json`, or a list of these. Numbers, text, JSON
-    and arrays are decoded; jpeg and png become RGB pixels by `penstock.image`. `decode=False` keeps the bytes of
-    images, and `decode={"image": Transform(crop=224)}` replaces the function of a column; None keeps its bytes.
-    Pickles are an error unless there is a function for them. `columns=["image", "label"]` reads these columns only.
+    `paths` is the folder that `MDSWriter` has written, its `index.json`, or a list of these. Numbers, text, JSON and
+    arrays are decoded; jpeg and png images are decoded to RGB pixels by `penstock.image`. `decode=False` keeps the
+    bytes of images. `decode={"image": Transform(crop=224)}` replaces the decoding function of a column; None in place
+    of the function keeps the column's bytes. A pickle raises an error unless there is a function for it.
+    `columns=["image", "label"]` reads only these columns.
 
-    A block is a shard. Compressed shards are refused, unless the decompressed ones are beside them.
+    A block is a shard. Compressed shards raise an error unless the decompressed shards are in the same folder.
 
-    `storage`, `cache` and the like are for remote files: see `penstock.formats`.
+    `storage`, `cache` and similar arguments apply to remote files: see `penstock.formats`.
     """
 
     def __init__(
@@ -115,7 +116,11 @@ class MDS(Sharded):
 
 
 def _array(dtype: np.dtype[Any] | None, shape: tuple[int, ...] | None, raw: bytes) -> NDArray[Any]:
-    """Returns an array. Its dtype and shape precede the numbers, unless they are the same for the whole column."""
+    """Decodes an array.
+
+    If `dtype` or `shape` is None, it is stored in `raw`, before the numbers. Otherwise it is the same for the whole
+    column.
+    """
     at = 0
     if dtype is None:
         dtype, at = np.dtype(_DTYPES[raw[0]]), 1

@@ -1,10 +1,10 @@
-"""`Megatron`: the indexed datasets of Megatron-LM, a `.bin` with ids and an `.idx` with the starts of sequences.
+"""`Megatron` reads the indexed datasets of Megatron-LM: a `.bin` with token ids, and an `.idx` with their index.
 
-    the .idx:  MMIDIDX and two zeros | version (8 bytes) | code of the dtype (1) | number of sequences (8) | n (8)
-               length of each sequence (4) | its first byte in the .bin (8) | n numbers of sequences (8): the first
+    the .idx:  MMIDIDX and two zeros | version (8 bytes) | dtype code (1) | number of sequences (8) | n (8)
+               length of each sequence (4) | its offset in the .bin (8) | n indices of sequences (8): the first
                of each document, and the end | for some datasets one more byte for each sequence
 
-Numbers are little-endian. The sequences fill the .bin without a gap.
+Numbers are little-endian. The sequences fill the .bin without gaps.
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ _DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float6
 
 
 class Megatron(Extents):
-    """The sequences of Megatron-LM's indexed datasets: sample i is the array of the ids of sequence i.
+    """A dataset of the sequences in Megatron-LM's indexed datasets. Sample i is an array with the ids of sequence i.
 
-    `prefix` is the path without `.bin` and `.idx`, as in Megatron's `--data-path`, or a list of these, a pattern of
-    `.idx` files, or a folder with such files. `dtype` is that of the ids. A sequence is a document, unless the
-    dataset was written with `--split-sentences`: `documents` has the first sequence of each document, and the end.
+    `prefix` is a path without `.bin` or `.idx`, as in Megatron's `--data-path`. It may also be a list of such paths,
+    a pattern that matches `.idx` files, or a folder with such files. The attribute `dtype` is the dtype of the ids. A
+    sequence is a document, unless the dataset was written with `--split-sentences`. The attribute `documents` holds
+    the index of each document's first sequence, followed by the total number of sequences.
 
-    Sequences differ in length, so batches need a `collate_fn`, or `batch_size=1`.
+    Sequences differ in length, so batches need a `collate_fn` or `batch_size=1`.
 
-    `storage`, `cache`, `cache_bytes` and `cache_shared` are for remote files: see `penstock.formats`.
+    `storage`, `cache`, `cache_bytes` and `cache_shared` apply to remote files: see `penstock.formats`.
     """
 
     suffixes = (".idx",)
@@ -71,7 +72,11 @@ class Megatron(Extents):
 
     @staticmethod
     def find(file: AnyFile) -> Arrays:
-        """Returns the first byte of each sequence and the end, the documents, and the dtype's code, after checks."""
+        """Returns the index of a dataset, read from its `.idx` file and checked.
+
+        The index holds the offset of each sequence, the end of the last one, the first sequence of each document, and
+        the dtype code.
+        """
         head = file.read(0, min(file.size, _HEAD.size))
         if head.startswith(_OLD):
             file.refused(0, "this is Megatron's older format, TNTIDX. Write the dataset again with a newer Megatron")
@@ -102,7 +107,7 @@ class Megatron(Extents):
 
     @property
     def documents(self) -> NDArray[np.int64]:
-        """The first sequence of each document, and the number of all sequences."""
+        """The index of each document's first sequence, followed by the total number of sequences."""
         inside = [first + index["documents"][:-1] for first, index in zip(self.edges, self.indexes, strict=False)]
         return np.concatenate([*inside, self.edges[-1:]])
 
@@ -123,9 +128,10 @@ def _bin_of(index: AnyFile) -> AnyFile:
 
 
 def idx_path(path: FilePath | AnyFile) -> FilePath | AnyFile:
-    """Returns the `.idx` that a prefix means; the path itself if it is a folder or a pattern.
+    """Returns the path of the `.idx` file for a prefix, or `path` itself if it is a folder or a pattern.
 
-    A URL without a slash at its end is a prefix, unless it ends in `.idx`, or is a pattern.
+    A URL is a prefix unless it is a pattern or ends in `.bin`, `.idx` or a slash. The ending `.bin` is replaced by
+    `.idx`.
     """
     if isinstance(path, AnyFile):
         return path
@@ -138,7 +144,10 @@ def idx_path(path: FilePath | AnyFile) -> FilePath | AnyFile:
 
 
 def dtype_beside(file: AnyFile) -> np.dtype[Any] | None:
-    """Returns the dtype of the ids in a local `.bin`, if Megatron's `.idx` is beside it."""
+    """Returns the dtype of the ids in a local `.bin`, according to Megatron's `.idx` in the same folder.
+
+    Returns None if there is no such `.idx`.
+    """
     stem, end = os.path.splitext(file.path)
     if end != ".bin" or not isinstance(file, File):
         return None

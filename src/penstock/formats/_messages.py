@@ -1,13 +1,14 @@
-"""Finds the record batches in files of Arrow's IPC format: file, stream and Feather V2.
+"""Finds the record batches in Arrow IPC files, Arrow IPC streams and Feather V2 files.
 
     file:     "ARROW1\\0\\0" | stream | footer | length of the footer | "ARROW1"
     stream:   message with the schema | messages with dictionaries or record batches | end
     message:  ffffffff | length of the metadata (4 bytes) | metadata | body
               (before Arrow 0.15 without ffffffff; a length of 0 is the end)
 
-The metadata is a FlatBuffer of the table `Message`: version, type of the header, header, length of the body. The
-first field of a header of the type RecordBatch is the number of rows; it has a fourth if its buffers are compressed.
-pyarrow has no function for this that does not also decompress the batches.
+The metadata is a FlatBuffer with the table `Message`, whose fields are version, header type, header, and body length.
+If the header type is RecordBatch, the first field of the header is the number of rows, and its fourth field exists
+only if the buffers are compressed. This module does not use pyarrow, because pyarrow has no function for this that
+does not also decompress the batches.
 """
 
 from __future__ import annotations
@@ -32,12 +33,16 @@ _MOST_METADATA = 256 << 20
 _LOOK, _MOST_JOINED = 64 << 10, 4 << 20  # bytes that are read at once from a remote file
 
 MessageRange = tuple[int, int]
-"""The first byte of a message, and its end."""
+"""The byte range of a message: the offset of its first byte, and the offset after its last byte."""
 
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """The messages of a file. `extents`, `rows` and `compressed` have one item for each record batch."""
+    """The positions of the messages in a file.
+
+    `extents`, `rows` and `compressed` have one item for each record batch: its byte range, its number of rows, and
+    whether it is compressed.
+    """
 
     schema: MessageRange
     dictionaries: tuple[MessageRange, ...]
@@ -46,15 +51,15 @@ class Messages:
     compressed: NDArray[np.bool_]
     is_file: bool
     held: bytes = b""
-    """The bytes of the schema, if the file is remote."""
+    """The bytes of the schema message if the file is remote, otherwise empty."""
 
 
 Look = Callable[[int, int], Any]
-"""Returns the bytes of a file between two positions, as a buffer."""
+"""A function that returns the bytes between two offsets of a file, as a buffer."""
 
 
 def find_messages(file: AnyFile, look: Look) -> Messages:
-    """Follows the messages from the first to the last, and reads the metadata of each."""
+    """Finds all messages in a file by reading the metadata of each message, from the first to the last."""
     start = bytes(look(0, min(8, file.size)))
     is_file = start[:6] == b"ARROW1"
     if start[:4] == b"FEA1":
@@ -89,7 +94,10 @@ def find_messages(file: AnyFile, look: Look) -> Messages:
 
 
 def _message(file: AnyFile, look: Look, at: int) -> tuple[int, int, bool, int] | None:
-    """Returns the type, rows, compression and end of the message at a position; None at the end of the stream."""
+    """Returns the type, number of rows, compression and end of the message at the offset `at`.
+
+    Returns None at the end of the stream.
+    """
     if at == file.size:
         return None  # a stream may omit the mark of its end
     try:
@@ -116,16 +124,17 @@ def _message(file: AnyFile, look: Look, at: int) -> tuple[int, int, bool, int] |
 
 
 def _head(content: Any) -> tuple[int, int]:
-    """Returns the length of a message's metadata, and the position where the metadata begins."""
+    """Returns the length of a message's metadata, and the offset at which the metadata begins."""
     (length,) = struct.unpack_from("<I", content)
     return (struct.unpack_from("<I", content, 4)[0], 8) if length == _CONTINUED else (length, 4)
 
 
 def unpacked_bytes(content: Any) -> int:
-    """Returns the decompressed size of the buffers of a record batch or dictionary, as its message states it.
+    """Returns the decompressed size of all buffers of a record batch or dictionary, in bytes.
 
-    Each compressed buffer begins with its decompressed length, or -1 if it is stored as it is. A message that cannot
-    be read counts as 0: pyarrow will raise an error for it.
+    The sizes are taken from the message: each compressed buffer begins with its decompressed length, or with -1 if it
+    is stored uncompressed. Returns 0 if the message is not compressed, and also if it cannot be read, because pyarrow
+    will raise an error for it.
     """
     try:
         length, begin = _head(content)
@@ -148,12 +157,15 @@ def unpacked_bytes(content: Any) -> int:
 
 
 def count_batches(file: AnyFile, look: Look) -> int:
-    """Returns the number of record batches that the footer lists."""
+    """Returns the number of record batches that the footer of a file lists."""
     return len(_named(file, look)[1])
 
 
 def _named(file: AnyFile, look: Look) -> tuple[list[MessageRange], list[MessageRange]]:
-    """Returns where the metadata of dictionaries and record batches is, as the footer of a file lists them."""
+    """Returns the byte ranges of the metadata of dictionaries and of record batches, as two lists.
+
+    The byte ranges come from the footer of the file.
+    """
     (length,) = struct.unpack("<i", look(file.size - 10, file.size - 6))
     if not 8 < length <= file.size - 10:
         raise struct.error
@@ -163,7 +175,7 @@ def _named(file: AnyFile, look: Look) -> tuple[list[MessageRange], list[MessageR
 
 
 def _blocks(footer: Any, table: _FlatBufferTable, field: int) -> list[MessageRange]:
-    """Reads a list of messages in a footer: the first byte of each, and the end of its metadata."""
+    """Reads a list of messages from a footer. Returns the start of each message and the end of its metadata."""
     if not table.has(field):
         return []
     at = table.below(field)
@@ -173,7 +185,10 @@ def _blocks(footer: Any, table: _FlatBufferTable, field: int) -> list[MessageRan
 
 
 def look_ahead(file: AnyFile) -> Look:
-    """Returns a `Look` at a remote file. All metadata that the footer lists is fetched at once, in parallel."""
+    """Returns a `Look` (a function that returns bytes of a file) for a remote file.
+
+    All metadata that the file's footer lists is fetched in advance, in parallel.
+    """
     looks = _Looks(file)
     try:
         if looks(0, min(6, file.size)) == b"ARROW1":
@@ -185,7 +200,10 @@ def look_ahead(file: AnyFile) -> Look:
 
 
 class _Looks:
-    """Reads small parts of a file, each with some more bytes before or after it, which are likely to be needed."""
+    """A reader of small parts of a file.
+
+    With each part, it reads some bytes before or after the part, which are likely to be needed too.
+    """
 
     def __init__(self, file: AnyFile) -> None:
         self._file = file
@@ -201,7 +219,7 @@ class _Looks:
         return self._parts[number][at : at + stop - start]
 
     def ask(self, extents: list[MessageRange]) -> None:
-        """Reads these extents in parallel; those with a small gap between them are read together."""
+        """Reads these byte ranges in parallel. Ranges with a small gap between them are read together."""
         inside = [(start, stop) for start, stop in extents if 0 <= start < stop <= self._file.size]
         wanted = joined(inside, _LOOK, _MOST_JOINED)
         parts = in_parallel(lambda each, _: self._file.peek(each[0], each[1] - each[0]), wanted, IN_FLIGHT)
@@ -216,7 +234,10 @@ class _Looks:
 
 
 class _FlatBufferTable:
-    """A table of a FlatBuffer, whose fields have numbers. Positions outside of the buffer raise struct.error."""
+    """A table in a FlatBuffer, whose fields are identified by numbers.
+
+    Methods raise struct.error if an offset is outside of the buffer.
+    """
 
     def __init__(self, content: Any, at: int) -> None:
         self._content, self._at = content, at
@@ -241,7 +262,10 @@ class _FlatBufferTable:
         return self._unpack(form, self._at + offset)[0] if offset else 0
 
     def below(self, field: int) -> int:
-        """Returns the position of the table or list that a field refers to."""
+        """Returns the offset of the table or list that a field refers to.
+
+        Raises struct.error if the table has no such field.
+        """
         offset = self._offset(field)
         if not offset:
             raise struct.error

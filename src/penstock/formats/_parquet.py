@@ -1,4 +1,4 @@
-"""Parquet files: rows by key, row group by row group."""
+"""Reads the rows of Parquet files by key. Row groups are decoded as a whole."""
 
 from __future__ import annotations
 
@@ -37,14 +37,15 @@ _NOTHING = np.empty(0, np.uint8)
 
 
 class Parquet(Table):
-    """The rows of Parquet files, in the order of the files' paths; a sample is a dict with the columns.
+    """A dataset of the rows of Parquet files, in the order of the files' paths. A sample is a dict with the columns.
 
-    `paths` is a file, a folder, a pattern or a list of these; `columns` names the columns to read, by default all. At
-    first only the footers are read. A row group is decoded as a whole, once for all workers of a machine. They keep
-    those used last, up to `keep` bytes of decoded columns, or with `shuffle="blocks"` those of the window. See
-    docs/tables.md for the types, and for row groups that suit a random order. Needs `pip install ".[parquet]"`.
+    `paths` is a file, a folder, a pattern or a list of these. `columns` names the columns to read; by default, all
+    columns are read. Creating the dataset reads only the footers. A row group is decoded as a whole, once for all
+    workers of a machine. The workers keep the most recently used row groups, up to `keep` bytes of decoded columns;
+    with `shuffle="blocks"`, they keep the row groups of the window. docs/tables.md describes the types of values, and
+    the row groups that suit a random order. Needs `pip install ".[parquet]"`.
 
-    `storage`, `cache`, `cache_bytes` and `cache_shared` are for remote files: see `penstock.formats`.
+    `storage`, `cache`, `cache_bytes` and `cache_shared` apply to remote files: see `penstock.formats`.
 
     >>> import tempfile, pyarrow as pa, pyarrow.parquet
     >>> path = tempfile.mkdtemp() + "/some.parquet"
@@ -118,7 +119,7 @@ class Parquet(Table):
         return [(start, stop) for start, stop in found[begin:end, 1:].tolist()]
 
     def _find_columns(self, number: int) -> NDArray[np.int64]:
-        """Finds the columns of a remote file, and divides the file into pieces that fit them."""
+        """Returns the byte ranges of the columns in a remote file, and divides the file into pieces that fit them."""
         file = self.files[number]
         assert isinstance(file, RemoteFile)
         try:
@@ -139,9 +140,10 @@ class Parquet(Table):
 
 
 def _check_size(chunks: Sequence[ColumnChunk], rows: int, name: str, limit: int) -> None:
-    """Raises SampleTooLarge if the footer shows that a sample of a row group must be larger than the limit.
+    """Raises SampleTooLarge if, according to the footer, a sample of a row group must exceed the limit.
 
-    Values are counted, too: a run of equal values takes a few bytes in the file, whatever its length.
+    The number of values is checked too, because a run of equal values takes only a few bytes in the file, whatever
+    its length.
     """
     # A value of text or binary data has an offset of at least 4 bytes.
     nbytes = sum(max(chunk.nbytes, chunk.values * _WIDTHS.get(chunk.type, 4)) for chunk in chunks)
@@ -149,9 +151,10 @@ def _check_size(chunks: Sequence[ColumnChunk], rows: int, name: str, limit: int)
 
 
 class _Text:
-    """Finds the decoded size of those strings of a row group that are stored as entries of a dictionary.
+    """Checks the decoded size of the dictionary-encoded strings in a row group.
 
-    A row group of 46 KB may have a string of 1 KB 200,000 times. Only the dictionaries show it, not the footer.
+    For example, a row group of 46 KB may contain a string of 1 KB 200,000 times. Only the dictionaries show this, not
+    the footer.
     """
 
     def __init__(self, chunks: Sequence[ColumnChunk], rows: int, part: int, limit: int) -> None:
@@ -160,16 +163,20 @@ class _Text:
         found = [chunk for chunk in chunks if chunk.type == "BYTE_ARRAY" and chunk.has_dictionary]
         self.paths, self._values = [chunk.path for chunk in found], sum(chunk.values for chunk in found)
         self.may_exceed = sum(chunk.values * chunk.nbytes for chunk in found) > self._allowed
-        """False if the strings are within the limit even if each were as long as its whole column."""
+        """False if the strings are within the limit even if each of them were as large as its whole column."""
 
     def check(self, opened: Any, name: str) -> None:
-        """Raises SampleTooLarge if a sample must be larger than the limit. `opened` reads columns as dictionaries."""
+        """Raises SampleTooLarge if a sample must be larger than the limit.
+
+        `opened` is a `ParquetFile` that reads columns as dictionaries.
+        """
         check_block(name, self._rows, self._nbytes(opened), self._limit)
 
     def _nbytes(self, opened: Any) -> int:
-        """Returns the bytes of the strings, or an allowed upper bound. `opened` reads columns as dictionaries.
+        """Returns the total size of the decoded strings in bytes, or an upper bound of it that is within the limit.
 
-        Mostly the longest entry of a dictionary is short enough to give such a bound, and no rows are read.
+        In most cases the longest entry of a dictionary is short enough to give such a bound, so that the rows are not
+        read. `opened` is a `ParquetFile` that reads columns as dictionaries.
         """
         first = next(opened.iter_batches(1, [self._part], self.paths, use_threads=False), None)
         longest = [_longest(column) for column in first.columns] if first is not None else []
@@ -181,7 +188,7 @@ class _Text:
 
 
 def _dictionaries(column: Any) -> Iterator[Any]:
-    """Yields the dictionary arrays in a column, which may be nested."""
+    """Yields all dictionary arrays in a column. The column may be nested."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(column.type):
@@ -193,7 +200,10 @@ def _dictionaries(column: Any) -> Iterator[Any]:
 
 
 def _longest(column: Any) -> int:
-    """Returns the length of the longest entry in the dictionaries of a column; 0 if one of them is empty."""
+    """Returns the length of the longest entry in a column's dictionaries, in bytes.
+
+    Returns 0 if there is no dictionary, or if one of them is empty.
+    """
     import pyarrow.compute as pc
 
     found = [pc.max(pc.binary_length(each.dictionary)).as_py() or 0 for each in _dictionaries(column)]
@@ -208,7 +218,10 @@ def _text_bytes(column: Any) -> int:
 
 
 def _batches(opened: Any, part: int, columns: Sequence[str]) -> list[Any]:
-    """Reads a row group as one record batch if possible: an Arrow array has at most 2 GB of text or binary data."""
+    """Reads a row group as one record batch if possible, otherwise as several.
+
+    Several are needed if a column has more than 2 GB of text or binary data, the maximum for one Arrow array.
+    """
     import pyarrow as pa
 
     too_large = pa.ArrowNotImplementedError, pa.ArrowCapacityError, pa.ArrowInvalid
@@ -231,7 +244,10 @@ def _batches(opened: Any, part: int, columns: Sequence[str]) -> list[Any]:
 
 
 class _Ends:
-    """The last bytes of remote files, with the footers. They are sent to workers, which need not read them again."""
+    """The final bytes of remote files, which contain the footers.
+
+    They are sent to the workers, so that the workers do not have to read them again.
+    """
 
     def __init__(self, ends: Sequence[NDArray[np.uint8]]) -> None:
         sizes = np.array([len(end) for end in ends], np.int64)
@@ -240,12 +256,18 @@ class _Ends:
         self._edges = np.concatenate([[0], sizes.cumsum()])
 
     def __getitem__(self, number: int) -> bytes:
-        """The last bytes of a file; empty for a local file, and for those beyond the limit of what is sent."""
+        """Returns the final bytes of a file.
+
+        They are empty for a local file, and for a file beyond the limit on how many bytes are sent to workers.
+        """
         return self._all[self._edges[number] : self._edges[number + 1]].tobytes()
 
 
 def _footer(file: AnyFile) -> Mapping[str, NDArray[Any]]:
-    """Returns the rows of each row group, the schema, and the last bytes of a remote file."""
+    """Returns the number of rows in each row group, the schema, and the CRC-32 of the footer.
+
+    For a remote file, also returns the file's final bytes.
+    """
     if not isinstance(file, RemoteFile):
         (length,) = _LENGTH.unpack(_checked(file, file.read(max(0, file.size - 8), min(8, file.size)))[-8:-4])
         return cached(file, "parquet-2", _described) if length > _LARGE else _described(file)
@@ -254,7 +276,7 @@ def _footer(file: AnyFile) -> Mapping[str, NDArray[Any]]:
 
 
 def _end(file: AnyFile) -> bytes:
-    """Reads the footer and the eight bytes after it, in one request unless the footer is large."""
+    """Reads the footer and the eight bytes after it. This takes one request unless the footer is large."""
     some = min(file.size, _TAIL)
     end = _checked(file, file.peek(file.size - some, some))
     (length,) = _LENGTH.unpack(end[-8:-4])
@@ -267,7 +289,10 @@ def _end(file: AnyFile) -> bytes:
 
 
 def _checked(file: AnyFile, end: bytes) -> bytes:
-    """Checks that it is a Parquet file, and returns its last bytes, `end`. Of a remote file it checks only these."""
+    """Raises FormatError unless the file is a Parquet file, and returns `end`, the file's final bytes.
+
+    If the file is remote, only its size and its final bytes are checked.
+    """
     if file.size < 12:
         _not_parquet(file, f"it has only {file.size:,} bytes")
     if end.endswith(b"PARE"):
@@ -287,7 +312,10 @@ def _not_parquet(file: AnyFile, why: str) -> NoReturn:
 
 
 def _described(file: AnyFile, end: bytes = b"") -> dict[str, NDArray[Any]]:
-    """Returns the rows of each row group, the schema, and the CRC-32 of the footer: it changes with the data."""
+    """Returns the number of rows in each row group, the schema, and the CRC-32 of the footer.
+
+    The CRC-32 changes whenever the data changes.
+    """
     end = end or _end(file)
     metadata = _metadata(file, end)
     try:
@@ -302,10 +330,10 @@ def _described(file: AnyFile, end: bytes = b"") -> dict[str, NDArray[Any]]:
 
 
 def _schema(metadata: Any) -> Any:
-    """Returns the Arrow schema of a footer.
+    """Returns the Arrow schema of a parsed footer.
 
-    Refused: `metadata.schema`. It and the footer refer to each other, so footers would stay in memory until the
-    garbage collector runs: 100 MB for 1,000 files of 100 row groups.
+    Does not use `metadata.schema`, because that object and the footer refer to each other, so that footers would stay
+    in memory until the garbage collector runs (100 MB for 1,000 files with 100 row groups each).
     """
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile

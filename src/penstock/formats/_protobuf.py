@@ -1,7 +1,8 @@
-"""Messages of protobuf, read without a library.
+"""Reads protobuf messages without a protobuf library.
 
-A message is a sequence of fields: a tag, with the number of the field and its wire type, and a value. By its wire
-type, a value is an integer with 7 bits in a byte, 8 bytes, 4 bytes, or a length followed by that many bytes.
+A message is a sequence of fields. Each field consists of a tag, which holds the field number and the wire type, and a
+value. Depending on the wire type, the value is an integer with 7 bits per byte, 8 bytes, 4 bytes, or a length
+followed by that many bytes.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ VARINT, EIGHT, BYTES, FOUR = 0, 1, 2, 5
 
 
 class MessageError(ValueError):
-    """The bytes are not a valid message."""
+    """Raised if bytes are not a valid protobuf message."""
 
 
 def fields(message: memoryview) -> Iterator[tuple[int, int, Any]]:
-    """Yields the number, the wire type and the value of each field: an int for `VARINT`, else the bytes."""
+    """Yields the field number, the wire type and the value of each field in a message.
+
+    The value is an int if the wire type is `VARINT`, and otherwise the bytes of the value.
+    """
     at = 0
     while at < len(message):
         tag, at = integer(message, at)
@@ -29,7 +33,10 @@ def fields(message: memoryview) -> Iterator[tuple[int, int, Any]]:
 
 
 def numbers(message: memoryview, wire_type: int) -> Iterator[Any]:
-    """Yields the numbers in field 1, the only field, stored singly or packed; for `FOUR`, bytes of one or more."""
+    """Yields the numbers in a message whose only field is field 1, stored one by one or packed.
+
+    If `wire_type` is `FOUR`, yields buffers instead, each of which holds one or more 4-byte numbers.
+    """
     for field, found_type, found in fields(message):
         if field != 1 or found_type not in (wire_type, BYTES):
             raise MessageError(f"a list of numbers has a field {field} of wire type {found_type}")
@@ -43,7 +50,7 @@ def numbers(message: memoryview, wire_type: int) -> Iterator[Any]:
 
 
 def integer(message: memoryview, at: int) -> tuple[int, int]:
-    """Returns the integer at a position, and the position after it."""
+    """Returns the variable-length integer at the offset `at`, and the offset after it."""
     value = 0
     for shift in range(0, 70, 7):
         if at + shift // 7 >= len(message):
@@ -56,7 +63,7 @@ def integer(message: memoryview, at: int) -> tuple[int, int]:
 
 
 def length_delimited(message: memoryview, at: int) -> tuple[memoryview, int]:
-    """Returns the bytes that follow their length at a position, and the position after them."""
+    """Reads a length at the offset `at`. Returns that number of following bytes, and the offset after them."""
     size, at = integer(message, at)
     if size > len(message) - at:
         raise MessageError(f"{size:,} bytes at byte {at:,} reach beyond the end, at byte {len(message):,}")
@@ -64,7 +71,7 @@ def length_delimited(message: memoryview, at: int) -> tuple[memoryview, int]:
 
 
 def value(message: memoryview, at: int, wire_type: int) -> tuple[int | memoryview, int]:
-    """Returns a value of any type, and the position after it."""
+    """Returns the value of this wire type at the offset `at`, and the offset after the value."""
     if wire_type == VARINT:
         return integer(message, at)
     if wire_type == BYTES:

@@ -1,4 +1,4 @@
-"""Formats that users and installed packages register, so that `penstock.open` and `penstock inspect` find them."""
+"""The registry of formats from users and installed packages, which `penstock.open` and `penstock inspect` consult."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from penstock.formats._format import Format
 F = TypeVar("F", bound=type[Format])
 
 GROUP = "penstock.formats"
-"""The group of entry points in which packages name their formats."""
+"""The entry point group in which packages list their formats."""
 
 _registered: list[type[Format]] = []
 _loaded = False
 
 
 def register(format: F) -> F:
-    """Makes `penstock.open` and `penstock inspect` find a format of your own, by its `matches` and `suffixes`.
+    """Registers a format of your own, so that `penstock.open` and `penstock inspect` recognise its files.
 
-    It returns the class, so it can be used as a decorator. The format that was registered last is tried first;
-    registering a class twice changes nothing. An installed package names its formats in the entry points of its
-    pyproject.toml instead, so that programs need not import it:
+    They recognise files by the `matches` and `suffixes` of the class. `register` returns the class, so it can be used
+    as a decorator. The format that was registered last is tried first. Registering a class twice has no further
+    effect. An installed package lists its formats in the entry points of its pyproject.toml instead, so that programs
+    do not have to import it:
 
         [project.entry-points."penstock.formats"]
         hdf5 = "my_package:HDF5"
 
-    These entry points are loaded only if a file has none of the formats that are known without them.
+    These entry points are loaded only if none of the other known formats matches a file.
     """
     if not isinstance(format, type) or not issubclass(format, Format):
         raise TypeError(f"register takes a subclass of penstock.formats.Format, but got {format!r}.")
@@ -45,12 +46,15 @@ def unregister(format: type[Format]) -> None:
 
 
 def registered() -> tuple[type[Format], ...]:
-    """The registered formats, the last one first."""
+    """Returns the registered formats, starting with the most recent one."""
     return tuple(_registered)
 
 
 def load_entry_points() -> bool:
-    """Registers the formats of installed packages, once. Returns True if any were added."""
+    """Registers the formats of installed packages. Returns True if any were added.
+
+    Only the first call does anything.
+    """
     global _loaded
     if _loaded:
         return False

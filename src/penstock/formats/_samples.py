@@ -1,4 +1,4 @@
-"""Finds the samples of a tar, and the place where it is damaged."""
+"""Finds the samples of a tar file, and the offset at which a damaged file becomes unreadable."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from penstock.formats._archive import Member, check_complete, member_at
 from penstock.formats._extents import compact, refuse_compressed
 
 KIND = "tar-2"
-"""The name of the index that `find_samples` makes. Change it whenever that index changes."""
+"""Identifies the index that `find_samples` builds, and its version. Change it whenever the index changes."""
 
 _PIECE = 1 << 20
 
 
 def split_name(member: Member) -> tuple[str, str] | None:
-    """Returns the key of the member's sample and the name of its field; None if it belongs to no sample."""
+    """Returns the sample key and the field name of a member, or None if the member belongs to no sample."""
     folder, slash, file = member.name.rpartition("/")
     stem, _, field = file.partition(".")
     first = member.name.partition("/")[0]
@@ -31,11 +31,14 @@ def split_name(member: Member) -> tuple[str, str] | None:
 
 
 class TarFault(FormatError):
-    """A tar is damaged at some byte. A failing disk or network, and a file that has changed, raise other errors."""
+    """Raised if a tar file is damaged.
+
+    A failing disk or network, and a file that has changed, raise other errors.
+    """
 
 
 class FaultRaisingFile(AnyFile):
-    """A file whose `refused` and `damaged` raise `TarFault`."""
+    """A file whose methods `refused` and `damaged` raise `TarFault`."""
 
     def __init__(self, file: AnyFile) -> None:
         self.path, self.size = file.path, file.size
@@ -49,11 +52,12 @@ class FaultRaisingFile(AnyFile):
 
 
 def find_samples(file: AnyFile) -> Arrays:
-    """Returns the index of a tar: `starts`, the first byte of each sample and the end of the last.
+    """Returns the index of a tar file as a dict of arrays.
 
-    If some samples have members that are not adjacent, `apart` has their rows, each with the row of the other
-    members. If the tar is damaged, `fault` has the byte from which on it cannot be read, and the last row, which
-    stands for the rest of the tar.
+    `starts` holds the offset of each sample, followed by the end of the last one. If the members of a sample are not
+    adjacent, they form several rows; `apart` holds pairs of such a row and another row of the same sample. If the tar
+    is damaged, `fault` holds the offset from which it cannot be read, and the index of the last row, which stands for
+    the unreadable rest of the tar.
     """
     refuse_compressed(file)
     archive, samples = FaultRaisingFile(file), TarSamples()
@@ -71,7 +75,7 @@ def find_samples(file: AnyFile) -> Arrays:
 
 
 class TarSamples:
-    """The samples of a tar, whose members are added one by one."""
+    """Builds the index of a tar file from its members, which are added one by one."""
 
     def __init__(self) -> None:
         self._starts, self._apart = array("q"), array("q")
@@ -90,7 +94,7 @@ class TarSamples:
         self._fields.append(split[1])
 
     def close(self) -> None:
-        """Ends the current sample: all of its members were added."""
+        """Ends the current sample, after all of its members have been added."""
         key, fields, row = self._key, self._fields, len(self._starts) - 1
         self._key, self._fields = None, []
         if key is None:
@@ -118,7 +122,7 @@ class TarSamples:
 
 
 def follow(archive: AnyFile, at: int) -> None:
-    """Reads a damaged tar at the byte of its fault, which raises the FormatError that describes it."""
+    """Reads a damaged tar at the offset of the damage, which raises the FormatError that describes it."""
     member = member_at(archive, at)
     if member is None:
         _check_rest(archive, at)

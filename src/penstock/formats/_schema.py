@@ -13,7 +13,11 @@ from penstock.formats._table import unreadable
 
 
 def common_schema(paths: Sequence[str], schemas: Sequence[bytes], columns: Iterable[str] | None) -> Any:
-    """Returns the chosen columns, which all files must have with the same types. `schemas` are serialized."""
+    """Returns the schema of the chosen columns, or of all columns if `columns` is None.
+
+    `schemas` are the serialized schemas of the files. Raises FormatError unless all files have these columns with the
+    same types.
+    """
     chosen = chosen_columns(_restored(schemas[0], paths[0]), columns, paths[0])
     wanted = {field.name: form_of(field.type) for field in chosen}
     seen = {schemas[0]}
@@ -34,7 +38,7 @@ def _restored(serialized: bytes, path: str) -> Any:
 
 
 def chosen_columns(schema: Any, columns: Iterable[str] | None, path: str) -> Any:
-    """Returns the part of a schema with the named columns."""
+    """Returns a schema that contains only the named columns, or all columns if `columns` is None."""
     names = list(schema.names) if columns is None else _names(columns)
     missing = [name for name in names if name not in schema.names]
     if missing:
@@ -50,7 +54,7 @@ def chosen_columns(schema: Any, columns: Iterable[str] | None, path: str) -> Any
 
 
 def _names(columns: Iterable[str]) -> list[str]:
-    """Returns the names as a list. Raises TypeError for anything but names."""
+    """Returns the column names as a list. Raises TypeError if `columns` is a str or contains anything but names."""
     if isinstance(columns, str):
         raise TypeError(f"columns must be a list of names, got the str {columns!r}. Pass [{columns!r}].")
     names = list(columns) if isinstance(columns, Iterable) else [columns]
@@ -60,7 +64,10 @@ def _names(columns: Iterable[str]) -> list[str]:
 
 
 def _check(schema: Any, path: str, wanted: dict[str, str], first: str, all_columns: bool) -> None:
-    """Raises FormatError unless the file has the columns of the first file, with the same types."""
+    """Raises FormatError unless the file has the columns of the first file, with the same types.
+
+    If `all_columns` is True, the file must have no other columns.
+    """
     for name, form in wanted.items():
         if name not in schema.names:
             raise FormatError(
@@ -81,6 +88,6 @@ def _check(schema: Any, path: str, wanted: dict[str, str], first: str, all_colum
 
 
 def names_of(names: Sequence[str]) -> str:
-    """Returns the first few names, as text for an error."""
+    """Returns the first few names as text for an error message."""
     shown = ", ".join(map(repr, names[:12]))
     return f"{shown}, ... ({len(names)} in all)" if len(names) > 12 else shown

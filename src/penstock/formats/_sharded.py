@@ -1,6 +1,6 @@
-"""The base class of formats whose shards are listed in an `index.json`: MosaicML's and LitData's.
+"""The base class of formats whose shards are listed in an `index.json`: MosaicML's MDS and LitData.
 
-    a shard:  n, the number of its samples | the first byte of each sample, and the end | anything | the samples
+    a shard:  n, the number of samples | the offset of each sample, and the end of the last | anything | the samples
 
 Numbers have 4 bytes and are little-endian.
 """
@@ -36,7 +36,7 @@ _CHANNELS: dict[str, tuple[int, ...]] = {"L": (), "RGB": (3,), "RGBA": (4,)}  # 
 
 
 class Shard(NamedTuple):
-    """A shard as the index describes it: its name, its numbers of samples and bytes, and a checksum or None."""
+    """A shard, as described by the index. `nbytes` is its size, and `check` is a checksum or None."""
 
     name: str
     samples: int
@@ -45,9 +45,9 @@ class Shard(NamedTuple):
 
 
 class Sharded(Extents):
-    """The samples of shards that index files list. A block is a shard.
+    """A dataset of the samples in shards that are listed in index files. A block is a shard.
 
-    A subclass defines `listed(index, about)`, and `decoded`.
+    A subclass defines `listed(index, about)` and `decoded(raw, number, row)`.
     """
 
     suffixes = ("index.json",)
@@ -67,7 +67,10 @@ class Sharded(Extents):
         self.set_rows([self.rows_of(shard) for shard in self._shards])
 
     def listed(self, index: AnyFile, about: Any) -> list[Shard]:
-        """Returns the shards that the content of an index describes. If it raises an error, the index is damaged."""
+        """Returns the shards that an index lists. `about` is the parsed content of the index.
+
+        If this method raises an error, the index is considered damaged.
+        """
         raise NotImplementedError
 
     def rows_of(self, shard: Shard) -> int:
@@ -87,7 +90,10 @@ class Sharded(Extents):
         return start, int(starts[row + 1]) - start
 
     def _head(self, number: int) -> tuple[NDArray[np.uint32], int]:
-        """Returns the first byte of each sample of a shard, and the end of the last, with the size of that array."""
+        """Returns an array of offsets, and the size of that array in bytes.
+
+        The array holds the offset of each sample in a shard, followed by the end of the last sample.
+        """
         file, n = self.files[number], self._shards[number].samples
         head = np.frombuffer(file.read(0, min(file.size, 4 * (n + 2))), "<u4", min(file.size // 4, n + 2))
         if len(head) < n + 2 or head[0] != n:
@@ -98,7 +104,11 @@ class Sharded(Extents):
         return starts, starts.nbytes
 
     def parts(self, raw: bytes, number: int, row: int, fixed: Sequence[int | None]) -> list[bytes]:
-        """Splits a sample into fields. The sizes of those without a fixed size come first, 4 bytes each."""
+        """Splits the bytes of a sample into fields.
+
+        `fixed` has the size of each field, or None if the field has no fixed size. The sizes of fields without a
+        fixed size are stored at the beginning of the sample, 4 bytes each.
+        """
         free, ends = fixed.count(None), [0]
         if len(raw) >= 4 * free:
             sizes = iter(struct.unpack_from(f"<{free}I", raw))
@@ -109,7 +119,7 @@ class Sharded(Extents):
         return [raw[start:stop] for start, stop in pairwise(ends)]
 
     def value(self, field: Field, raw: bytes, number: int, row: int) -> Any:
-        """Decodes a field of a sample."""
+        """Decodes a field of a sample. `raw` is the field's bytes."""
         if field.refusal:
             raise FormatError(f"{self.files[number].path}, sample {row:,}: {field.refusal}")
         if field.function is None:
@@ -135,7 +145,11 @@ class Sharded(Extents):
 
 
 class Field(NamedTuple):
-    """A field of the samples. `function` decodes it; None keeps its bytes. `refusal` says why it cannot be read."""
+    """A field of the samples.
+
+    `function` decodes the field's bytes; if it is None, the bytes are kept. `is_given` is True if the function is the
+    user's. `refusal` says why the field cannot be read, and is "" if it can be read.
+    """
 
     name: str
     encoding: str
@@ -145,7 +159,7 @@ class Field(NamedTuple):
 
 
 def field(name: str, encoding: str, usual: Mapping[str, Any], decode: Decode) -> Field:
-    """Returns the field of this name. `usual` has the function for each encoding."""
+    """Returns the `Field` with this name. `usual` maps each encoding to its usual decoding function."""
     if isinstance(decode, Mapping) and name in decode:
         return Field(name, encoding, decode[name], True)
     if encoding in usual:
@@ -168,7 +182,7 @@ def _parsed(index: AnyFile) -> Any:
 
 
 def _checked(index: AnyFile, read: Callable[[], list[Shard]]) -> list[Shard]:
-    """Returns the shards that `read()` returns. Raises FormatError if the index is not as expected."""
+    """Returns the shards that `read()` returns. Raises FormatError if the index is invalid."""
     try:
         shards = read()
     except FormatError:
@@ -197,12 +211,15 @@ def _opened(index: AnyFile, shard: Shard, _: object) -> AnyFile:
 
 
 def number_of(form: str, raw: bytes) -> Any:
-    """Returns the number of this form of `struct`, as a Python object."""
+    """Unpacks a number and returns it as a Python object. `form` is a format string of the `struct` module."""
     return struct.unpack(form, raw)[0]
 
 
 def pixels(raw: bytes) -> NDArray[np.uint8]:
-    """Returns the pixels of an uncompressed image of Pillow: width, height, length of the mode, mode, pixels."""
+    """Returns the pixels of an uncompressed Pillow image.
+
+    `raw` consists of width, height, length of the mode (4 bytes each), mode and pixels.
+    """
     width, height, length = struct.unpack_from("<3I", raw)
     mode, data = raw[12 : 12 + length].decode(), np.frombuffer(raw[12 + length :], np.uint8)
     if mode not in _CHANNELS:

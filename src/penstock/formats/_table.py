@@ -1,4 +1,4 @@
-"""The base class of formats with columns: rows of Arrow record batches, in blocks that are read as a whole."""
+"""The base class of formats with columns, whose rows come from Arrow record batches."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ _DROPPED, _WASTE = 64, 20
 
 
 class Table(Format):
-    """Rows of record batches; a sample is a dict with a value for each column.
+    """A dataset of the rows of Arrow record batches. A sample is a dict with a value for each column.
 
-    A subclass calls `_set_schema` with the chosen columns, and `set_rows`. It defines `_read(block)`, which
-    returns record batches.
+    Rows are read in blocks, each as a whole. A subclass calls `_set_schema` with the schema of the chosen columns,
+    and `set_rows`. It defines `_read(block)`, which returns the record batches of a block.
     """
 
     schema: Any
     columns: list[str]
     """The names of the columns, in the order of the samples' fields."""
     _part: ClassVar[str] = "part"
-    """What a block is called in errors."""
+    """The word for a block in error messages, such as "row group"."""
 
     # The state of one process, which a pickled copy begins without.
     _shared: Shared | None = None
@@ -73,27 +73,30 @@ class Table(Format):
     # What a subclass defines.
 
     def _read(self, block: int) -> list[Any]:
-        """Reads the record batches of a block, more than one if it is too large. Damage may raise any error."""
+        """Returns the record batches of a block. There are several if the block is too large for one.
+
+        If the file is damaged, this method may raise any exception.
+        """
         raise NotImplementedError
 
     def _set_batches(self, table: Any) -> list[Any]:
-        """Returns the record batches of a `pyarrow.Table`, and makes them the blocks."""
+        """Returns the record batches of a `pyarrow.Table`, and makes each of them a block of this dataset."""
         batches = [batch for batch in table.select(self.columns).to_batches() if batch.num_rows]
         self.set_rows([[batch.num_rows for batch in batches]])
         return batches
 
     def _place(self, block: int) -> str:
-        """Returns the name of a block, for errors."""
+        """Returns a description of a block for error messages, which names its file."""
         return f"{self.files[self._file_of[block]].path}, {self._part} {self._part_of[block]:,}"
 
     def _is_mapped(self, block: int) -> bool:
-        """True if the columns of the block are views of a mapped file, or of other memory that exists anyway."""
+        """True if the block's columns are views of a memory-mapped file, or of other memory that exists anyway."""
         return False
 
     # Blocks.
 
     def _block(self, number: int, rows: int) -> list[Cells]:
-        """Returns a block, and counts the number of its rows that are used."""
+        """Returns a decoded block, and adds `rows`, the number of its rows to be used, to the total of used rows."""
         self._used += rows
         return self._kept.get(number, self._opened)
 
@@ -116,7 +119,7 @@ class Table(Format):
         return block, _VIEW if is_elsewhere else sum(batch.nbytes for batch in batches)
 
     def _batches_of(self, number: int) -> tuple[list[Any], bool]:
-        """Returns the record batches of a block, and True if their memory is shared with other processes."""
+        """Returns the record batches of a block, and whether their memory is shared with other processes."""
         if self._is_mapped(number):
             return self._read(number), True
         if not is_worker_process() or not self._lasts:  # threads share `_kept`
@@ -137,7 +140,10 @@ class Table(Format):
         return serialized(batches[0].schema, batches)  # types may differ between files
 
     def __foresee__(self, forecast: Forecast) -> Any:
-        """Called by a loader: keeps decoded blocks, for all workers, for as long as a block order needs them."""
+        """Returns an object that keeps decoded blocks for all workers, as long as a block-wise order needs them.
+
+        Called by a loader. The object also fetches pieces of remote files ahead of time.
+        """
         scout = super().__foresee__(forecast)
         if all(map(self._is_mapped, range(len(self.blocks) - 1))):
             return scout
@@ -150,12 +156,12 @@ class Table(Format):
         return self._read(number)
 
     def _identity(self) -> str:
-        """A name that is the same in all processes that read the same columns of the same files."""
+        """Returns a name that is the same in all processes that read the same columns of the same files."""
         return digest_of((file.identity for file in self.files), type(self).__name__, self.columns)
 
     @cached_property
     def _lasts(self) -> bool:
-        """True if the identity of each file changes whenever its content does, so that blocks can be shared."""
+        """True if each file's identity changes whenever its content does, so that its blocks can be shared."""
         return all(file.identity.lasts for file in self.files)
 
     def _check_use(self) -> None:
@@ -182,7 +188,7 @@ class Table(Format):
         return self._rows(number, [row - self._starts.item(number)])[0]
 
     def _rows(self, number: int, rows: Sequence[int]) -> list[dict[str, Any]]:
-        """Returns the samples of some rows of a block."""
+        """Returns the samples for the given rows of a block."""
         block, names = self._block(number, len(rows)), self.columns
         try:
             columns = [list(map(each.item, rows)) for each in block]
@@ -198,7 +204,11 @@ class Table(Format):
         return samples
 
     def _groups(self, rows: NDArray[np.int64]) -> Iterator[tuple[int, Sequence[int], list[int]]]:
-        """Groups the rows of a step by block. Yields the block, the places of its rows in the step, and its rows."""
+        """Groups the rows of a step by block.
+
+        For each block, yields the index of the block, the positions of its rows within the step, and the indices of
+        these rows within the block.
+        """
         numbers = self._starts.searchsorted(rows, "right") - 1
         order = numbers.argsort(kind="stable")
         numbers = numbers[order]
@@ -213,10 +223,11 @@ class Table(Format):
             yield number, range(first, end) if end - first == stop - start else places, local[start:stop]
 
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
-        """The batch of these keys, equal to the collated samples; `empty(shape, dtype)` allocates its memory.
+        """Returns the batch for these keys, equal to the collated samples.
 
-        Returns NotImplemented if a column needs Python objects, or if rows differ in shape or are null: then the
-        loader collates the samples, and an error names the rows.
+        `empty(shape, dtype)` allocates the batch's memory. Returns NotImplemented if a column needs Python objects,
+        or if rows are null or differ in shape. The loader then collates the samples itself, and its error messages
+        name the rows.
         """
         rows = checked_keys(keys, len(self))
         outs: list[_Out] = []
@@ -236,7 +247,7 @@ class Table(Format):
         return {name: out.finish() for name, out in zip(self.columns, outs, strict=True)}
 
     def _outs(self, block: list[Cells], row: int, size: int, empty: Empty) -> list[_Out]:
-        """Returns memory for the columns of a batch; an empty list if a column needs Python objects."""
+        """Returns the memory for each column of a batch, or an empty list if a column needs Python objects."""
         if not all(each.is_direct for each in block):
             return []
         fields: Iterable[Empty] = repeat(empty, len(self.columns))
@@ -253,7 +264,10 @@ class Table(Format):
 
 
 def serialized(schema: Any, batches: list[Any]) -> NDArray[np.uint8]:
-    """Returns the batches as bytes of the IPC format: an array, which is pickled out of band if possible."""
+    """Returns the record batches in Arrow's IPC format.
+
+    The bytes are in a numpy array, because an array is pickled out of band if possible.
+    """
     import pyarrow as pa
 
     sink = pa.BufferOutputStream()
@@ -264,7 +278,7 @@ def serialized(schema: Any, batches: list[Any]) -> NDArray[np.uint8]:
 
 
 def deserialized(data: Any) -> list[Any]:
-    """Returns the batches, as views of these bytes."""
+    """Returns the record batches in data from `serialized`, as views of that data."""
     import pyarrow as pa
 
     with pa.ipc.open_stream(pa.py_buffer(data)) as stream:
@@ -272,9 +286,10 @@ def deserialized(data: Any) -> list[Any]:
 
 
 def unreadable(where: str, error: Exception, remedy: str = "") -> NoReturn:
-    """Raises FormatError for an error of pyarrow, which may have any type and a long message.
+    """Raises FormatError in place of an error from pyarrow, which may have any type and a long message.
 
-    An error that is not about the content of the file is raised unchanged.
+    An error that is not caused by the content of the file is raised unchanged. `where` names the part that cannot be
+    read, and `remedy` is appended to the message.
     """
     raise_unless_damage(error, where)
     said = " ".join(str(error).split()).rstrip(".")[:300]
@@ -285,7 +300,10 @@ def unreadable(where: str, error: Exception, remedy: str = "") -> NoReturn:
 
 
 def need_pyarrow(reader: str, extra: str = "parquet") -> None:
-    """Raises ImportError, with the remedy, if pyarrow is not installed. It is imported late: that takes 60 ms."""
+    """Raises ImportError, with installation instructions, if pyarrow is not installed.
+
+    pyarrow is imported only when it is needed, because importing it takes 60 ms.
+    """
     try:
         import pyarrow  # noqa: F401
     except ImportError as error:
@@ -293,7 +311,7 @@ def need_pyarrow(reader: str, extra: str = "parquet") -> None:
 
 
 class _Out:
-    """A column of a batch that is being filled: an array in the memory of the batch, or a list of text."""
+    """A column of a batch while it is being filled: an array in the batch's memory, or a list of str or bytes."""
 
     __slots__ = ("_into", "array")
 

@@ -1,4 +1,4 @@
-"""`Tar`: WebDataset's shards, by key."""
+"""`Tar`, which reads the tar shards of WebDataset by key."""
 
 from __future__ import annotations
 
@@ -35,33 +35,36 @@ from penstock.formats._samples import KIND, FaultRaisingFile, TarFault, find_sam
 
 
 class Tar(Extents):
-    """The samples of tar files in WebDataset's convention; each is a dict such as `{"__key__": "0001", "jpg": ...}`.
+    """A dataset of tar files that follow the WebDataset convention.
 
-    Consecutive members whose names are equal up to the first dot of the file name form a sample. What follows the
-    dot, in lower case, is the name of a field. `__key__` is what precedes it, folders included. Folders, members
-    without a dot, hidden ones and those in folders like `__meta__` are left out.
+    A sample is a dict such as `{"__key__": "0001", "jpg": ...}`. Consecutive members whose names are equal up to the
+    first dot of the file name form a sample. The part after that dot, in lower case, is the name of a field.
+    `__key__` is the part before the dot, including folders. Folders, members without a dot, hidden members and
+    members of folders like `__meta__` are ignored.
 
-    `fields=("jpg", "cls")` reads these fields only; a sample that lacks one of them is an error of that sample.
-    `"jpg;png"` takes the first of the two that a sample has, and calls it jpg.
+    `fields=("jpg", "cls")` reads only these fields; a sample that lacks one of them raises an error. `"jpg;png"`
+    takes the first of the two that a sample has, and names the field jpg.
 
-    With `decode=True` a member is decoded by the end of its name: images by `penstock.image` to RGB pixels, npy, npz
-    (a dict), txt to str, cls and index to int; json if it is one of the `fields`; others stay bytes. A dict of
-    functions of bytes replaces or adds some: `decode={"jpg": Transform(crop=224), "json": json.loads, "txt": None}`;
-    None keeps the bytes. `decode=False` keeps all bytes. The function for jpg is also used for jpeg, unless jpeg is
-    named, too. Pickles are an error unless there is a function for them.
+    With `decode=True`, a member is decoded according to the end of its name: images to RGB pixels (by
+    `penstock.image`), npy to an array, npz to a dict of arrays, txt to str, cls and index to int, and json if it is
+    one of the `fields`. Other members stay bytes. A dict of functions of bytes replaces or adds decoders:
+    `decode={"jpg": Transform(crop=224), "json": json.loads, "txt": None}`, where None keeps the bytes. `decode=False`
+    keeps the bytes of all members. The function for jpg is also used for jpeg, unless the dict has a function for
+    jpeg. A pickle raises an error unless the dict has a function for it.
 
-    The positions of samples come from the file `index`, or from an index beside the tars: that of `penstock index`,
-    of wids or of DALI. Otherwise they are found once from the headers, and kept (docs/formats.md). Paths may be URLs
-    (docs/remote.md). Compressed tars are refused.
+    The positions of samples come from the file `index`, or from an index in the folder of the tars, which
+    `penstock index`, wids or DALI has written. Otherwise the headers are read once, and the positions are stored
+    (docs/formats.md). Paths may be URLs (docs/remote.md). Compressed tars raise an error.
 
-    Damage is an error of one sample, so that the loader's `on_error` applies: if a tar is cut off or has a wrong
-    header, the sample there stands for the rest of the tar. Links, sparse files, fields that occur twice, and members
-    that are not next to the others of their sample are errors of one sample, too.
+    Damage raises an error for a single sample, so that the loader's `on_error` applies. If a tar is cut off or has an
+    invalid header, the sample at that position stands for the rest of the tar. Links, sparse files, fields that occur
+    twice, and members that are not adjacent to the other members of their sample also raise an error for a single
+    sample.
 
     A sample that would decode to more than `max_sample_bytes` raises an error before memory is allocated for it. Your
     own functions in `decode` are not limited; a `Transform` has its own limit.
 
-    `storage`, `cache`, `cache_bytes` and `cache_shared` are for remote files: see `penstock.formats`.
+    `storage`, `cache`, `cache_bytes` and `cache_shared` apply to remote files: see `penstock.formats`.
 
     >>> import io, tarfile, tempfile
     >>> path = tempfile.mkdtemp() + "/shard-000.tar"
@@ -142,10 +145,12 @@ class Tar(Extents):
         self._decode, self._decoders = decode, decoders(decode, self._wanted is not None)
 
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
-        """The batch of these keys, equal to the collated samples; `empty(shape, dtype)` allocates its memory.
+        """Returns the batch for these keys, equal to the collated samples.
 
-        A `ShapedDecoder` writes its results straight into the batch. Returns NotImplemented if there is none with a
-        shape, or if the samples have different fields: then the loader collates the samples, and an error names rows.
+        `empty(shape, dtype)` allocates the batch's memory. A `ShapedDecoder` (a decoder with a fixed output shape)
+        writes its results directly into the batch. Returns NotImplemented if there is no such decoder, or if the
+        samples have different fields. The loader then collates the samples itself, and its error messages name the
+        rows.
         """
         if type(empty) is FieldMemory or all(each is None or each.shape is None for each in self._decoders.values()):
             return NotImplemented
@@ -194,7 +199,10 @@ class Tar(Extents):
         return sample
 
     def _left(self, left: int, value: Any, where: _Where) -> int:
-        """Returns how many bytes the other members of a sample may have. Raises SampleTooLarge if none are left."""
+        """Returns how many bytes are left for the other members of a sample. Raises SampleTooLarge if none are left.
+
+        `left` is the number of bytes before `value` is subtracted.
+        """
         left -= nbytes_of(value)
         if left <= 0:
             assert self.max_sample_bytes is not None
@@ -202,7 +210,10 @@ class Tar(Extents):
         return left
 
     def _members(self, part: TarPart, start: int, read: Set[str] | None) -> tuple[str, dict[str, Member]]:
-        """Returns the key of the sample that begins at `start`, and its members by field: those in `read`, or all."""
+        """Returns the key of the sample that begins at the offset `start`, and a dict from its fields to members.
+
+        If `read` is not None, the dict has only the fields in `read`.
+        """
         key: str | None = None
         members: dict[str, Member] = {}
         at = start
@@ -228,7 +239,7 @@ class Tar(Extents):
         return key or "", members
 
     def _refuse(self, number: int, row: int) -> NoReturn:
-        """Raises FormatError for a row that cannot be read, according to the index."""
+        """Raises the FormatError for a row that, according to the index, cannot be read."""
         file, bad = self.files[number], self._bad[number]
         assert bad is not None
         if row not in bad.others:
@@ -253,8 +264,9 @@ class Tar(Extents):
 class BadRows:
     """The rows of a tar that cannot be read.
 
-    All rows from `lost` on, because the tar is damaged at `byte`; and the keys of `others`, rows of samples whose
-    members are not adjacent: its values are the rows of their other members.
+    They are all rows from `lost` on, because the tar is damaged at the offset `byte`, and the keys of `others`. The
+    latter are rows of samples whose members are not adjacent. `others` maps each such row to another row of the same
+    sample.
     """
 
     def __init__(self, rows: int, lost: int, byte: int, others: dict[int, int]) -> None:
@@ -292,7 +304,7 @@ def _rest(row: int, nbytes: int) -> str:
 
 
 class _Where:
-    """The name of a member in errors, formatted only when an error needs it."""
+    """The description of a member in error messages. It is formatted only when an error occurs."""
 
     __slots__ = ("_file", "_member")
 
@@ -319,7 +331,10 @@ def _allocate_as(
 
 
 def wanted_fields(fields: str | Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Returns the names of members that each field may be read from, in this order. A str is split at spaces."""
+    """Returns, for each field, the names of the members that it can be read from, in order of preference.
+
+    If `fields` is a str, it is split at spaces.
+    """
     given = fields.split() if isinstance(fields, str) else list(fields)
     if not given or not all(isinstance(each, str) and each.strip(" .;") for each in given):
         raise TypeError(f"fields must be the names of members, such as ('jpg', 'cls'), but it is {fields!r}.")

@@ -1,9 +1,9 @@
-"""`TFRecord`: TensorFlow's files of records, by key, without TensorFlow.
+"""`TFRecord`, which reads TensorFlow's record files by key, without TensorFlow.
 
     a record:  its length (8 bytes) | CRC of the length (4) | its content | CRC of the content (4)
 
-Numbers are little-endian. A CRC is a masked CRC-32C. The content is mostly a `tf.train.Example`: a protobuf message
-with a map from names to lists of bytes, of floats or of integers.
+Numbers are little-endian. A CRC is a masked CRC-32C. The content is usually a `tf.train.Example`, a protobuf message
+with a map from names to lists of bytes, floats or integers.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _TAIL = struct.Struct("<I")
 
 
 class TFRecord(Extents):
-    """The records of TFRecord files; each is a dict from the features of its `tf.train.Example` to their values.
+    """A dataset of the records in TFRecord files. A sample is a dict with the features of a `tf.train.Example`.
 
-    A feature with one value is that value: an int, a float32 or bytes. One with none or several is an array, or a
-    list of bytes. Those that `arrays` names are always arrays or lists: name the features whose number of values
-    varies. `decode=False` gives the bytes of a record, and `decode=function` what the function returns for them.
-    Images stay bytes, as in TensorFlow: decode them in a map.
+    A feature with exactly one value becomes that value: an int, a float32 or bytes. A feature with no value or with
+    several becomes an array, or a list of bytes. Features named in `arrays` always become arrays or lists; name those
+    whose number of values varies. With `decode=False` a sample is the bytes of the record, and with `decode=function`
+    it is what the function returns for these bytes. Images stay bytes, as in TensorFlow; decode them in a map.
 
-    Checksums are checked: those of lengths when the index is made, once, and that of a record when it is read, at
-    some 300 MB/s; `check=False` leaves the latter out. Paths may be URLs (docs/remote.md). Compressed files are
-    refused.
+    Checksums are verified: those of lengths once, when the index is built, and the checksum of a record when it is
+    read, at about 300 MB/s. `check=False` skips the latter. Paths may be URLs (docs/remote.md). Compressed files
+    raise an error.
 
-    `storage`, `cache` and the like are for remote files: see `penstock.formats`.
+    `storage`, `cache` and similar arguments apply to remote files: see `penstock.formats`.
     """
 
     suffixes = (".tfrecord", ".tfrecords")
@@ -110,7 +110,7 @@ class TFRecord(Extents):
 
 
 def example(message: bytes, arrays: Iterable[str] = ()) -> dict[str, Any]:
-    """Returns the features of a `tf.train.Example`, sorted by name: a map of protobuf has no order."""
+    """Returns the features of a `tf.train.Example`, sorted by name because protobuf maps are unordered."""
     features: dict[str, Any] = {}
     for number, some in _fields(memoryview(message)):
         if number != 1:
@@ -123,7 +123,7 @@ def example(message: bytes, arrays: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def _fields(message: Any) -> Iterator[tuple[int, Any]]:
-    """Yields the number and content of each field. All fields must be messages, text or bytes."""
+    """Yields the field number and the content of each field. All fields must be messages, text or bytes."""
     if not isinstance(message, memoryview):
         raise MessageError("a number was found where a message should be")
     for number, wire_type, found in fields(message):
@@ -133,7 +133,10 @@ def _fields(message: Any) -> Iterator[tuple[int, Any]]:
 
 
 def _values(feature: memoryview, is_list: bool) -> Any:
-    """Returns the values of a feature, which is a list of bytes (1), of floats (2) or of integers (3)."""
+    """Returns the values of a feature, which is a list of bytes (field 1), floats (field 2) or integers (field 3).
+
+    If there is exactly one value and `is_list` is False, returns that value itself.
+    """
     found: Any = np.empty(0, np.float32)
     for kind, message in _fields(feature):
         if kind == 1:

@@ -1,4 +1,4 @@
-"""`Tokens`: flat files of token ids, memory-mapped, copied straight into the batch."""
+"""`Tokens`, which memory-maps flat files of token ids and copies samples directly into the batch."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ _SCRATCH = 512 << 10  # bytes that are copied twice, in steps of this size: they
 
 
 class Tokens(Format):
-    """Flat files of token ids, such as nanoGPT's `train.bin`: sample i is `length` ids from id `i * stride` on.
+    """A dataset of flat files of token ids, such as nanoGPT's `train.bin`.
 
-    `dtype` is that of the file, such as "uint16" for GPT-2's tokens. `stride` is `length` by default. With
-    `length=1025, stride=1024` each sample has the inputs and, shifted by one, the targets. A sample never crosses
-    from one file to the next; ids at the end of a file that do not fill a sample are left out. Files with llm.c's
-    header are recognised, and the header is skipped.
+    Sample i consists of the `length` ids that begin at the id `i * stride`. `dtype` is the dtype of the file, such as
+    "uint16" for GPT-2's tokens. `stride` is `length` by default. With `length=1025, stride=1024`, each sample has the
+    inputs and, shifted by one, the targets. A sample never extends from one file into the next. Ids at the end of a
+    file that do not fill a sample are left out. Files with llm.c's header are recognised, and the header is skipped.
 
     Choose it for pretraining on tokens: a batch costs about as much as `np.take` of its rows. Files are memory-mapped
-    when the first sample is read, and must not be cut off while they are in use: the system kills a process that
-    reads beyond the end of a mapped file. For torch, which cannot compute with uint16, pass `dtype="int64"` to the
-    loader.
+    when the first sample is read. They must not be truncated while they are in use, because the system kills a
+    process that reads beyond the end of a mapped file. For torch, which cannot compute with uint16, pass
+    `dtype="int64"` to the loader.
 
-    `storage`, `cache`, `cache_bytes` and `cache_shared` are for remote files: see `penstock.formats`.
+    `storage`, `cache`, `cache_bytes` and `cache_shared` apply to remote files: see `penstock.formats`.
 
     >>> import tempfile
     >>> path = tempfile.mkdtemp() + "/train.bin"
@@ -104,7 +104,10 @@ class Tokens(Format):
 
     @cached_property
     def blocks(self) -> NDArray[np.int64]:
-        """The first row of each block, and the number of all rows. A block is about 8 MB of one file."""
+        """The index of the first row of each block, followed by the total number of rows.
+
+        A block is about 8 MB of one file.
+        """
         rows = max(1, BLOCK // (self.stride * self.dtype.itemsize))
         edges = self.edges.tolist()
         inside = [np.arange(first, last, rows) for first, last in pairwise(edges)]
@@ -123,7 +126,10 @@ class Tokens(Format):
         return list(self._gathered(rows, np.empty))
 
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> NDArray[Any]:
-        """The batch of these keys, equal to the collated samples; `empty(shape, dtype)` allocates its memory."""
+        """Returns the batch for these keys, equal to the collated samples.
+
+        `empty(shape, dtype)` allocates the batch's memory.
+        """
         return self._gathered(checked_keys(keys, len(self)), empty)
 
     def _gathered(self, rows: NDArray[np.int64], empty: Empty) -> NDArray[Any]:
@@ -148,7 +154,7 @@ class Tokens(Format):
         return self._samples
 
     def _header(self, file: AnyFile) -> tuple[int, int]:
-        """Returns the number of bytes before the first id of a file, and the CRC-32 of its first bytes."""
+        """Returns the size of a file's header in bytes (0 without a header), and the CRC-32 of the file's first bytes."""
         begin = file.peek(0, min(file.size, _LOOK))
         return _header(file, begin, self.dtype), zlib.crc32(begin)
 
@@ -163,11 +169,12 @@ class Tokens(Format):
 
 
 class _MappedSamples:
-    """The memory of all files, and the samples in it.
+    """The samples in the memory of all files, which are memory-mapped.
 
-    Memory is divided into equal units, and each sample begins at a unit. If a sample consists of whole units, mostly
-    one, `take` copies it. Other samples, such as overlapping ones, are windows into memory. numpy cannot copy windows
-    to a given place, so they are copied twice, the second time from the processor's cache.
+    The memory is divided into equal units, and each sample begins at the start of a unit. If a sample consists of
+    whole units (usually one), numpy's `take` copies it. Other samples, such as overlapping ones, are windows into the
+    memory. numpy cannot copy windows directly into a given array, so they are copied twice, the second time from the
+    processor's cache.
     """
 
     def __init__(self, tokens: Tokens, memory: NDArray[np.uint8], begins: NDArray[np.int64]) -> None:
@@ -200,14 +207,14 @@ class _MappedSamples:
         return self.taken_from(self.starts(rows))
 
     def starts(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The unit at which each sample begins."""
+        """Returns the index of the unit at which the sample of each row begins."""
         starts = rows if self._step == 1 else rows * self._step
         if len(self._firsts) > 1:
             starts = starts + self._firsts[self._edges.searchsorted(rows, "right") - 1]
         return starts
 
     def positions(self, starts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The first byte in memory of the samples that begin at these units."""
+        """Returns the offsets, within the memory, of the samples that begin at these units."""
         return starts * self._unit + self._first
 
     def copy_from(self, starts: NDArray[np.int64], out: NDArray[Any]) -> None:
@@ -228,12 +235,16 @@ class _MappedSamples:
         return found.view(self._dtype).reshape(len(starts), -1)
 
     def _all_parts(self, starts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the numbers of all units of the samples."""
+        """Returns the indices of all units of the samples that begin at these units."""
         return starts if len(self._parts) == 1 else (starts[:, np.newaxis] + self._parts).reshape(-1)
 
 
 class _PartlyMappedSamples:
-    """Samples of files, some of them remote: copied from mapped pieces if all are mapped, else read."""
+    """Samples from files of which at least one is remote.
+
+    If all pieces of the files that a batch needs are memory-mapped, its samples are copied from there. Otherwise they
+    are read.
+    """
 
     def __init__(self, tokens: Tokens, span: Span) -> None:
         self._span, self._read = span, _ReadSamples(tokens)
@@ -261,7 +272,7 @@ class _PartlyMappedSamples:
 
 
 class _ReadSamples:
-    """Samples of files, some of them remote: read, not mapped."""
+    """Samples from files that are read instead of memory-mapped, because some of them are remote."""
 
     def __init__(self, tokens: Tokens) -> None:
         self._files, self._headers, self._edges = tokens.files, tokens._headers, tokens.edges
@@ -301,7 +312,10 @@ def _checked_dtype(dtype: DTypeLike) -> np.dtype[Any]:
 
 
 def _header(file: AnyFile, begin: bytes, dtype: np.dtype[Any]) -> int:
-    """Returns the number of bytes before the first id. Raises FormatError if the file cannot hold such ids."""
+    """Returns the size of a file's header in bytes, or 0 if the file has no header.
+
+    Raises FormatError if the file cannot contain ids of this dtype.
+    """
     for magic, what, remedy in _NO_IDS:
         if begin.startswith(magic):
             raise FormatError(

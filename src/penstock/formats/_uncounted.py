@@ -1,4 +1,4 @@
-"""`UncountedTar`: tars whose samples are counted when they are first needed, and its sampler."""
+"""`UncountedTar`, which counts the samples of tars only when they are needed, and its sampler."""
 
 from __future__ import annotations
 
@@ -27,18 +27,21 @@ _AHEAD = 2  # tars that are indexed in parallel; as many more may wait until the
 
 
 class UncountedTar(Tar):
-    """Tars whose samples are counted when they are first needed, for a first look at remote shards without an index.
+    """A dataset of tars that counts the samples of a shard (one tar) only when the shard is first needed.
 
-    It takes the arguments of `Tar`. It has no length, and needs a sampler:
+    Use it for a first look at remote shards that have no index. It takes the same arguments as `Tar`. It has no
+    length, and needs a sampler:
 
         data = UncountedTar("s3://bucket/train/", fields=("jpg", "cls"))
         loader = DataLoader(data, batch_size=64, sampler=data.sampler(window=8), seed=0)
 
-    The first batch comes after the shards of the window were read, not all shards. Every rank, and every machine,
-    reads all shards in the first epoch, to know where the samples of the others are; after that the indexes are kept.
-    `penstock index` and `Tar` avoid that. With `shard=`, pass `last_batch="drop"` or `"keep"`.
+    The first batch comes after the shards of the first window have been read, not after all shards. In the first
+    epoch, every rank and every machine reads all shards, to find out where the samples of the other ranks are; after
+    that, the indexes are stored. `penstock index` together with `Tar` avoids this. With `shard=`, pass
+    `last_batch="drop"` or `"keep"`.
 
-    A key is `shard << 32 | row`: the number of the shard, in the order of their paths, and of the sample in it.
+    A key is `shard << 32 | row`, where `shard` is the index of the shard in the order of the paths, and `row` is the
+    index of the sample within the shard.
     """
 
     def _find_indexes(self, access: Access) -> list[Index]:
@@ -49,11 +52,11 @@ class UncountedTar(Tar):
         self.indexes, self._bad = indexes, [None] * len(indexes)
 
     def sampler(self, window: int = WINDOW, shuffle: bool = True) -> ShardSampler:
-        """Returns a sampler of all keys. `window` is the number of shards whose samples are mixed."""
+        """Returns a sampler that yields all keys. `window` is the number of shards whose samples are mixed."""
         return ShardSampler(self, window, shuffle)
 
     def count(self, number: int) -> int:
-        """The number of samples of a shard. Reads the shard, unless its index is kept."""
+        """Returns the number of samples in a shard. Reads the whole shard unless its index is already stored."""
         return self._count(self.indexes[number])
 
     __len__ = None  # type: ignore[assignment]
@@ -93,11 +96,12 @@ class UncountedTar(Tar):
 
 
 class ShardSampler(Sampler[int]):
-    """The keys of an `UncountedTar`: shards in random order, with the samples of a window of shards mixed.
+    """A sampler for an `UncountedTar`, which yields the keys of the shards in random order.
 
-    The order depends only on the numbers of samples and on one random number, which is drawn at the beginning of an
-    epoch. So a loader with `seed=` has the same order on all ranks and after a resume. It is the order of
-    `shuffle="blocks"` with a shard as a block, except that each part of it needs only the shards read so far.
+    Samples are mixed within a window of shards. The order depends only on the numbers of samples and on one random
+    number, which is drawn at the beginning of an epoch. A loader with `seed=` therefore has the same order on all
+    ranks and after a resume. The order is the same as with `shuffle="blocks"` if each shard is a block, except that
+    each part of it depends only on the shards read so far.
     """
 
     def __init__(self, data: UncountedTar, window: int = WINDOW, shuffle: bool = True) -> None:
