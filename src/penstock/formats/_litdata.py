@@ -39,7 +39,7 @@ _TENSORS += ("int64", "int64", "bool", "uint16")
 
 
 class LitData(Sharded):
-    """A dataset of the samples in LitData's optimized datasets. Samples keep their structure of dicts, lists and tuples.
+    """A dataset of LitData's optimized datasets. A sample keeps its structure of dicts, lists and tuples.
 
     `paths` is the folder that `litdata.optimize` has written, its `index.json`, or a list of these. Tensors and
     arrays become numpy arrays, and images are decoded to RGB pixels by `penstock.image`. `decode=False` keeps the

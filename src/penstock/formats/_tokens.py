@@ -154,7 +154,7 @@ class Tokens(Format):
         return self._samples
 
     def _header(self, file: AnyFile) -> tuple[int, int]:
-        """Returns the size of a file's header in bytes (0 without a header), and the CRC-32 of the file's first bytes."""
+        """Returns the size of a file's header (0 if there is none), and the CRC-32 of the file's first bytes."""
         begin = file.peek(0, min(file.size, _LOOK))
         return _header(file, begin, self.dtype), zlib.crc32(begin)
 
