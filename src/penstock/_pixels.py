@@ -1,8 +1,8 @@
-"""Decodes images to pixels that are upright, in the requested colour space, and no more than needed.
+"""Decodes images to upright pixels in the requested colours.
 
-An image is first opened, which gives its size. It is decoded when it is known which of its pixels are needed. Pixels
-are uint8 arrays of shape (height, width, 3), or (height, width) for a gray image. The extra "image" installs the
-required libraries.
+An image is first opened, to find out its size. It is decoded later, when it is known which of its pixels are needed,
+so that as few as possible are decoded. Pixels are uint8 arrays of shape (height, width, 3), or (height, width) for a
+gray image. The extra "image" installs the required libraries.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ class Jpeg:
     def pixels(self, rows: int, shrink: int, scratch: GetScratch) -> tuple[Pixels, int]:
         """Decodes at least the first `rows` rows. Returns the pixels, and the factor by which each axis is shrunk.
 
-        The factor is at most `shrink`, which is 1, 2, 4 or 8. The last pixels of an axis may be partly padding.
-        `scratch(n)` returns a temporary buffer of n bytes.
+        `rows` is counted at full size. The factor is at most `shrink`, which is 1, 2, 4 or 8. The last pixels of an
+        axis may be partly padding. `scratch(n)` returns a temporary buffer of n bytes.
         """
         data: bytes | bytearray = self._data
         height, width = self._size
@@ -127,7 +127,7 @@ class Jpeg:
 def _check_density(data: bytes, pixels: int, name: object) -> None:
     """Raises ImageError for a JPEG that is cut off but has an end marker.
 
-    Decoders would fill in the missing pixels of such a file.
+    This check is needed because decoders would fill in the missing pixels of such a file.
     """
     if pixels > _DENSEST * len(data):
         raise ImageError(
@@ -194,9 +194,9 @@ def _by_pillow(data: bytes, color: Color, name: object, limit: int | None = None
 
 @cache
 def _formats() -> tuple[str, ...]:
-    """Returns the names of the image formats that Pillow may open.
+    """Returns the names of the image formats that Pillow is allowed to open.
 
-    The names do not include PostScript, because Pillow passes such files to Ghostscript, which runs them as programs.
+    They do not include PostScript, because Pillow passes such files to Ghostscript, which runs them as programs.
     """
     Image.init()
     wanted = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "MPO", "JPEG2000", "AVIF", "TGA")

@@ -1,4 +1,4 @@
-"""`penstock.open`, which opens files of any known format as a dataset."""
+"""`penstock.open` opens files of any known format as a dataset."""
 
 from __future__ import annotations
 

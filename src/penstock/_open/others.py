@@ -1,4 +1,4 @@
-"""Error messages for files that penstock cannot read, with Python code that makes a dataset of such files."""
+"""Error messages for files that penstock cannot read, with Python code that turns such files into a dataset."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def of_folder(folder: str) -> str | None:
 def refuse_beside_text(folder: str) -> None:
     """Raises FormatError unless a folder has more text files than other samples, such as images.
 
-    If it does not, the text files may be notes about the other samples.
+    Otherwise the text files may be notes about the other samples.
     """
     found = _below(folder)
     others = {end: paths for end, paths in found.items() if end in _KNOWN or end in PICTURES}
@@ -239,7 +239,7 @@ def refuse_beside_text(folder: str) -> None:
 
 
 def _below(folder: str) -> dict[str, list[str]]:
-    """Returns the paths of the files below a folder, except hidden ones, grouped by suffix."""
+    """Returns the paths of the files below a folder, grouped by suffix. Hidden files are left out."""
     found: dict[str, list[str]] = {}
     for where, names in folders_below(folder):
         for name in names:

@@ -24,7 +24,7 @@ from penstock.formats._registry import load_entry_points, registered
 from penstock.source._folders import PICTURES, folders_below
 
 FormatClass = type[Any]
-"""A class that reads files. Its `suffixes`, `companions` and `matches` say which files: see `Format`."""
+"""A class that reads files. Its `suffixes`, `companions` and `matches` determine which files (see `Format`)."""
 
 # In the order in which they are tried. ImageFolder is chosen by the names of the files in a folder.
 _OURS: tuple[FormatClass, ...] = (
@@ -121,9 +121,9 @@ def _folder(folder: str) -> Any:
 
 
 def _paired(files: list[AnyFile]) -> list[AnyFile]:
-    """Removes files that are read together with another file.
+    """Removes files that are read together with another file, and returns the rest.
 
-    These are the `.bin` of a Megatron `.idx`, the `.idx` of a `.rec`, and the companions of other files.
+    The removed files are the `.bin` of a Megatron `.idx`, the `.idx` of a `.rec`, and the companions of other files.
     """
     by_path = {file.path: file for file in files}
     found: dict[str, AnyFile] = {}
@@ -137,7 +137,7 @@ def _paired(files: list[AnyFile]) -> list[AnyFile]:
 
 
 def _without_companions(files: list[AnyFile]) -> list[AnyFile]:
-    """Removes files that belong to another file, and index files that no format recognises."""
+    """Removes files that belong to another file, and index files that no format recognises. Returns the rest."""
     others: set[str] = set()
     names = tuple(end for end in _ends() if not end.startswith("."))
     for file in files if len(files) > 1 else ():
@@ -156,9 +156,9 @@ def _without_companions(files: list[AnyFile]) -> list[AnyFile]:
 
 
 def _own_index(file: AnyFile, by_path: Mapping[str, AnyFile]) -> AnyFile | None:
-    """Returns the Megatron `.idx` that belongs to a file, which may be the file itself, or None if there is none.
+    """Returns the Megatron `.idx` that belongs to a `.bin` file, or the file itself if it is such an `.idx`.
 
-    For a remote file, only the files in `by_path` are considered.
+    Returns None for any other file. For a remote file, only the files in `by_path` are considered.
     """
     stem, end = os.path.splitext(file.path)
     if end not in (".bin", ".idx"):

@@ -183,7 +183,7 @@ class Arrow(Table):
     def _is_plain(self, block: int) -> bool:
         """True if the columns of a block can be views of its bytes.
 
-        This is so if the block has no compression and no dictionaries.
+        Returns False for a block with compression or dictionaries.
         """
         messages = self._messages[self._file_of.item(block)]
         return not messages.dictionaries and not messages.compressed[self._part_of[block]]

@@ -1,11 +1,11 @@
 """Reads and writes indexes that are stored in the same folder as the tars they describe.
 
-There are three kinds: `penstock.index`, and the indexes of wids and of DALI. `penstock.index` is one file for all
-tars of a folder, so that opening thousands of tars takes one request:
+There are three kinds: `penstock.index`, the indexes of wids (a part of webdataset), and the indexes of NVIDIA DALI.
+`penstock.index` is one file for all tars of a folder, so that opening thousands of tars takes one request:
 
     magic (8 bytes) | version, length of the description, its CRC-32 (4 bytes each)
     description: JSON with the kind of the indexes and, for each tar, its name, size, ETag (if known), the offset
-    and CRC-32 of one header, the size and CRC-32 of its compressed positions, and its damage
+    and CRC-32 of one header, the size and CRC-32 of its compressed positions, and a description of its damage
     positions of each tar: distances between samples in units of 512 bytes, 4 bytes each, compressed by zlib
 
 An entry is used for a tar that has the same size and either the same ETag or the same header at that offset. This is
@@ -79,10 +79,10 @@ class Entry(NamedTuple):
         return cls(size, token, place, check, zlib.compress(steps.astype("<u4").tobytes()), bad)
 
     def arrays(self) -> Arrays:
-        """Returns the index of the tar. Call it only if `fits` has returned True for the tar.
+        """Returns the index of the tar. Call this method only if `fits` has returned True.
 
-        Raises ValueError if the entry is damaged. The size of the decompressed positions is limited by the size of
-        the tar, because damaged bytes could decompress to a thousand times their size.
+        Raises ValueError if the entry is damaged. The decompressed positions are limited according to the size of the
+        tar, because a few bytes can decompress to a thousand times their size.
         """
         most = (self.size // HEADER + 2) * 4
         try:
@@ -158,8 +158,9 @@ def unpacked(content: bytes, kind: str) -> dict[str, Entry]:
 class LateIndex(Index):
     """An index of a tar that is built when the first sample is read.
 
-    The number of samples may be known earlier, from an index of wids. Each process builds the index at most once. It
-    does not build it if another process has stored one already, or if `elsewhere` has one.
+    The number of samples may be known earlier, from a wids index. Each process builds the index at most once. It does
+    not build an index if another process has already stored one, or if `elsewhere` (indexes of other programs) has
+    one.
     """
 
     def __init__(
@@ -216,7 +217,7 @@ class Beside:
         self._counts: dict[str, dict[str, list[Any]]] = {}  # by the path of the index, and the name of the tar
 
     def count(self, file: AnyFile) -> int | None:
-        """Returns the number of samples in a tar, according to an index of wids.
+        """Returns the number of samples in a tar, according to a wids index.
 
         Returns None if there is no such index for the tar, or if a `penstock.index` is used instead.
         """
@@ -232,7 +233,7 @@ class Beside:
         return count
 
     def arrays(self, file: AnyFile) -> Arrays | None:
-        """Returns the index of a tar, from `penstock.index` or from DALI's index, or None if there is neither."""
+        """Returns the index of a tar, from `penstock.index` or from a DALI index, or None if there is neither."""
         index = self._index(file)
         if index is not None and not index.path.endswith(".json"):
             with self._reading:
@@ -263,9 +264,9 @@ class Beside:
 
     @contextmanager
     def _refusing(self, index: AnyFile) -> Iterator[None]:
-        """Context manager: ignores a ValueError, which means that the index cannot be used.
+        """A context manager that ignores a ValueError, which means that the index cannot be used.
 
-        If the user has named this index, raises FormatError instead.
+        If the user has named this index, the context manager raises FormatError instead.
         """
         try:
             yield
@@ -288,7 +289,7 @@ def _name(file: AnyFile) -> str:
 def _folders(files: Sequence[AnyFile]) -> dict[str, AnyFile]:
     """Returns a dict from each folder that has an index to its index.
 
-    If a folder has an index of penstock and one of wids, the former is used.
+    If a folder has both a `penstock.index` and a wids index, the former is used.
     """
     some = {folder_of(file): file for file in files}
     threads = IN_FLIGHT if any(isinstance(file, RemoteFile) for file in some.values()) else 1
@@ -354,7 +355,7 @@ def _nearest(path: str, shards: list[Any]) -> Any:
 
 
 def dali_index(file: AnyFile) -> Arrays | None:
-    """Returns the index of a tar, converted from DALI's index in the same folder.
+    """Returns the index of a tar, converted from a DALI index in the same folder.
 
     Returns None if there is no such index, or if it describes another tar.
     """

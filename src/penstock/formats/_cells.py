@@ -66,7 +66,7 @@ class Cells:
         raise NotImplementedError
 
     def put(self, out: Any, places: Sequence[int], rows: list[int]) -> bool:
-        """Writes the given rows to the positions `places` of the batch.
+        """Writes rows into `out`, the column of a batch, at the positions `places`.
 
         Returns False if a row is null or has another shape. `places` is a range if the positions are consecutive.
         """
@@ -351,7 +351,7 @@ def _bits(buffer: Any, offset: int, count: int) -> NDArray[np.bool_]:
 
 
 def _valid(array: Any) -> NDArray[np.bool_] | None:
-    """Returns a mask of the rows that are not null; None if no row is null."""
+    """Returns a mask of the rows that are not null, or None if no row is null."""
     if array.null_count == 0:
         return None
     buffer = array.buffers()[0]

@@ -1,4 +1,4 @@
-"""Finds the columns of a Parquet file, and divides a remote file into pieces that fit them.
+"""Finds the columns of a Parquet file, and divides a remote file into pieces that are aligned with them.
 
 The footer is parsed here and not by pyarrow, because pyarrow's `RowGroupMetaData.column` crashes on a damaged footer.
 The footer uses Thrift's compact protocol:
@@ -69,7 +69,7 @@ def _chunk(about: dict[int, Any]) -> ColumnChunk:
 
 
 def places(chunks: Sequence[Sequence[ColumnChunk]]) -> NDArray[np.int64]:
-    """Returns the byte ranges of these chunks, as an array with the columns row group index, start and end.
+    """Returns the byte ranges of these chunks, as an array with rows (index of the row group, start, end).
 
     Byte ranges with a small gap between them are joined. Raises OverflowError if an offset is too large for any file.
     """
@@ -80,7 +80,7 @@ def places(chunks: Sequence[Sequence[ColumnChunk]]) -> NDArray[np.int64]:
 
 
 def joined(extents: Iterable[ByteRange], gap: int, most: int = sys.maxsize) -> list[ByteRange]:
-    """Joins byte ranges with less than `gap` bytes between them, if the result has less than `most` bytes."""
+    """Joins byte ranges with fewer than `gap` bytes between them, if the joined range has fewer than `most` bytes."""
     found: list[ByteRange] = []
     for start, stop in sorted(extents):
         if found and start - found[-1][1] < gap and stop - found[-1][0] < most:
@@ -93,8 +93,8 @@ def joined(extents: Iterable[ByteRange], gap: int, most: int = sys.maxsize) -> l
 def edges(places: NDArray[np.int64], size: int) -> NDArray[np.int64]:
     """Returns the offsets at which a file is divided into pieces.
 
-    The pieces begin and end where the byte ranges in `places` do, which are the columns of a row group. No piece is
-    longer than `PIECE` bytes, the usual size.
+    Pieces are aligned with the byte ranges in `places`, which hold the columns of the row groups. No piece is longer
+    than `PIECE`, the usual size.
     """
     cuts = {0, size, *places[:, 1:].reshape(-1).tolist()}
     inside = sorted(cut for cut in cuts if 0 <= cut <= size)
@@ -127,7 +127,7 @@ ReadValue = Callable[[bytes, int], tuple[Any, int]]
 """A function that returns the value at an offset, and the offset after the value."""
 
 Wanted = tuple[int, ReadValue]
-"""The type of a field, and the function that reads its value."""
+"""The type of a Thrift field, and the function that reads its value."""
 
 
 def _number(footer: bytes, at: int) -> tuple[int, int]:

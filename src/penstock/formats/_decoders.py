@@ -1,4 +1,4 @@
-"""Decodes the members of a sample according to the endings of their names."""
+"""Decodes the tar members of a sample according to the endings of their names."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class ShapedDecoder(Protocol):
 
 
 class Decoding(NamedTuple):
-    """A function that decodes a member.
+    """A function that decodes a member (one file of a sample).
 
-    If `is_ours` is True, the function is one of penstock's own, and also gets the member's name and the maximum size
+    If `is_ours` is True, the function is one of penstock's own, and also takes the member's name and the maximum size
     of its result in bytes.
     """
 
@@ -106,8 +106,8 @@ def same_ends(end: str) -> tuple[str, ...]:
 def _fixed_shape(function: Any) -> tuple[int, ...] | None:
     """Returns the shape that every result of the function has, or None if there is no such shape.
 
-    Only a `ShapedDecoder` can have one. The signature is checked too, because a subclass may have removed the
-    parameter `out`.
+    Only a `ShapedDecoder` (a decoder with a fixed output shape) can have one. The signature is checked too, because a
+    subclass may have removed the parameter `out`.
     """
     if not isinstance(function, ShapedDecoder) or function.shape is None:
         return None

@@ -143,7 +143,7 @@ class Format(Dataset[Any]):
         return [(0, self.files[rows.file].size)]
 
     def checks(self) -> Sequence[object]:
-        """Returns one value per file that changes when the file's content changes.
+        """Returns, for each file, a value that changes when the content of the file changes.
 
         The value must be cheap to obtain, for example a checksum in the file's header. A resume state stores these
         values, so that it cannot be resumed with different files. Copies of a file have the same value.

@@ -31,7 +31,7 @@ class HuggingFace(Table):
     `is_direct` is False. Workers share a memory-mapped table; a dataset in memory is sent to them. Needs
     `pip install ".[huggingface]"`.
 
-    Reading a sample raises an error if it contains an image whose pixels, according to its header, have more than
+    Reading a sample with an image raises an error if, according to the image's header, its pixels have more than
     `max_sample_bytes`.
     """
 

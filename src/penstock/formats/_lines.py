@@ -1,4 +1,4 @@
-"""`TextLines` and `JsonLines`, which read the lines of text files by key."""
+"""`TextLines` and `JsonLines` read the lines of text files by key."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class TextLines(Extents):
         return text[:-2] if text.endswith("\r\n") else text.removesuffix("\n")
 
     def _refuse(self, number: int, row: int, byte: int, what: str) -> NoReturn:
-        """Raises FormatError about the byte at the index `byte` of a line. `what` describes the problem."""
+        """Raises FormatError about a line. `byte` is the offset of the problem in the line; `what` describes it."""
         line, byte = self._place(number, row) + 1, self.extent(number, row)[0] + byte
         raise FormatError(f"{self.files[number].path}, line {line:,}, byte {byte:,}: {what}.")
 
@@ -84,7 +84,7 @@ class JsonLines(TextLines):
     """A dataset of files with one JSON value per line, such as `.jsonl` files.
 
     A sample is what `json.loads` returns, usually a dict. Empty lines are skipped. A line that is not JSON raises an
-    error for its sample, which names the file, the line and the byte. Everything else works as in `TextLines`.
+    error for its sample; the message names the file, the line and the byte. Everything else works as in `TextLines`.
 
     >>> import tempfile
     >>> from pathlib import Path

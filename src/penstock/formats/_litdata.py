@@ -1,8 +1,8 @@
-"""`LitData`, which reads the chunks of LitData's optimized datasets by key.
+"""`LitData` reads the chunks of LitData's optimized datasets by key.
 
     index.json:  for each chunk: name, number of samples, size; for all samples: structure as a tree, leaf formats
     a sample:    the size of each leaf (4 bytes each) | the leaves
-    or:          after the head of the chunk an Arrow file with a row for each sample | its length (4) | a mark (8)
+    or:          after the head of the chunk an Arrow file with a row per sample | its length (4) | end marker (8)
 
 `_sharded.py` describes the layout of a chunk. Token datasets store the ids of all samples one after the other.
 """
@@ -39,14 +39,14 @@ _TENSORS += ("int64", "int64", "bool", "uint16")
 
 
 class LitData(Sharded):
-    """A dataset of LitData's optimized datasets. A sample keeps its structure of dicts, lists and tuples.
+    """A dataset of the samples in LitData's optimized datasets, which may be nested dicts, lists and tuples.
 
-    `paths` is the folder that `litdata.optimize` has written, its `index.json`, or a list of these. Tensors and
-    arrays become numpy arrays, and images are decoded to RGB pixels by `penstock.image`. `decode=False` keeps the
-    bytes of images. `decode={"image": Transform(crop=224)}` replaces the decoding function of a field; None in place
-    of the function keeps the field's bytes. The name of a nested field is its path joined by dots, such as
-    `"labels.0"`, and it is `""` if a sample is a single value. A pickle raises an error unless there is a function
-    for it. Samples that LitData stores as Arrow rows need `pip install ".[parquet]"`.
+    `paths` is the folder that `litdata.optimize` has written, its `index.json`, or a list of these. Samples keep
+    their structure. Tensors and arrays become numpy arrays, and images are decoded to RGB pixels by `penstock.image`.
+    `decode=False` keeps the bytes of images. `decode={"image": Transform(crop=224)}` replaces the decoding function
+    of a field; None in place of the function keeps the field's bytes. The name of a nested field is its path joined
+    by dots, such as `"labels.0"`, and it is `""` if a sample is a single value. A pickle raises an error unless there
+    is a function for it. Samples that LitData stores as Arrow rows need `pip install ".[parquet]"`.
 
     `block_size` is the number of ids in a sample, as in LitData. It is only for token datasets (`TokensLoader`).
 

@@ -1,4 +1,4 @@
-"""`MDS`, which reads the shards of MosaicML's streaming library by key.
+"""`MDS` reads the shards of MosaicML's streaming library by key.
 
     index.json:  for each shard: name, number of samples, size, hashes, and names, encodings and sizes of the columns
     a sample:    sizes of the columns without a fixed size (4 bytes each) | the columns, in the order of their names

@@ -1,4 +1,4 @@
-"""`Megatron` reads the indexed datasets of Megatron-LM: a `.bin` with token ids, and an `.idx` with their index.
+"""`Megatron` reads Megatron-LM's indexed datasets: a `.bin` with ids, and an `.idx` with the starts of sequences.
 
     the .idx:  MMIDIDX and two zeros | version (8 bytes) | dtype code (1) | number of sequences (8) | n (8)
                length of each sequence (4) | its offset in the .bin (8) | n indices of sequences (8): the first

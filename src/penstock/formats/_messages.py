@@ -7,8 +7,8 @@
 
 The metadata is a FlatBuffer with the table `Message`, whose fields are version, header type, header, and body length.
 If the header type is RecordBatch, the first field of the header is the number of rows, and its fourth field exists
-only if the buffers are compressed. This module does not use pyarrow, because pyarrow has no function for this that
-does not also decompress the batches.
+only if the buffers are compressed. This module does not use pyarrow, because pyarrow's functions for this also
+decompress the batches.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def find_messages(file: AnyFile, look: Look) -> Messages:
 
 
 def _message(file: AnyFile, look: Look, at: int) -> tuple[int, int, bool, int] | None:
-    """Returns the type, number of rows, compression and end of the message at the offset `at`.
+    """Returns a tuple (type, number of rows, is compressed, end) for the message at the offset `at`.
 
     Returns None at the end of the stream.
     """
@@ -162,7 +162,7 @@ def count_batches(file: AnyFile, look: Look) -> int:
 
 
 def _named(file: AnyFile, look: Look) -> tuple[list[MessageRange], list[MessageRange]]:
-    """Returns the byte ranges of the metadata of dictionaries and of record batches, as two lists.
+    """Returns two lists: the byte ranges of the metadata of dictionaries, and those of record batches.
 
     The byte ranges come from the footer of the file.
     """

@@ -119,7 +119,7 @@ class Parquet(Table):
         return [(start, stop) for start, stop in found[begin:end, 1:].tolist()]
 
     def _find_columns(self, number: int) -> NDArray[np.int64]:
-        """Returns the byte ranges of the columns in a remote file, and divides the file into pieces that fit them."""
+        """Returns the byte ranges of a remote file's columns, and divides the file into pieces aligned with them."""
         file = self.files[number]
         assert isinstance(file, RemoteFile)
         try:
@@ -151,10 +151,10 @@ def _check_size(chunks: Sequence[ColumnChunk], rows: int, name: str, limit: int)
 
 
 class _Text:
-    """Checks the decoded size of the dictionary-encoded strings in a row group.
+    """A check of the decoded size of the dictionary-encoded strings in a row group.
 
-    For example, a row group of 46 KB may contain a string of 1 KB 200,000 times. Only the dictionaries show this, not
-    the footer.
+    For example, a row group of 46 KB may contain the same 1 KB string 200,000 times. Only the dictionaries show this,
+    not the footer.
     """
 
     def __init__(self, chunks: Sequence[ColumnChunk], rows: int, part: int, limit: int) -> None:
@@ -163,7 +163,7 @@ class _Text:
         found = [chunk for chunk in chunks if chunk.type == "BYTE_ARRAY" and chunk.has_dictionary]
         self.paths, self._values = [chunk.path for chunk in found], sum(chunk.values for chunk in found)
         self.may_exceed = sum(chunk.values * chunk.nbytes for chunk in found) > self._allowed
-        """False if the strings are within the limit even if each of them were as large as its whole column."""
+        """False if the strings cannot exceed the limit, even if each of them were as large as its whole column."""
 
     def check(self, opened: Any, name: str) -> None:
         """Raises SampleTooLarge if a sample must be larger than the limit.
@@ -258,7 +258,7 @@ class _Ends:
     def __getitem__(self, number: int) -> bytes:
         """Returns the final bytes of a file.
 
-        They are empty for a local file, and for a file beyond the limit on how many bytes are sent to workers.
+        The result is empty for a local file, and for a file that would exceed the limit on bytes sent to workers.
         """
         return self._all[self._edges[number] : self._edges[number + 1]].tobytes()
 
@@ -289,7 +289,7 @@ def _end(file: AnyFile) -> bytes:
 
 
 def _checked(file: AnyFile, end: bytes) -> bytes:
-    """Raises FormatError unless the file is a Parquet file, and returns `end`, the file's final bytes.
+    """Returns `end`, the file's final bytes. Raises FormatError if the file is not a Parquet file.
 
     If the file is remote, only its size and its final bytes are checked.
     """

@@ -63,7 +63,7 @@ def integer(message: memoryview, at: int) -> tuple[int, int]:
 
 
 def length_delimited(message: memoryview, at: int) -> tuple[memoryview, int]:
-    """Reads a length at the offset `at`. Returns that number of following bytes, and the offset after them."""
+    """Reads a length at the offset `at`, and then that many bytes. Returns the bytes, and the offset after them."""
     size, at = integer(message, at)
     if size > len(message) - at:
         raise MessageError(f"{size:,} bytes at byte {at:,} reach beyond the end, at byte {len(message):,}")

@@ -75,7 +75,7 @@ def find_samples(file: AnyFile) -> Arrays:
 
 
 class TarSamples:
-    """Builds the index of a tar file from its members, which are added one by one."""
+    """The samples of a tar file, collected from its members, which are added one by one."""
 
     def __init__(self) -> None:
         self._starts, self._apart = array("q"), array("q")
@@ -122,7 +122,7 @@ class TarSamples:
 
 
 def follow(archive: AnyFile, at: int) -> None:
-    """Reads a damaged tar at the offset of the damage, which raises the FormatError that describes it."""
+    """Reads a damaged tar at the offset of the damage, in order to raise the error that describes the damage."""
     member = member_at(archive, at)
     if member is None:
         _check_rest(archive, at)

@@ -1,6 +1,6 @@
 """The base class of formats whose shards are listed in an `index.json`: MosaicML's MDS and LitData.
 
-    a shard:  n, the number of samples | the offset of each sample, and the end of the last | anything | the samples
+    a shard:  n, the number of samples | the offset of each sample, and the end of the last | other data | the samples
 
 Numbers have 4 bytes and are little-endian.
 """

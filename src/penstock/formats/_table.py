@@ -40,7 +40,7 @@ _DROPPED, _WASTE = 64, 20
 class Table(Format):
     """A dataset of the rows of Arrow record batches. A sample is a dict with a value for each column.
 
-    Rows are read in blocks, each as a whole. A subclass calls `_set_schema` with the schema of the chosen columns,
+    A block of rows is always read as a whole. A subclass calls `_set_schema` with the schema of the chosen columns,
     and `set_rows`. It defines `_read(block)`, which returns the record batches of a block.
     """
 
@@ -86,7 +86,7 @@ class Table(Format):
         return batches
 
     def _place(self, block: int) -> str:
-        """Returns a description of a block for error messages, which names its file."""
+        """Returns a description of a block, with its file, for error messages."""
         return f"{self.files[self._file_of[block]].path}, {self._part} {self._part_of[block]:,}"
 
     def _is_mapped(self, block: int) -> bool:
@@ -96,7 +96,7 @@ class Table(Format):
     # Blocks.
 
     def _block(self, number: int, rows: int) -> list[Cells]:
-        """Returns a decoded block, and adds `rows`, the number of its rows to be used, to the total of used rows."""
+        """Returns a decoded block. `rows` is the number of its rows that will be used, and is added to a counter."""
         self._used += rows
         return self._kept.get(number, self._opened)
 
@@ -266,7 +266,7 @@ class Table(Format):
 def serialized(schema: Any, batches: list[Any]) -> NDArray[np.uint8]:
     """Returns the record batches in Arrow's IPC format.
 
-    The bytes are in a numpy array, because an array is pickled out of band if possible.
+    The result is a numpy array of bytes, because arrays are pickled out of band if possible.
     """
     import pyarrow as pa
 
@@ -278,7 +278,7 @@ def serialized(schema: Any, batches: list[Any]) -> NDArray[np.uint8]:
 
 
 def deserialized(data: Any) -> list[Any]:
-    """Returns the record batches in data from `serialized`, as views of that data."""
+    """Reverses `serialized`. The returned record batches are views of `data`."""
     import pyarrow as pa
 
     with pa.ipc.open_stream(pa.py_buffer(data)) as stream:

@@ -1,4 +1,4 @@
-"""`Tar`, which reads the tar shards of WebDataset by key."""
+"""`Tar` reads the tar shards of WebDataset by key."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class Tar(Extents):
 
     With `decode=True`, a member is decoded according to the end of its name: images to RGB pixels (by
     `penstock.image`), npy to an array, npz to a dict of arrays, txt to str, cls and index to int, and json if it is
-    one of the `fields`. Other members stay bytes. A dict of functions of bytes replaces or adds decoders:
-    `decode={"jpg": Transform(crop=224), "json": json.loads, "txt": None}`, where None keeps the bytes. `decode=False`
-    keeps the bytes of all members. The function for jpg is also used for jpeg, unless the dict has a function for
-    jpeg. A pickle raises an error unless the dict has a function for it.
+    one of the `fields`. Other members stay bytes. To replace or add decoders, pass a dict of functions that take
+    bytes: `decode={"jpg": Transform(crop=224), "json": json.loads, "txt": None}`. None keeps the bytes.
+    `decode=False` keeps the bytes of all members. The function for jpg is also used for jpeg, unless the dict has an
+    entry for jpeg. A pickle raises an error unless the dict has a function for it.
 
     The positions of samples come from the file `index`, or from an index in the folder of the tars, which
     `penstock index`, wids or DALI has written. Otherwise the headers are read once, and the positions are stored
@@ -149,9 +149,9 @@ class Tar(Extents):
         """Returns the batch for these keys, equal to the collated samples.
 
         `empty(shape, dtype)` allocates the batch's memory. A `ShapedDecoder` (a decoder with a fixed output shape)
-        writes its results directly into the batch. Returns NotImplemented if there is no such decoder, or if the
-        samples have different fields. The loader then collates the samples itself, and its error messages name the
-        rows.
+        writes its results directly into the batch. Returns NotImplemented if there is no such decoder, if the samples
+        have different fields, or if the samples of one field have different decoders. The loader then collates the
+        samples itself, and its error messages name the rows.
         """
         if type(empty) is FieldMemory or all(each is None or each.shape is None for each in self._decoders.values()):
             return NotImplemented
@@ -209,7 +209,7 @@ class Tar(Extents):
     def _left(self, left: int, value: Any, where: _Where) -> int:
         """Returns how many bytes are left for the other members of a sample. Raises SampleTooLarge if none are left.
 
-        `left` is the number of bytes before `value` is subtracted.
+        `left` is the number of bytes that were left before `value` was decoded.
         """
         left -= nbytes_of(value)
         if left <= 0:
@@ -272,9 +272,9 @@ class Tar(Extents):
 class BadRows:
     """The rows of a tar that cannot be read.
 
-    They are all rows from `lost` on, because the tar is damaged at the offset `byte`, and the keys of `others`. The
-    latter are rows of samples whose members are not adjacent. `others` maps each such row to another row of the same
-    sample.
+    The rows from `lost` on cannot be read, because the tar is damaged at the offset `byte`. The keys of `others`
+    cannot be read either, because they are rows of samples whose members are not adjacent; `others` maps each of them
+    to another row of the same sample.
     """
 
     def __init__(self, rows: int, lost: int, byte: int, others: dict[int, int]) -> None:

@@ -1,4 +1,4 @@
-"""`TFRecord`, which reads TensorFlow's record files by key, without TensorFlow.
+"""`TFRecord` reads TensorFlow's record files by key, without TensorFlow.
 
     a record:  its length (8 bytes) | CRC of the length (4) | its content | CRC of the content (4)
 
@@ -32,13 +32,14 @@ class TFRecord(Extents):
     """A dataset of the records in TFRecord files. A sample is a dict with the features of a `tf.train.Example`.
 
     A feature with exactly one value becomes that value: an int, a float32 or bytes. A feature with no value or with
-    several becomes an array, or a list of bytes. Features named in `arrays` always become arrays or lists; name those
-    whose number of values varies. With `decode=False` a sample is the bytes of the record, and with `decode=function`
-    it is what the function returns for these bytes. Images stay bytes, as in TensorFlow; decode them in a map.
+    several values becomes an array, or a list of bytes. Features named in `arrays` always become arrays or lists;
+    name those whose number of values varies. With `decode=False` a sample is the bytes of the record, and with
+    `decode=function` it is what the function returns for these bytes. Images stay bytes, as in TensorFlow, so decode
+    them in your own code.
 
-    Checksums are verified: those of lengths once, when the index is built, and the checksum of a record when it is
-    read, at about 300 MB/s. `check=False` skips the latter. Paths may be URLs (docs/remote.md). Compressed files
-    raise an error.
+    Checksums are verified. The checksums of lengths are verified once, when the index is built, and the checksum of a
+    record is verified whenever the record is read, at about 300 MB/s. `check=False` skips the checksums of records.
+    Paths may be URLs (docs/remote.md). Compressed files raise an error.
 
     `storage`, `cache` and similar arguments apply to remote files: see `penstock.formats`.
     """

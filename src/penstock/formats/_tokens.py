@@ -1,4 +1,4 @@
-"""`Tokens`, which memory-maps flat files of token ids and copies samples directly into the batch."""
+"""`Tokens` memory-maps flat files of token ids and copies samples directly into the batch."""
 
 from __future__ import annotations
 
@@ -49,14 +49,15 @@ _SCRATCH = 512 << 10  # bytes that are copied twice, in steps of this size: they
 class Tokens(Format):
     """A dataset of flat files of token ids, such as nanoGPT's `train.bin`.
 
-    Sample i consists of the `length` ids that begin at the id `i * stride`. `dtype` is the dtype of the file, such as
-    "uint16" for GPT-2's tokens. `stride` is `length` by default. With `length=1025, stride=1024`, each sample has the
-    inputs and, shifted by one, the targets. A sample never extends from one file into the next. Ids at the end of a
-    file that do not fill a sample are left out. Files with llm.c's header are recognised, and the header is skipped.
+    Sample i consists of the `length` ids that begin at the index `i * stride`. `dtype` is the dtype of the ids in the
+    file, such as "uint16" for GPT-2's tokens. `stride` is `length` by default. With `length=1025, stride=1024`, each
+    sample has the inputs and, shifted by one, the targets. A sample never extends from one file into the next. Ids at
+    the end of a file that do not fill a sample are left out. Files with llm.c's header are recognised, and the header
+    is skipped.
 
-    Choose it for pretraining on tokens: a batch costs about as much as `np.take` of its rows. Files are memory-mapped
-    when the first sample is read. They must not be truncated while they are in use, because the system kills a
-    process that reads beyond the end of a mapped file. For torch, which cannot compute with uint16, pass
+    Choose this class for pretraining on tokens. A batch costs about as much as `np.take` of its rows. Files are
+    memory-mapped when the first sample is read. They must not be truncated while they are in use, because the system
+    kills a process that reads beyond the end of a mapped file. For torch, which cannot compute with uint16, pass
     `dtype="int64"` to the loader.
 
     `storage`, `cache`, `cache_bytes` and `cache_shared` apply to remote files: see `penstock.formats`.
@@ -169,12 +170,12 @@ class Tokens(Format):
 
 
 class _MappedSamples:
-    """The samples in the memory of all files, which are memory-mapped.
+    """The samples of memory-mapped files, which lie in one region of memory.
 
-    The memory is divided into equal units, and each sample begins at the start of a unit. If a sample consists of
-    whole units (usually one), numpy's `take` copies it. Other samples, such as overlapping ones, are windows into the
-    memory. numpy cannot copy windows directly into a given array, so they are copied twice, the second time from the
-    processor's cache.
+    The region is divided into units of equal size, and each sample begins at the start of a unit. If a sample
+    consists of whole units (usually one), numpy's `take` copies it. Other samples, such as overlapping ones, are
+    windows into the memory. numpy cannot copy windows directly into a given array, so they are copied twice, the
+    second time from the processor's cache.
     """
 
     def __init__(self, tokens: Tokens, memory: NDArray[np.uint8], begins: NDArray[np.int64]) -> None:
@@ -214,7 +215,7 @@ class _MappedSamples:
         return starts
 
     def positions(self, starts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the offsets, within the memory, of the samples that begin at these units."""
+        """Returns the byte offsets, within the region of memory, of the samples that begin at these units."""
         return starts * self._unit + self._first
 
     def copy_from(self, starts: NDArray[np.int64], out: NDArray[Any]) -> None:
@@ -235,15 +236,15 @@ class _MappedSamples:
         return found.view(self._dtype).reshape(len(starts), -1)
 
     def _all_parts(self, starts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the indices of all units of the samples that begin at these units."""
+        """Returns the indices of all units that belong to samples. `starts` holds the first unit of each sample."""
         return starts if len(self._parts) == 1 else (starts[:, np.newaxis] + self._parts).reshape(-1)
 
 
 class _PartlyMappedSamples:
-    """Samples from files of which at least one is remote.
+    """Samples from a set of files that includes remote files.
 
-    If all pieces of the files that a batch needs are memory-mapped, its samples are copied from there. Otherwise they
-    are read.
+    Samples are copied from memory-mapped pieces of the files if all pieces that a batch needs are mapped. Otherwise
+    they are read.
     """
 
     def __init__(self, tokens: Tokens, span: Span) -> None:

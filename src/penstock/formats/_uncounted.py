@@ -1,4 +1,4 @@
-"""`UncountedTar`, which counts the samples of tars only when they are needed, and its sampler."""
+"""`UncountedTar` counts the samples of tars only when they are needed. This module also has its sampler."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class UncountedTar(Tar):
         data = UncountedTar("s3://bucket/train/", fields=("jpg", "cls"))
         loader = DataLoader(data, batch_size=64, sampler=data.sampler(window=8), seed=0)
 
-    The first batch comes after the shards of the first window have been read, not after all shards. In the first
-    epoch, every rank and every machine reads all shards, to find out where the samples of the other ranks are; after
-    that, the indexes are stored. `penstock index` together with `Tar` avoids this. With `shard=`, pass
-    `last_batch="drop"` or `"keep"`.
+    The first batch comes as soon as the shards of the first window have been read; it does not wait for all shards.
+    In the first epoch, every rank and every machine reads all shards, to find out where the samples of the other
+    ranks are; after that, the indexes are stored. `penstock index` together with `Tar` avoids this. If the loader has
+    `shard=`, pass `last_batch="drop"` or `"keep"` to it.
 
     A key is `shard << 32 | row`, where `shard` is the index of the shard in the order of the paths, and `row` is the
     index of the sample within the shard.
@@ -96,12 +96,12 @@ class UncountedTar(Tar):
 
 
 class ShardSampler(Sampler[int]):
-    """A sampler for an `UncountedTar`, which yields the keys of the shards in random order.
+    """A sampler for an `UncountedTar`, which yields the shards in random order and mixes samples within a window.
 
-    Samples are mixed within a window of shards. The order depends only on the numbers of samples and on one random
+    The window is a number of consecutive shards. The order depends only on the numbers of samples and on one random
     number, which is drawn at the beginning of an epoch. A loader with `seed=` therefore has the same order on all
-    ranks and after a resume. The order is the same as with `shuffle="blocks"` if each shard is a block, except that
-    each part of it depends only on the shards read so far.
+    ranks and after a resume. The order is of the same kind as with `shuffle="blocks"` and one block per shard, except
+    that each part of it depends only on the shards read so far.
     """
 
     def __init__(self, data: UncountedTar, window: int = WINDOW, shuffle: bool = True) -> None:
