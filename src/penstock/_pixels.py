@@ -66,7 +66,7 @@ class Decoded:
         return self._pixels, 1
 
 
-_DENSEST = 1024  # pixels for each byte of a JPEG. A block of 64 pixels has one bit at least, so 512 are possible.
+_DENSEST = 1024  # pixels per byte of a JPEG. A block of 64 pixels takes at least one bit, so 512 are possible.
 _FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive
 _FRAME = struct.Struct(">BHHB")  # bits, height, width, channels
 
@@ -100,7 +100,7 @@ class Jpeg:
         """
         data: bytes | bytearray = self._data
         height, width = self._size
-        # Without the end marker the file was cut off. With it, damage is tolerated, as by Pillow and OpenCV.
+        # Without the end marker the file was cut off. With it, damage is tolerated, as in Pillow and OpenCV.
         complete = data[-2:] == b"\xff\xd9"
         # The colours of a row depend on the next row of colours, which may be stored at half the height.
         enough = -(-(rows + 2 * shrink) // 16) * 16
@@ -187,7 +187,7 @@ def _by_pillow(data: bytes, color: Color, name: object, limit: int | None = None
         raise
     except Exception as error:
         why = str(error).rstrip(".")
-        if isinstance(error, UnidentifiedImageError):  # its text is only the address of a buffer
+        if isinstance(error, UnidentifiedImageError):  # its message is only the address of a buffer
             why = "they are not in a format that Pillow reads"
         raise ImageError(f"{name}: its {len(data)} bytes cannot be decoded as an image: {why}.") from error
 

@@ -23,6 +23,6 @@ def open(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], **set
     >>> penstock.open(path)[1]
     {'id': 2}
     """
-    from penstock._open.recognise import open_files  # late: `import penstock` need not wait for the formats
+    from penstock._open.recognise import open_files  # late, so that `import penstock` does not wait for it
 
     return open_files(paths, settings)

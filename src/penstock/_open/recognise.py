@@ -26,7 +26,7 @@ from penstock.source._folders import PICTURES, folders_below
 FormatClass = type[Any]
 """A class that reads files. Its `suffixes`, `companions` and `matches` determine which files (see `Format`)."""
 
-# In the order in which they are tried. ImageFolder is chosen by the names of the files in a folder.
+# Formats are tried in this order. ImageFolder is chosen by the names of the files in a folder.
 _OURS: tuple[FormatClass, ...] = (
     formats.Parquet,
     formats.Arrow,
@@ -88,7 +88,7 @@ def _all_files(given: list[Any], access: Access) -> list[AnyFile]:
     A Megatron prefix (a path without `.bin` or `.idx`) is replaced by its `.idx`.
     """
     prefixes = [idx_path(one) for one in given]
-    # A path that does not exist may be a prefix of Megatron's: its .idx stands for both files.
+    # A path that does not exist may be a Megatron prefix, whose .idx stands for both files.
     meant = [one if is_url(os.fspath(one)) or os.path.exists(one) else idx_path(one) for one in given]
     try:
         return find_files(meant, _ends(), "penstock.open", access)
@@ -114,7 +114,7 @@ def _folder(folder: str) -> Any:
         if any(name.endswith(others) for name in some):
             return None
         if any(os.path.splitext(name)[1] in PICTURES for name in some):
-            from penstock.image import ImageFolder  # late: it needs libraries
+            from penstock.image import ImageFolder  # late, because it needs libraries
 
             return ImageFolder
     return None

@@ -19,7 +19,7 @@ from penstock._files.local import AnyFile
 HEADER = 512
 _ZEROS = bytes(HEADER)
 _ADLER = 65521
-_LONGEST_NAME = 1 << 20  # the most bytes of a member that holds a name
+_LONGEST_NAME = 1 << 20  # the maximum size in bytes of a member that holds a name
 _FILE, _FOLDER, _SPARSE = "a file", "a folder", "a sparse file"
 _KINDS = {
     b"0": _FILE,
@@ -86,7 +86,7 @@ def member_at(archive: AnyFile, start: int) -> Member | None:
     while True:
         if at + HEADER > archive.size:
             archive.refused(
-                min(at, archive.size),  # the zeros behind the last member may be cut off, too
+                min(at, archive.size),  # the zeros after the last member may be cut off too
                 "the archive ends here without the zeros that mark its end. The file is cut off, or its writer was "
                 "not closed. To read what is there, append the mark: head -c 1024 /dev/zero >> FILE",
             )
@@ -124,7 +124,7 @@ def member_at(archive: AnyFile, start: int) -> Member | None:
     elif kind == _FILE and name.endswith("/"):
         kind = _FOLDER
     if kind not in (_FILE, _SPARSE):
-        size = 0  # that of a link or a folder is the size of another file, or has no meaning
+        size = 0  # the size of a link or folder is that of another file, or has no meaning
     return Member(name, kind, start, data, size, data + _padded(size))
 
 
@@ -146,8 +146,8 @@ def _checked(archive: AnyFile, at: int, header: bytes) -> int:
         stated = int(header[148:156].strip(b" \0"), 8)
     except ValueError:
         stated = -1
-    # The sum of all bytes, those of the checksum itself counted as spaces. Adler-32 has it in its lower half, modulo
-    # a prime and with 1 added, and takes a fiftieth of the time of `sum`.
+    # The sum of all bytes, with the bytes of the checksum itself counted as spaces. The lower half of Adler-32 is
+    # this sum plus 1, modulo a prime. Computing it takes a fiftieth of the time that `sum` takes.
     found = (zlib.adler32(header) & 0xFFFF) - 1 - sum(header[148:156]) + 8 * 32
     if stated < 0 or (stated - found) % _ADLER:
         what = "a member should begin here, but the checksum of its header is wrong"

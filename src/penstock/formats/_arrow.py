@@ -43,7 +43,7 @@ class Arrow(Table):
 
     suffixes = (".arrow", ".feather", ".ipc", ".arrows")
     _part = "record batch"
-    _batches: Any = None  # of a table in memory
+    _batches: Any = None  # the record batches of a table in memory
 
     def __init__(
         self,
@@ -154,13 +154,13 @@ class Arrow(Table):
         if self._is_plain(block):
             message = pa.ipc.read_message(pa.py_buffer(self._bytes(number, start, end)))
             return [pa.ipc.read_record_batch(message, self._whole_schema(number))]
-        # A stream may replace dictionaries as it goes on; a file has one of each.
+        # A later message of a stream may replace a dictionary; a file has only one of each.
         before = [each for each in messages.dictionaries if messages.is_file or each[0] < start]
         parts = [self._bytes(number, *each) for each in [*before, (start, end)]]
         if self.max_sample_bytes is not None:
             nbytes = sum(map(unpacked_bytes, parts))
             check_block(self._place(block), int(messages.rows[at]), nbytes, self.max_sample_bytes)
-        # pyarrow must not start threads: a process that has some cannot be forked safely.
+        # pyarrow must not start threads, because a process with threads cannot be forked safely.
         names = self._whole_schema(number).names
         options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=[names.index(n) for n in self.columns])
         with pa.ipc.open_stream(self._stream(number, messages, parts), options=options) as stream:

@@ -47,10 +47,10 @@ from penstock.formats._samples import TarSamples
 from penstock.stats import _units
 
 NAME = "penstock.index"
-_WIDS = ("wids-meta.json", "shardindex.json", "index.json")  # the names that its users and tools give it
-_MOST_WIDS = 256 << 20  # bytes of such an index
-_MUCH = 64 << 20  # if more bytes must be read to make indexes, warn: it takes seconds on a slow network
-_MOST_ZEROS, _MOST_HEADERS = 64 << 10, 1 << 20  # bytes at the end of a tar, and of the headers of a member
+_WIDS = ("wids-meta.json", "shardindex.json", "index.json")  # the names that users and tools give to a wids index
+_MOST_WIDS = 256 << 20  # the maximum size of a wids index, in bytes
+_MUCH = 64 << 20  # bytes: warn if more must be read to build indexes, which takes seconds on a slow network
+_MOST_ZEROS, _MOST_HEADERS = 64 << 10, 1 << 20  # bytes of zeros at the end of a tar; of one member's headers
 _MAGIC, _VERSION = b"penstars", 1
 _HEAD = struct.Struct("<8sIII")
 _TYPES = [str, int, str, int, int, bytes, dict]  # the types of a tar's name and of the fields of its Entry
@@ -107,7 +107,7 @@ class Entry(NamedTuple):
 def entry_of(file: AnyFile, arrays: Arrays) -> Entry:
     starts = arrays["starts"]
     place = int(starts[(len(starts) - 1) // 2])
-    token = file.modified if isinstance(file, RemoteFile) else ""  # a copy of a local file has another time
+    token = file.modified if isinstance(file, RemoteFile) else ""  # a local file's time differs from its copy's
     return Entry.of(file.size, str(token), place, _header(file, place), arrays)
 
 
@@ -197,7 +197,7 @@ class LateIndex(Index):
                     f"{self._known:,}. Delete or correct that index, or write one by `penstock index`, which is used "
                     "instead."
                 )
-            if missing:  # samples after the damage count, too
+            if missing:  # samples after the damage count too
                 starts = np.concatenate([starts, np.repeat(starts[-1:], missing)])
             self._arrays = {**found, "starts": starts}
         return self._arrays
@@ -228,7 +228,7 @@ class Beside:
             self._counts[index.path] = _shards(index, index is self._given)
         shard = _nearest(file.path, self._counts[index.path].get(_name(file), []))
         if not shard or shard.get("filesize", file.size) != file.size or shard["nsamples"] > file.size // HEADER:
-            return None  # it describes another tar: each sample has at least one header
+            return None  # the entry is for another tar, because each sample has at least one header
         count: int = shard["nsamples"]
         return count
 
@@ -309,7 +309,7 @@ def neighbour(file: AnyFile, name: str) -> AnyFile | None:
         except RemoteError as error:
             if isinstance(error, FileNotFoundError) or error.refused:
                 return None
-            raise  # an outage: other ranks may find it
+            raise  # an outage, in which other ranks may find the file
     with suppress(OSError, FormatError):
         path = os.path.join(os.path.dirname(file.path), name)
         found = File(path)
@@ -385,12 +385,12 @@ def _from_dali(file: AnyFile, text: str) -> Arrays:
             samples.add(member)
             members.append(member)
             at = member.stop
-    # The zeros at the end fill a record of 10 kB.
+    # The zeros at the end fill up a record of 10 kB.
     if not members or not HEADER <= file.size - at <= _MOST_ZEROS or any(file.peek(at, HEADER)):
         raise ValueError(f"the last member does not end at byte {at:,}")
-    # The last member shows whether it is the same tar. If DALI got positions from GNU's tar, those before a member
-    # with several headers are wrong: then the first member that seems to have several has only one, and the check
-    # of that member fails.
+    # The last member shows whether this is the same tar. If DALI got the offsets from GNU tar, the offsets before a
+    # member with several headers are wrong. Then the first member that seems to have several headers has only one,
+    # and the check of that member fails.
     wide = next((member for member in members if member.data - member.start > HEADER), members[0])
     for member in dict.fromkeys((members[0], wide, members[-1])):
         if member.data - member.start > _MOST_HEADERS:

@@ -76,7 +76,7 @@ class Blocks(Format):
         outs: dict[str | None, NDArray[Any]] = {}
         is_dict = False
         if not len(rows):
-            return NotImplemented  # collate says that the step is empty
+            return NotImplemented  # `collate` reports the empty step
         for block, places, local in self._groups(rows):
             columns = block if isinstance(block, dict) else {None: block}
             is_dict = isinstance(block, dict)
@@ -128,7 +128,7 @@ def _taken(block: Any, row: int) -> Any:
     if isinstance(block, dict):
         return {name: _taken(column, row) for name, column in block.items()}
     found = block[row]
-    return found.copy() if isinstance(found, np.ndarray) else found  # not a view, which would keep the whole block
+    return found.copy() if isinstance(found, np.ndarray) else found  # a view would keep the whole block
 
 
 def _size(samples: Sequence[Any]) -> int:

@@ -116,7 +116,7 @@ class ListCells(Cells):
     def __init__(self, array: Any, values: Values, edges: Values, plain: NDArray[np.bool_] | None) -> None:
         super().__init__(array, plain)
         self.values = values
-        self._edges = edges.data  # a memoryview gives Python ints in half of numpy's time
+        self._edges = edges.data  # a memoryview returns Python ints in half of numpy's time
 
     def _item(self, row: int) -> Any:
         return self.values[self._edges[row] : self._edges[row + 1]].copy()
@@ -215,7 +215,7 @@ def cells(array: Any) -> Cells:
     """
     kind = array.type
     if kinds.is_dictionary(kind):
-        array.validate(full=True)  # the indices are within the dictionary
+        array.validate(full=True)  # checks that the indices are within the dictionary
         return cells(array.dictionary_decode())
     if isinstance(kind, pa.BaseExtensionType) and not isinstance(kind, pa.FixedShapeTensorType):
         return cells(array.storage)
@@ -364,7 +364,7 @@ def _lists(array: Any) -> Cells:
     edges = _edges(array, "i8" if wide else "i4", len(values))
     plain = _valid(array)
     if whole is not None:
-        # The number of nulls before each edge: a row without nulls has as many before its end as before its start.
+        # The number of nulls before each edge, which is the same at both edges of a row without nulls.
         nulls = np.concatenate([[0], np.cumsum(~whole)])[edges]
         sound = nulls[1:] == nulls[:-1]
         plain = sound if plain is None else plain & sound
@@ -425,10 +425,10 @@ def form_of(kind: Any) -> str:
     if kinds.is_fixed_size_list(kind) and is_numeric(kind):
         return f"{form_of(kind.value_type)}[{kind.list_size}]"
     if kinds.is_list(kind) or kinds.is_large_list(kind):
-        inner = form_of(kind.value_type)  # the name of the field inside differs between writers: item, element
+        inner = form_of(kind.value_type)  # writers name the inner field differently: item, element
         return f"{inner}[any]" if is_numeric(kind.value_type) else f"list<{inner}>"
     if kinds.is_struct(kind):
         return f"{{{', '.join(f'{field.name}: {form_of(field.type)}' for field in kind)}}}"
-    if kinds.is_timestamp(kind) and kind.tz is not None:  # without one, it is what some clock shows
+    if kinds.is_timestamp(kind) and kind.tz is not None:  # without a time zone, it is a local time
         return f"UTC {number_dtype(kind)}"
     return str(number_dtype(kind) or kind)

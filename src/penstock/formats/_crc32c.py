@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 _POLYNOMIAL = 0x82F63B78
-_ROW_BYTES = 512  # bytes: their table, of 512 KB, stays in the processor's cache
-_AT_ONCE = 64  # blocks
+_ROW_BYTES = 512  # the size of a block, whose table of 512 KB stays in the processor's cache
+_AT_ONCE = 64  # blocks that are processed at once
 _SHORT = 64  # up to this many bytes, a plain loop is faster
 
 
@@ -32,7 +32,7 @@ def crc32c(data: bytes) -> int:
     """Returns the CRC-32C of these bytes."""
     if len(data) <= _SHORT:
         return _plain(0xFFFFFFFF, data) ^ 0xFFFFFFFF
-    # To begin with all bits set is the same as inverting the first four bytes; zeros before them change nothing.
+    # Starting with all bits set is the same as inverting the first four bytes. Zeros before them change nothing.
     whole = np.zeros(-(-len(data) // _ROW_BYTES) * _ROW_BYTES, np.uint8)
     whole[-len(data) :] = np.frombuffer(data, np.uint8)
     whole[len(whole) - len(data) :][:4] ^= 0xFF
@@ -60,7 +60,7 @@ def _of_rows(crc: int, blocks: NDArray[np.uint8]) -> int:
     table, places, first = _tables()
     alone: list[int] = np.bitwise_xor.reduce(table.take(blocks + places), 1).tolist()
     for block in alone:
-        # The CRC so far counts as if it were XORed to the first four bytes of the block.
+        # The CRC so far has the same effect as if it were XORed into the first four bytes of the block.
         shifted = first[crc & 0xFF] ^ first[256 + (crc >> 8 & 0xFF)]
         crc = block ^ shifted ^ first[512 + (crc >> 16 & 0xFF)] ^ first[768 + (crc >> 24)]
     return crc

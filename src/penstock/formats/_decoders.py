@@ -58,7 +58,7 @@ _TEXTS = ("txt", "text", "transcript")
 _NUMBERS = ("cls", "cls2", "class", "count", "index", "inx", "id")
 _SAME = (("jpg", "jpeg", "jpe"), ("tif", "tiff"), ("json", "jsn"))  # endings for one kind of file
 _SAVED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-_OBJECT = 64  # bytes of a small Python object, with its place in a list or dict
+_OBJECT = 64  # bytes of a small Python object, with its slot in a list or dict
 _CODE = ("pkl", "pickle", "pyd", "pth", "pt")
 
 
@@ -191,7 +191,7 @@ def _json(data: bytes, name: object, limit: int | None) -> Any:
 def _image(data: bytes, name: object, limit: int | None) -> NDArray[np.uint8]:
     """Decodes an image to RGB pixels of shape (height, width, 3)."""
     try:
-        from penstock._pixels import decode  # late: other members do not need its libraries
+        from penstock._pixels import decode  # late, because other members do not need its libraries
     except ImportError as error:
         raise ImportError(f"{error}. Or keep the bytes of images: decode={{'jpg': None}}.") from error
     try:
@@ -229,7 +229,7 @@ def _npz(data: bytes, name: object, limit: int | None) -> dict[str, NDArray[Any]
         members = archive.infolist()
         if any(each.compress_type not in _SAVED for each in members):
             raise ValueError("it is compressed in another way than numpy does.")
-        # zipfile gives no more bytes of a member than its header says.
+        # zipfile never returns more bytes of a member than its header states.
         if limit is not None and (nbytes := sum(each.file_size for each in members)) > limit:
             refuse_large(name, nbytes, limit)
         return {each.removesuffix(".npy"): _npy(archive.read(each), name, limit) for each in archive.namelist()}

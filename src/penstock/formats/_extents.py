@@ -107,7 +107,7 @@ class Extents(Format):
     def _firsts(self, number: int) -> NDArray[np.int64]:
         """Returns the index of the first row of each block in a file, except for the first block."""
         starts = self.indexes[number]["starts"]
-        # The same dtype: otherwise numpy would read and convert the whole index.
+        # Convert to the same dtype, because numpy would otherwise read and convert the whole index.
         begins = np.arange(BLOCK, self.files[number].size, BLOCK).astype(starts.dtype)
         return starts[:-1].searchsorted(begins)
 

@@ -107,7 +107,7 @@ class Format(Dataset[Any]):
         if "__init__" in vars(cls):
             cls.__signature__ = _spelt_out(cls)  # type: ignore[attr-defined]
 
-    # What a format defines.
+    # Methods that a format defines.
 
     @classmethod
     def matches(cls, first_bytes: bytes) -> bool:
@@ -154,7 +154,7 @@ class Format(Dataset[Any]):
         """Returns the fields of the samples, for `inspect()`. By default, they are the fields of the first sample."""
         return tuple(fields_of(self[0])) if len(self) else ()
 
-    # What a format is written with.
+    # Methods that the code of a format calls.
 
     @classmethod
     def access(cls, files: FileOptions) -> Access:
@@ -185,7 +185,7 @@ class Format(Dataset[Any]):
         filled = every > 0
         self._starts = np.concatenate([[0], every[filled].cumsum()])
         self.edges = np.concatenate([[0], np.cumsum([one.sum() for one in counts])]).astype(np.int64)
-        # The file of each block that is not empty, and its number in that file.
+        # For each non-empty block, its file and its index within that file.
         self._file_of = np.repeat(np.arange(len(counts), dtype=np.int32), list(map(len, counts)))[filled]
         parts = (np.arange(len(one), dtype=np.int32) for one in counts)
         self._part_of = np.concatenate([np.empty(0, np.int32), *parts])[filled]
@@ -218,7 +218,7 @@ class Format(Dataset[Any]):
             part = block - int(self.blocks.searchsorted(self.edges[number]))
         return FileRows(number, part, row, row + stop - first)
 
-    # What every format has.
+    # Methods that users and loaders call.
 
     @property
     def paths(self) -> list[str]:
@@ -326,7 +326,7 @@ def _spelt_out(made: type[Format]) -> Any:
     *given, files = list(found.parameters.values())[1:]
     if files.kind is not Parameter.VAR_KEYWORD:
         return found.replace(parameters=[*given, files], return_annotation=None)
-    # Annotations are strings. Any annotation other than RemoteOptions stands for all keywords.
+    # Annotations are strings. Any annotation other than RemoteOptions means all keyword arguments.
     options = RemoteOptions if "RemoteOptions" in str(files.annotation) else FileOptions
     defaults = {**Access._field_defaults, "max_sample_bytes": LIMIT}
     types = {name: kind for each in (RemoteOptions, options) for name, kind in each.__annotations__.items()}

@@ -187,7 +187,7 @@ def _pixel_bytes(image: Any) -> int:
 
     Returns 0 if there is no image, or if its header cannot be read.
     """
-    from PIL import Image  # late: other datasets do not need it
+    from PIL import Image  # late, because other datasets do not need it
 
     if not image or not (image["bytes"] or image["path"]):
         return 0

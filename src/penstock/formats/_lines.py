@@ -14,7 +14,7 @@ from penstock._files.local import AnyFile
 from penstock.errors import FormatError
 from penstock.formats._extents import Extents, compact, refuse_compressed
 
-_PIECE = 1 << 20  # bytes that are searched at once: they stay in the processor's cache
+_PIECE = 1 << 20  # bytes that are searched at once, and stay in the processor's cache
 _NEWLINE, _RETURN = 10, 13
 _BOM = b"\xef\xbb\xbf"
 
@@ -64,7 +64,7 @@ class TextLines(Extents):
         return {"starts": compact(found, file.size), "before_empty": empty - np.arange(len(empty))}
 
     def checks(self) -> Sequence[object]:
-        return [index.check("starts") for index in self.indexes]  # lines in another order begin elsewhere
+        return [index.check("starts") for index in self.indexes]  # lines in another order have other offsets
 
     def decoded(self, raw: bytes, number: int, row: int) -> Any:
         try:
@@ -114,7 +114,7 @@ class JsonLines(TextLines):
             return json.loads(text)
         except (ValueError, RecursionError) as error:
             byte = len(text[: getattr(error, "pos", 0)].encode())
-            why = getattr(error, "msg", error)  # without json's own numbers of line and byte
+            why = getattr(error, "msg", error)  # without json's own line and column numbers
             what = f"the line is not JSON: {why}. Each line must be one value; this one begins with {text[:40]!r}"
             if text.strip() in ("[", "{"):
                 what += ". If the file is one value over many lines, use json.load, or convert it with jq -c '.[]'"

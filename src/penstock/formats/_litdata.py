@@ -30,7 +30,7 @@ from penstock.formats._sharded import Decode, Field, Shard, Sharded, field, numb
 from penstock.formats._table import need_pyarrow, unreadable
 
 _MARK = b"LDARW01\0"
-# The dtypes of arrays by their numbers. Some dtypes of tensors have two numbers.
+# The dtypes of arrays, by their codes in LitData. Some dtypes of tensors have two codes.
 _NUMPY: tuple[str, ...] = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 _NUMPY += ("float16", "float32", "float64", "complex64", "complex128", "bool")
 _TENSORS: tuple[str, ...] = ("float32", "float32", "float64", "float64", "complex64", "complex64", "complex128")
@@ -165,7 +165,7 @@ class LitData(Sharded):
         opened = pa.ipc.open_file(pa.py_buffer(file.read(file.size - 12 - length, length)))
         batches = [opened.get_batch(at) for at in range(opened.num_record_batches)]
         for batch in batches:
-            batch.validate(full=True)  # a wrong position would crash the process
+            batch.validate(full=True)  # an invalid offset would crash the process
         sizes = [batch.num_rows for batch in batches]
         if sum(sizes) != samples or len(set(sizes[:-1])) > 1 or max(sizes, default=0) not in sizes[:1]:
             raise ValueError(f"it has {sum(sizes):,} rows in batches of {sizes[:3]}, and not {samples:,}")

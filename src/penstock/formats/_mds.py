@@ -54,7 +54,7 @@ class MDS(Sharded):
         self._decode, self._wanted = decode, columns
         self._fields: list[Field] = []
         self._fixed: list[int | None] = []
-        self._read: list[tuple[int, Field]] = []  # the fields to read, with their numbers
+        self._read: list[tuple[int, Field]] = []  # the fields to read, with their indices
         super().__init__(paths, **files)
 
     @classmethod

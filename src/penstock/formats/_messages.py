@@ -99,7 +99,7 @@ def _message(file: AnyFile, look: Look, at: int) -> tuple[int, int, bool, int] |
     Returns None at the end of the stream.
     """
     if at == file.size:
-        return None  # a stream may omit the mark of its end
+        return None  # a stream may omit its end marker
     try:
         head = look(at, min(at + 8, file.size))
         length, size = _head(head)
@@ -213,7 +213,7 @@ class _Looks:
     def __call__(self, start: int, stop: int) -> bytes:
         number = bisect_right(self._starts, start) - 1
         if number < 0 or self._starts[number] + len(self._parts[number]) < stop:
-            first = max(0, min(start, self._file.size - _LOOK))  # near the end of the file: the bytes before it
+            first = max(0, min(start, self._file.size - _LOOK))  # near the end of the file, start earlier
             number = self._add(first, self._file.peek(first, min(max(stop - first, _LOOK), self._file.size - first)))
         at = start - self._starts[number]
         return self._parts[number][at : at + stop - start]

@@ -26,12 +26,12 @@ from penstock.formats._table import Table, need_pyarrow, unreadable
 
 _WIDTHS = {"BOOLEAN": 0, "INT64": 8, "DOUBLE": 8, "INT96": 8}
 _THREADS = 8
-_LARGE = 1 << 20  # bytes: indexes are kept only of larger footers, since a smaller one is parsed as fast
+_LARGE = 1 << 20  # bytes: only larger footers have stored indexes, because a smaller footer is parsed as fast
 _METADATA = 64 << 20  # bytes of parsed footers that a process keeps
-_SENT = 256 << 20  # the most bytes of footers that are sent to workers
-_TAIL = 64 << 10  # bytes at the end of a file that are read first: most footers are smaller
+_SENT = 256 << 20  # the maximum size in bytes of the footers that are sent to workers
+_TAIL = 64 << 10  # bytes at the end of a file that are read first, because most footers are smaller
 _LENGTH, _MAGIC = struct.Struct("<I"), b"PAR1"  # the last eight bytes: the length of the footer, and the magic
-_DIVIDED = 1 << 30  # bytes of a row group that may be too large to be read at once
+_DIVIDED = 1 << 30  # bytes: a row group of this size may be too large to be read at once
 _COUNTED = 1 << 16  # rows whose strings are counted at once
 _NOTHING = np.empty(0, np.uint8)
 
@@ -101,9 +101,9 @@ class Parquet(Table):
             _check_size(found, metadata.row_group(part).num_rows, name, self.max_sample_bytes)
             text = _Text(found, metadata.row_group(part).num_rows, part, self.max_sample_bytes)
         file = self.files[number]
-        if isinstance(file, RemoteFile):  # all columns at once: pyarrow would request one after the other
+        if isinstance(file, RemoteFile):  # all columns at once, which pyarrow would request one by one
             file = Fetched(file, self.ranges(self.file_rows(block)))
-        # pyarrow must not start threads: a process that has some cannot be forked safely.
+        # pyarrow must not start threads, because a process with threads cannot be forked safely.
         opened = partial(ParquetFile, metadata=metadata, pre_buffer=False, page_checksum_verification=True)
         if text is not None and text.may_exceed:
             text.check(opened(pa.PythonFile(file.open(), "r"), read_dictionary=text.paths), name)
@@ -229,7 +229,7 @@ def _batches(opened: Any, part: int, columns: Sequence[str]) -> list[Any]:
         batches: list[Any] = opened.read_row_group(part, columns, use_threads=False).combine_chunks().to_batches()
         return batches
     except too_large as error:
-        # pyarrow does not split columns of lists and structs itself: read them in ever smaller batches.
+        # pyarrow does not split columns of lists and structs, so read them in smaller and smaller batches.
         about = opened.metadata.row_group(part)
         size, problem = about.num_rows, error
         if about.total_byte_size < _DIVIDED:

@@ -104,12 +104,12 @@ class TarSamples:
             return
         other, others = self._known[key]
         self._apart.extend((row, other))
-        if not set(others.split("/")).intersection(fields):  # parts of one sample, not two of the same name
+        if not set(others.split("/")).intersection(fields):  # two parts of one sample, not two samples of one name
             self._apart.extend((other, row))
 
     def index(self, end: int, fault: bool, size: int) -> Arrays:
         starts = self._starts
-        if fault and self._key is None:  # the fault is not in a sample: it gets a row of its own
+        if fault and self._key is None:  # the fault is not in a sample, so it gets its own row
             starts.append(end)
         self.close()
         starts.append(starts[-1] if fault else end)  # a row that cannot be read has no bytes

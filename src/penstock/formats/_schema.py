@@ -31,7 +31,7 @@ def common_schema(paths: Sequence[str], schemas: Sequence[bytes], columns: Itera
 def _restored(serialized: bytes, path: str) -> Any:
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(serialized))
-        str([(field.name, form_of(field.type)) for field in schema])  # the names may not be text
+        str([(field.name, form_of(field.type)) for field in schema])  # raises an error if a name is not text
     except Exception as error:
         unreadable(f"the schema of {path}", error)
     return schema

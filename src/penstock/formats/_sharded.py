@@ -31,7 +31,7 @@ from penstock.formats._extents import Extents
 from penstock.formats._format import FileRows, Format
 
 Decode = bool | Mapping[str, Decoder | None]
-_KEEP = 64 << 20  # the most bytes of sample positions that a process keeps
+_KEEP = 64 << 20  # the maximum size in bytes of the sample offsets that a process keeps
 _CHANNELS: dict[str, tuple[int, ...]] = {"L": (), "RGB": (3,), "RGBA": (4,)}  # the last axis, by Pillow's modes
 
 
@@ -54,7 +54,7 @@ class Sharded(Extents):
 
     def __init__(self, paths: Paths, **files: Unpack[FileOptions]) -> None:
         Format.__init__(self, paths, **files)
-        shards: dict[str, tuple[AnyFile, Shard]] = {}  # a merged index names the shards of others again
+        shards: dict[str, tuple[AnyFile, Shard]] = {}  # a merged index lists the shards of other indexes again
         for index in self.files:
             listed = _checked(index, partial(self.listed, index, _parsed(index)))
             threads = IN_FLIGHT if isinstance(index, RemoteFile) else 1
@@ -76,7 +76,7 @@ class Sharded(Extents):
     def rows_of(self, shard: Shard) -> int:
         return shard.samples
 
-    blocks = Format.blocks  # each file is one
+    blocks = Format.blocks  # each file is one block
 
     def ranges(self, rows: FileRows) -> list[tuple[int, int]]:
         return [(0, self.files[rows.file].size)]

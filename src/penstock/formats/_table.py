@@ -31,7 +31,7 @@ from penstock.source._array import checked_keys
 if TYPE_CHECKING:
     from penstock.formats._cells import Cells
 
-_VIEW = 4096  # a block in mapped memory counts as this many bytes: those of its Python objects
+_VIEW = 4096  # the counted size in bytes of a block in mapped memory, that of its Python objects
 
 # A process that has dropped _DROPPED blocks warns if it has used fewer than 1 in _WASTE of the rows it decoded.
 _DROPPED, _WASTE = 64, 20
@@ -50,7 +50,7 @@ class Table(Format):
     _part: ClassVar[str] = "part"
     """The word for a block in error messages, such as "row group"."""
 
-    # The state of one process, which a pickled copy begins without.
+    # The state of this process, which a pickled copy does not include.
     _shared: Shared | None = None
     _mapped: Set[int] = frozenset()  # blocks of `_kept` that are in shared memory
     _decoded = _used = 0  # rows
@@ -64,13 +64,13 @@ class Table(Format):
     def __getstate__(self) -> dict[str, Any]:
         own = ("_shared", "_mapped", "_decoded", "_used", "_is_judged")
         state = {name: value for name, value in self.__dict__.items() if name not in own}
-        return {**state, "_kept": LruCache(self.keep)}  # copy.copy, too, makes a dataset with a cache of its own
+        return {**state, "_kept": LruCache(self.keep)}  # a copy, by copy.copy too, has its own cache
 
     def _set_schema(self, schema: Any) -> None:
         self.schema = schema
         self.columns = list(schema.names)
 
-    # What a subclass defines.
+    # Methods that a subclass defines.
 
     def _read(self, block: int) -> list[Any]:
         """Returns the record batches of a block. There are several if the block is too large for one.
@@ -129,7 +129,7 @@ class Table(Format):
         found = self._shared.get(number, lambda: [self._serialized(number)])
         if found is None:
             return self._decode(number), False
-        # A block that could not be shared is this process's own, and stays as long as it fits into `keep` bytes.
+        # A block that could not be shared belongs to this process, and is kept while it fits into `keep` bytes.
         shared = self._shared.blocks()
         self._kept.drop(self._mapped - shared)
         self._mapped = (self._mapped | {number}) & shared
@@ -243,7 +243,7 @@ class Table(Format):
             except Exception as error:
                 self._damaged(number, error)
         if not outs:
-            return NotImplemented  # collate says that the step is empty
+            return NotImplemented  # `collate` reports the empty step
         return {name: out.finish() for name, out in zip(self.columns, outs, strict=True)}
 
     def _outs(self, block: list[Cells], row: int, size: int, empty: Empty) -> list[_Out]:

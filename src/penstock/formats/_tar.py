@@ -92,7 +92,7 @@ class Tar(Extents):
         **files: Unpack[FileOptions],
     ) -> None:
         self._wanted = None if fields is None else wanted_fields(fields)
-        self.decode = decode  # first: it raises TypeError before files are read
+        self.decode = decode  # first, so that a TypeError is raised before files are read
         self._read = None if self._wanted is None else frozenset(chain.from_iterable(self._wanted.values()))
         self._given = index
         super().__init__(paths, **files)
@@ -283,7 +283,7 @@ class BadRows:
     @classmethod
     def of(cls, index: Mapping[str, NDArray[Any]]) -> BadRows:
         if "fault" not in index and "apart" not in index:
-            return _SOUND  # one object for all tars: a dataset is pickled with them
+            return _SOUND  # one object for all intact tars, which keeps a pickled dataset small
         rows = len(index["starts"]) - 1
         byte, lost = index["fault"].tolist() if "fault" in index else (0, rows)
         apart: list[list[int]] = index["apart"].tolist() if "apart" in index else []

@@ -30,10 +30,10 @@ T = TypeVar("T")
 
 # The dtype of ids by the first number of llm.c's header.
 _LLMC: dict[int, np.dtype[Any]] = {20240520: np.dtype(np.uint16), 20240801: np.dtype(np.uint32)}
-_LLMC_HEADER = 1024  # bytes: 256 int32, of which the third is the number of ids
+_LLMC_HEADER = 1024  # bytes: 256 int32 values, the third is the number of ids
 _NPY = "Write the ids alone: np.load(path).astype({dtype!r}).tofile('ids.bin')."
 _INDEX = "Pass the .bin beside it, or read both files with penstock.formats.Megatron(prefix)."
-# Files of other formats, by first bytes that are long enough that no file of ids begins with them.
+# Other formats, by their first bytes, which are enough to rule out a file of ids.
 _NO_IDS = (
     (b"\x93NUMPY", "a .npy file", _NPY),
     (b"MMIDIDX\0\0", "Megatron's index, the .idx of a .bin", _INDEX),
@@ -42,8 +42,8 @@ _NO_IDS = (
     (b"\x89HDF\r\n\x1a\n", "an HDF5 file", "Write the ids alone: file['x'][:].astype({dtype!r}).tofile('ids.bin')."),
 )
 _LEAST = 512  # from this many bytes on, `take` is faster than a copy of windows
-_LOOK = 64  # first bytes of a file: they distinguish it from another of the same name and size
-_SCRATCH = 512 << 10  # bytes that are copied twice, in steps of this size: they stay in the processor's cache
+_LOOK = 64  # first bytes of a file, which distinguish it from another file of the same name and size
+_SCRATCH = 512 << 10  # bytes per step if samples are copied twice, so that they stay in the processor's cache
 
 
 class Tokens(Format):
@@ -81,7 +81,7 @@ class Tokens(Format):
         stride: int | None = None,
         **files: Unpack[RemoteOptions],
     ) -> None:
-        Access.of(type(self).__name__, files)  # refuses max_sample_bytes: `length` says how large a sample is
+        Access.of(type(self).__name__, files)  # refuses max_sample_bytes, because `length` sets the size of a sample
         super().__init__(paths, max_sample_bytes=None, **files)
         self.dtype = _checked_dtype(dtype)
         self.length, self.stride = length, length if stride is None else stride
@@ -180,7 +180,7 @@ class _MappedSamples:
 
     def __init__(self, tokens: Tokens, memory: NDArray[np.uint8], begins: NDArray[np.int64]) -> None:
         begins = begins + tokens._headers
-        self._first = 0  # the position of the first unit
+        self._first = 0  # the offset of the first unit
         if len(begins) == 1:  # then sample i begins at unit i
             self._first = int(begins[0])
             memory, begins = memory[self._first :], np.zeros_like(begins)
@@ -225,7 +225,7 @@ class _MappedSamples:
                 out[at : at + size] = self.taken_from(starts[at : at + size])
             return
         parts = self._all_parts(starts)
-        # No position is outside, so clipping changes none. Refused: mode="raise", which copies through a buffer.
+        # No index is out of range, so "clip" changes nothing. Refused: "raise", which copies through a buffer.
         self._units.take(parts, 0, out if len(parts) == len(out) else out.reshape(len(parts), -1), "clip")
 
     def taken_from(self, starts: NDArray[np.int64]) -> NDArray[Any]:

@@ -21,9 +21,9 @@ from penstock.plan._order import Permutation
 from penstock.plan._samplers import Sampler
 from penstock.plan._seeds import mix
 
-_SHIFT = 32  # a key has the number of the tar above this bit, and that of the sample below it
+_SHIFT = 32  # a key has the index of the tar above this bit, and the index of the sample below it
 _ROW = (1 << _SHIFT) - 1
-_AHEAD = 2  # tars that are indexed in parallel; as many more may wait until they are needed
+_AHEAD = 2  # tars that are indexed in parallel; the same number may wait until they are needed
 
 
 class UncountedTar(Tar):
@@ -76,7 +76,7 @@ class UncountedTar(Tar):
             self._refuse_large(number, start, length)
         return self.decoded(self.files[number].read(start, length), number, row)
 
-    __getitems__ = Tar.__getitems__  # `Dataset` drops the one of a class whose `__getitem__` is replaced
+    __getitems__ = Tar.__getitems__  # `Dataset` removes it from a class that replaces `__getitem__`
 
     def __iter__(self) -> Iterator[Any]:
         return (self[key] for key in self.sampler(shuffle=False))
