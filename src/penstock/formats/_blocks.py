@@ -67,7 +67,7 @@ class Blocks(Format):
         return found
 
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
-        """Returns the batch for these keys, equal to the collated samples.
+        """Returns the batch for these keys. It equals the result of collating the samples.
 
         `empty(shape, dtype)` allocates the batch's memory. Returns NotImplemented if the blocks are not numeric
         arrays, or if they differ in shape or dtype.

@@ -91,7 +91,7 @@ def joined(extents: Iterable[ByteRange], gap: int, most: int = sys.maxsize) -> l
 
 
 def edges(places: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """Returns the offsets at which a file is divided into pieces.
+    """Returns the offsets at which a remote file is divided into pieces, the units in which it is fetched.
 
     Pieces are aligned with the byte ranges in `places`, which hold the columns of the row groups. No piece is longer
     than `PIECE`, the usual size.

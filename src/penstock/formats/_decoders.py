@@ -48,7 +48,7 @@ class Decoding(NamedTuple):
     function: Any
     is_ours: bool = False
     shape: tuple[int, ...] | None = None
-    """The shape of every result if the function can write into `out`, otherwise None."""
+    """The shape of every result if the function can write into a given array (`out`), otherwise None."""
 
 
 Allocate = Callable[[str, tuple[int, ...], "np.dtype[Any]"], NDArray[Any]]

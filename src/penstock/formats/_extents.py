@@ -125,7 +125,7 @@ class Extents(Format):
         return len(starts) - 1
 
     def _place(self, number: int, row: int) -> int:
-        """Returns the index of the extent that holds a row."""
+        """Returns the index of the extent (byte range) that holds a row."""
         return row
 
     def sample(self, row: int) -> Any:

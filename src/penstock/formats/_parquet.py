@@ -173,7 +173,7 @@ class _Text:
         check_block(name, self._rows, self._nbytes(opened), self._limit)
 
     def _nbytes(self, opened: Any) -> int:
-        """Returns the total size of the decoded strings in bytes, or an upper bound of it that is within the limit.
+        """Returns the total size of the decoded strings in bytes, or an upper bound that is within the limit.
 
         In most cases the longest entry of a dictionary is short enough to give such a bound, so that the rows are not
         read. `opened` is a `ParquetFile` that reads columns as dictionaries.

@@ -21,7 +21,7 @@ _PIECE = 1 << 20
 
 
 def split_name(member: Member) -> tuple[str, str] | None:
-    """Returns the sample key and the field name of a member, or None if the member belongs to no sample."""
+    """Returns the sample key and the field name of a tar member, or None if the member belongs to no sample."""
     folder, slash, file = member.name.rpartition("/")
     stem, _, field = file.partition(".")
     first = member.name.partition("/")[0]

@@ -161,7 +161,7 @@ class Table(Format):
 
     @cached_property
     def _lasts(self) -> bool:
-        """True if each file's identity changes whenever its content does, so that its blocks can be shared."""
+        """True if each file's identity changes whenever its content does, so that processes can share its blocks."""
         return all(file.identity.lasts for file in self.files)
 
     def _check_use(self) -> None:
@@ -223,7 +223,7 @@ class Table(Format):
             yield number, range(first, end) if end - first == stop - start else places, local[start:stop]
 
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
-        """Returns the batch for these keys, equal to the collated samples.
+        """Returns the batch for these keys. It equals the result of collating the samples.
 
         `empty(shape, dtype)` allocates the batch's memory. Returns NotImplemented if a column needs Python objects,
         or if rows are null or differ in shape. The loader then collates the samples itself, and its error messages

@@ -146,7 +146,7 @@ class Tar(Extents):
         self._decode, self._decoders = decode, decoders(decode, self._wanted is not None)
 
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
-        """Returns the batch for these keys, equal to the collated samples.
+        """Returns the batch for these keys. It equals the result of collating the samples.
 
         `empty(shape, dtype)` allocates the batch's memory. A `ShapedDecoder` (a decoder with a fixed output shape)
         writes its results directly into the batch. Returns NotImplemented if there is no such decoder, if the samples
@@ -312,7 +312,7 @@ def _rest(row: int, nbytes: int) -> str:
 
 
 class _Where:
-    """The description of a member in error messages. It is formatted only when an error occurs."""
+    """The description of a tar member in error messages. It is formatted only when an error occurs."""
 
     __slots__ = ("_file", "_member")
 

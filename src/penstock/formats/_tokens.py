@@ -127,7 +127,7 @@ class Tokens(Format):
         return list(self._gathered(rows, np.empty))
 
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> NDArray[Any]:
-        """Returns the batch for these keys, equal to the collated samples.
+        """Returns the batch for these keys. It equals the result of collating the samples.
 
         `empty(shape, dtype)` allocates the batch's memory.
         """
@@ -208,14 +208,14 @@ class _MappedSamples:
         return self.taken_from(self.starts(rows))
 
     def starts(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the index of the unit at which the sample of each row begins."""
+        """Returns, for each row, the index of the unit (equal part of the memory) at which its sample begins."""
         starts = rows if self._step == 1 else rows * self._step
         if len(self._firsts) > 1:
             starts = starts + self._firsts[self._edges.searchsorted(rows, "right") - 1]
         return starts
 
     def positions(self, starts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the byte offsets, within the region of memory, of the samples that begin at these units."""
+        """Returns the byte offsets of the samples that begin at these units (equal parts of the memory)."""
         return starts * self._unit + self._first
 
     def copy_from(self, starts: NDArray[np.int64], out: NDArray[Any]) -> None:
@@ -236,7 +236,10 @@ class _MappedSamples:
         return found.view(self._dtype).reshape(len(starts), -1)
 
     def _all_parts(self, starts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the indices of all units that belong to samples. `starts` holds the first unit of each sample."""
+        """Returns the indices of all units (equal parts of the memory) that the samples occupy.
+
+        `starts` holds the index of each sample's first unit.
+        """
         return starts if len(self._parts) == 1 else (starts[:, np.newaxis] + self._parts).reshape(-1)
 
 
