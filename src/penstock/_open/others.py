@@ -224,7 +224,7 @@ def of_folder(folder: str) -> str | None:
 def refuse_beside_text(folder: str) -> None:
     """Raises FormatError unless a folder has more text files than other samples, such as images.
 
-    Otherwise the text files may be notes about the other samples.
+    A smaller number of text files may be notes about the other samples.
     """
     found = _below(folder)
     others = {end: paths for end, paths in found.items() if end in _KNOWN or end in PICTURES}

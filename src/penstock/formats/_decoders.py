@@ -196,7 +196,7 @@ def _image(data: bytes, name: object, limit: int | None) -> NDArray[np.uint8]:
         raise ImportError(f"{error}. Or keep the bytes of images: decode={{'jpg': None}}.") from error
     try:
         found = decode(data, "rgb", "the image", limit)
-        return found if found.flags.writeable else found.copy()  # Pillow's are read-only, and torch warns of those
+        return found if found.flags.writeable else found.copy()  # Pillow's arrays are read-only, and torch warns
     except SampleTooLarge as error:
         refuse_large(name, *error.sizes)
 

@@ -39,7 +39,7 @@ _TENSORS += ("int64", "int64", "bool", "uint16")
 
 
 class LitData(Sharded):
-    """A dataset of the samples in LitData's optimized datasets, which may be nested dicts, lists and tuples.
+    """A dataset of the samples in LitData's optimized datasets. A sample may be a nested dict, list or tuple.
 
     `paths` is the folder that `litdata.optimize` has written, its `index.json`, or a list of these. Samples keep
     their structure. Tensors and arrays become numpy arrays, and images are decoded to RGB pixels by `penstock.image`.

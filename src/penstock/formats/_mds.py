@@ -118,8 +118,8 @@ class MDS(Sharded):
 def _array(dtype: np.dtype[Any] | None, shape: tuple[int, ...] | None, raw: bytes) -> NDArray[Any]:
     """Decodes an array.
 
-    If `dtype` or `shape` is None, it is stored in `raw`, before the numbers. Otherwise it is the same for the whole
-    column.
+    If `dtype` or `shape` is None, it is read from `raw`, where it precedes the numbers. Otherwise it is the same for
+    the whole column.
     """
     at = 0
     if dtype is None:
