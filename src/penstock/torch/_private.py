@@ -1,4 +1,4 @@
-"""Every private name of torch that is used here, except those in `_collate.py` and `_tensors.py`.
+"""Collects the private names of torch that penstock uses, except for those in `_collate.py` and `_tensors.py`.
 
 `tests/parity/test_private.py` fails when torch moves one of them.
 """
@@ -41,10 +41,10 @@ def is_batched(loader: Any) -> bool:
 
 
 def profiled_as(kind: Any) -> str:
-    """The name in a profile for `next` of an iterator of this class."""
+    """Returns the name that a profile shows for `next()` of an iterator of this class."""
     return f"enumerate(DataLoader)#{kind.__name__}.__next__"
 
 
 def set_worker_info(id: int, num_workers: int, seed: int, dataset: Any) -> None:
-    """Sets the result of `torch.utils.data.get_worker_info()`."""
+    """Sets the value that `torch.utils.data.get_worker_info()` returns."""
     _worker._worker_info = _worker.WorkerInfo(id=id, num_workers=num_workers, seed=seed, dataset=dataset)
