@@ -47,7 +47,10 @@ def collate(samples: Any, empty: Empty, *, alone: bool = True) -> Any:
 
 
 def explained(samples: Any) -> Any:
-    """Calls torch's default_collate. If it raises, adds a note that names the field, because torch's message does not."""
+    """Calls torch's default_collate.
+
+    If it raises, adds a note that names the field, because torch's message does not.
+    """
     try:
         return default_collate(samples)
     except Exception as error:

@@ -100,8 +100,8 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
 class Workers(private.WorkersIterator):  # type: ignore[misc]
     """The iterator of a loader with workers and torch's semantics.
 
-    Each worker has its own steps, seeds and copy of the dataset. Persistent workers live as long as the iterator; other
-    workers live until the end of its epoch.
+    Each worker has its own steps, seeds and copy of the dataset. Persistent workers live as long as the iterator;
+    other workers live until the end of its epoch.
     """
 
     _engine: Engine | None = None

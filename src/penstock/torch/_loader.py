@@ -1,4 +1,4 @@
-"""torch's DataLoader on penstock's engine: a subclass of it, and `enable()` for all torch loaders."""
+"""torch's DataLoader on penstock's engine: a subclass of torch's class, and `enable()` for all other torch loaders."""
 
 from __future__ import annotations
 
@@ -61,11 +61,14 @@ _TUNED = {name: option.tuned for name, option in OPTIONS.items() if option.tuned
 
 
 class _Newer(TypedDict, total=False):
-    """Arguments of a newer torch, which are passed to its constructor. Type checkers allow none."""
+    """Arguments of newer torch versions, which are passed on to torch's constructor.
+
+    Type checkers accept none of them.
+    """
 
 
 class _NonDataProperty(Generic[T]):
-    """A property that an instance attribute of the same name hides, for subclasses that use the name."""
+    """A property that an instance attribute of the same name can hide, so that subclasses are free to use the name."""
 
     def __init__(self, read: Callable[[Any], T]) -> None:
         self._read = read
@@ -76,20 +79,23 @@ class _NonDataProperty(Generic[T]):
 
 
 class DataLoader(torch.utils.data.DataLoader[T_co]):
-    """torch's DataLoader: the same arguments, the same batches, the same errors, faster.
+    """torch's DataLoader with the same arguments, the same batches and the same errors, but faster.
 
     It is a subclass of torch's class, so torch's constructor checks the arguments. `state_dict()` and
     `load_state_dict(state)` resume at any batch, like those of torchdata's StatefulDataLoader. States are exact for
     any `snapshot_every_n_steps`, which only says how often workers send the state of a stream that has one.
 
-    With `seed=` penstock's semantics replace torch's: order, augmentation and batches depend only on the seed and
-    not on `num_workers`, which may be set while the loader runs; `num_workers` and `prefetch_factor` may be "auto"
-    (see penstock's loader, also for `max_workers=`); a worker that crashes is replaced; a resumed run repeats
-    augmentations exactly; `penstock.rng()`, `on_error=`, `max_errors=`, `shard=`, `last_batch=`, `hang=`,
-    `backend="ray"`, `ray_options=`, `backend_options=`, `shuffle="blocks"`, `window=`, `batches()` and `update()` are
-    those of penstock's loader.
+    With `seed=`, penstock's semantics replace torch's:
 
-    `dtype=` and `casting=`, with or without a seed, convert the numbers of a batch: `dtype=` is a torch dtype (or its
+    - The order, the augmentation and the batches depend only on the seed, and not on `num_workers`, which may be
+      changed while the loader runs.
+    - `num_workers` and `prefetch_factor` may be "auto"; penstock's loader explains this, and `max_workers=`.
+    - A worker that crashes is replaced.
+    - A resumed run repeats augmentations exactly.
+    - `penstock.rng()`, `on_error=`, `max_errors=`, `shard=`, `last_batch=`, `hang=`, `backend="ray"`, `ray_options=`,
+      `backend_options=`, `shuffle="blocks"`, `window=`, `batches()` and `update()` work as in penstock's loader.
+
+    `dtype=` and `casting=` convert the numbers of a batch, with or without a seed. `dtype=` is a torch dtype (or its
     name, "bfloat16" included), or a mapping from fields to dtypes.
     """
 
@@ -211,7 +217,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         super().__setattr__(name, value)
 
     def _resize(self, num_workers: int) -> None:
-        """Changes the number of workers that run, if the batches do not depend on it."""
+        """Changes the number of workers, also while they run if the loader has a seed.
+
+        Raises ValueError if workers are running and there is no seed, because the batches then depend on their
+        number.
+        """
         core, engine = vars(self).get("_penstock"), None if self._engine is None else self._engine()
         if core is not None and num_workers and core.options.num_workers:
             core.set_num_workers(num_workers)
@@ -227,10 +237,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     @never_ends
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position after the batches that you received; after an epoch, the start of the next one.
+        """Returns the current position, just after the last batch you received.
 
-        JSON-serialisable, unless the `state_dict` of a dataset or sampler returns other data. This method may be
-        called at any time, even inside a loop.
+        At the end of an epoch, this is the start of the next one. The result is JSON-serialisable unless the
+        `state_dict` of a dataset or sampler returns something that is not. This method can be called at any time,
+        even inside a loop.
         """
         return state_of(self) if self._ours["seed"] is None else core_of(self).state()
 
@@ -238,7 +249,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Makes the next `iter()` continue where the state was taken.
 
-        If the state does not fit, a StateError names the difference and the loader stays unchanged.
+        If the state does not fit this loader, raises a StateError that names the difference, and leaves the loader
+        unchanged.
         """
         check_maker(state_dict, self._ours["seed"])
         if self._ours["seed"] is not None:
@@ -258,44 +270,47 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     @_NonDataProperty
     def skipped(self) -> list[tuple[Any, Exception]]:
-        """With `on_error=`: key and exception of each sample that has failed in this epoch."""
+        """The key and the exception of each sample that has failed in this epoch, if `on_error=` allows samples to be skipped."""
         return [] if self._ours["seed"] is None else list(core_of(self).skipped)
 
     def batches(self) -> Iterator[Batch[T_co]]:
-        """With `seed=`: the batches of the next `iter()`, each with its index, epoch, step and padding.
+        """Returns the batches of the next `iter()`, each with its index, epoch, step and padding. Needs `seed=`.
 
-        `pad` counts the rows that only fill up a batch (`last_batch="pad"`, the default with `shard=`).
+        The index holds the keys of the batch's samples. `pad` is the number of rows that only fill up a batch
+        (`last_batch="pad"`, the default with `shard=`).
         """
         return _seeded(self, "batches()").begin(IndexedBatches)
 
     def set_epoch(self, epoch: int) -> None:
-        """With `seed=`: the next `iter()` begins this epoch. Only needed to repeat or skip one."""
+        """Makes the next `iter()` begin this epoch. Needs `seed=`. Call it only to repeat or skip an epoch."""
         _seeded(self, "set_epoch").set_epoch(epoch)
 
     def update(self, change: Callable[[Any], object] | None = None, /, **attributes: Any) -> None:
-        """With `seed=`: changes the dataset here and in every worker, as `penstock.DataLoader.update` does.
+        """Changes the dataset here and in every worker, as `penstock.DataLoader.update` does. Needs `seed=`.
 
-        `update(size=416)` sets attributes; a function is called with the dataset. The next batch that is handed out
-        has the change: prefetched batches are computed again.
+        `update(size=416)` sets attributes of the dataset. A function is called with the dataset. The change takes
+        effect with the next batch that is handed out, because prefetched batches are computed again.
         """
         _seeded(self, "update()").update(change, **attributes)
 
     def stats(self) -> Stats:
-        """Where the time goes: how long you waited, what each worker did, the slowest samples, and a verdict.
+        """Returns where the time goes: how long you waited, what each worker did, the slowest samples, and a verdict.
 
-        The figures are those of the current epoch and of the loader's whole life. They are always measured, and any
-        thread may ask for them.
+        The figures cover the current epoch and the loader's whole life. They are always measured, and any thread may
+        ask for them.
         """
         return stats(self)
 
     def report(self, path: str | os.PathLike[str]) -> None:
-        """Write the figures as one HTML page. See `penstock.DataLoader.report`."""
+        """Writes the figures as a single HTML page. See `penstock.DataLoader.report`."""
         measures_of(self).report(path)
 
     def trace(self, path: str | os.PathLike[str]) -> Tracing:
-        """Write what caller and workers do to a file that Perfetto opens. See `penstock.DataLoader.trace`.
+        """Records what the caller and the workers do, in a file that Perfetto can open.
 
-        The trace ends with its `with` block, or with its `close()`.
+        See `penstock.DataLoader.trace`.
+
+        The trace ends at the end of its `with` block, or when its `close()` is called.
         """
         if not self.num_workers and self._ours["seed"] is None:
             raise ValueError(
@@ -325,7 +340,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     @_NonDataProperty
     def _is_accelerate_prepared(self) -> bool:
-        """accelerate reads this attribute before it makes a loader of torch's class from this one."""
+        """Always False. accelerate reads this attribute before it makes a torch loader from this loader.
+
+        Reading it therefore warns if that new loader would run on torch's engine.
+        """
         if not enable._on and not self._given:
             warn_once(self, "accelerate makes a torch loader from it, so call penstock.torch.enable() first")
         return False
@@ -338,7 +356,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
 
 def _check(given: Given, generator: object) -> None:
-    """Raises if one of our arguments is wrong, or needs `seed=` and there is none."""
+    """Raises ValueError if one of penstock's arguments is wrong, or needs `seed=` and there is no seed."""
     seed, backend_name = given.arguments.get("seed"), given.arguments.get("backend", "")
     number = isinstance(seed, SupportsIndex) and not isinstance(seed, bool)
     if seed is not None and not (number and 0 <= seed < 1 << 64):
@@ -360,7 +378,7 @@ def _check(given: Given, generator: object) -> None:
 
 
 def _is_sequential(sampler: Any, batch_sampler: Any) -> bool:
-    """True for a sequential sampler, which libraries use for predictions."""
+    """True if one of these two is a sequential sampler, which libraries use for predictions."""
     within = getattr(batch_sampler, "_batch_sampler", batch_sampler)  # Lightning wraps it for predictions
     sampler = getattr(within, "sampler", None) if sampler is None else sampler
     return isinstance(sampler, torch.utils.data.SequentialSampler)
@@ -373,7 +391,10 @@ def _seeded(loader: DataLoader[Any], what: str) -> Core:
 
 
 def _kind_of_iterator(kind: type, loader: Any) -> type:
-    """The class to use for an iterator of `kind`: torch's two classes become ours, others stay as they are."""
+    """Returns the iterator class to use instead of `kind`: penstock's class if `kind` is one of torch's own two classes.
+
+    Any other class is returned unchanged, and so is torch's class for DataPipes with workers.
+    """
     if issubclass(kind, (Inline, Workers, Seeded)):
         return kind
     if kind is private.InlineIterator:
@@ -391,7 +412,7 @@ def _kind_of_iterator(kind: type, loader: Any) -> type:
 
 
 def _new(kind: type, *args: Any, **kwargs: Any) -> Any:
-    """Replaces `__new__` of torch's iterators, once `enable()` was called or a loader has arguments of ours."""
+    """Replaces `__new__` of torch's iterators, once `enable()` was called or a loader was given arguments of penstock."""
     loader: Any = args[0] if args else kwargs.get("loader")
     is_adopted = not isinstance(loader, DataLoader) and adopt(loader)
     if not is_adopted:
@@ -439,8 +460,8 @@ setattr(DataLoader, private.ITERATOR_METHOD, _iterate)
 class enable:
     """Makes every torch loader in this process use penstock's engine from now on.
 
-    As a context manager, it restores the previous setting at the end. Calling it twice changes nothing. A loader with
-    an iterator class of its own keeps torch's engine, and one warning for each such class of loader says so.
+    As a context manager, it restores the previous setting at the end of the block. Calling it twice has no further
+    effect. A loader that has its own iterator class keeps torch's engine, and one warning per loader class says so.
 
     >>> import penstock.torch
     >>> with penstock.torch.enable():
@@ -468,8 +489,8 @@ def disable() -> None:
 
 
 def status() -> Status:
-    """Tells which classes of loaders have run on penstock's engine in this process, and which on torch's.
+    """Returns which loader classes have run on penstock's engine in this process, and which on torch's.
 
-    Print it for a summary. Loaders that ran on torch's engine are counted while `enable()` is in effect.
+    Print the result for a summary. Loaders on torch's engine are counted only while `enable()` is in effect.
     """
     return status_of(enable._on)

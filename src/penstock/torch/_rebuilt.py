@@ -29,7 +29,10 @@ DEFAULTS: dict[str, Any] = {
 
 
 def is_default(name: str, value: object) -> bool:
-    """True if the value is the argument's default. None is compared with `is`, because a numpy dtype may be equal to None."""
+    """True if the value is the argument's default.
+
+    None is compared with `is`, because a numpy dtype may be equal to None.
+    """
     default = DEFAULTS.get(name)
     return value is default if default is None else value == default
 

@@ -69,7 +69,10 @@ def _is_shared() -> bool:
 
 
 def reinterpreted(shape: Shape, dtype: torch.dtype, root: Any, at: int) -> torch.Tensor:
-    """Returns a view of `root` as a tensor, for a dtype that numpy does not have. The view begins at the byte offset `at`."""
+    """Returns a view of `root` as a tensor, for a dtype that numpy does not have.
+
+    The view begins at the byte offset `at`.
+    """
     return native(shape, NATIVE[_INTEGERS[dtype.itemsize]], root, at).view(dtype)
 
 
@@ -203,7 +206,10 @@ def rebuild_storage(first: Any, dtype: torch.dtype) -> Any:
 
 
 def rebuild_sparse(layout: torch.layout, parts: tuple[Any, ...], requires_grad: bool) -> torch.Tensor:
-    """Makes a sparse tensor from its parts. torch's own function is not used, because it keeps every tensor in a list."""
+    """Makes a sparse tensor from its parts.
+
+    torch's own function is not used, because it keeps every tensor in a list.
+    """
     if layout is torch.sparse_coo:
         *given, is_coalesced = parts
         made = torch.sparse_coo_tensor(*given, is_coalesced=is_coalesced, check_invariants=False)

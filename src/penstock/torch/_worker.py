@@ -39,10 +39,12 @@ The pair holds the last mark (a saved position, or None) and the number of batch
 
 
 class Replica:
-    """Runs a worker's tasks as torch's workers do. It takes the place of `Runner`; `TaskRunner` describes the methods.
+    """Runs a worker's tasks as torch's workers do.
 
-    If the dataset has a state, a mark (a snapshot of that state) is sent with the result of each task or, for a stream,
-    with every `marks`-th batch. If `marks` is 0, no marks are sent.
+    It takes the place of `Runner`; `TaskRunner` describes the methods.
+
+    If the dataset has a state, a mark (a snapshot of that state) is sent with the result of each task or, for a
+    stream, with every `marks`-th batch. If `marks` is 0, no marks are sent.
     """
 
     def __init__(self, job: Job, who: str, stream: bool, marks: int, resumed: Sequence[Resumed]) -> None:
@@ -90,7 +92,8 @@ class Replica:
     def run(self, task: Task, writer: Writer, gauge: Gauge | NoGauge) -> Done | AtEnd | Errored:
         """Makes the batch of a task, as `TaskRunner` describes.
 
-        With torch's default collate_fn, the batch's tensors are in the writer's slab (the shared memory of the batch).
+        With torch's default collate_fn, the batch's tensors are in the writer's slab (the shared memory of the
+        batch).
         """
         self._at = self._mark = None
         self._task, self._gauge = task, gauge
@@ -124,7 +127,10 @@ class Replica:
         return Done(batch, rows, None, self._mark)
 
     def failed(self, error: BaseException, task: Task, mark: bytes | None) -> Errored:
-        """Returns the outcome of a task that raised. Raises SystemExit and similar exceptions again, to end the worker."""
+        """Returns the outcome of a task that raised.
+
+        Raises SystemExit and similar exceptions again, to end the worker.
+        """
         error = ordinary(error)
         if not isinstance(error, Exception):
             raise error
@@ -186,7 +192,10 @@ class Replica:
         return sample
 
     def _pull(self, task: Task) -> tuple[Any, int] | None:
-        """Reads the next samples of the stream. Returns the samples and their number, or None at the end of the stream."""
+        """Reads the next samples of the stream.
+
+        Returns the samples and their number, or None at the end of the stream.
+        """
         count = task.keys if self._job.batched else 1
         if task.run != self._stream_run:
             self._open_stream(task.run, count)
