@@ -1,4 +1,4 @@
-"""torch's DataLoader on penstock's engine: a subclass of torch's class, and `enable()` for all other torch loaders."""
+"""torch's DataLoader on penstock's engine: a subclass of torch's class, and `enable()` for other torch loaders."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class _Newer(TypedDict, total=False):
 
 
 class _NonDataProperty(Generic[T]):
-    """A property that an instance attribute of the same name can hide, so that subclasses are free to use the name."""
+    """A property that an instance attribute of the same name hides, so that subclasses are free to use the name."""
 
     def __init__(self, read: Callable[[Any], T]) -> None:
         self._read = read
@@ -270,7 +270,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     @_NonDataProperty
     def skipped(self) -> list[tuple[Any, Exception]]:
-        """The key and the exception of each sample that has failed in this epoch, if `on_error=` allows samples to be skipped."""
+        """The key and the exception of each sample that has failed in this epoch.
+
+        Empty unless `on_error=` was given.
+        """
         return [] if self._ours["seed"] is None else list(core_of(self).skipped)
 
     def batches(self) -> Iterator[Batch[T_co]]:
@@ -391,7 +394,9 @@ def _seeded(loader: DataLoader[Any], what: str) -> Core:
 
 
 def _kind_of_iterator(kind: type, loader: Any) -> type:
-    """Returns the iterator class to use instead of `kind`: penstock's class if `kind` is one of torch's own two classes.
+    """Returns the iterator class to use instead of `kind`.
+
+    If `kind` is one of torch's own two classes, it is penstock's class.
 
     Any other class is returned unchanged, and so is torch's class for DataPipes with workers.
     """
@@ -412,7 +417,10 @@ def _kind_of_iterator(kind: type, loader: Any) -> type:
 
 
 def _new(kind: type, *args: Any, **kwargs: Any) -> Any:
-    """Replaces `__new__` of torch's iterators, once `enable()` was called or a loader was given arguments of penstock."""
+    """Replaces `__new__` of torch's iterators, as soon as it is needed.
+
+    That is the case once `enable()` was called, or once a loader was given one of penstock's own arguments.
+    """
     loader: Any = args[0] if args else kwargs.get("loader")
     is_adopted = not isinstance(loader, DataLoader) and adopt(loader)
     if not is_adopted:

@@ -134,7 +134,10 @@ class Sampling:
             with_loan(TemporaryStates({}, self.generators), self._reading.prepare, mark)
 
     def prepare(self) -> None:
-        """Saves the states of the random generators, before torch calls `iter()` on its index sampler, which may draw numbers."""
+        """Saves the states of the random generators.
+
+        Called before torch calls `iter()` on its index sampler, because that may draw random numbers.
+        """
         if not self._batched and not self._is_torchs:
             self._before = take_states()
             self._given = [each.get_state() for each in self.generators]
@@ -172,7 +175,10 @@ class Sampling:
         yield from chain(first, steps)
 
     def _note(self, before: dict[str, Any]) -> None:
-        """Records which global generators the sampler drew from, namely those whose state differs from the one in `before`."""
+        """Records which global generators the sampler drew from.
+
+        These are the ones whose state is no longer that in `before`.
+        """
         after = take_states() if before else {}
         self._origin = {name: state for name, state in before.items() if after[name] != state}
         epoch = getattr(self.sampler, "epoch", None)
@@ -433,7 +439,10 @@ class Ahead:
         return None if take_states(plain) == dict(plain) else cls(parse_states(plain))
 
     def lent(self, work: Callable[..., Any], *args: Any) -> Any:
-        """Calls `work(*args)` with the global generators set to these states, and keeps the states in which it leaves them."""
+        """Calls `work(*args)` with the global generators set to these states.
+
+        Then saves the generators' new states here.
+        """
         return with_loan(_Continued(self), work, *args)
 
     def steps(self, steps: Iterator[Any]) -> Iterator[Any]:

@@ -122,7 +122,7 @@ class TorchSemantics:
         return Assigned(window=window, workers=workers, in_order=loader.in_order, once=once)
 
     def backend(self, job: Job) -> Backend:
-        """Makes a backend with torch's default start method, so that programs written for torch's loader work unchanged.
+        """Makes a backend with torch's default start method, so that programs for torch's loader work unchanged.
 
         If the program uses a library that does not work in a forked worker, and the dataset can be pickled, a safe
         start method is used instead.
