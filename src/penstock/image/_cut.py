@@ -27,7 +27,10 @@ class Box(NamedTuple):
         return 1
 
     def shrunk(self, times: int) -> tuple[Box, tuple[float, float]]:
-        """Returns the box in an image that is decoded `times` smaller: the box rounded to whole pixels, and its exact size."""
+        """Returns this box in an image that is decoded `times` smaller than its full size.
+
+        The result is the box rounded to whole pixels, and its exact size.
+        """
         # The exact box begins at the upper left corner of the rounded one; pixels beyond its size may be padding. A
         # box that begins inside a decoded pixel is moved to the pixel's edge: this is harmless, as its position is
         # random.
@@ -39,8 +42,7 @@ class Box(NamedTuple):
 class Cut(NamedTuple):
     """How the sample is cut from the image.
 
-    The box `region` is resized to the size `to`, and the sample is the box `inside` the result.
-
+    The box `region` of the image is resized to the size `to`, and the sample is the box `inside` of the result.
     `crop` is the box of the sample in the whole resized image, which has the size `before`. A mean image of the size
     `before` is cropped in the same way.
     """

@@ -1,4 +1,4 @@
-"""Datasets of images that are written directly into the batch: the base class `Images`, and `ImageFolder` for files."""
+"""Datasets of images that are written directly into the batch: the base `Images`, and `ImageFolder` for files."""
 
 from __future__ import annotations
 

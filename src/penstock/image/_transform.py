@@ -28,7 +28,9 @@ _DTYPES = ("uint8", "float16", "float32", "float64")
 
 @dataclass(frozen=True, eq=False)
 class Transform:
-    """Resizes, crops and mirrors an image, and computes `(pixel - mean) * scale / std` in the layout and dtype of the batch.
+    """Resizes, crops and mirrors an image, then computes `(pixel - mean) * scale / std`.
+
+    The result has the layout and dtype of the batch.
 
     - `resize` is an int for the shorter side, or (height, width). `crop` is an int, or (height, width).
     - In training (`train=True`), the position of the crop is random, and `mirror=True` mirrors half of the images.
@@ -97,9 +99,10 @@ class Transform:
     def __call__(
         self, image: bytes | NDArray[np.uint8], out: NDArray[Any] | None = None, *, name: str = "the image"
     ) -> NDArray[Any]:
-        """Transforms an image, given as the bytes of a file, or as RGB or gray pixels of shape (height, width, 3 or 1).
+        """Transforms an image, which is given as the bytes of a file or as pixels.
 
-        If `out` is given, the result is written into `out`. `name` is the image's name in error messages.
+        Pixels have the shape (height, width, 3 or 1), and are RGB or gray. If `out` is given, the result is written
+        into `out`. `name` is the image's name in error messages.
         """
         if not isinstance(image, (bytes, np.ndarray, bytearray, memoryview)):
             raise TypeError(
@@ -165,7 +168,10 @@ class Transform:
 
 @cache
 def _limit_threads(pid: int) -> None:
-    """Makes OpenCV use one thread in a worker, because the other cores are busy and its threads do not survive a fork."""
+    """Makes OpenCV use one thread in a worker.
+
+    The other cores are busy, and OpenCV's threads do not survive a fork.
+    """
     if is_worker_process():
         cv2.setNumThreads(0)  # not 1, which crashes if the threads of the parent are missing
 
@@ -307,7 +313,7 @@ decoder_scratch, plane_scratch = _Scratch(), _Scratch()
 
 
 class Normalizer(NamedTuple):
-    """Computes `(pixel - mean) * factor` and returns the result in the given layout and dtype.
+    """Computes `(pixel - mean) * factor` in the given layout and dtype.
 
     `table` holds the precomputed result for each channel and pixel value. It is None if pixels are left unchanged or
     if the mean is a whole image.
