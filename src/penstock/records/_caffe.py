@@ -165,7 +165,7 @@ class CaffeLMDB(RecordSamples):
 
 
 def _decoded(data: bytes, name: str, limit: int | None) -> NDArray[np.uint8]:
-    """Returns the pixels with channels first, in BGR order, or with one channel for a gray image, as Caffe decodes it."""
+    """Returns the pixels as Caffe decodes them: channels first, in BGR order, and one channel for a gray image."""
     from penstock._pixels import decode  # late: raw data does not need its libraries
 
     gray = _is_gray(data)
@@ -247,7 +247,9 @@ def _check_content(number: int, content: Any) -> None:
 
 
 def read_caffe_mean(path: FilePath) -> NDArray[np.float32]:
-    """Returns the mean image in Caffe's `mean_file`, of shape (channels, height, width) and with channels in BGR order.
+    """Returns the mean image in Caffe's `mean_file`.
+
+    Its shape is (channels, height, width), with channels in BGR order.
 
     Pass it as `mean` to a `Transform` with `color="bgr"`. For RGB, reverse the channels with `mean[::-1]`.
     """

@@ -85,7 +85,10 @@ def beginning(raw: bytes) -> bytes | None:
 
 
 def disagreement(file: AnyFile, starts: NDArray[np.int64]) -> str:
-    """Returns the reason why the file's records cannot begin at exactly these byte offsets, or an empty string if they can."""
+    """Returns the reason why the file's records cannot begin at exactly these byte offsets.
+
+    Returns an empty string if they can.
+    """
     # Damage to a single record is not reported here: it raises when that record is read.
     if len(odd := starts[starts % 4 != 0]):
         return f"it has a record at byte {odd[0]:,}, but records begin at multiples of 4"
@@ -110,7 +113,7 @@ def disagreement(file: AnyFile, starts: NDArray[np.int64]) -> str:
 
 
 def read_heads(file: AnyFile, starts: NDArray[Any], size: int) -> Iterator[bytes]:
-    """Yields the first `size` bytes of each record that begins at one of `starts`, or fewer at the end of the file."""
+    """Yields the first `size` bytes of each record that begins at one of `starts`, or fewer at the file's end."""
     for first in range(0, len(starts), _AHEAD):
         some = starts[first : first + _AHEAD].tolist()
         yield from file.read_each(some, [min(size, file.size - start) for start in some])

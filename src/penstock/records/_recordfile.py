@@ -119,7 +119,10 @@ class RecordFile(RecordSamples):
         return index.path, Index(file, self.kind, self.find, arrays, False)
 
     def _idx_of(self, file: AnyFile, access: Access) -> AnyFile | None:
-        """Returns the `.idx` of a file, or None if there is none or if it belongs to a user who may not change the file."""
+        """Returns the `.idx` of a file, or None if there is none.
+
+        An `.idx` that belongs to a user who may not change the file counts as missing.
+        """
         if self._idx is False:
             return None
         if self._idx is not None:
