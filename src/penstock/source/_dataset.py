@@ -59,7 +59,10 @@ _METHODS = ("__gather__", "__getitems__", "__getitem__")
 
 
 def _depth(cls: type, name: str) -> int:
-    """Returns the index in the MRO of the first class that defines the name, or the index of `object` if none does."""
+    """Returns the index in the MRO of the first class that defines the name.
+
+    If none does, this is the index of `object`.
+    """
     found = (at for at, base in enumerate(cls.__mro__) if name in vars(base))
     return next(found, len(cls.__mro__) - 1)
 

@@ -19,7 +19,10 @@ Foresee = Callable[[Forecast], Any]
 
 
 def method_of(dataset: object, name: str) -> Any:
-    """Returns the dataset's special method of this name, such as `__getitems__`, or None if its class does not have one."""
+    """Returns the dataset's special method of this name, such as `__getitems__`.
+
+    Returns None if its class has no such method.
+    """
     # Looked up on the class, as Python does for special methods: a wrapper that forwards missing attributes to an
     # inner dataset would otherwise be bypassed, and the inner dataset's samples used instead of its own.
     return getattr(dataset, name, None) if hasattr(type(dataset), name) else None
@@ -30,7 +33,12 @@ _ATTRIBUTES = {"Subset": ("dataset", "indices"), "ConcatDataset": ("datasets", "
 
 
 def _is(kind: str, dataset: object, name: str) -> bool:
-    """True for a `Subset` or `ConcatDataset` (see `kind`), ours or torch's, unless a subclass defines `name` itself."""
+    """True if the dataset is a `Subset` or a `ConcatDataset`, ours or torch's.
+
+    `kind` is the name of the class to check for.
+
+    The result is False if a subclass defines the attribute `name` itself.
+    """
     for cls in type(dataset).__mro__:
         if cls.__name__ == kind:
             return all(hasattr(dataset, each) for each in _ATTRIBUTES[kind])
