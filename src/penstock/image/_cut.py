@@ -20,7 +20,7 @@ class Box(NamedTuple):
         return slice(self.top, self.top + self.height), slice(self.left, self.left + self.width)
 
     def shrinking(self, to: Size) -> int:
-        """Returns the factor (1, 2, 4 or 8) by which each axis can be shrunk without getting smaller than `to`."""
+        """Returns the largest factor (1, 2, 4 or 8) by which both axes can be shrunk without getting smaller than `to`."""
         for times in (8, 4, 2):
             if self.height // times >= to[0] and self.width // times >= to[1]:
                 return times
@@ -42,9 +42,9 @@ class Box(NamedTuple):
 class Cut(NamedTuple):
     """How the sample is cut from the image.
 
-    The box `region` of the image is resized to the size `to`, and the sample is the box `inside` of the result.
-    `crop` is the box of the sample in the whole resized image, which has the size `before`. A mean image of the size
-    `before` is cropped in the same way.
+    The box `region` of the image is resized to the size `to`. In the result, the sample is the box `inside`. In the
+    whole resized image, which has the size `before`, the sample is the box `crop`. A mean image of the size `before`
+    is cropped in the same way.
     """
 
     region: Box
@@ -80,9 +80,9 @@ def centre_box(image: Size, crop: Size) -> Box:
 def random_box(image: Size, area: tuple[float, float], ratio: tuple[float, float], drawn: Sequence[float]) -> Box:
     """Returns a random window of the image.
 
-    `area` has the bounds of the window's share of the image's area, and `ratio` those of its width divided by its
-    height. `drawn` holds 2 + 2 * TRIES random numbers between 0 and 1. The area and the logarithm of the ratio are
-    uniformly distributed.
+    `area` has the bounds of the window's share of the image's area, and `ratio` has the bounds of its width divided
+    by its height. `drawn` holds 2 + 2 * TRIES random numbers between 0 and 1. The area and the logarithm of the ratio
+    are uniformly distributed.
     """
     height, width = image
     low, high = math.log(ratio[0]), math.log(ratio[1])

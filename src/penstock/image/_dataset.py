@@ -29,7 +29,7 @@ from penstock.source._folders import PICTURES
 from penstock.source._packed import PackedList
 
 StoredImage = tuple[bytes | NDArray[Any], Any, str]
-"""A tuple of an encoded image or its pixels, its label, and the name that error messages use for it."""
+"""A tuple of an encoded image or its pixels, its label, and its name in error messages."""
 
 
 class Images(Dataset[Any]):
@@ -66,9 +66,9 @@ class Images(Dataset[Any]):
         return (image, label) if self.labels else image
 
     def __gather__(self, keys: Any, empty: Empty) -> Any:
-        """Returns the batch of these keys, equal to the collated samples.
+        """Returns the batch of these keys, which equals the collated samples.
 
-        `empty(shape, dtype)` allocates its memory.
+        `empty(shape, dtype)` allocates the batch's memory.
         """
         return self._gathered((self.read(key) for key in each(keys)), len(keys), empty)
 

@@ -37,9 +37,9 @@ class Transform:
       Otherwise the crop is at the centre, and nothing is mirrored. Random numbers come from `penstock.rng()`, so they
       depend on the sample, not on the worker.
     - With `area=(0.08, 1)`, a random window is resized to `crop` in training (a random resized crop). `area` has the
-      bounds of the window's share of the image's area, and `ratio` those of its width divided by its height. `resize`
-      is then used only in evaluation. If there is no `resize`, the image is resized in evaluation so that the crop
-      just fits into it.
+      bounds of the window's share of the image's area, and `ratio` has the bounds of its width divided by its height.
+      `resize` is then used only in evaluation. If there is no `resize`, the image is resized in evaluation so that
+      the crop just fits into it.
     - `mean` is a number, one number per channel, or a whole image in the same layout. A mean image has either the
       size of the image before cropping (it is then cropped in the same way) or the size of the crop. `mean` and `std`
       are in pixel values, 0 to 255.
@@ -168,9 +168,9 @@ class Transform:
 
 @cache
 def _limit_threads(pid: int) -> None:
-    """Makes OpenCV use one thread in a worker.
+    """Makes OpenCV use only one thread in a worker.
 
-    The other cores are busy, and OpenCV's threads do not survive a fork.
+    More threads would be of no use, because the other cores are busy, and they do not survive a fork.
     """
     if is_worker_process():
         cv2.setNumThreads(0)  # not 1, which crashes if the threads of the parent are missing
@@ -267,7 +267,7 @@ def _one_of(name: str, value: object, *allowed: object) -> None:
 
 
 def _size_of(name: str, value: Any) -> Size | None:
-    """Returns the size as a pair (height, width), given as one number or as a pair.
+    """Converts a size, given as one number or as a pair, to a pair (height, width).
 
     Returns None if no size was given.
     """
@@ -373,7 +373,7 @@ class Normalizer(NamedTuple):
     def mean_of(self, before: Size, crop: Box, name: str) -> Array:
         """Returns the part of the mean image that belongs to this crop of an image.
 
-        The image has the size `before`.
+        `before` is the size of the image before cropping.
         """
         mean = self.mean_image
         assert mean is not None

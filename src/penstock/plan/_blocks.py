@@ -28,11 +28,11 @@ class BlockOrder:
     reader holds at a time.
 
     The blocks are put in random order, and the window slides over them. Each move is by one group of blocks, an
-    eighth of the window. A group stays in the window for K moves, and gives a random K-th of its samples between two
-    moves. The samples that all groups give between two moves are shuffled together, and form a stretch. A stretch
-    thus has samples from the whole window except for one group. That space is for the next group, which can be
-    fetched in the meantime. If there are at most `window` blocks, they form one group, and all samples are shuffled
-    together.
+    eighth of the window. A group stays in the window for K moves, and contributes a random K-th of its samples
+    between two moves. The samples that all groups contribute between two moves are shuffled together, and form a
+    stretch. A stretch therefore has samples from the whole window except for one group. That space is for the next
+    group, which can be fetched in the meantime. If there are at most `window` blocks, they form one group, and all
+    samples are shuffled together.
 
     >>> order = BlockOrder(np.arange(0, 101, 10), window=3, seed=1)
     >>> keys = order.at(0, np.arange(100))
@@ -73,10 +73,10 @@ class BlockOrder:
         return _arrangement(self, epoch).keys(places)
 
     def spans(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the range of positions in the epoch that may need each block.
+        """Returns, for each block, the range of positions in the epoch that may need the block.
 
-        The first array has the first position of each block, and the second array has the position after the last
-        one. At any position, at most `window` blocks are within their range.
+        The first array has the first position for each block, and the second array has the position after the last
+        one. At any position, at most `window` blocks may be needed.
         """
         arranged = _arrangement(self, epoch)
         numbers, stretches = arranged.numbers, arranged.stretches
@@ -96,16 +96,16 @@ class _Arrangement(NamedTuple):
     """
 
     key: int
-    numbers: NDArray[np.int64]  # of the blocks
+    numbers: NDArray[np.int64]  # the block numbers, in the order of the epoch
     starts: NDArray[np.int64]  # the first place of each block, and the end
-    shifts: NDArray[np.int64]  # of each block: key minus place
+    shifts: NDArray[np.int64]  # for each block: key minus place
     groups: NDArray[np.int64]  # the first place of each group
-    sizes: NDArray[np.int64]  # of the groups, at least 1
-    strides: NDArray[np.int64]  # of the groups: see `_strides`
+    sizes: NDArray[np.int64]  # the size of each group, at least 1
+    strides: NDArray[np.int64]  # the stride of each group: see `_strides`
     offsets: NDArray[np.int64]
     # The parts of all groups, sorted by their stretch:
     begins: NDArray[np.int64]  # the first position of each part, and the end
-    moves: NDArray[np.int64]  # of each part: number in the group minus position
+    moves: NDArray[np.int64]  # for each part: index in the group minus position
     group_of: NDArray[np.int64]
     stretches: NDArray[np.int64]  # the first position of each stretch, and the end
 
@@ -181,7 +181,7 @@ def division(blocks: int, window: int) -> tuple[NDArray[np.int64], int]:
 
 
 def _strides(sizes: NDArray[np.int64], numbers: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Returns a random stride for each size, such that the two have no common divisor.
+    """Returns, for each size, a random stride that has no divisor in common with the size.
 
     `i * stride % size` is then a permutation of 0..size-1 that, for most strides, spreads neighbours over the whole
     range. The product stays below 2**62.

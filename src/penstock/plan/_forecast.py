@@ -70,7 +70,7 @@ class Forecast:
         return base + plan.reached(epoch, steps())
 
     def epochs(self) -> Iterator[tuple[int, int, int]]:
-        """Yields the number, base and size of each epoch, starting with the current one. It never ends."""
+        """Yields the number, base and size of each epoch, starting with the current one. The iteration never ends."""
         plan, epoch, base, _ = self._now
         while True:
             size = plan.order.size(epoch)
@@ -78,9 +78,9 @@ class Forecast:
             epoch, base = epoch + 1, base + size
 
     def keys(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Returns the keys at the positions from `start` up to `stop`.
+        """Returns the keys at the positions from `start` up to, but not including, `stop`.
 
-        None of these may be before the current epoch.
+        All these positions must be in the current epoch or a later one.
         """
         found = [np.empty(0, np.int64)]
         for epoch, base, size in self.epochs():
@@ -103,10 +103,10 @@ class Forecast:
         return blocks.is_of(self.order) or (type(self.order) is Sequential and blocks.keys is None)
 
     def spans(self, blocks: Grouping, epoch: int) -> tuple[KeyArray, KeyArray, KeyArray]:
-        """Returns block numbers, and the positions of the epoch between which each block may be needed.
+        """Returns block numbers and, for each block, the range of positions in the epoch that may need the block.
 
-        The three arrays are the block numbers, the first position that may need each block, and the position after
-        the last one.
+        The three arrays are the block numbers, the first position for each block, and the position after the last
+        one.
         """
         order: Any = self.order
         if type(order) is Sequential:

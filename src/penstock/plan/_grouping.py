@@ -41,7 +41,7 @@ class Grouping:
     __hash__ = None  # type: ignore[assignment]
 
     def order(self, window: int, seed: int) -> Order:
-        """Returns all keys, in a random order that needs `window` blocks at a time."""
+        """Returns a random order of all keys that needs `window` blocks at a time."""
         order = BlockOrder(self.edges, window, seed)
         return order if self.keys is None else Selected(order, self.keys)
 
@@ -59,7 +59,8 @@ def _equal(one: KeyArray | range | None, other: KeyArray | range | None) -> bool
 class InnerBlocks(NamedTuple):
     """Maps the blocks of an outer dataset to those of a nested dataset.
 
-    Block b of the outer dataset is block `numbers[b]` of the nested one, or belongs to another dataset if that is -1.
+    Block b of the outer dataset is block `numbers[b]` of the nested dataset. If `numbers[b]` is -1, the block belongs
+    to another dataset.
     """
 
     outer: Grouping

@@ -119,9 +119,10 @@ class OrderPlan:
         return min(max(0, beyond), self._size) if self.padded else 0
 
     def consumed(self, epoch: int, step: int) -> int | None:
-        """Returns how many positions all ranks together consume before this step. This is the `start` for a new plan.
+        """Returns how many positions all ranks together consume before this step.
 
-        Returns None with `rollover`, because such an epoch can be resumed only in the same shape.
+        This number is the `start` of a plan for the rest of the epoch. Returns None with `rollover`, because such an
+        epoch can be resumed only in the same shape.
         """
         return None if self.rollover else self.reached(epoch, step)
 
@@ -196,7 +197,7 @@ class Draw:
     def take(self, most: int) -> tuple[NDArray[np.int64], int]:
         """Returns the keys of up to `most` further steps, and the number of these steps.
 
-        All have the same number of keys.
+        All these steps have the same number of keys.
         """
         at, size = self._at, self._size
         left = len(self._keys) - at
@@ -260,15 +261,15 @@ class SamplerPlan:
     ) -> Iterator[Any]:
         """Yields the keys of each step from step `start` on.
 
-        If `take` is given, it continues a pass over the sampler that is already open: `take(size)` returns the next
-        keys, and `read` batches were read before. `broken` is explained in `Rest`.
+        If `take` is given, a pass over the sampler that is already open is continued: `take(size)` returns the next
+        keys, and `read` is the number of batches that were read before. `broken` is explained in `Rest`.
         """
         _check_start(start)
         of_all_ranks = Calls(partial(self._read, take or _taking(iter(self.sampler))))
         return Rest(of_all_ranks, start, read, self.rank, self.world, self.drop_last, broken).simplified()
 
     def _read(self, take: _Take, number: int) -> Any:
-        """Returns the next batch of all ranks together, or END."""
+        """Returns the next batch of all ranks together, or END if there is none."""
         size = 1 if self.batched or self.batch_size is None else self.batch_size
         keys = take(size)
         if not keys or (len(keys) < size and self.drop_last):

@@ -359,9 +359,9 @@ def positive(name: str, value: object) -> int:
 
 
 def check_drop_last(value: object) -> bool:
-    """Returns the value.
+    """Returns the value if it is a bool.
 
-    Raises ValueError if it is not a bool, because a misplaced batch size would count as True.
+    Raises ValueError otherwise, because a misplaced batch size would count as True.
     """
     if not isinstance(value, bool):
         raise ValueError(f"drop_last must be True or False, but it is {value!r}.")

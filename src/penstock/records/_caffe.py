@@ -42,20 +42,22 @@ _PER_TRANSACTION = 1000  # items, as in Caffe
 
 
 class CaffeLMDB(RecordSamples):
-    """The samples of Caffe's LMDB files of Datum, in key order. A sample is `(array, label)`.
+    """The samples of Caffe's LMDB files of Datum messages, in key order. A sample is `(array, label)`.
 
     The array has the axes (channels, height, width). Raw data is uint8, and `float_data` is float32. Encoded images
     are decoded (which needs the extra "image"), gray ones to a single channel. Three uint8 channels are in Caffe's
     order, BGR; `color="rgb"` reverses them.
 
-    With a `transform` of `penstock.image`, a sample is `(image, label)` with the channel order of the transform: use
-    `Transform(color="bgr")` for a network that was trained with Caffe. `labels=False` leaves the labels out.
+    With a `transform` of `penstock.image`, a sample is `(image, label)`, and the transform determines the order of
+    the channels. Use `Transform(color="bgr")` for a network that was trained with Caffe. `labels=False` leaves the
+    labels out.
 
     No LMDB library is needed. Any number of threads and processes may read at once, as long as no program writes.
     `path` is the folder, or the file in it, or a list of these; each may be a URL. `keys` holds the keys, which are
     read once and kept together with the positions of their values (docs/formats.md). LMDB has no checksums, so a
     wrong byte inside a value may not be noticed. All other damage raises `RecordError`. A value of more than
-    `max_sample_bytes`, or an encoded image whose pixels take more, is an error too. A `transform` has its own limit.
+    `max_sample_bytes` bytes is an error too, and so is an encoded image whose pixels take more bytes than that. A
+    `transform` has its own limit.
 
     `storage`, `cache`, `cache_bytes` and `cache_shared` are for remote files, and are explained in
     `penstock.formats`.
@@ -152,7 +154,7 @@ class CaffeLMDB(RecordSamples):
         return self.keys[self.edges.item(number) + row]
 
     def _datum(self, raw: bytes, number: int, row: int) -> tuple[Datum, str]:
-        """Parses the Datum in these bytes, and returns it with its name for error messages."""
+        """Parses the Datum in these bytes. Returns it with a name for error messages."""
         found = self._value(raw, number, row)
         start = self.extent(number, row)[0] + len(raw) - len(found)
         name = f"{self.files[number].path}, key {self._key(number, row)!r}, byte {start:,}"
@@ -184,7 +186,9 @@ def _is_gray(data: bytes) -> bool:
 
 
 def write_caffe_lmdb(path: FilePath, items: Iterable[tuple[NDArray[Any] | bytes, SupportsIndex]]) -> int:
-    """Writes an LMDB file of Datum for Caffe, and returns the number of items. Needs `pip install ".[lmdb]"`.
+    """Writes an LMDB folder of Datum messages for Caffe, and returns the number of items.
+
+    Needs `pip install ".[lmdb]"`.
 
     An item is `(content, label)`. The content is a uint8 or float32 array with channels first, or the bytes of an
     encoded image. The key of an item is its index, padded with zeros. The folder must not exist yet; it gets its

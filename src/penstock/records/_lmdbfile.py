@@ -46,9 +46,9 @@ def is_lmdb(first_bytes: bytes) -> bool:
 def find_values(file: AnyFile) -> Arrays:
     """Returns the index of an LMDB file, which gives the location of each key's value, in key order.
 
-    `starts` and `sizes` are the byte offsets and lengths of the values; `starts` also has the size of the file as its
-    last element. For a large value they include the header of its first page, so its offset is a multiple of the page
-    size, `page`. `keys` holds all keys, joined, and `key_edges` the offset at which each key begins.
+    `starts` and `sizes` have the byte offset and length of each value; the last element of `starts` is the size of
+    the file. For a large value, they include the header of its first page, so its offset is a multiple of the page
+    size, `page`. `keys` holds all keys in one byte array, and `key_edges` has the offset at which each key begins.
     """
     return _Tree(file).arrays()
 

@@ -352,13 +352,13 @@ class RecordWriter:
         self._failed = ""
 
     def __len__(self) -> int:
-        """The number of records written so far."""
+        """Returns the number of records written so far."""
         return len(self._ids)
 
     def write(self, data: bytes, label: Any = 0.0, id: int | None = None) -> None:
         """Writes a record. `label` is a number or a vector of numbers.
 
-        The default `id` is the number of earlier records.
+        By default, `id` is the number of records written before.
         """
         self._check()
         if self._file.closed:

@@ -57,9 +57,9 @@ class ArrayDataset(Dataset[Any]):
         return [self._sample(parts) for parts in zip(*rows, strict=True)]
 
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
-        """Returns the batch of these keys, equal to the collated samples.
+        """Returns the batch of these keys, which equals the collated samples.
 
-        `empty(shape, dtype)` allocates its memory.
+        `empty(shape, dtype)` allocates the batch's memory.
         """
         checked = checked_keys(keys, len(self))
         if type(empty) is FieldMemory:

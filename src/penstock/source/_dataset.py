@@ -159,7 +159,10 @@ class ConcatDataset(Dataset[T_co]):
 
     @property
     def __foresee__(self) -> Callable[[Any], Any]:
-        """Passes a forecast to the datasets. This attribute does not exist if none of them has `__foresee__`."""
+        """Passes a forecast (which keys a loader will ask for) to the datasets.
+
+        This attribute does not exist if none of the datasets has `__foresee__`.
+        """
         return _not_missing(foresee_of_parts(self))
 
     def __getitem__(self, index: int) -> T_co:
@@ -268,7 +271,7 @@ class Subset(Dataset[T_co]):
     def __gather__(self) -> Callable[[Any, Any], Any]:
         """The dataset's `__gather__` (see `ArrayDataset`) for this subset.
 
-        It does not exist if the dataset has none.
+        This attribute does not exist if the dataset has no `__gather__`.
         """
         gather = method_of(self.dataset, "__gather__")
         if gather is None:
@@ -285,7 +288,10 @@ class Subset(Dataset[T_co]):
 
     @property
     def __foresee__(self) -> Callable[[Any], Any]:
-        """Passes a forecast to the dataset. This attribute does not exist if the dataset has no `__foresee__`."""
+        """Passes a forecast (which keys a loader will ask for) to the dataset.
+
+        This attribute does not exist if the dataset has no `__foresee__`.
+        """
         return _not_missing(foresee_of_subset(self))
 
     def _underlying(self, keys: Sequence[int] | NDArray[Any]) -> list[Any]:
@@ -396,7 +402,10 @@ def fetch(dataset: Any, keys: Sequence[Any]) -> list[Any]:
 
 
 def _in_sequence(blocks: Grouping, what: str) -> NDArray[np.int64]:
-    """Returns the edges of the blocks. Raises AttributeError if a block is not a range of consecutive keys."""
+    """Returns the first key of each block, and the end of the last block.
+
+    Raises AttributeError if a block is not a range of consecutive keys.
+    """
     if blocks.keys is not None:
         # A loader of the subset itself does not need them sorted.
         raise AttributeError(f"its keys are not sorted by block. Sort the indices of the {what} to wrap it")

@@ -36,7 +36,9 @@ def files_below(root: str, folder: str = "", above: Above = ()) -> Iterator[str]
 
 
 def folders_below(folder: str, *, hidden: bool = False, above: Above = ()) -> Iterator[tuple[str, list[str]]]:
-    """Yields the folder and all folders below it, each with the names of its files, and before its subfolders.
+    """Yields the folder and all folders below it, each with the names of its files.
+
+    A folder comes before its subfolders.
 
     Links are followed as in `files_below`. Folders that cannot be read, such as lost+found, are left out.
     """
@@ -53,7 +55,7 @@ def folders_below(folder: str, *, hidden: bool = False, above: Above = ()) -> It
 def _inside(folder: str, above: Above, hidden: bool) -> tuple[list[tuple[str, bool]], Above]:
     """Lists a folder.
 
-    Returns the sorted names with a flag that is True for a folder, and `above` extended by this folder.
+    Returns the names in it, sorted, each with True if it is a folder. Also returns `above`, extended by this folder.
     """
     with os.scandir(folder) as entries:
         found = sorted((each.name, _is_folder(each)) for each in entries if hidden or not each.name.startswith("."))

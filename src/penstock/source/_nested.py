@@ -1,4 +1,4 @@
-"""Passes blocks, forecasts and fingerprints through `Subset` and `ConcatDataset`, both penstock's and torch's."""
+"""Makes blocks, forecasts and fingerprints work through `Subset` and `ConcatDataset`, both penstock's and torch's."""
 
 from __future__ import annotations
 
@@ -35,9 +35,8 @@ _ATTRIBUTES = {"Subset": ("dataset", "indices"), "ConcatDataset": ("datasets", "
 def _is(kind: str, dataset: object, name: str) -> bool:
     """True if the dataset is a `Subset` or a `ConcatDataset`, ours or torch's.
 
-    `kind` is the name of the class to check for.
-
-    The result is False if a subclass defines the attribute `name` itself.
+    `kind` is the name of the class to check for. The result is False if a subclass defines the attribute `name`
+    itself.
     """
     for cls in type(dataset).__mro__:
         if cls.__name__ == kind:
@@ -51,9 +50,9 @@ def _is(kind: str, dataset: object, name: str) -> bool:
 
 
 def blocks_of(dataset: Any) -> Grouping:
-    """Returns the blocks of a dataset.
+    """Returns the blocks of a dataset (groups of keys that are read together).
 
-    Raises TypeError if it has none, and ValueError if they do not fit its keys.
+    Raises TypeError if the dataset has no blocks, and ValueError if the blocks do not fit its keys.
     """
     try:
         return _grouping(dataset)

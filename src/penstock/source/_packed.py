@@ -127,7 +127,7 @@ _ENCODE: dict[ItemKind, Callable[[Any], bytes]] = {
 
 
 def _pack(items: Iterable[Any], kind: ItemKind | None = None) -> tuple[bytearray, array[int], ItemKind]:
-    """Returns all items concatenated, the n + 1 offsets between them, and their kind.
+    """Returns all items concatenated, the n + 1 offsets at which they begin and end, and their kind.
 
     If two items differ in kind, all items are pickled.
     """

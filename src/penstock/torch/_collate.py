@@ -1,8 +1,9 @@
 """torch's default_collate, with tensors written directly into the slab (the shared memory of the batch).
 
-The result equals that of torch's function for the same samples. Containers are handled, and a rule is chosen for each
-column, as in torch; only the rules that copy data are replaced. Our rules collate ordinary columns. For any other
-column they return None, and torch's own rule collates the column or raises its own error.
+The result equals that of torch's function for the same samples. As in torch, containers are taken apart, and each
+column is collated by a rule, a function that is chosen by the type of its first element. Only the rules that copy
+data are replaced. Our rules collate ordinary columns. For any other column they return None, and torch's own rule
+collates the column or raises its own error.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ SMALL = 1024
 def collate(samples: Any, empty: Empty, *, alone: bool = True) -> Any:
     """Returns the result of `torch.utils.data.default_collate`, with large tensors in memory allocated by `empty`.
 
-    `alone` is True if the loader has no workers. torch then keeps some strides that its workers make contiguous.
+    `alone` is True if the loader has no workers. In that case torch keeps some memory layouts that its workers would
+    make contiguous.
     """
     if not torch.empty(0).is_cpu:  # torch.set_default_device: tensors are made on that device
         return default_collate(samples)
@@ -113,7 +115,10 @@ def _apply(rule: Callable[..., Any], empty: Empty, alone: bool, batch: Any, coll
 
 
 def _converted(batch: Any, into: FieldMemory) -> torch.Tensor | None:
-    """Converts a column to the dtype of its field while writing it. Returns None if torch's result might differ."""
+    """Converts a column to the dtype of its field while writing it.
+
+    Returns None if the result might differ from torch's.
+    """
     first, kinds = batch[0], set(map(type, batch))
     if kinds == {torch.Tensor} and set(map(attrgetter("dtype"), batch)) <= NATIVE.keys():
         if any(each.requires_grad or each.layout is not torch.strided for each in batch):

@@ -1,4 +1,7 @@
-"""The session of a torch loader that was created with `seed=`: penstock's semantics, and tensors in the batches."""
+"""The session of a torch loader that has a seed. The session holds what the loader keeps from epoch to epoch.
+
+It follows penstock's semantics, and its batches hold tensors.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +77,7 @@ class _TorchGenerators(Generators):
 
 
 class SeededRunner(Runner):
-    """A `Runner` for datasets that use torch's worker info or torch's global generator."""
+    """A `Runner` (it runs a worker's tasks) for datasets that use torch's worker info or torch's global generator."""
 
     make_generators = _TorchGenerators
 
@@ -232,9 +235,9 @@ def _order(loader: Any) -> dict[str, Any]:
 
 
 def _seedable(sampler: Any) -> Any:
-    """Returns penstock's equivalent of a torch sampler, or the sampler itself if penstock has none.
+    """Returns penstock's equivalent of a torch sampler, or the sampler itself if penstock has no equivalent.
 
-    The equivalent draws from the seed.
+    The equivalent draws its random numbers from the loader's seed.
     """
     if type(sampler) is RandomSampler:
         return penstock.RandomSampler(sampler.data_source, sampler.replacement, sampler.num_samples)

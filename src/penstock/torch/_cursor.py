@@ -1,7 +1,8 @@
 """The position of an iterator with torch's semantics, saved as plain data that is checked before any of it is used.
 
-Order and randomness are torch's, so the state holds the random states from which the epoch was drawn. Nothing in the
-state is evaluated or unpickled. A user's own dataset or sampler may put other data into its part of the state.
+The order and the random numbers come from torch's generators, so the state holds the random states from which the
+epoch was drawn. Nothing in the state is evaluated or unpickled. A user's own dataset or sampler may put other data
+into its part of the state.
 """
 
 from __future__ import annotations
@@ -39,8 +40,7 @@ PART = "torch"
 class CopyPosition:
     """The position of one copy of the dataset, which belongs to a worker or to the caller.
 
-    `mark` is the last mark (a saved position) that the copy has sent, and `more` is the number of batches after the
-    mark.
+    `mark` is the copy's last mark (a saved position), and `more` is the number of batches after the mark.
     """
 
     def __init__(self, mark: bytes | Mark | None = None, more: int = 0) -> None:
@@ -50,7 +50,7 @@ class CopyPosition:
     def moved(self, mark: bytes | None) -> None:
         """Records that the copy returned a batch, or an error in place of a batch.
 
-        `mark` is the new mark, if there is one.
+        `mark` is the mark (the saved position) that came with the batch, or None if none came.
         """
         if mark is None:
             self.more += 1
@@ -60,7 +60,7 @@ class CopyPosition:
     def next_epoch(self) -> CopyPosition:
         """Returns the position of a stream's copy at the start of the next epoch.
 
-        The position is unknown if the mark at the end of this epoch could not be taken.
+        The position is unknown if the mark (the saved position) at the end of this epoch could not be taken.
         """
         mark = known(self.mark)
         return CopyPosition(self.mark if mark is None else mark.next_epoch())
@@ -156,14 +156,18 @@ class Cursor:
 
     @classmethod
     def of(cls, loader: Any) -> Cursor:
-        """Returns the cursor of a new iterator, after it has restored the state that was loaded, if any."""
+        """Makes the cursor of a new iterator, and restores the state that was loaded, if any."""
         cursor = cls(loader, loader.__dict__.get("_saved"), loader.__dict__.get("_cursor"))
         cursor.restore()
         return cursor
 
     @property
     def seat(self) -> int:
-        """The index of the worker that gets the next step. In a stream, some workers may have reached their end."""
+        """The index of the worker that gets the next step.
+
+        For a stream, this is not always the step modulo the number of workers, because some workers may have ended
+        earlier.
+        """
         return self._seat if self.is_stream else self.progress.steps % max(1, self._workers)
 
     @property
@@ -198,9 +202,10 @@ class Cursor:
                 self._reading.prepare(mark)
 
     def begin(self, work: Callable[[], object], iterator: Any = None, *, sampler: bool = True) -> None:
-        """Calls `work`, torch's code that draws the base seed of `iterator`, calls `iter()` on the sampler, or both.
+        """Calls `work`, a function of torch's that starts the iterator.
 
-        Numbers that were drawn before the state was taken are replayed without advancing the caller's generators.
+        The function draws the base seed of `iterator`, calls `iter()` on the sampler, or does both. Numbers that were
+        drawn before the state was taken are replayed without advancing the caller's generators.
         """
         if self.sampling is not None and self.is_tracked and sampler:
             self.sampling.prepare()
@@ -218,7 +223,7 @@ class Cursor:
             iterator._base_seed = self.base_seed
 
     def keys(self, iterator: Any) -> Iterator[Any]:
-        """Returns the keys of each step that was not handed out.
+        """Returns the keys of each step that was not handed out yet.
 
         `iterator` holds torch's own iterator over all steps.
         """
@@ -232,7 +237,10 @@ class Cursor:
         return steps if self._ahead is None else self._ahead.steps(steps)
 
     def open_stream(self, fetcher: Any, size: int) -> None:
-        """Continues the caller's own copy of a stream from its position. torch reads the stream through `fetcher`."""
+        """Continues the caller's own copy of a stream from the saved position.
+
+        torch reads the stream through `fetcher`.
+        """
         copy, reading = self._copies[0], self._reading
         reading.begin(fetcher.dataset_iter, known(copy.mark))
         until = reading.read + copy.more
@@ -244,7 +252,7 @@ class Cursor:
     def passed(self, step: int, mark: bytes | None, worker: int) -> None:
         """Records that a step of this worker was handed out, as a batch or as an error.
 
-        `mark` is the worker's new mark, if any.
+        `mark` is the mark (the worker's saved position) that came with the step, or None if none came.
         """
         self.progress.passed(step, None if self.sampling is None else self.sampling.handed_out(step))
         if self._copies:
@@ -258,7 +266,7 @@ class Cursor:
         return begin.steps + len(begin.beyond)
 
     def passed_inline(self, *, failed: bool) -> None:
-        """Records that a step that this process ran itself was handed out, as a batch or as an error."""
+        """Records that a step was handed out, as a batch or as an error, in a loader without workers."""
         step = self.progress.steps
         self.progress.passed(step, None if self.sampling is None else self.sampling.handed_out(step))
         if self._copies:
@@ -269,7 +277,7 @@ class Cursor:
     def finish(self, end: bytes | None, ends: Mapping[int, bytes]) -> None:
         """Records that the caller has seen the end of the epoch.
 
-        `ends` has the mark at the end of each worker's stream, by worker index.
+        `ends` maps the index of each worker to the mark (the saved position) at the end of its stream.
         """
         self.progress.is_over = True
         for worker, mark in ends.items():

@@ -68,7 +68,7 @@ class _Newer(TypedDict, total=False):
 
 
 class _NonDataProperty(Generic[T]):
-    """A property that an instance attribute of the same name hides, so that subclasses are free to use the name."""
+    """A property that an instance attribute of the same name hides. Subclasses are therefore free to use the name."""
 
     def __init__(self, read: Callable[[Any], T]) -> None:
         self._read = read
@@ -83,7 +83,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     It is a subclass of torch's class, so torch's constructor checks the arguments. `state_dict()` and
     `load_state_dict(state)` resume at any batch, like those of torchdata's StatefulDataLoader. States are exact for
-    any `snapshot_every_n_steps`, which only says how often workers send the state of a stream that has one.
+    any `snapshot_every_n_steps`. It only determines how often workers send the state of a stream, if the stream has a
+    state.
 
     With `seed=`, penstock's semantics replace torch's:
 
@@ -170,7 +171,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 )
         if isinstance(shuffle, str) and shuffle != "blocks":
             raise ValueError(f'shuffle must be True, False, None or "blocks", got {shuffle!r}.')
-        # torch's constructor accepts no "blocks" or "auto".
+        # torch's constructor does not accept "blocks" or "auto".
         theirs |= {"shuffle": True} if by_blocks else {}
         theirs |= {name: value for name, value in _TUNED.items() if name in auto}
         cast = Cast.of(ours["dtype"], ours["casting"], (*DTYPES, "bfloat16"))
@@ -190,7 +191,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._ours, self._auto, self._by_blocks = given.split()
         self.timeout = timeout
         self.snapshot_every_n_steps = every
-        # Frameworks read the arguments from `vars`, to rebuild the loader: with a sampler, which rules out `window`.
+        # Frameworks read the arguments from `vars` to rebuild the loader with a sampler, which `window` does not allow.
         for name, value in {**ours, **self._ours}.items():
             if name != "window" and not hasattr(type(self), name):
                 vars(self).setdefault(name, value)
@@ -217,7 +218,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         super().__setattr__(name, value)
 
     def _resize(self, num_workers: int) -> None:
-        """Changes the number of workers, also while they run if the loader has a seed.
+        """Changes the number of workers. If the loader has a seed, this is possible while they run.
 
         Raises ValueError if workers are running and there is no seed, because the batches then depend on their
         number.
@@ -291,8 +292,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def update(self, change: Callable[[Any], object] | None = None, /, **attributes: Any) -> None:
         """Changes the dataset here and in every worker, as `penstock.DataLoader.update` does. Needs `seed=`.
 
-        `update(size=416)` sets attributes of the dataset. A function is called with the dataset. The change takes
-        effect with the next batch that is handed out, because prefetched batches are computed again.
+        `update(size=416)` sets attributes of the dataset. If a function is given, it is called with the dataset. The
+        change takes effect with the next batch that is handed out, because prefetched batches are computed again.
         """
         _seeded(self, "update()").update(change, **attributes)
 
@@ -311,9 +312,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def trace(self, path: str | os.PathLike[str]) -> Tracing:
         """Records what the caller and the workers do, in a file that Perfetto can open.
 
-        See `penstock.DataLoader.trace`.
-
-        The trace ends at the end of its `with` block, or when its `close()` is called.
+        The trace ends at the end of its `with` block, or when its `close()` is called. See
+        `penstock.DataLoader.trace`.
         """
         if not self.num_workers and self._ours["seed"] is None:
             raise ValueError(
@@ -381,7 +381,10 @@ def _check(given: Given, generator: object) -> None:
 
 
 def _is_sequential(sampler: Any, batch_sampler: Any) -> bool:
-    """True if one of these two is a sequential sampler, which libraries use for predictions."""
+    """True if the sampler, or the sampler inside the batch sampler, is sequential.
+
+    Libraries use such samplers for predictions.
+    """
     within = getattr(batch_sampler, "_batch_sampler", batch_sampler)  # Lightning wraps it for predictions
     sampler = getattr(within, "sampler", None) if sampler is None else sampler
     return isinstance(sampler, torch.utils.data.SequentialSampler)
@@ -396,9 +399,8 @@ def _seeded(loader: DataLoader[Any], what: str) -> Core:
 def _kind_of_iterator(kind: type, loader: Any) -> type:
     """Returns the iterator class to use instead of `kind`.
 
-    If `kind` is one of torch's own two classes, it is penstock's class.
-
-    Any other class is returned unchanged, and so is torch's class for DataPipes with workers.
+    The result is penstock's class if `kind` is one of torch's own two classes. Any other class is returned unchanged,
+    and so is torch's class for DataPipes with workers.
     """
     if issubclass(kind, (Inline, Workers, Seeded)):
         return kind
@@ -417,9 +419,9 @@ def _kind_of_iterator(kind: type, loader: Any) -> type:
 
 
 def _new(kind: type, *args: Any, **kwargs: Any) -> Any:
-    """Replaces `__new__` of torch's iterators, as soon as it is needed.
+    """Replaces `__new__` of torch's iterators, so that they can become penstock's.
 
-    That is the case once `enable()` was called, or once a loader was given one of penstock's own arguments.
+    This replacement is made once `enable()` is called, or once a loader is given one of penstock's own arguments.
     """
     loader: Any = args[0] if args else kwargs.get("loader")
     is_adopted = not isinstance(loader, DataLoader) and adopt(loader)

@@ -22,7 +22,7 @@ ITERATOR_METHOD = "_get_iterator"
 
 PIPES = (IterDataPipe, MapDataPipe)  # the datasets that torch's loader seeds and shards
 ExceptionWrapper: Any = _utils.ExceptionWrapper
-# (base seed, number of the worker) -> the seed of `numpy.random` in that worker.
+# (base seed, index of the worker) -> the seed of `numpy.random` in that worker.
 numpy_seed: Any = _worker._generate_state
 # (batch, device) -> the pinned batch, by torch's own rules: nested containers, objects with a `pin_memory` method.
 pin: Any = _pin_memory.pin_memory

@@ -135,7 +135,7 @@ def adopt(loader: Any) -> bool:
             "last_batch= out."
         )
     ours, auto, by_blocks = given.split()
-    # The library decides what each rank reads, so there is nothing to warn of.
+    # The library decides what each rank reads, so there is nothing to warn about.
     ours["shard"] = (0, 1) if ours["seed"] is not None else None
     auto = auto if loader.num_workers else {}
     vars(loader).update(_ours=ours, _cast=given.cast, _auto=auto, _by_blocks=by_blocks)

@@ -32,13 +32,15 @@ _TORCHS = {*_RANDOM, SequentialSampler, data.DistributedSampler}
 
 
 def sampler_of(loader: Any) -> Any:
-    """Returns the loader's sampler of single keys, or the user's own batch sampler."""
+    """Returns the user's own batch sampler if there is one, or else the loader's sampler of single keys."""
     index = loader._index_sampler
     return index.sampler if type(index) is BatchSampler else index
 
 
 class Sampling:
-    """One pass over the sampler, which gives the keys of each step from the first step that was not handed out.
+    """One pass over the sampler.
+
+    It gives the keys of each step, beginning with the first step that was not handed out.
 
     `progress` holds the mark (a saved position) that a sampler with a state starts from. The mark comes from a resume
     state or from the end of the last epoch.
@@ -106,7 +108,7 @@ class Sampling:
 
     @property
     def given(self) -> list[str]:
-        """The states that `generators` had before the sampler drew from them.
+        """The states that the generators in `generators` had before the sampler drew from them.
 
         Before and after the pass over the sampler, these are the current states.
         """
@@ -177,7 +179,7 @@ class Sampling:
     def _note(self, before: dict[str, Any]) -> None:
         """Records which global generators the sampler drew from.
 
-        These are the ones whose state is no longer that in `before`.
+        Those are the generators whose current state differs from the one in `before`.
         """
         after = take_states() if before else {}
         self._origin = {name: state for name, state in before.items() if after[name] != state}
@@ -271,7 +273,7 @@ class Sampling:
 def _from(sampler: Any, seed: int | None, skip: int) -> Iterator[Any]:
     """Returns the keys of one of torch's samplers, without the first `skip` keys.
 
-    If possible, those are not even drawn.
+    The skipped keys are not even drawn if that can be avoided.
     """
     if type(sampler) is SequentialSampler:
         return iter(range(len(sampler.data_source))[skip:])
@@ -301,7 +303,7 @@ def _next_of(make: Callable[[], Iterator[Any]]) -> Any:
 def _passed(steps: Iterator[Any], skip: int) -> Iterator[Any]:
     """Returns the steps after the first `skip`.
 
-    Reads at least one step immediately, so that the sampler draws now.
+    Reads at least one step immediately, so that the sampler draws its random numbers now.
     """
     for _ in range(skip):
         with suppress(Exception):  # it was raised before the state was taken
@@ -322,7 +324,10 @@ def _raise(error: Exception) -> NoReturn:
 
 
 def text_of(state: Any) -> str:
-    """Returns the state of a generator, a tensor or an array, as text. (The state of torch's generator has 5 KB.)"""
+    """Returns the state of a generator, given as a tensor or an array, as text.
+
+    (The state of torch's generator takes 5 KB.)
+    """
     return b64encode(np.asarray(state).tobytes()).decode()
 
 
@@ -385,8 +390,8 @@ def parse_states(plain: Mapping[str, Any]) -> dict[str, Any]:
 class TemporaryStates:
     """A loan (a temporary change) that sets global generators to `states`, and restores all generators at its end.
 
-    All generators are the global ones and those in `given`. A generator that the user's `load_state_dict` sets during
-    the loan is an exception, and keeps its new state (see `Restored`). Use it with `with_loan`.
+    It restores the global generators and those in `given`. A generator that the user's `load_state_dict` sets during
+    the loan keeps its new state, however (see `Restored`). Use the loan with `with_loan`.
     """
 
     _begun: ClassVar[list[TemporaryStates]] = []
@@ -414,17 +419,17 @@ class TemporaryStates:
 
     @classmethod
     def keep(cls, states: Mapping[str, Any]) -> None:
-        """Makes all current loans leave the generators in these states when they end."""
+        """Makes all current loans (temporary changes) leave the generators in these states when they end."""
         for loan in cls._begun:
             loan._before |= states
 
 
 class Ahead:
-    """The states that the global generators had when a state was taken, to draw what the epoch has not drawn yet.
+    """The states that the global random generators had at the moment when a resume state was taken.
 
-    That is the base seed, the order, or both. The caller's generators stay as they are. If the caller has already
-    restored them to the same states, no Ahead is made, and the loader draws from the caller's generators and advances
-    them, as torch does.
+    They are used to draw what the epoch had not drawn by then: the base seed, the order, or both. The caller's
+    generators stay as they are. If the caller has already restored them to the same states, no Ahead is made, and the
+    loader draws from the caller's generators and advances them, as torch does.
     """
 
     def __init__(self, states: dict[str, Any]) -> None:
@@ -446,9 +451,9 @@ class Ahead:
         return with_loan(_Continued(self), work, *args)
 
     def steps(self, steps: Iterator[Any]) -> Iterator[Any]:
-        """Returns the same steps.
+        """Returns an iterator over `steps` that reads the first step with these generators.
 
-        The first one is read with these generators, because a sampler draws its order at that moment.
+        A sampler draws its order when it is asked for its first step.
         """
         return map(partial(self._next, steps), count())
 
@@ -457,7 +462,7 @@ class Ahead:
 
 
 class _Continued(TemporaryStates):
-    """A loan of the global generators that starts with the states in which the previous loan ended."""
+    """A loan (a temporary change) of the global generators that begins with the states at the end of the previous loan."""
 
     def __init__(self, ahead: Ahead) -> None:
         super().__init__(ahead.states)
@@ -470,7 +475,10 @@ class _Continued(TemporaryStates):
 
 
 class Restored(Reading):
-    """A `Reading` whose `restore` may change global generators permanently, even during a loan."""
+    """A `Reading` (a pass over a stream or sampler) that can be restored during a loan of the global generators.
+
+    Changes that `restore` makes to global generators are permanent, although the loan restores all others at its end.
+    """
 
     def restore(self, part: Any, state: Any) -> None:
         before = take_states()

@@ -88,10 +88,10 @@ def _name(kind: type) -> str:
 
 
 def _never_seen() -> list[LoaderUse]:
-    """Returns an entry for each loader class with its own `__iter__` that has not created any known iterator so far.
+    """Returns an entry for each class of existing loaders that defines its own `__iter__` and was not counted so far.
 
-    A known iterator is one of torch's or penstock's. No hook sees such an `__iter__`, so existing loaders are found
-    through the garbage collector.
+    No hook sees such an `__iter__` if it makes no iterator of torch's or penstock's, so the loaders are found through
+    the garbage collector.
     """
     theirs = torch.utils.data.DataLoader
     kinds = {type(each) for each in gc.get_objects() if issubclass(type(each), theirs)}

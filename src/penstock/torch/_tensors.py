@@ -56,7 +56,10 @@ def blank(shape: Shape, dtype: torch.dtype, empty: Empty) -> torch.Tensor:
 
 
 def native(shape: Shape, dtype: np.dtype[Any], root: Any, at: int) -> torch.Tensor:
-    """Returns a view of `root` as a tensor, for a dtype that numpy has. The view begins at the byte offset `at`."""
+    """Returns a tensor that is a view of the byte array `root`, from the offset `at` on.
+
+    Its dtype is one that numpy has.
+    """
     tensor = torch.from_numpy(np.ndarray(shape, dtype, root, at))
     # `root` is shared memory, but `Tensor.is_shared()` knows only memory that torch itself has mapped. An attribute
     # of the storage, which all views of the tensor have in common, hides torch's method. It costs 0.6 us.
@@ -69,17 +72,17 @@ def _is_shared() -> bool:
 
 
 def reinterpreted(shape: Shape, dtype: torch.dtype, root: Any, at: int) -> torch.Tensor:
-    """Returns a view of `root` as a tensor, for a dtype that numpy does not have.
+    """Returns a tensor that is a view of the byte array `root`, from the offset `at` on.
 
-    The view begins at the byte offset `at`.
+    Its dtype is one that numpy does not have.
     """
     return native(shape, NATIVE[_INTEGERS[dtype.itemsize]], root, at).view(dtype)
 
 
 def strided(shape: Shape, how: tuple[MakeLeaf, Any, int, Shape], root: Any, at: int) -> torch.Tensor:
-    """Returns a view of `root` as a tensor that is not C-contiguous.
+    """Returns a tensor that is a view of the byte array `root`, from the offset `at` on, and is not C-contiguous.
 
-    Its axes are permuted in memory, or its rows repeated.
+    Its axes are permuted in memory, or its rows are repeated.
     """
     make, dtype, span, stride = how
     view: torch.Tensor = make((span,), dtype, root, at)
@@ -189,7 +192,7 @@ def _storage_reducer() -> Reduce:
 def reduce_storage(storage: Any) -> Any:
     """Like `__reduce_ex__`, for the storage of a tensor that torch itself pickles.
 
-    Such a tensor is of a subclass, or has attributes.
+    Such a tensor is an instance of a subclass, or has attributes of its own.
     """
     memory = storage._untyped_storage
     if memory.device.type != "cpu" or not memory.nbytes():
@@ -219,9 +222,10 @@ def rebuild_sparse(layout: torch.layout, parts: tuple[Any, ...], requires_grad: 
 
 
 def _describe(tensor: torch.Tensor) -> tuple[MakeLeaf, Shape, Any, torch.Tensor] | None:
-    """Returns how to open a tensor (a MakeLeaf, a shape and a dtype), and its bytes as a tensor that numpy can read.
+    """Describes how a tensor is stored and opened. Returns None if only torch can pickle the tensor.
 
-    Returns None if only torch can pickle the tensor.
+    The result is a MakeLeaf (a function that makes a view of stored bytes), the shape, the dtype, and the bytes as a
+    tensor that numpy can read.
     """
     plain = tensor.layout is torch.strided and tensor.is_cpu and not tensor.is_nested
     if not plain or tensor.requires_grad or tensor.is_conj() or tensor.is_neg():

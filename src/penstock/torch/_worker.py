@@ -1,4 +1,7 @@
-"""Runs the tasks of a worker with torch's semantics, which has its own random generators and copy of the dataset."""
+"""Runs tasks in a worker with torch's semantics.
+
+Such a worker has its own random generators and its own copy of the dataset.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +44,9 @@ The pair holds the last mark (a saved position, or None) and the number of batch
 class Replica:
     """Runs a worker's tasks as torch's workers do.
 
-    It takes the place of `Runner`; `TaskRunner` describes the methods.
-
-    If the dataset has a state, a mark (a snapshot of that state) is sent with the result of each task or, for a
-    stream, with every `marks`-th batch. If `marks` is 0, no marks are sent.
+    It takes the place of `Runner`, and `TaskRunner` describes its methods. If the dataset has a state, a mark (a
+    snapshot of that state) is sent with the result of each task or, for a stream, with every `marks`-th batch. If
+    `marks` is 0, no marks are sent.
     """
 
     def __init__(self, job: Job, who: str, stream: bool, marks: int, resumed: Sequence[Resumed]) -> None:
@@ -127,9 +129,9 @@ class Replica:
         return Done(batch, rows, None, self._mark)
 
     def failed(self, error: BaseException, task: Task, mark: bytes | None) -> Errored:
-        """Returns the outcome of a task that raised.
+        """Returns the outcome of a task that raised an exception.
 
-        Raises SystemExit and similar exceptions again, to end the worker.
+        Raises SystemExit and similar exceptions again, so that they end the worker.
         """
         error = ordinary(error)
         if not isinstance(error, Exception):
@@ -247,7 +249,7 @@ class TorchFailure(NamedTuple):
 
 
 def sealed(keys: Any) -> Any:
-    """Packs the keys of a batch so that `_keys` returns the same kind of object that the sampler yielded."""
+    """Packs the keys of a batch for sending, so that `_keys` restores exactly what the sampler yielded."""
     return keys if type(keys) is list and set(map(type, keys)) == {int} else (keys,)
 
 
