@@ -194,7 +194,10 @@ def _strides(sizes: NDArray[np.int64], numbers: NDArray[np.uint64]) -> NDArray[n
 
 
 def _as_edges(blocks: ArrayLike) -> NDArray[np.int64]:
-    """Returns a read-only copy of the edges of blocks. Raises ValueError if they do not begin with 0, or decrease."""
+    """Returns the edges of blocks as a read-only copy.
+
+    Raises ValueError if they do not begin with 0, or if they decrease.
+    """
     found = np.asarray(blocks)
     if found.ndim != 1 or not found.size or found.dtype.kind not in "iu":
         raise TypeError(

@@ -120,11 +120,10 @@ class Forecast:
 class InnerForecast(Forecast):
     """The forecast for a nested dataset.
 
-    It has the positions of the outer forecast, and the keys of the nested dataset.
-
-    The key is -1 where another part of the outer dataset is read. `keys` is a function that converts keys of the
-    outer dataset to keys of the nested one. `blocks` is a function that returns how the blocks of the two datasets
-    correspond, or None if that is unknown. It is called only if needed.
+    It has the positions of the outer forecast, and the keys of the nested dataset. The key is -1 where another part
+    of the outer dataset is read. `keys` is a function that converts keys of the outer dataset to keys of the nested
+    one. `blocks` is a function that returns how the blocks of the two datasets correspond, or None if that is
+    unknown. It is called only when the result is needed.
     """
 
     def __init__(

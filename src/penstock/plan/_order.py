@@ -233,7 +233,7 @@ class Permutation:
         return cells.view(np.int64)
 
     def _apply_rounds(self, cells: NDArray[np.uint64]) -> None:
-        """Applies all rounds of the permutation to the cells, in place."""
+        """Applies all rounds of the permutation to the numbers in `cells`, in place."""
         rows, columns = self._sides
         row = np.floor_divide(cells, columns)
         spare = np.multiply(row, columns)
@@ -264,7 +264,8 @@ class Permutation:
 def _rectangle(n: int) -> tuple[int, int]:
     """Returns the sides of a rectangle with at least n cells, both near sqrt(n).
 
-    Of the rectangles that were tried, it has the fewest cells, so that few cells are beyond n.
+    `Permutation` assigns the numbers 0..n-1 to cells of this rectangle. Of the rectangles that were tried, it has the
+    fewest cells, so that few of them are left over.
     """
     root = math.isqrt(n - 1) + 1
     rows = np.arange(root, root + 1 + min(root // 4, 1023), dtype=np.int64)

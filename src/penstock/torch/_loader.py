@@ -191,7 +191,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._ours, self._auto, self._by_blocks = given.split()
         self.timeout = timeout
         self.snapshot_every_n_steps = every
-        # Frameworks read the arguments from `vars` to rebuild the loader with a sampler, which `window` does not allow.
+        # Frameworks read the arguments from `vars` to rebuild the loader with a sampler. `window` forbids samplers.
         for name, value in {**ours, **self._ours}.items():
             if name != "window" and not hasattr(type(self), name):
                 vars(self).setdefault(name, value)

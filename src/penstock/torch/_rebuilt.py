@@ -25,7 +25,7 @@ DEFAULTS: dict[str, Any] = {
     **{name: option.default for name, option in OPTIONS.items() if option.face is Face.OURS},
     **{name: None for name in arguments() if name not in inspect.signature(DataLoader.__init__).parameters},
 }
-"""The default values of the arguments that torch's constructor does not have, by name."""
+"""Maps each argument that torch's constructor does not have to its default value."""
 
 
 def is_default(name: str, value: object) -> bool:
@@ -39,10 +39,10 @@ def is_default(name: str, value: object) -> bool:
 
 @dataclass(frozen=True)
 class Given:
-    """The arguments of a loader that torch's constructor does not have, without those that have their default values.
+    """The arguments that a loader was given and that torch's constructor does not have.
 
-    `auto` has the names of the settings that penstock tunes. `by_blocks` is True if `shuffle="blocks"` was given, and
-    `own_order` is True if no sampler was given.
+    Arguments with their default values are left out. `auto` has the names of the settings that penstock tunes.
+    `by_blocks` is True if `shuffle="blocks"` was given, and `own_order` is True if no sampler was given.
     """
 
     arguments: Mapping[str, Any]

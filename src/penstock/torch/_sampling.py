@@ -462,7 +462,7 @@ class Ahead:
 
 
 class _Continued(TemporaryStates):
-    """A loan (a temporary change) of the global generators that begins with the states at the end of the previous loan."""
+    """A loan (a temporary change) of the global generators that begins where the previous loan ended."""
 
     def __init__(self, ahead: Ahead) -> None:
         super().__init__(ahead.states)
@@ -475,9 +475,9 @@ class _Continued(TemporaryStates):
 
 
 class Restored(Reading):
-    """A `Reading` (a pass over a stream or sampler) that can be restored during a loan of the global generators.
+    """A `Reading` (a pass over a stream or sampler) whose `restore` may change global generators permanently.
 
-    Changes that `restore` makes to global generators are permanent, although the loan restores all others at its end.
+    A loan (a temporary change of the generators) undoes all other changes at its end.
     """
 
     def restore(self, part: Any, state: Any) -> None:

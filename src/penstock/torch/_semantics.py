@@ -37,9 +37,9 @@ _SHOWN = [name for name in shown_names() if OPTIONS[name].face.is_theirs]
 
 
 class TorchSession(Session):
-    """The session of one loader with torch's semantics.
+    """The session of one loader with torch's semantics: what the loader keeps from epoch to epoch.
 
-    It must not refer to the loader, so it keeps a copy of the settings that reports show.
+    It must not refer to the loader, so it has its own copy of the settings that reports show.
     """
 
     def __init__(self, loader: Any) -> None:
