@@ -20,7 +20,10 @@ class Box(NamedTuple):
         return slice(self.top, self.top + self.height), slice(self.left, self.left + self.width)
 
     def shrinking(self, to: Size) -> int:
-        """Returns the largest factor (1, 2, 4 or 8) by which this box can be shrunk without getting smaller than `to`."""
+        """Returns the largest factor by which the box can be shrunk without getting smaller than `to`.
+
+        The factor is 1, 2, 4 or 8, and applies to both axes.
+        """
         for times in (8, 4, 2):
             if self.height // times >= to[0] and self.width // times >= to[1]:
                 return times

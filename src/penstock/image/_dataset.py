@@ -107,7 +107,7 @@ def _labels(labels: list[Any], empty: Empty) -> Any:
         raise named from None
 
 
-CHECKED = 8  # one of this many first files of a list must exist
+CHECKED = 8  # at least one of this many files at the beginning of a list must exist
 
 
 class ImageFolder(Format, Images):

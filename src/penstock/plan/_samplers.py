@@ -152,7 +152,7 @@ class BlockSampler(Sampler[int]):
     def __init__(self, blocks: ArrayLike, window: int = WINDOW, generator: np.random.Generator | None = None) -> None:
         check_generator(generator)
         self.window, self.generator = positive("window", window), generator
-        self.blocks = BlockOrder(np.asarray(blocks), self.window, seed=0).edges  # which are checked
+        self.blocks = BlockOrder(np.asarray(blocks), self.window, seed=0).edges  # checks them
 
     def __iter__(self) -> Iterator[int]:
         order = BlockOrder(self.blocks, self.window, draw_key(self.generator))

@@ -58,7 +58,7 @@ def value_of(raw: bytes, start: int, page: int) -> memoryview | None:
 
     For a large value, `raw` begins with a page header, which is left out.
     """
-    if start % page or not raw:  # an empty value may stand at the end of its page
+    if start % page or not raw:  # an empty value may be at the end of its page
         return memoryview(raw)
     number, _, kind, low, high = _PAGE.unpack_from(raw)
     enough = (high << 16 | low) * page >= len(raw)
@@ -108,7 +108,7 @@ class _Tree:
             self._file.damaged(0, f"LMDB has no pages of {self._page:,} bytes")
         second = self._meta(self._page)
         ages = first[-1], second[-1]
-        # Transactions write the two pages in turn, so that the last but one can still be read.
+        # Transactions write the two pages in turn, so that the state before the last one can still be read.
         if ages != (0, 0) and (ages[0] % 2 != 0 or ages[1] % 2 != 1 or abs(ages[0] - ages[1]) != 1):
             self._file.damaged(0, f"the last two transactions cannot have the numbers {ages[0]:,} and {ages[1]:,}")
         newest = first if ages[0] > ages[1] else second

@@ -44,7 +44,7 @@ def folders_below(folder: str, *, hidden: bool = False, above: Above = ()) -> It
     """
     try:
         found, above = _inside(folder, above, hidden)
-    except (PermissionError, FileNotFoundError, NotADirectoryError):  # but no shortage, such as EMFILE
+    except (PermissionError, FileNotFoundError, NotADirectoryError):  # but not a shortage, such as EMFILE
         return
     yield folder, [name for name, is_folder in found if not is_folder]
     for path in (os.path.join(folder, name) for name, is_folder in found if is_folder):

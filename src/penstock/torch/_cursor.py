@@ -122,14 +122,14 @@ class Cursor:
         self.length: int | None = None
         if not self.is_stream and isinstance(self.dataset, Sized):
             with suppress(Exception):  # the user's code: torch will raise the same error
-                self.length = len(self.dataset)  # now: it may grow during the epoch
+                self.length = len(self.dataset)  # taken now, because it may grow during the epoch
         self.generators = given_to(loader) if self.sampling is None else self.sampling.generators
         self.base_seed: int | None = None
         copies = max(1, self._workers) if self.is_stream or has_state(self.dataset) else 0
         self._copies = [CopyPosition() for _ in range(copies)]
         self._seat = 0
         self._ahead = None if saved is None else Ahead.of(saved.ahead)
-        # An epoch that was resumed at its end had nothing to read and restored nothing, so the next epoch does.
+        # An epoch that was resumed at its end had nothing to read and restored nothing, so the next one restores.
         self._restores = saved is not None or (before is not None and before._began_at_end)
         self._began_at_end: bool = False
         if saved is not None:
@@ -316,7 +316,7 @@ def state_of(loader: Any) -> dict[str, Any]:
             "origin": None if origin is None else dict(origin),
             "generators": texts_of(cursor.generators) if sampling is None else sampling.given,
             "workers": [copy.as_dict() for copy in cursor.copies],
-            "seat": cursor.seat if cursor.is_stream else 0,  # by key, it follows from the step
+            "seat": cursor.seat if cursor.is_stream else 0,  # with keys, it follows from the step
             "ahead": _ahead(loader, cursor),
         },
     }

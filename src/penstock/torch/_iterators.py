@@ -152,7 +152,7 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
             try:
                 raise error
             finally:
-                del error  # its traceback holds this frame, which must not hold it in turn
+                del error  # its traceback refers to this frame, which must not refer back to it
         _begun(loader, cursor)
 
     @raises_instead

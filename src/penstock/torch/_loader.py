@@ -196,14 +196,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             if name != "window" and not hasattr(type(self), name):
                 vars(self).setdefault(name, value)
         self._saved: LoadedState | None = None
-        self._cursor: Cursor | None = None  # of the epoch that was begun last
-        self._engine: weakref.ref[Engine] | None = None  # the one that runs that epoch
+        self._cursor: Cursor | None = None  # of the epoch that was started last
+        self._engine: weakref.ref[Engine] | None = None  # the engine that runs that epoch
         if given:
             _watch_iterators()
             if given.named.keys() - {"seed", "dtype", "casting"}:
                 core_of(self)  # raises now, and not in the first epoch, if an argument is wrong
 
-    if TYPE_CHECKING:  # torch's returns an iterator of unknown items
+    if TYPE_CHECKING:  # torch's method returns an iterator of unknown items
 
         def __iter__(self) -> Iterator[T_co]: ...  # type: ignore[override]
 
@@ -431,7 +431,7 @@ def _new(kind: type, *args: Any, **kwargs: Any) -> Any:
     if loader._ours["seed"] is None:
         return object.__new__(ours)
     seeded = object.__new__(Seeded)
-    if not isinstance(seeded, kind):  # Python calls the constructor of instances of `kind` only
+    if not isinstance(seeded, kind):  # Python calls the constructor only for instances of `kind`
         seeded.__init__(*args, **kwargs)  # type: ignore[misc]
     return seeded
 

@@ -60,7 +60,7 @@ class Sampling:
         self._samples: int | None = None
         if self._is_torchs:
             with suppress(Exception):  # the user's code: torch will raise the same error
-                self._samples = len(self.sampler)  # now: the dataset may grow during the epoch
+                self._samples = len(self.sampler)  # taken now, because the dataset may grow during the epoch
         self._reading = Restored(self.sampler)
         self._marks: dict[int, bytes | None] = {}  # of the steps that were drawn and not handed out
         self._is_over = False

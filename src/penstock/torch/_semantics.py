@@ -55,7 +55,7 @@ class TorchSession(Session):
         self._shown.update(backend=backend, seed=None, one_reader=False, face="penstock.torch")
 
 
-# Not kept on the loader, which may be of torch's own class: libraries read its `vars`.
+# Not stored on the loader, because it may be of torch's own class, and libraries read its `vars`.
 sessions: weakref.WeakKeyDictionary[Any, TorchSession] = weakref.WeakKeyDictionary()
 
 
@@ -148,7 +148,8 @@ class TorchSemantics:
         if private.is_batched(self._loader):  # a task of a stream has the number of samples to read
             keys = map(len if cursor.is_stream else sealed, keys)
         at = Begin(cursor.progress.steps, frozenset(cursor.progress.beyond))
-        # As in torch, the call that asks the sampler raises its error, although it asked for a later step.
+        # As in torch, an error of the sampler is raised by the call that reads the sampler, although that call reads
+        # the keys of a later step.
         return Run(session.runs, 0, keys, None, at, seat=cursor.seat, raises_at_once=True)
 
 

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.random  # takes 20 ms: imported here so that forked workers need not
+import numpy.random  # takes 20 ms: imported here so that forked workers do not have to
 import torch
 
 from penstock._at_work import set_worker_info
