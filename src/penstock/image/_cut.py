@@ -30,7 +30,7 @@ class Box(NamedTuple):
         return 1
 
     def shrunk(self, times: int) -> tuple[Box, tuple[float, float]]:
-        """Returns this box in an image that is decoded `times` smaller than its full size.
+        """Returns this box in an image that is decoded at 1/`times` of its full size.
 
         The result is the box rounded to whole pixels, and its exact size.
         """

@@ -293,7 +293,7 @@ def _read_list(file: AnyFile, folder: LocalFolder | RemoteFolder, labels: bool) 
 
 
 def _without_labels(lines: list[str], is_file: Callable[[str], bool]) -> list[str]:
-    """Returns the paths in a list whose labels are not used.
+    """Returns the paths in a list of images, without the labels.
 
     A number at the end of a line may be a label or part of the file's name. It is part of the name ("scan 1") if a
     file of that name exists. If all lines end in a number, only the first few files are looked up, because a list may

@@ -170,7 +170,7 @@ class Transform:
 def _limit_threads(pid: int) -> None:
     """Makes OpenCV use only one thread in a worker.
 
-    More threads would be of no use, because the other cores are busy, and they do not survive a fork.
+    This is because the other cores are busy, and because OpenCV's threads do not survive a fork.
     """
     if is_worker_process():
         cv2.setNumThreads(0)  # not 1, which crashes if the threads of the parent are missing

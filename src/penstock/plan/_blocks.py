@@ -172,8 +172,8 @@ def _arrangement(order: BlockOrder, epoch: int) -> _Arrangement:
 def division(blocks: int, window: int) -> tuple[NDArray[np.int64], int]:
     """Divides the blocks into groups that are as equal in size as possible.
 
-    Returns the index of the first block of each group, followed by the number of blocks, and the number of parts into
-    which each group is divided.
+    Returns an array and a number. The array has the index of the first block of each group and, as its last element,
+    the number of blocks. The number says into how many parts each group is divided.
     """
     size = max(1, window // 8)
     groups, parts = (1, 1) if blocks <= window else (-(-blocks // size), max(1, window // size - 1))
@@ -194,7 +194,7 @@ def _strides(sizes: NDArray[np.int64], numbers: NDArray[np.uint64]) -> NDArray[n
 
 
 def _as_edges(blocks: ArrayLike) -> NDArray[np.int64]:
-    """Returns the edges of blocks as a read-only copy.
+    """Returns a read-only copy of the edges of blocks, which are the first key of each block and the end of the last.
 
     Raises ValueError if they do not begin with 0, or if they decrease.
     """

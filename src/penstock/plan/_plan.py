@@ -261,7 +261,7 @@ class SamplerPlan:
     ) -> Iterator[Any]:
         """Yields the keys of each step from step `start` on.
 
-        If `take` is given, a pass over the sampler that is already open is continued: `take(size)` returns the next
+        If `take` is given, continues a pass over the sampler that is already open. `take(size)` then returns the next
         keys, and `read` is the number of batches that were read before. `broken` is explained in `Rest`.
         """
         _check_start(start)

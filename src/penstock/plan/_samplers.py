@@ -1,10 +1,9 @@
 """Samplers with the names that torch users know.
 
-A sampler is an iterable of keys, and each `iter()` starts a new pass.
-
-They are for programs that compose samplers by hand. `DataLoader(shuffle=True)` does not need them, because its order
-is a function (see `_order.py`) and can be resumed at any step. If a sampler of this module has no generator of its
-own, a loader replaces it by the same kind of order (`order_of`), with the loader's seed.
+A sampler is an iterable of keys, and each `iter()` starts a new pass. These samplers are for programs that compose
+samplers by hand. `DataLoader(shuffle=True)` does not need them, because its order is a function (see `_order.py`) and
+can be resumed at any step. If a sampler of this module has no generator of its own, a loader replaces it by the same
+kind of order (`order_of`), with the loader's seed.
 
 No sampler builds a list of n keys. Each computes `KEYS_AT_ONCE` keys at a time while it is read.
 """

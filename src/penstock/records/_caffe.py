@@ -253,9 +253,8 @@ def _check_content(number: int, content: Any) -> None:
 def read_caffe_mean(path: FilePath) -> NDArray[np.float32]:
     """Returns the mean image in Caffe's `mean_file`.
 
-    Its shape is (channels, height, width), with channels in BGR order.
-
-    Pass it as `mean` to a `Transform` with `color="bgr"`. For RGB, reverse the channels with `mean[::-1]`.
+    Its shape is (channels, height, width), with channels in BGR order. Pass it as `mean` to a `Transform` with
+    `color="bgr"`. For RGB, reverse the channels with `mean[::-1]`.
     """
     message = memoryview(Path(path).read_bytes())
     try:

@@ -1,8 +1,8 @@
 """Reads the keys and values of an LMDB file, in key order.
 
-The library `lmdb` is not used, because it maps the file into memory and trusts the contents: a damaged page or a
-truncated file crashes the process. Its environments must not be used across a fork either. This module checks every
-number before using it, and reads the file at explicit offsets.
+The library `lmdb` is not used, because it maps the file into memory and trusts the contents, so that a damaged page
+or a truncated file crashes the process. The library's environments must not be used across a fork either. This module
+checks every number before using it, and reads the file at explicit offsets.
 
     pages 0 and 1  the state after the last two transactions: the newer one counts
     branch page    keys, and the pages below them

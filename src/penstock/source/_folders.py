@@ -20,10 +20,8 @@ Above = tuple[tuple[int, int], ...]
 def files_below(root: str, folder: str = "", above: Above = ()) -> Iterator[str]:
     """Yields the paths of all files below a folder, relative to `root`.
 
-    Files and folders are sorted together by name.
-
-    A link to a folder is followed, unless it leads back to one of its parent folders. Raises OSError for a folder
-    that cannot be read.
+    Files and folders are sorted together by name. A link to a folder is followed, unless it leads back to one of its
+    parent folders. Raises OSError for a folder that cannot be read.
     """
     here = os.path.join(root, folder)
     found, above = _inside(here, above or (_number(root),), hidden=False)
@@ -38,9 +36,8 @@ def files_below(root: str, folder: str = "", above: Above = ()) -> Iterator[str]
 def folders_below(folder: str, *, hidden: bool = False, above: Above = ()) -> Iterator[tuple[str, list[str]]]:
     """Yields the folder and all folders below it, each with the names of its files.
 
-    A folder comes before its subfolders.
-
-    Links are followed as in `files_below`. Folders that cannot be read, such as lost+found, are left out.
+    A folder comes before its subfolders. Links are followed as in `files_below`. Folders that cannot be read, such as
+    lost+found, are left out.
     """
     try:
         found, above = _inside(folder, above, hidden)
@@ -55,7 +52,8 @@ def folders_below(folder: str, *, hidden: bool = False, above: Above = ()) -> It
 def _inside(folder: str, above: Above, hidden: bool) -> tuple[list[tuple[str, bool]], Above]:
     """Lists a folder.
 
-    Returns the names in it, sorted, each with True if it is a folder. Also returns `above`, extended by this folder.
+    Returns a list of pairs, sorted by name. Each has a name and a bool that is True for a folder. Also returns
+    `above`, extended by this folder.
     """
     with os.scandir(folder) as entries:
         found = sorted((each.name, _is_folder(each)) for each in entries if hidden or not each.name.startswith("."))

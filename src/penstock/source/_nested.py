@@ -129,7 +129,7 @@ def _keys(indices: Any, length: int) -> KeyArray | None:
 
 
 def fingerprint_of(dataset: Any) -> str | None:
-    """Returns a text that identifies the samples, or None if the dataset has none.
+    """Returns a text that identifies the samples, or None if no dataset defines one.
 
     The text comes from `__fingerprint__()` of the dataset, or of the datasets inside it. It is short, may be shown in
     error messages, and does not depend on where the files are.

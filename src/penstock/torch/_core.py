@@ -125,9 +125,8 @@ _lending = Lending(_TorchState)
 class Core(SeedSession):
     """The session of a torch loader that has a seed: what the loader keeps from epoch to epoch.
 
-    Its batches hold tensors.
-
-    `before` is the loader's previous session. The new session continues at the same epoch and position.
+    Its batches hold tensors. `before` is the loader's previous session. The new session continues at the same epoch
+    and position.
     """
 
     def __init__(self, settings: dict[str, Any], before: Core | None = None) -> None:

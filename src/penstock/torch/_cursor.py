@@ -250,7 +250,7 @@ class Cursor:
             self._fetcher = fetcher
 
     def passed(self, step: int, mark: bytes | None, worker: int) -> None:
-        """Records that a step of this worker was handed out, as a batch or as an error.
+        """Records that a step of the worker with the index `worker` was handed out, as a batch or as an error.
 
         `mark` is the mark (the worker's saved position) that came with the step, or None if none came.
         """

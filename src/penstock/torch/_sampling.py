@@ -40,10 +40,9 @@ def sampler_of(loader: Any) -> Any:
 class Sampling:
     """One pass over the sampler.
 
-    It gives the keys of each step, beginning with the first step that was not handed out.
-
-    `progress` holds the mark (a saved position) that a sampler with a state starts from. The mark comes from a resume
-    state or from the end of the last epoch.
+    It gives the keys of each step, beginning with the first step that was not handed out. `progress` holds the mark
+    (a saved position) that a sampler with a state starts from. The mark comes from a resume state or from the end of
+    the last epoch.
     """
 
     def __init__(self, loader: Any, progress: Progress) -> None:
@@ -453,7 +452,7 @@ class Ahead:
     def steps(self, steps: Iterator[Any]) -> Iterator[Any]:
         """Returns an iterator over `steps` that reads the first step with these generators.
 
-        A sampler draws its order when it is asked for its first step.
+        Only the first step matters, because a sampler draws its order when it is asked for that step.
         """
         return map(partial(self._next, steps), count())
 
@@ -462,7 +461,10 @@ class Ahead:
 
 
 class _Continued(TemporaryStates):
-    """A loan (a temporary change) of the global generators that begins where the previous loan ended."""
+    """A loan (a temporary change) of the global generators.
+
+    It begins with the states in which the previous loan has left them.
+    """
 
     def __init__(self, ahead: Ahead) -> None:
         super().__init__(ahead.states)

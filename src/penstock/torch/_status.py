@@ -1,4 +1,4 @@
-"""Counts which loaders of this process have run on penstock's engine, and which on torch's."""
+"""Counts the loaders of this process that have run on penstock's engine, and those that have run on torch's."""
 
 from __future__ import annotations
 

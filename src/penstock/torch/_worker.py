@@ -35,7 +35,7 @@ from penstock.torch._collate import collate, explain
 from penstock.worker_info import WorkerInfo
 
 Resumed = tuple[Mark | None, int]
-"""Where a worker's copy of the dataset was when a state was taken.
+"""The position of a worker's copy of the dataset when a resume state was taken.
 
 The pair holds the last mark (a saved position, or None) and the number of batches that were read after the mark.
 """
