@@ -63,8 +63,8 @@ class RecordFile(RecordSamples):
     `RecordError`, at the latest when the record is read.
 
     `storage`, `cache`, `cache_bytes` and `cache_shared` are for remote files, and are explained in
-    `penstock.formats`. A record of more than `max_sample_bytes` bytes is an error of its sample. A `transform` has its own
-    limit.
+    `penstock.formats`. A record of more than `max_sample_bytes` bytes is an error of its sample. A `transform` has
+    its own limit.
     """
 
     suffixes = (".rec",)
