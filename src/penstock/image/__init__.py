@@ -1,6 +1,7 @@
-"""Images as in Caffe's data layers: decoded, cropped, mirrored, and written straight into the batch.
+"""Images as in Caffe's data layers: decoded, cropped, mirrored, and written directly into the batch.
 
-Needs `pip install ".[image]"`: simplejpeg (libjpeg-turbo), OpenCV for resizing, Pillow for other formats.
+Needs `pip install ".[image]"`, which installs simplejpeg (libjpeg-turbo), OpenCV for resizing, and Pillow for other
+formats.
 """
 
 import penstock._pixels  # noqa: F401 - first: its error names the library that is missing

@@ -1,4 +1,4 @@
-"""Which part of an image becomes the sample: arithmetic on sizes, without pixels."""
+"""Computes which part of an image becomes the sample. This is arithmetic on sizes; no pixels are involved."""
 
 from __future__ import annotations
 
@@ -20,14 +20,20 @@ class Box(NamedTuple):
         return slice(self.top, self.top + self.height), slice(self.left, self.left + self.width)
 
     def shrinking(self, to: Size) -> int:
-        """How many times (1, 2, 4 or 8) each axis can be shrunk without getting smaller than `to`."""
+        """Returns the largest factor by which the box can be shrunk without getting smaller than `to`.
+
+        The factor is 1, 2, 4 or 8, and applies to both axes.
+        """
         for times in (8, 4, 2):
             if self.height // times >= to[0] and self.width // times >= to[1]:
                 return times
         return 1
 
     def shrunk(self, times: int) -> tuple[Box, tuple[float, float]]:
-        """This box in an image that is decoded `times` smaller: rounded to whole pixels, and its exact size."""
+        """Returns this box in an image that is decoded at 1/`times` of its full size.
+
+        The result is the box rounded to whole pixels, and its exact size.
+        """
         # The exact box begins at the upper left corner of the rounded one; pixels beyond its size may be padding. A
         # box that begins inside a decoded pixel is moved to the pixel's edge: this is harmless, as its position is
         # random.
@@ -37,10 +43,11 @@ class Box(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """The `region` of the image is resized `to` a size, and the sample is the box `inside` the result.
+    """How the sample is cut from the image.
 
-    `crop` is the box of the sample in the whole resized image, of the size `before`: a mean image of this size is
-    cropped in the same way.
+    The box `region` of the image is resized to the size `to`. In the result, the sample is the box `inside`. In the
+    whole resized image, which has the size `before`, the sample is the box `crop`. A mean image of the size `before`
+    is cropped in the same way.
     """
 
     region: Box
@@ -51,7 +58,7 @@ class Cut(NamedTuple):
 
 
 def fitting(image: Size, shorter: int) -> Size:
-    """The size of an image once its shorter side is resized to this length."""
+    """Returns the size of an image after its shorter side is resized to this length."""
     height, width = image
     if height <= width:
         return shorter, max(1, round(width * shorter / height))
@@ -59,13 +66,13 @@ def fitting(image: Size, shorter: int) -> Size:
 
 
 def covering(image: Size, crop: Size) -> Size:
-    """The smallest size with the proportions of the image that the crop fits into."""
+    """Returns the smallest size that has the proportions of the image and is large enough for the crop."""
     factor = max(crop[0] / image[0], crop[1] / image[1])
     return max(crop[0], round(image[0] * factor)), max(crop[1], round(image[1] * factor))
 
 
 def crop_box(image: Size, crop: Size, down: float, right: float) -> Box:
-    """The box of a crop. `down` and `right`, from 0 to below 1, choose one of its possible positions."""
+    """Returns the box of a crop. `down` and `right`, from 0 to just below 1, choose one of the possible positions."""
     return Box(int(down * (image[0] - crop[0] + 1)), int(right * (image[1] - crop[1] + 1)), *crop)
 
 
@@ -74,9 +81,11 @@ def centre_box(image: Size, crop: Size) -> Box:
 
 
 def random_box(image: Size, area: tuple[float, float], ratio: tuple[float, float], drawn: Sequence[float]) -> Box:
-    """A random window whose share of the image's area, and ratio of width to height, are within these bounds.
+    """Returns a random window of the image.
 
-    `drawn`: 2 + 2 * TRIES random numbers between 0 and 1. The area and the logarithm of the ratio are uniform.
+    `area` has the bounds of the window's share of the image's area, and `ratio` has the bounds of its width divided
+    by its height. `drawn` holds 2 + 2 * TRIES random numbers between 0 and 1. The area and the logarithm of the ratio
+    are uniformly distributed.
     """
     height, width = image
     low, high = math.log(ratio[0]), math.log(ratio[1])

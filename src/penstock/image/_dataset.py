@@ -1,4 +1,4 @@
-"""Datasets of images, written straight into the batch: `Images`, the base, and `ImageFolder` for files."""
+"""Datasets of images that are written directly into the batch: the base `Images`, and `ImageFolder` for files."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from penstock.source._folders import PICTURES
 from penstock.source._packed import PackedList
 
 StoredImage = tuple[bytes | NDArray[Any], Any, str]
-"""An encoded image or its pixels, its label, and its name in errors."""
+"""A tuple of an encoded image or its pixels, its label, and its name in error messages."""
 
 
 class Images(Dataset[Any]):
-    """Images with labels: a sample is `(image, label)`, or the image alone with `labels=False`.
+    """Images with labels. A sample is `(image, label)`, or only the image with `labels=False`.
 
-    A subclass defines `__len__` and `read(key)`: the encoded image (or its pixels, uint8 of shape (height,
-    width, 3 or 1)), its label, and a name for errors. If all images have one shape, the last step of
-    the transform writes them straight into the batch.
+    A subclass defines `__len__` and `read(key)`, which returns the encoded image (or its pixels, as uint8 of shape
+    (height, width, 3 or 1)), its label, and a name to use in error messages. If all images have the same shape, the
+    last step of the transform writes them directly into the batch.
     """
 
     def __init__(self, transform: Transform | None = None, labels: bool = True) -> None:
@@ -50,7 +50,10 @@ class Images(Dataset[Any]):
         self.labels = labels
 
     def read(self, key: Any) -> StoredImage:
-        """The encoded image or its pixels, its label, and a name for errors. Defined by subclasses."""
+        """Returns the encoded image or its pixels, its label, and a name for error messages.
+
+        Subclasses define this method.
+        """
         raise NotImplementedError(
             f"{type(self).__name__} must define read(key), which returns the image, its label and its name."
         )
@@ -63,7 +66,10 @@ class Images(Dataset[Any]):
         return (image, label) if self.labels else image
 
     def __gather__(self, keys: Any, empty: Empty) -> Any:
-        """The batch of these keys, equal to the collated samples; `empty(shape, dtype)` allocates its memory."""
+        """Returns the batch of these keys, which equals the collated samples.
+
+        `empty(shape, dtype)` allocates the batch's memory.
+        """
         return self._gathered((self.read(key) for key in each(keys)), len(keys), empty)
 
     def _gathered(self, stored: Iterable[StoredImage], count: int, empty: Empty) -> Any:
@@ -101,22 +107,26 @@ def _labels(labels: list[Any], empty: Empty) -> Any:
         raise named from None
 
 
-CHECKED = 8  # one of this many first files of a list must exist
+CHECKED = 8  # at least one of this many files at the beginning of a list must exist
 
 
 class ImageFolder(Format, Images):
-    """The images under a folder; each folder in it is a class, with all images below it.
+    """The images in a folder.
 
-    Classes are numbered in the order of their names. `classes` has the names, `targets` the label of each image, and
-    `paths` its path relative to `root`. With `labels=False` a sample is an image alone, anywhere below the folder.
+    Each folder directly inside it is a class, which consists of all images below that folder.
 
-    `listing` names a text file instead, in Caffe's format, a path and a label on each line (`cats/tom 1.jpg 0`), or
-    in MXNet's, a number that is not used, one or more labels and a path, separated by tabs. Paths are relative to the
-    folder or, if `root` itself is such a file, to the folder of that file. Labels are ints, floats if one of them is,
-    or arrays. Images are opened when they are fetched: a missing file is an error of its sample.
+    Classes are numbered in the order of their names. `classes` holds the names, `targets` the label of each image,
+    and `paths` its path relative to `root`. With `labels=False`, a sample is only an image, from anywhere below the
+    folder.
+
+    `listing` is a text file that lists the images instead. It is in Caffe's format, with a path and a label on each
+    line (`cats/tom 1.jpg 0`), or in MXNet's format, with an unused number, one or more labels and a path, separated
+    by tabs. Paths are relative to the folder or, if `root` itself is such a file, to the folder that contains the
+    file. Labels are ints, or floats if one of them is a float, or arrays if a line has several. Images are opened
+    when they are fetched, so a missing file is an error of its sample.
 
     `root` and `listing` may be URLs. A web server does not list its files, so `listing` is needed there. `storage`,
-    `cache`, `cache_bytes` and `cache_shared` are for remote files: see `penstock.formats`.
+    `cache`, `cache_bytes` and `cache_shared` are for remote files, and are explained in `penstock.formats`.
     """
 
     paths: PackedList[str] = PackedList(())  # type: ignore[assignment]
@@ -157,7 +167,10 @@ class ImageFolder(Format, Images):
 
     @property
     def edges(self) -> NDArray[np.int64]:
-        """The first row of each file, and the end. Each image is a file, and a block."""
+        """The index of the first row of each file, and the total number of rows.
+
+        Each image is a file, and also a block.
+        """
         return np.arange(len(self) + 1)
 
     blocks = edges
@@ -189,7 +202,7 @@ class ImageFolder(Format, Images):
         return self._gathered(self._stored(keys, self.checked(keys)), len(keys), empty)
 
     def _stored(self, keys: Any, rows: NDArray[np.int64]) -> Iterator[StoredImage]:
-        """The images of these keys; remote ones are fetched several at a time."""
+        """Returns the stored images of these keys. Remote images are fetched several at a time."""
         is_ours = type(self).read is ImageFolder.read  # that of a subclass may draw random numbers
         threads = THREADS if self._folder.is_remote and is_ours else 1
         found = in_parallel(lambda row, _: self.read(row), rows.tolist(), threads)
@@ -204,7 +217,7 @@ class ImageFolder(Format, Images):
 
     @cached_property
     def _fingerprint(self) -> str:
-        """A digest of the names and labels. The files themselves are not read."""
+        """A digest of the names and labels of the images. The files themselves are not read."""
         # The user may have replaced the paths by a list.
         paths = self.paths if isinstance(self.paths, PackedList) else PackedList(self.paths)
         parts: list[NDArray[Any]] = [paths.data, paths.offsets, np.asarray(self.targets)]
@@ -227,7 +240,7 @@ class ImageFolder(Format, Images):
         return paths, targets
 
     def _check_root(self, listing: str) -> None:
-        """Raises if `root` is the wrong folder: none of the first files is there."""
+        """Raises FileNotFoundError if none of the first files exists, because `root` is then the wrong folder."""
         first = list(self.paths[:CHECKED])
         if not any(map(self._folder.has, first)):
             lost = os.path.join(self.root, first[0])
@@ -280,10 +293,11 @@ def _read_list(file: AnyFile, folder: LocalFolder | RemoteFolder, labels: bool) 
 
 
 def _without_labels(lines: list[str], is_file: Callable[[str], bool]) -> list[str]:
-    """The paths of a list whose labels are not used. A number at the end may be a label, or part of the name.
+    """Returns the paths in a list of images, without the labels.
 
-    It is part of the name ("scan 1") if there is such a file. If all lines end in a number, only the first few files
-    are looked for, because a list may have millions.
+    A number at the end of a line may be a label or part of the file's name. It is part of the name ("scan 1") if a
+    file of that name exists. If all lines end in a number, only the first few files are looked up, because a list may
+    have millions of lines.
     """
     found = [path if label is not None else "" for path, label in map(_read_line, lines)]
     if all(found) and not any(map(is_file, lines[:CHECKED])):
@@ -295,7 +309,10 @@ def _without_labels(lines: list[str], is_file: Callable[[str], bool]) -> list[st
 
 
 def _read_line(line: str) -> tuple[str, Any]:
-    """Parses a line: returns the path and its label (a number, a list of numbers, or None if there is none)."""
+    """Parses a line.
+
+    Returns the path and its label, which is a number, a list of numbers, or None if there is no label.
+    """
     *numbers, path = line.split("\t")
     found = [_number(word) for word in numbers]
     if len(found) >= 2 and None not in found:  # MXNet's format, which begins with an unused number

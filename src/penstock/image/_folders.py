@@ -1,4 +1,4 @@
-"""Where the images of an `ImageFolder` are: below a local folder, or in a store."""
+"""Finds the images of an `ImageFolder`, in a local folder or in a remote store."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Path = str | os.PathLike[str]
 
 
 class LocalFolder:
-    """A folder on a local disk. Paths are relative to it."""
+    """A folder on a local disk. All paths are relative to this folder."""
 
     is_remote = False
 
@@ -37,19 +37,19 @@ class LocalFolder:
         self.root = root
 
     def folders(self) -> tuple[str, ...]:
-        """The names of the folders directly in it, sorted, without hidden ones."""
+        """Returns the names of the folders directly inside this one, sorted, without hidden folders."""
         with os.scandir(self.root) as entries:
             return tuple(sorted(each.name for each in entries if each.is_dir() and not each.name.startswith(".")))
 
     def below(self, folder: str) -> Iterator[str]:
-        """The files below one of its folders, sorted by name, without hidden ones."""
+        """Returns the paths of all files below `folder`, sorted by name, without hidden files."""
         return files_below(self.root, folder)
 
     def has(self, path: str) -> bool:
         return os.path.isfile(os.path.join(self.root, path))
 
     def packed(self, paths: list[str]) -> PackedList[str]:
-        """The paths of the images as a compact list, to be passed to `file`."""
+        """Returns the paths of the images as a compact list, which can be passed to `file`."""
         return PackedList(paths)
 
     def file(self, paths: Sequence[str], key: int) -> AnyFile:
@@ -57,7 +57,10 @@ class LocalFolder:
 
 
 class RemoteFolder:
-    """A folder in a store. The sizes in its listing are kept, so that they need no further requests."""
+    """A folder in a remote store.
+
+    The file sizes from its listing are kept, so that no further requests are needed for them.
+    """
 
     is_remote = True
 
@@ -71,7 +74,7 @@ class RemoteFolder:
 
     @cached_property
     def _listed(self) -> dict[str, StoredObject]:
-        """The objects by their paths, without hidden ones."""
+        """The stored objects by path, without hidden ones."""
         pages = listed(self._remote, self._begin.rstrip("/"))
         found = {}
         for each in with_progress_bar(chain.from_iterable(pages), None, "listing files"):
@@ -113,7 +116,10 @@ class RemoteFolder:
 
 
 class Files(Sequence[AnyFile]):
-    """The files of images. Each object is made on access, because there may be millions."""
+    """The image files of a folder, as a sequence.
+
+    Each file object is created on access, because there may be millions.
+    """
 
     def __init__(self, folder: LocalFolder | RemoteFolder, paths: Sequence[str]) -> None:
         self._folder, self._paths = folder, paths
@@ -134,7 +140,10 @@ class Files(Sequence[AnyFile]):
 def find_folder(
     root: Path, listing: Path | None, access: Access
 ) -> tuple[LocalFolder | RemoteFolder, AnyFile | None]:
-    """The folder of the images, and the list of them: `listing`, or `root` itself if that is a file."""
+    """Returns the folder of the images, and the file that lists them, if any.
+
+    That file is `listing`, or `root` itself if `root` is a file.
+    """
     text = text_of(root, "ImageFolder")
     if not is_url(text):
         folder = local(text, "ImageFolder")

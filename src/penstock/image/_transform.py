@@ -1,4 +1,4 @@
-"""`Transform`: from an encoded image to the input of a network, as in Caffe's data transformer."""
+"""`Transform` turns an encoded image into the input of a network, as Caffe's data transformer does."""
 
 from __future__ import annotations
 
@@ -28,21 +28,26 @@ _DTYPES = ("uint8", "float16", "float32", "float64")
 
 @dataclass(frozen=True, eq=False)
 class Transform:
-    """Resize, crop, mirror, then `(pixel - mean) * scale / std`, in the layout and type of the batch.
+    """Resizes, crops and mirrors an image, then computes `(pixel - mean) * scale / std`.
 
-    - `resize`: an int for the shorter side, or (height, width). `crop`: an int, or (height, width).
-    - In training (`train=True`) the position of the crop is random, and `mirror=True` mirrors half of the images;
-      otherwise the crop is at the centre, and nothing is mirrored. Random numbers come from `penstock.rng()`, so they
+    The result has the layout and dtype of the batch.
+
+    - `resize` is an int for the shorter side, or (height, width). `crop` is an int, or (height, width).
+    - In training (`train=True`), the position of the crop is random, and `mirror=True` mirrors half of the images.
+      Otherwise the crop is at the centre, and nothing is mirrored. Random numbers come from `penstock.rng()`, so they
       depend on the sample, not on the worker.
-    - `area=(0.08, 1)`: in training a random window is resized to `crop` (a random resized crop). Its share of the
-      image's area, and its `ratio` of width to height, are within these bounds. `resize` is then used only in
-      evaluation; without it, the image is resized so that the crop just fits.
-    - `mean`: a number, one for each channel, or an image in this layout, with the size before the crop (it is cropped
-      like the image) or the size of the crop. `mean` and `std` are in pixel values, 0 to 255.
-    - dtype "uint8" gives the pixels unchanged.
-    - `max_sample_bytes`: a file with more bytes of pixels is an error, before it is decoded (docs/images.md).
+    - With `area=(0.08, 1)`, a random window is resized to `crop` in training (a random resized crop). `area` has the
+      bounds of the window's share of the image's area, and `ratio` has the bounds of its width divided by its height.
+      `resize` is then used only in evaluation. If there is no `resize`, the image is resized in evaluation so that
+      the crop just fits into it.
+    - `mean` is a number, one number per channel, or a whole image in the same layout. A mean image has either the
+      size of the image before cropping (it is then cropped in the same way) or the size of the crop. `mean` and `std`
+      are in pixel values, 0 to 255.
+    - With dtype "uint8", the pixel values are not normalised.
+    - If the decoded pixels would take more than `max_sample_bytes` bytes, an error is raised before the image is
+      decoded (docs/images.md).
 
-    For evaluation: `dataclasses.replace(transform, train=False)`. `shape` is the shape of every result, or None
+    For evaluation, use `dataclasses.replace(transform, train=False)`. `shape` is the shape of every result, or None
     if it depends on the image.
 
     >>> transform = Transform(resize=256, crop=224, mean=(120, 110, 100), scale=0.5, train=False)
@@ -94,9 +99,10 @@ class Transform:
     def __call__(
         self, image: bytes | NDArray[np.uint8], out: NDArray[Any] | None = None, *, name: str = "the image"
     ) -> NDArray[Any]:
-        """Transforms an image: the bytes of a file, or pixels of shape (height, width, 3 or 1), RGB or gray.
+        """Transforms an image, which is given as the bytes of a file or as pixels.
 
-        The result is written into `out` if that is given. `name` is the image's name in errors.
+        Pixels have the shape (height, width, 3 or 1), and are RGB or gray. If `out` is given, the result is written
+        into `out`. `name` is the image's name in error messages.
         """
         if not isinstance(image, (bytes, np.ndarray, bytearray, memoryview)):
             raise TypeError(
@@ -124,7 +130,7 @@ class Transform:
         return out
 
     def _cut(self, image: Size, name: str) -> tuple[Cut, bool]:
-        """The cut for an image of this size, and whether to mirror it."""
+        """Returns the crop window for an image of this size, and whether to mirror the image."""
         crop, train = self._crop, self.train
         drawn: list[float] = []
         if train and (crop or self.mirror):
@@ -162,7 +168,10 @@ class Transform:
 
 @cache
 def _limit_threads(pid: int) -> None:
-    """Makes OpenCV use one thread in a worker: the other cores are busy, and its threads do not survive a fork."""
+    """Makes OpenCV use only one thread in a worker.
+
+    This is because the other cores are busy, and because OpenCV's threads do not survive a fork.
+    """
     if is_worker_process():
         cv2.setNumThreads(0)  # not 1, which crashes if the threads of the parent are missing
 
@@ -179,7 +188,7 @@ def _draw(count: int, name: str) -> list[float]:
 
 
 def _resized(pixels: Pixels, extent: tuple[float, float], to: Size) -> Pixels:
-    """The pixels scaled so that `extent`, their upper left part, gets the size `to`."""
+    """Scales the pixels so that their upper left part, of the size `extent`, gets the size `to`."""
     # Bilinear interpolation uses 4 pixels for one: an axis that shrinks to less than half is averaged first.
     height, width = extent
     down, right = to[0] / height, to[1] / width
@@ -202,7 +211,7 @@ def _scaled(pixels: Pixels, extent: tuple[float, float], by: tuple[float, float]
 
 
 def _normalizer(transform: Transform) -> Normalizer:
-    """Combines mean, scale and std into a table of results, or into a mean image and a factor."""
+    """Combines mean, scale and std into a lookup table of results, or into a mean image and a factor."""
     try:
         dtype = np.dtype(transform.dtype)
     except TypeError:
@@ -258,7 +267,10 @@ def _one_of(name: str, value: object, *allowed: object) -> None:
 
 
 def _size_of(name: str, value: Any) -> Size | None:
-    """The size that was given as one number or as a pair."""
+    """Converts a size, given as one number or as a pair, to a pair (height, width).
+
+    Returns None if no size was given.
+    """
     if value is None:
         return None
     pair = (value, value) if isinstance(value, Integral) else value
@@ -284,7 +296,7 @@ _KEPT = 1 << 25  # bytes: larger memory is freed after use
 
 
 class _Scratch(threading.local):
-    """Memory that each thread reuses for every sample, which avoids page faults."""
+    """Memory that each thread reuses for every sample, in order to avoid page faults."""
 
     memory: Pixels = np.empty(0, np.uint8)
 
@@ -301,10 +313,10 @@ decoder_scratch, plane_scratch = _Scratch(), _Scratch()
 
 
 class Normalizer(NamedTuple):
-    """`(pixel - mean) * factor`, in a layout and a dtype.
+    """Computes `(pixel - mean) * factor` in the given layout and dtype.
 
-    `table` has the result for each channel and each value of a pixel; None if the result is the pixel itself, or if
-    the mean is an image.
+    `table` holds the precomputed result for each channel and pixel value. It is None if pixels are left unchanged or
+    if the mean is a whole image.
     """
 
     dtype: np.dtype[Any]
@@ -318,7 +330,10 @@ class Normalizer(NamedTuple):
         return (self.channels, *size) if self.planar else (*size, self.channels)
 
     def write(self, pixels: Pixels, mirror: bool, mean: Array | None, out: Array) -> None:
-        """Writes the normalized pixels into `out`; `mean` is the part of the mean image for these pixels."""
+        """Writes the normalised pixels into `out`.
+
+        `mean` is the part of the mean image that belongs to these pixels.
+        """
         if mirror:
             pixels = cv2.flip(pixels, 1)  # type: ignore[assignment]
             if mean is not None:
@@ -345,7 +360,10 @@ class Normalizer(NamedTuple):
             cv2.LUT(pixels, np.ascontiguousarray(self.table.T)[None], dst=out)
 
     def check_mean(self, sizes: list[Size | None]) -> None:
-        """Raises if the mean image cannot fit any image; `sizes` are those it may have, if they are known."""
+        """Raises ValueError if the mean image cannot fit any image.
+
+        `sizes` has the sizes that the mean image may have. It is empty if these are not known.
+        """
         assert self.mean_image is not None
         mean, allowed = self.mean_image.shape, [self.shape(size) for size in sizes if size]
         if (allowed and mean not in allowed) or mean[0 if self.planar else 2] != self.channels:
@@ -353,7 +371,10 @@ class Normalizer(NamedTuple):
             raise ValueError(f"the mean image must be of shape {wanted}, but its shape is {mean}.")
 
     def mean_of(self, before: Size, crop: Box, name: str) -> Array:
-        """The part of the mean image for this crop of an image of the size `before`."""
+        """Returns the part of the mean image that belongs to this crop of an image.
+
+        `before` is the size of the image before cropping.
+        """
         mean = self.mean_image
         assert mean is not None
         size = mean.shape[1:] if self.planar else mean.shape[:2]

@@ -1,4 +1,4 @@
-"""Which samples, and in what order: pure functions of integers, without I/O, clocks or processes."""
+"""Decides which samples are read, and in what order: pure functions of integers, without I/O, clocks or processes."""
 
 from penstock.plan._blocks import BlockOrder
 from penstock.plan._order import Drawn, Order, Permutation, Selected, Sequential, Shuffled, Weighted

@@ -1,7 +1,7 @@
 """An order that needs few blocks at a time, and each block only during one part of the epoch.
 
-It is for data that is read in blocks, such as the row groups of a Parquet file, where a fully random order would
-decode a block for every sample.
+It is for data that is read in blocks, such as the row groups of a Parquet file, for which a fully random order would
+decode a whole block for every sample.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ WINDOW = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockOrder:
-    """Each of 0..n-1 once, in a random order that is a function of (seed, epoch) and needs few blocks at a time.
+    """A random order of the keys 0..n-1 that needs only a few blocks at a time. It is determined by (seed, epoch).
 
-    `edges` has the first key of each block, and the end of the last. `window` is the number of blocks that a reader
-    holds.
+    `edges` has the first key of each block, and the end of the last block. `window` is the number of blocks that a
+    reader holds at a time.
 
-    The window slides over the blocks, which are in random order, by a group of blocks at a time: an eighth of the
-    window. Each group stays in it for K moves, and gives a random K-th of its samples between two moves. The samples
-    that all groups give between two moves, shuffled, are a stretch. So a stretch has samples from the whole window
-    except for one group; that space is for the next group, which can be fetched meanwhile. If there are at most
-    `window` blocks, they form one group, and all samples are shuffled together.
+    The blocks are put in random order, and the window slides over them. Each move is by one group of blocks, an
+    eighth of the window. A group stays in the window for K moves, and contributes a random K-th of its samples
+    between two moves. The samples that all groups contribute between two moves are shuffled together, and form a
+    stretch. A stretch therefore has samples from the whole window except for one group. That space is for the next
+    group, which can be fetched in the meantime. If there are at most `window` blocks, they form one group, and all
+    samples are shuffled together.
 
     >>> order = BlockOrder(np.arange(0, 101, 10), window=3, seed=1)
     >>> keys = order.at(0, np.arange(100))
@@ -72,9 +73,10 @@ class BlockOrder:
         return _arrangement(self, epoch).keys(places)
 
     def spans(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The first position of the epoch that may need each block, and the position after the last one that may.
+        """Returns, for each block, the range of positions in the epoch that may need the block.
 
-        At any position, at most `window` blocks are between their two positions.
+        The first array has the first position for each block, and the second array has the position after the last
+        one. At any position, at most `window` blocks may be needed.
         """
         arranged = _arrangement(self, epoch)
         numbers, stretches = arranged.numbers, arranged.stretches
@@ -88,24 +90,27 @@ class BlockOrder:
 
 
 class _Arrangement(NamedTuple):
-    """The blocks of one epoch, one after the other in random order. A place is a number in this sequence."""
+    """The blocks of one epoch, laid end to end in random order.
+
+    A place is the index of a sample in this sequence. A position is the index of a sample in the final order.
+    """
 
     key: int
-    numbers: NDArray[np.int64]  # of the blocks
+    numbers: NDArray[np.int64]  # the block numbers, in the order of the epoch
     starts: NDArray[np.int64]  # the first place of each block, and the end
-    shifts: NDArray[np.int64]  # of each block: key minus place
+    shifts: NDArray[np.int64]  # for each block: key minus place
     groups: NDArray[np.int64]  # the first place of each group
-    sizes: NDArray[np.int64]  # of the groups, at least 1
-    strides: NDArray[np.int64]  # of the groups: see `_strides`
+    sizes: NDArray[np.int64]  # the size of each group, at least 1
+    strides: NDArray[np.int64]  # the stride of each group: see `_strides`
     offsets: NDArray[np.int64]
     # The parts of all groups, sorted by their stretch:
     begins: NDArray[np.int64]  # the first position of each part, and the end
-    moves: NDArray[np.int64]  # of each part: number in the group minus position
+    moves: NDArray[np.int64]  # for each part: index in the group minus position
     group_of: NDArray[np.int64]
     stretches: NDArray[np.int64]  # the first position of each stretch, and the end
 
     def keys(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The keys at these positions, in place."""
+        """Returns the keys at these positions. The array of positions may be overwritten."""
         stretches = self.stretches.searchsorted([positions.min(), positions.max()], "right") - 1
         low, high = stretches.tolist()
         if low == high:  # as for most batches
@@ -165,9 +170,10 @@ def _arrangement(order: BlockOrder, epoch: int) -> _Arrangement:
 
 
 def division(blocks: int, window: int) -> tuple[NDArray[np.int64], int]:
-    """The first block of each group, and the end; and the number of parts of a group.
+    """Divides the blocks into groups that are as equal in size as possible.
 
-    Groups are as equal as possible.
+    Returns an array and a number. The array has the index of the first block of each group and, as its last element,
+    the number of blocks. The number says into how many parts each group is divided.
     """
     size = max(1, window // 8)
     groups, parts = (1, 1) if blocks <= window else (-(-blocks // size), max(1, window // size - 1))
@@ -175,10 +181,10 @@ def division(blocks: int, window: int) -> tuple[NDArray[np.int64], int]:
 
 
 def _strides(sizes: NDArray[np.int64], numbers: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """For each size a random stride that has no divisor in common with it.
+    """Returns, for each size, a random stride that has no divisor in common with the size.
 
-    `i * stride % size` is then a permutation of 0..size-1 that spreads neighbours over all of it, for most strides. A
-    product stays below 2**62.
+    `i * stride % size` is then a permutation of 0..size-1 that, for most strides, spreads neighbours over the whole
+    range. The product stays below 2**62.
     """
     most = np.minimum(sizes, (1 << 62) // sizes).view(np.uint64)
     strides = (numbers % most).view(np.int64) + 1
@@ -188,7 +194,10 @@ def _strides(sizes: NDArray[np.int64], numbers: NDArray[np.uint64]) -> NDArray[n
 
 
 def _as_edges(blocks: ArrayLike) -> NDArray[np.int64]:
-    """A read-only copy of the edges of blocks; raises if they do not begin with 0, or decrease."""
+    """Returns a read-only copy of the edges of blocks, which are the first key of each block and the end of the last.
+
+    Raises ValueError if they do not begin with 0, or if they decrease.
+    """
     found = np.asarray(blocks)
     if found.ndim != 1 or not found.size or found.dtype.kind not in "iu":
         raise TypeError(

@@ -1,4 +1,4 @@
-"""The keys that a loader will ask for, and when, for datasets that fetch ahead of time."""
+"""Tells a dataset which keys a loader will ask for, and when, so that the dataset can fetch data ahead of time."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from penstock.plan._plan import OrderPlan
 
 
 class Forecast:
-    """The order of a loader in this epoch and all later ones, and the loader's position.
+    """The order of a loader in this epoch and all later epochs, and the loader's current position.
 
-    A loader whose order is known gives a forecast to its dataset, if that has a method `__foresee__(forecast)`.
+    A loader whose order is known gives a forecast to its dataset, if the dataset has a method
+    `__foresee__(forecast)`.
 
-    Positions continue from epoch to epoch: position p of an epoch with base b is position b + p of the forecast. They
-    are counted over all ranks. Other threads may read it while the loader runs.
+    Positions continue from epoch to epoch: position p of an epoch with base b is position b + p of the forecast.
+    Positions are counted over all ranks. Other threads may read the forecast while the loader runs.
 
     >>> from penstock.plan._order import Sequential
     >>> forecast = Forecast(OrderPlan(Sequential(3), batch_size=2), epoch=0, steps=lambda: 1)
@@ -31,10 +32,13 @@ class Forecast:
         # Replaced as a whole, so that another thread sees all of it or nothing.
         self._now = plan, epoch, 0, steps
         self.counts: Any = None
-        """The loader's counters of what is fetched ahead of time (`CacheCounts`), if it has any."""
+        """The loader's counters for data that is fetched ahead of time (a `CacheCounts`), if it has any."""
 
     def continues(self, plan: OrderPlan, epoch: int, steps: Callable[[], int]) -> bool:
-        """Moves to the next epoch, of which `steps()` steps were handed out. False if this is not the next epoch."""
+        """Moves the forecast to the next epoch. Returns False if `epoch` and `plan` are not those of the next epoch.
+
+        `steps()` returns the number of steps of that epoch that were handed out.
+        """
         before, last, base, _ = self._now
         if epoch != last + 1 or plan != before.after():
             return False
@@ -42,14 +46,17 @@ class Forecast:
         return True
 
     def snapshot(self) -> Forecast:
-        """A copy of the forecast that stays in the current epoch."""
+        """Returns a copy of the forecast that stays in the current epoch."""
         copy = Forecast.__new__(Forecast)
         copy._now = self._now
         return copy
 
     @property
     def root(self) -> Forecast:
-        """The forecast that the loader has made: this one, unless it is for a nested dataset."""
+        """The forecast that the loader has made.
+
+        For a nested dataset, this is the forecast of the outermost dataset.
+        """
         return self
 
     @property
@@ -58,12 +65,12 @@ class Forecast:
 
     @property
     def position(self) -> int:
-        """The first position that was not handed out."""
+        """The first position that was not handed out yet."""
         plan, epoch, base, steps = self._now
         return base + plan.reached(epoch, steps())
 
     def epochs(self) -> Iterator[tuple[int, int, int]]:
-        """The number, base and size of each epoch from the current one on, without end."""
+        """Yields the number, base and size of each epoch, starting with the current one. The iteration never ends."""
         plan, epoch, base, _ = self._now
         while True:
             size = plan.order.size(epoch)
@@ -71,7 +78,10 @@ class Forecast:
             epoch, base = epoch + 1, base + size
 
     def keys(self, start: int, stop: int) -> NDArray[np.int64]:
-        """The keys at these positions, none of which may be before the current epoch."""
+        """Returns the keys at the positions from `start` up to, but not including, `stop`.
+
+        All these positions must be in the current epoch or a later one.
+        """
         found = [np.empty(0, np.int64)]
         for epoch, base, size in self.epochs():
             if base >= stop or not size:
@@ -82,15 +92,22 @@ class Forecast:
         return np.concatenate(found)
 
     def inner(self, keys: KeyArray) -> KeyArray:
-        """The keys in this dataset, for keys of the loader's dataset; -1 for a key that is not in this one."""
+        """Converts keys of the loader's dataset to keys of this dataset.
+
+        A key that is not in this dataset becomes -1.
+        """
         return keys
 
     def knows(self, blocks: Grouping) -> bool:
-        """True if the order says when each of these blocks is needed: `spans` may be called."""
+        """True if the order tells when each of these blocks is needed, so that `spans` may be called."""
         return blocks.is_of(self.order) or (type(self.order) is Sequential and blocks.keys is None)
 
     def spans(self, blocks: Grouping, epoch: int) -> tuple[KeyArray, KeyArray, KeyArray]:
-        """Block numbers, the first position of the epoch that may need each, and the position after the last."""
+        """Returns block numbers and, for each block, the range of positions in the epoch that may need the block.
+
+        The three arrays are the block numbers, the first position for each block, and the position after the last
+        one.
+        """
         order: Any = self.order
         if type(order) is Sequential:
             first, stop = blocks.edges[:-1], blocks.edges[1:]
@@ -101,10 +118,12 @@ class Forecast:
 
 
 class InnerForecast(Forecast):
-    """The forecast for a nested dataset: the same positions, with the keys of that dataset.
+    """The forecast for a nested dataset.
 
-    The key is -1 where another part of the outer dataset is read. `keys` computes the keys from those of the outer
-    dataset. `blocks`, called if needed, returns the position of its blocks, if that is known.
+    It has the positions of the outer forecast, and the keys of the nested dataset. The key is -1 where another part
+    of the outer dataset is read. `keys` is a function that converts keys of the outer dataset to keys of the nested
+    one. `blocks` is a function that returns how the blocks of the two datasets correspond, or None if that is
+    unknown. It is called only when the result is needed.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The blocks of a dataset that contains others: which of its keys are in which block."""
+"""Computes which keys are in which block, for a dataset that contains other datasets."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ KeyArray = NDArray[np.int64]
 
 
 class Grouping:
-    """The keys of a dataset, block by block.
+    """The keys of a dataset, grouped by block.
 
-    Block b has the keys `keys[edges[b] : edges[b + 1]]`; without `keys`, those from edges[b] to before edges[b + 1].
-    `of` returns the numbers of the blocks of some keys.
+    Block b has the keys `keys[edges[b] : edges[b + 1]]`. If `keys` is None, it has the keys from edges[b] up to, but
+    not including, edges[b + 1]. `of` is a function that returns the block number of each given key.
     """
 
     def __init__(
@@ -41,12 +41,12 @@ class Grouping:
     __hash__ = None  # type: ignore[assignment]
 
     def order(self, window: int, seed: int) -> Order:
-        """All keys, in a random order that needs `window` blocks at a time."""
+        """Returns a random order of all keys that needs `window` blocks at a time."""
         order = BlockOrder(self.edges, window, seed)
         return order if self.keys is None else Selected(order, self.keys)
 
     def is_of(self, order: Order) -> bool:
-        """True if `order.spans` refers to these blocks. (A Selected order has the spans of the order inside.)"""
+        """True if `order.spans` refers to these blocks. (A Selected order has the spans of its inner order.)"""
         base: Any
         base, keys = (order.order, order.keys) if isinstance(order, Selected) else (order, None)
         return hasattr(base, "spans") and _equal(base.edges, self.edges) and _equal(keys, self.keys)
@@ -57,8 +57,11 @@ def _equal(one: KeyArray | range | None, other: KeyArray | range | None) -> bool
 
 
 class InnerBlocks(NamedTuple):
-    """Maps the blocks of an outer dataset to those of a nested one: block b is the nested block `numbers[b]`, or in
-    another dataset if that is -1."""
+    """Maps the blocks of an outer dataset to those of a nested dataset.
+
+    Block b of the outer dataset is block `numbers[b]` of the nested dataset. If `numbers[b]` is -1, the block belongs
+    to another dataset.
+    """
 
     outer: Grouping
     inner: Grouping
@@ -66,7 +69,10 @@ class InnerBlocks(NamedTuple):
 
 
 def chosen(inner: Grouping, indices: KeyArray) -> InnerBlocks:
-    """The blocks of the samples at these indices: samples from the same block of the inner dataset form one block."""
+    """Groups the samples at these indices into blocks.
+
+    Samples from the same block of the inner dataset form one block.
+    """
     last = max(0, len(inner) - 1)
     of = inner.of(indices).clip(0, last)  # an index that does not exist fails when it is read
     counts = np.bincount(of, minlength=len(inner))
@@ -81,7 +87,7 @@ def chosen(inner: Grouping, indices: KeyArray) -> InnerBlocks:
 
 
 def joined(parts: Sequence[Grouping]) -> Grouping:
-    """The blocks of concatenated datasets."""
+    """Returns the blocks of several datasets that are concatenated."""
     firsts = np.cumsum([0, *(part.edges.item(-1) for part in parts)])
     blocks = np.cumsum([0, *map(len, parts)])
 

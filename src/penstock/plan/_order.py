@@ -1,7 +1,7 @@
 """An order is a function from (epoch, position) to a sample key.
 
-Any position of any epoch costs the same, and no list of n keys is ever built: only `Weighted` and `Selected`
-hold an array, which is the caller's own weights or keys.
+Any position of any epoch costs the same, and no list of n keys is ever built. Only `Weighted` and `Selected` hold an
+array, which is the caller's own weights or keys.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from penstock.plan._seeds import FIRST, hashes, mix
 
 
 class Order(Protocol):
-    """The key at each position of an epoch. An order is an immutable value that can be pickled."""
+    """Gives the key at each position of an epoch. An order is immutable and can be pickled."""
 
     def size(self, epoch: int) -> int:
-        """The number of positions in the epoch."""
+        """Returns the number of positions in the epoch."""
 
     def at(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The keys at these positions, in a new array. Raises IndexError for one outside 0..size-1."""
+        """Returns the keys at these positions, in a new array. Raises IndexError for a position outside 0..size-1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sequential:
-    """0, 1, 2, ... n-1, in every epoch."""
+    """The keys 0, 1, 2, ... n-1, in every epoch."""
 
     n: int
 
@@ -45,10 +45,10 @@ class Sequential:
 
 @dataclass(frozen=True, slots=True)
 class Shuffled:
-    """Each of 0..n-1 once, in a random order that is a function of (seed, epoch).
+    """Each of 0..n-1 once, in a random order that is determined by (seed, epoch).
 
-    `count` sets the number of positions: below n, some keys are left out; above n, all keys are repeated, each
-    time in another order.
+    `count` is the number of positions. If it is less than n, some keys are left out. If it is greater, keys are
+    repeated, in a different order each time.
     """
 
     n: int
@@ -96,7 +96,7 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weighted:
-    """`count` keys drawn by weight, with replacement. Key i has the weight edges[i] - edges[i - 1].
+    """`count` keys drawn by weight, with replacement. `edges` has the cumulative sums of the weights.
 
     >>> set(Weighted.by([0, 1, 3], count=20, seed=1).at(0, np.arange(20)).tolist())
     {1, 2}
@@ -108,7 +108,7 @@ class Weighted:
 
     @classmethod
     def by(cls, weights: ArrayLike, count: int, seed: int) -> Weighted:
-        """The order for weights that are finite, not negative, and not all zero."""
+        """Returns the order for these weights, which must be finite, not negative, and not all zero."""
         return cls(np.cumsum(weights, dtype=np.float64), count, seed)
 
     def __post_init__(self) -> None:
@@ -136,7 +136,7 @@ class Weighted:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Selected:
-    """The caller's own keys, rearranged: where `order` gives the position i, the key is keys[i].
+    """The caller's own keys in the order given by `order`: where `order` has the value i, the key is keys[i].
 
     >>> Selected(Sequential(2), np.array([30, 10])).at(0, np.arange(2)).tolist()
     [30, 10]
@@ -180,10 +180,10 @@ _32, _FIRST = _scalar(32), _scalar(FIRST)
 
 
 class Permutation:
-    """The permutation of 0..n-1 that a key determines, computed at any positions, in any order.
+    """A permutation of 0..n-1 that is determined by `key`. Its values can be computed at any positions, in any order.
 
-    Memory does not grow with n, and time only with the number of positions asked for (about 30 ns each
-    in blocks of thousands).
+    Memory use does not grow with n, and the time grows only with the number of positions (about 30 ns for each, in
+    blocks of thousands).
 
     >>> Permutation(5, key=7).at(np.arange(5)).tolist()
     [3, 4, 2, 1, 0]
@@ -214,7 +214,7 @@ class Permutation:
             self._rounds = [(_scalar(mix(key, r, 0)), _scalar(mix(key, r, 1) | 1)) for r in range(_ROUNDS)]
 
     def at(self, positions: NDArray[np.integer]) -> NDArray[np.int64]:
-        """The values at these positions. Raises IndexError for a position outside 0..n-1."""
+        """Returns the values at these positions. Raises IndexError for a position outside 0..n-1."""
         cells = np.array(positions, dtype=np.int64).view(np.uint64)  # a copy: it becomes the result
         # As uint64 a negative position is huge, so one comparison checks both bounds.
         if cells.size and (largest := int(cells.max())) >= self.n:
@@ -233,7 +233,7 @@ class Permutation:
         return cells.view(np.int64)
 
     def _apply_rounds(self, cells: NDArray[np.uint64]) -> None:
-        """Applies all rounds in place."""
+        """Applies all rounds of the permutation to the numbers in `cells`, in place."""
         rows, columns = self._sides
         row = np.floor_divide(cells, columns)
         spare = np.multiply(row, columns)
@@ -262,7 +262,11 @@ class Permutation:
 
 @lru_cache(maxsize=64)
 def _rectangle(n: int) -> tuple[int, int]:
-    """Sides near sqrt(n) with the smallest product of at least n that was found, so that few cells walk."""
+    """Returns the sides of a rectangle with at least n cells, both near sqrt(n).
+
+    `Permutation` assigns the numbers 0..n-1 to cells of this rectangle. Of the rectangles that were tried, it has the
+    fewest cells, so that few of them are left over.
+    """
     root = math.isqrt(n - 1) + 1
     rows = np.arange(root, root + 1 + min(root // 4, 1023), dtype=np.int64)
     columns = -(-n // rows)
@@ -275,7 +279,7 @@ _permutation = lru_cache(maxsize=8)(Permutation)
 
 
 def _checked(positions: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """A copy of the positions; raises IndexError if one is outside 0..size-1."""
+    """Returns a copy of the positions. Raises IndexError if one of them is outside 0..size-1."""
     copy = np.array(positions, dtype=np.int64)
     if copy.size and ((low := copy.min()) < 0 or copy.max() >= size):
         raise IndexError(f"positions {low} to {copy.max()} are not all inside an order of {size} samples.")
@@ -283,7 +287,10 @@ def _checked(positions: NDArray[np.int64], size: int) -> NDArray[np.int64]:
 
 
 def _scaled(numbers: NDArray[np.uint64], n: int) -> NDArray[np.uint64]:
-    """64-bit numbers mapped evenly to 0..n-1: the upper half of the 128-bit product number * n, in 32-bit digits."""
+    """Maps 64-bit numbers evenly to 0..n-1.
+
+    The result is the upper half of the 128-bit product number * n, which is computed with 32-bit digits.
+    """
     low, shift = np.uint64(0xFFFFFFFF), np.uint64(32)
     n_high, n_low = np.uint64(n >> 32), np.uint64(n & 0xFFFFFFFF)
     high, rest = numbers >> shift, numbers & low

@@ -1,6 +1,6 @@
-"""A plan: the keys of each step of an epoch, from an order of ours or from a user's sampler.
+"""A plan gives the keys of each step of an epoch, from one of penstock's orders or from a user's sampler.
 
-A plan never changes: if the dataset may grow, make a new plan at the start of each epoch.
+A plan never changes. If the dataset may grow, make a new plan at the start of each epoch.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ _Take = Callable[[int], list[Any]]
 
 
 class Plan(Protocol):
-    """The keys of each step of an epoch."""
+    """Gives the keys of each step of an epoch."""
 
     def after(self) -> Plan | None:
-        """The plan of the next epoch, or None if it cannot be drawn ahead of time without side effects."""
+        """Returns the plan of the next epoch, or None if that plan cannot be drawn early without side effects."""
 
     def steps(self, epoch: int) -> int | None:
-        """The number of steps in the epoch, or None if it is not known before the end."""
+        """Returns the number of steps in the epoch, or None if this is not known before the end of the epoch."""
 
     def pad(self, epoch: int, step: int) -> int:
-        """The number of padding keys at the end of the step."""
+        """Returns the number of padding keys at the end of the step."""
 
     def draw(self, epoch: int, start: int = 0) -> Iterator[Any]:
-        """The keys of each step from `start` on: an array or a list, or a single key without batching."""
+        """Yields the keys of each step from step `start` on: an array or a list, or a single key without batching."""
 
 
 @dataclass(frozen=True, slots=True)
 class OrderPlan:
-    """Steps cut from an order. Any step of any epoch can be computed without the steps before it.
+    """A plan that cuts an order into steps. Any step of any epoch can be computed without the steps before it.
 
-    The keys are a read-only int64 array; with `batch_size=None` each step is one int.
+    The keys of a step are a read-only int64 array. With `batch_size=None`, each step is one int.
 
     >>> from penstock.plan._order import Sequential
     >>> [keys.tolist() for keys in OrderPlan(Sequential(5), batch_size=2).draw(epoch=0)]
     [[0, 1], [2, 3], [4]]
 
-    A step of all `world` ranks together is the next world * batch_size positions of the order, and rank r gets
-    the r-th part of them. So after any step a prefix of the order is consumed, and the rest, from position
-    `start` on, can be divided among another number of ranks or into batches of another size. (Steps are numbered
-    as if all earlier ones had the new shape, so the numbers continue if the shape is the same.)
+    One step of all `world` ranks together takes the next world * batch_size positions of the order, and rank r gets
+    the r-th part of them. After any step, the ranks have therefore consumed a prefix of the order. The rest, from
+    position `start` on, can be divided among another number of ranks or into batches of another size. (Steps are
+    numbered as if all earlier steps had the new shape, so the numbers continue if the shape is the same.)
 
-    If the order does not divide evenly, the last step of a rank is incomplete or missing. `drop_last` drops it on
-    all ranks; `padded` completes it on all ranks with keys from the beginning of the order; `rollover` moves its
-    keys to the beginning of the next epoch.
+    If the order does not divide evenly, the last step of a rank is incomplete or missing. `drop_last` drops it on all
+    ranks, `padded` completes it on all ranks with keys from the beginning of the order, and `rollover` moves its keys
+    to the beginning of the next epoch.
 
     >>> plans = [OrderPlan(Sequential(5), 2, padded=True, rank=rank, world=2) for rank in (0, 1)]
     >>> [[keys.tolist() for keys in plan.draw(epoch=0)] for plan in plans]
@@ -62,8 +62,8 @@ class OrderPlan:
     >>> [plan.pad(epoch=0, step=1) for plan in plans]
     [1, 2]
 
-    With `rollover` the epochs are one long sequence that is cut into steps, so the number of keys that an epoch
-    inherits is a function of its number. This needs an order whose size never changes, and `start=0`.
+    With `rollover`, the epochs form one long sequence that is cut into steps, so the number of keys that an epoch
+    inherits depends only on the epoch's number. This needs an order whose size never changes, and `start=0`.
 
     >>> plan = OrderPlan(Sequential(5), 2, rollover=True)
     >>> [[keys.tolist() for keys in plan.draw(epoch)] for epoch in range(2)]
@@ -107,7 +107,7 @@ class OrderPlan:
         return self.first_step + -(-left // self._stride)
 
     def keys(self, epoch: int, step: int) -> NDArray[np.int64] | int:
-        """The keys of one step. Raises IndexError if the epoch has no such step."""
+        """Returns the keys of one step. Raises IndexError if the epoch has no such step."""
         steps = self.steps(epoch)
         if not self.first_step <= step < steps:
             raise IndexError(f"step {step} is outside epoch {epoch}, which has {steps} steps.")
@@ -119,14 +119,15 @@ class OrderPlan:
         return min(max(0, beyond), self._size) if self.padded else 0
 
     def consumed(self, epoch: int, step: int) -> int | None:
-        """The number of positions that the steps before this one consume on all ranks together: the next `start`.
+        """Returns how many positions all ranks together consume before this step.
 
-        None with `rollover`, where an epoch can be resumed only in the same shape.
+        This number is the `start` of a plan for the rest of the epoch. Returns None with `rollover`, because such an
+        epoch can be resumed only in the same shape.
         """
         return None if self.rollover else self.reached(epoch, step)
 
     def reached(self, epoch: int, step: int) -> int:
-        """The first position of the epoch that no rank has before this step."""
+        """Returns the first position of the epoch that no rank has consumed before this step."""
         begin = self.start - self._carried(epoch)
         return min(max(0, begin + (step - self.first_step) * self._stride), self.order.size(epoch))
 
@@ -135,7 +136,10 @@ class OrderPlan:
         return Draw(self, epoch, max(start, self.first_step))
 
     def block(self, epoch: int, first: int, last: int) -> NDArray[np.int64]:
-        """The keys of the steps from `first` to before `last`; only the last step of the epoch may be incomplete."""
+        """Returns the keys of the steps from `first` up to, but not including, `last`, in one array.
+
+        Only the last step of the epoch may be incomplete.
+        """
         begin, end = self._position(first, epoch), self._position(last, epoch)
         starts = np.arange(begin, end, self._stride, dtype=np.int64)
         positions = (starts[:, None] + np.arange(self._size)).ravel()
@@ -147,7 +151,7 @@ class OrderPlan:
         return keys
 
     def _over_epochs(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The keys at these positions; negative positions count from the end of the epochs before."""
+        """Returns the keys at these positions. Negative positions count from the end of the previous epochs."""
         offsets, keys = np.divmod(positions, self.order.size(epoch))
         for offset in np.unique(offsets).tolist():
             mask = offsets == offset
@@ -160,21 +164,21 @@ class OrderPlan:
 
     @property
     def _stride(self) -> int:
-        """Positions from one step of a rank to its next."""
+        """The number of positions from one step of a rank to its next step."""
         return self._size * self.world
 
     def _carried(self, epoch: int) -> int:
-        """The number of keys that this epoch inherits from the epochs before."""
+        """Returns the number of keys that this epoch inherits from the previous epochs."""
         return epoch * self.order.size(epoch) % self._stride if self.rollover else 0
 
     def _position(self, step: int, epoch: int) -> int:
-        """The position in the order where this rank's part of the step begins."""
+        """Returns the position in the order at which this rank's part of the step begins."""
         begin = self.start - self._carried(epoch)
         return begin + (step - self.first_step) * self._stride + self.rank * self._size
 
 
 class Draw:
-    """An iterator over the steps of an epoch, which can also take several at once."""
+    """An iterator over the steps of an epoch, which can also take several steps at once."""
 
     def __init__(self, plan: OrderPlan, epoch: int, start: int) -> None:
         self._plan, self._epoch, self._step, self._steps = plan, epoch, start, plan.steps(epoch)
@@ -191,7 +195,10 @@ class Draw:
         return keys if self.batched else int(keys[0])
 
     def take(self, most: int) -> tuple[NDArray[np.int64], int]:
-        """The keys of up to `most` further steps, and the number of these steps; all have the same number of keys."""
+        """Returns the keys of up to `most` further steps, and the number of these steps.
+
+        All these steps have the same number of keys.
+        """
         at, size = self._at, self._size
         left = len(self._keys) - at
         if not left:
@@ -208,12 +215,13 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class SamplerPlan:
-    """Steps from a user's sampler, which is read only as far as steps are drawn.
+    """A plan that takes its steps from a user's sampler. The sampler is read only when steps are drawn.
 
-    With `batched` the sampler yields whole batches, which become lists. Otherwise its keys are grouped by
-    `batch_size`, or passed on one by one if that is None. Each `draw` calls `iter()` once, or continues an open
-    reading; to start at a later step, it reads and discards the earlier ones. Each rank reads the whole sampler,
-    which must be the same on all ranks, and takes every world-th step. An exception takes the place of a step.
+    With `batched`, the sampler yields whole batches, which become lists. Otherwise its keys are grouped by
+    `batch_size`, or passed on one by one if `batch_size` is None. Each `draw` calls `iter()` once, or continues a
+    pass that is already open. To start at a later step, it reads and discards the earlier steps. Each rank reads the
+    whole sampler, which must be the same on all ranks, and takes every world-th step. An exception takes the place of
+    a step.
 
     >>> list(SamplerPlan("abcde", batch_size=2).draw(epoch=0, start=1))
     [['c', 'd'], ['e']]
@@ -251,13 +259,17 @@ class SamplerPlan:
         read: int = 0,
         broken: Callable[[], bool] = lambda: True,
     ) -> Iterator[Any]:
-        """`take(size)` continues an open reading, from which `read` batches were taken; `broken`: see `Rest`."""
+        """Yields the keys of each step from step `start` on.
+
+        If `take` is given, continues a pass over the sampler that is already open. `take(size)` then returns the next
+        keys, and `read` is the number of batches that were read before. `broken` is explained in `Rest`.
+        """
         _check_start(start)
         of_all_ranks = Calls(partial(self._read, take or _taking(iter(self.sampler))))
         return Rest(of_all_ranks, start, read, self.rank, self.world, self.drop_last, broken).simplified()
 
     def _read(self, take: _Take, number: int) -> Any:
-        """The next batch of all ranks together."""
+        """Returns the next batch of all ranks together, or END if there is none."""
         size = 1 if self.batched or self.batch_size is None else self.batch_size
         keys = take(size)
         if not keys or (len(keys) < size and self.drop_last):
@@ -269,9 +281,10 @@ END = object()
 
 
 class Calls(Iterator[Any]):
-    """The results of `make(number)`, with the numbers from `first` on, until it returns END.
+    """An iterator over the results of `make(first)`, `make(first + 1)` and so on, until one of them is END.
 
-    Unlike a generator, it continues after an exception. A StopIteration of the user's is not taken for the end.
+    Unlike a generator, it continues after an exception. A StopIteration from the user's code is not mistaken for the
+    end.
     """
 
     def __init__(self, make: Callable[[int], Any], first: int = 0) -> None:
@@ -292,11 +305,12 @@ def _taking(keys: Iterator[Any]) -> _Take:
 
 
 class Rest(Iterator[Any]):
-    """The steps of a rank after its first `steps`; `read` batches of all ranks together are already read.
+    """An iterator over the steps of one rank after its first `steps` steps.
 
-    Skips the steps that were handed out before, and those of other ranks, together with their errors. An error that
-    ends the batches is raised on every rank: otherwise the others would end silently. `broken()` says whether the
-    last error has ended them.
+    `batches` has the batches of all ranks together, and `read` of these have already been read. Steps that were
+    handed out before, and steps of other ranks, are skipped together with their errors. An error that ends the
+    batches is raised on every rank, because the other ranks would otherwise end silently. `broken()` returns True if
+    the last error has ended the batches.
     """
 
     def __init__(
@@ -319,7 +333,7 @@ class Rest(Iterator[Any]):
         self._passes_all = world == 1 and steps <= read
 
     def simplified(self) -> Iterator[Any]:
-        """The batches themselves, if none is skipped."""
+        """Returns this iterator, or the iterator over the batches if none of them is skipped."""
         return self._batches if self._passes_all else self
 
     def __next__(self) -> Any:

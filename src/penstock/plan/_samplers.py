@@ -1,10 +1,11 @@
-"""Samplers under the names that torch users know: iterables of keys, which each `iter()` starts again.
+"""Samplers with the names that torch users know.
 
-They are for programs that compose samplers by hand. `DataLoader(shuffle=True)` does not need them: its
-order is a function (see `_order.py`) and can be resumed at any step. A loader replaces a sampler of this
-module that has no generator of its own by the same kind of order (`order_of`), with the loader's seed.
+A sampler is an iterable of keys, and each `iter()` starts a new pass. These samplers are for programs that compose
+samplers by hand. `DataLoader(shuffle=True)` does not need them, because its order is a function (see `_order.py`) and
+can be resumed at any step. If a sampler of this module has no generator of its own, a loader replaces it by the same
+kind of order (`order_of`), with the loader's seed.
 
-No sampler builds a list of n keys: each computes `KEYS_AT_ONCE` keys at a time while it is read.
+No sampler builds a list of n keys. Each computes `KEYS_AT_ONCE` keys at a time while it is read.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ KEYS_AT_ONCE = 4096
 
 
 class Sampler(Generic[T_co]):
-    """The base class of samplers: `__iter__` yields keys, or lists of keys for a batch sampler.
+    """The base class of samplers. `__iter__` yields keys, or lists of keys for a batch sampler.
 
-    Deriving from it is optional: a loader takes any iterable. There is no default `__len__`; without one,
+    Deriving from it is optional, because a loader takes any iterable. There is no default `__len__`; without one,
     `len(loader)` raises TypeError.
     """
 
@@ -45,7 +46,7 @@ class Sampler(Generic[T_co]):
 
 
 class SequentialSampler(Sampler[int]):
-    """The keys 0 to n-1 in order; each `iter()` reads n again.
+    """The keys 0 to n-1 in order. Each `iter()` reads n again.
 
     >>> list(SequentialSampler("abc"))
     [0, 1, 2]
@@ -62,12 +63,12 @@ class SequentialSampler(Sampler[int]):
 
 
 class RandomSampler(Sampler[int]):
-    """Keys in random order, a new one for each `iter()`.
+    """Keys in random order. Each `iter()` gives a new order.
 
-    Without replacement every key is drawn once before any is drawn again, until there are `num_samples`;
-    with replacement each draw is from all keys. `num_samples` is `len(data_source)` by default. Each `iter()`
-    draws a seed from `generator`, or from numpy's global state if there is none. (A `DataLoader` uses its own
-    seed in place of a missing generator.)
+    Without replacement, every key is drawn once before any key is drawn again, until there are `num_samples` keys.
+    With replacement, each draw is from all keys. `num_samples` is `len(data_source)` by default. Each `iter()` draws
+    a seed from `generator`, or from numpy's global state if there is no generator. (A `DataLoader` uses its own seed
+    in place of a missing generator.)
 
     >>> sorted(RandomSampler("abcd", generator=np.random.default_rng(0)))
     [0, 1, 2, 3]
@@ -113,7 +114,7 @@ class RandomSampler(Sampler[int]):
 
 
 class SubsetRandomSampler(Sampler[T]):
-    """The given indices in random order, a new one for each `iter()`.
+    """The given indices in random order. Each `iter()` gives a new order.
 
     >>> sorted(SubsetRandomSampler([3, 5, 8]))
     [3, 5, 8]
@@ -136,11 +137,11 @@ class SubsetRandomSampler(Sampler[T]):
 
 
 class BlockSampler(Sampler[int]):
-    """Keys in a random order that needs few blocks at a time, a new order for each `iter()`.
+    """Keys in a random order that needs few blocks at a time. Each `iter()` gives a new order.
 
-    `blocks` has the first key of each block, and the end; `window` is the number of blocks that a reader holds. For
-    a dataset that has `blocks` itself, `DataLoader(dataset, shuffle="blocks")` does the same. `generator`: see
-    `RandomSampler`.
+    `blocks` has the first key of each block, and the end of the last block. `window` is the number of blocks that a
+    reader holds at a time. For a dataset that has `blocks` itself, `DataLoader(dataset, shuffle="blocks")` does the
+    same. `generator` is used as in `RandomSampler`.
 
     >>> keys = list(BlockSampler(range(0, 101, 10), window=3, generator=np.random.default_rng(0)))
     >>> sorted(keys) == list(range(100)), len({key // 10 for key in keys[:10]})
@@ -150,7 +151,7 @@ class BlockSampler(Sampler[int]):
     def __init__(self, blocks: ArrayLike, window: int = WINDOW, generator: np.random.Generator | None = None) -> None:
         check_generator(generator)
         self.window, self.generator = positive("window", window), generator
-        self.blocks = BlockOrder(np.asarray(blocks), self.window, seed=0).edges  # which are checked
+        self.blocks = BlockOrder(np.asarray(blocks), self.window, seed=0).edges  # checks them
 
     def __iter__(self) -> Iterator[int]:
         order = BlockOrder(self.blocks, self.window, draw_key(self.generator))
@@ -163,8 +164,8 @@ class BlockSampler(Sampler[int]):
 class WeightedRandomSampler(Sampler[int]):
     """Keys drawn with a probability proportional to their weight.
 
-    Without replacement a key is drawn at most once, and each next draw is among the remaining keys. Each
-    `iter()` reads the weights, which costs O(n); they need not sum to one.
+    Without replacement, a key is drawn at most once, and each draw is among the remaining keys. Each `iter()` reads
+    the weights, which costs O(n). The weights need not sum to one.
 
     >>> set(WeightedRandomSampler([0, 1, 3], num_samples=20)) <= {1, 2}
     True
@@ -232,7 +233,7 @@ class WeightedRandomSampler(Sampler[int]):
 
 
 class BatchSampler(Sampler[list[T]]):
-    """Lists of `batch_size` keys from any iterable of keys, which is read only as far as needed.
+    """Lists of `batch_size` keys from any iterable of keys, which is read only when a list is needed.
 
     >>> list(BatchSampler(range(5), batch_size=2, drop_last=False))
     [[0, 1], [2, 3], [4]]
@@ -255,10 +256,9 @@ class BatchSampler(Sampler[list[T]]):
 class DistributedSampler(Sampler[int]):
     """The keys of one rank: every `num_replicas`-th key of an order that is the same on all ranks.
 
-    All ranks get the same number of keys: if the keys do not divide evenly, the first ones are repeated, or
-    with `drop_last` the last ones are left out. The order is a function of (seed, epoch), so call `set_epoch`
-    before each epoch. `num_replicas` and `rank` default to the environment variables WORLD_SIZE and RANK,
-    which launchers set.
+    All ranks get the same number of keys. If the keys do not divide evenly, the first keys are repeated or, with
+    `drop_last`, the last keys are left out. The order is determined by (seed, epoch), so call `set_epoch` before each
+    epoch. `num_replicas` and `rank` default to the environment variables WORLD_SIZE and RANK, which launchers set.
 
     >>> [list(DistributedSampler(range(5), num_replicas=2, rank=r, shuffle=False)) for r in (0, 1)]
     [[0, 2, 4], [1, 3, 0]]
@@ -283,16 +283,16 @@ class DistributedSampler(Sampler[int]):
 
     @property
     def num_samples(self) -> int:
-        """The number of keys of each rank."""
+        """The number of keys that each rank gets."""
         return batches(len(self.dataset), self.num_replicas, self.drop_last)
 
     @property
     def total_size(self) -> int:
-        """The number of keys of all ranks together, repeated keys included."""
+        """The number of keys that all ranks get together, including repeated keys."""
         return self.num_samples * self.num_replicas
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch, and with it the order, of the next `iter()`."""
+        """Sets the epoch of the next `iter()`, and with it the order."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
@@ -306,7 +306,10 @@ class DistributedSampler(Sampler[int]):
 
 
 def order_of(sampler: object, seed: int) -> Order | None:
-    """The order that stands for one of our samplers, with this seed; None if the sampler must be iterated."""
+    """Returns the order that replaces one of our samplers, with this seed.
+
+    Returns None if the sampler must be iterated over.
+    """
     # A subclass may yield anything, and a generator is the caller's own randomness: both must be iterated.
     if type(sampler) is SequentialSampler:
         return Sequential(len(sampler))
@@ -331,7 +334,7 @@ def order_of(sampler: object, seed: int) -> Order | None:
 
 
 def _as_keys(indices: object) -> NDArray[np.int64] | range | None:
-    """A copy of the indices if all of them are integers of 0 or more, else None."""
+    """Returns the indices as keys if they are all non-negative integers, else None."""
     if isinstance(indices, range):
         ends = (indices[0], indices[-1]) if indices else (0,)
         return indices if min(ends) >= 0 and max(ends) < 1 << 62 else None
@@ -346,7 +349,7 @@ def _as_keys(indices: object) -> NDArray[np.int64] | range | None:
 
 
 def positive(name: str, value: object) -> int:
-    """The value as a positive int; raises ValueError with the name otherwise."""
+    """Returns the value as a positive int. Raises a ValueError that mentions `name` if it is not one."""
     if not isinstance(value, (bool, np.bool_)) and hasattr(value, "__index__"):
         number = operator.index(value)
         if number > 0:
@@ -355,19 +358,22 @@ def positive(name: str, value: object) -> int:
 
 
 def check_drop_last(value: object) -> bool:
-    """The value; raises ValueError if it is not a bool, because a misplaced batch size would count as True."""
+    """Returns the value if it is a bool.
+
+    Raises ValueError otherwise, because a misplaced batch size would count as True.
+    """
     if not isinstance(value, bool):
         raise ValueError(f"drop_last must be True or False, but it is {value!r}.")
     return value
 
 
 def batches(n: int, size: int, drop_last: bool) -> int:
-    """The number of batches of `size` in n samples; an incomplete last one counts unless it is dropped."""
+    """Returns the number of batches of `size` in n samples. An incomplete last batch counts, unless it is dropped."""
     return n // size if drop_last else -(-n // size)
 
 
 def group(keys: Iterator[T], size: int, drop_last: bool) -> Iterator[list[T]]:
-    """Lists of `size` keys; an incomplete last one only without `drop_last`."""
+    """Yields lists of `size` keys. The last list may be shorter, unless `drop_last` leaves it out."""
     while (batch := list(islice(keys, size))) and (len(batch) == size or not drop_last):
         yield batch
 
@@ -385,7 +391,7 @@ def _generator(generator: np.random.Generator | None) -> np.random.Generator:
 
 
 def _given(name: str, number: int | None, variable: str) -> int:
-    """The number, which defaults to an environment variable."""
+    """Returns the number, or the value of an environment variable if the number is None."""
     if number is not None:
         return number
     value = os.environ.get(variable)

@@ -1,7 +1,7 @@
-"""Seeds: integers mixed from integers by 64-bit arithmetic, the same on every machine.
+"""Mixes integers into seeds by 64-bit arithmetic, with the same result on every machine.
 
-All randomness in penstock starts from a number that is a function of (seed, epoch, step, ...), so it does
-not matter which process computes it, or how often.
+All randomness in penstock starts from a number that is a function of (seed, epoch, step, ...), so it does not matter
+which process computes it, or how often.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ SECOND = 0x94D049BB133111EB
 
 
 def mix(*parts: SupportsInt) -> int:
-    """One 64-bit integer that depends on every bit of every part, and on their order.
+    """Returns one 64-bit integer that depends on every bit of every part, and on the order of the parts.
 
-    Parts may be negative or of any size. About 1 µs for three parts of at most 64 bits.
+    Parts may be negative or of any size. A call takes about 1 µs for three parts of at most 64 bits.
 
     >>> mix(0, 1) != mix(1, 0) and mix(0) != mix(0, 0) and mix(-1) != mix(MASK)
     True
@@ -42,7 +42,7 @@ def mix(*parts: SupportsInt) -> int:
 
 
 def hashes(key: int, numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """A 64-bit hash of each number (0 or more) with this key; different numbers never collide."""
+    """Returns a 64-bit hash of each non-negative number with this key. Different numbers never collide."""
     state = (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(GAMMA) + np.uint64(mix(key))
     state = (state ^ state >> np.uint64(30)) * np.uint64(FIRST)
     state = (state ^ state >> np.uint64(27)) * np.uint64(SECOND)
@@ -50,7 +50,7 @@ def hashes(key: int, numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
 
 
 def _fold(number: int) -> int:
-    """A 64-bit hash of an integer outside 0..2**64-1, its sign included."""
+    """Returns a 64-bit hash of an integer outside 0..2**64-1, including its sign."""
     words = [1 if number < 0 else 0]
     number = abs(number)
     while number:
@@ -60,7 +60,7 @@ def _fold(number: int) -> int:
 
 
 def draw_key(generator: np.random.Generator | None) -> int:
-    """A new key drawn from the generator, or from numpy's global state if that is None."""
+    """Returns a new key drawn from the generator, or from numpy's global state if the generator is None."""
     if generator is None:
         import_whole("numpy.random")
         return int(np.random.randint(0, 1 << 63, dtype=np.uint64))
@@ -68,7 +68,7 @@ def draw_key(generator: np.random.Generator | None) -> int:
 
 
 def check_generator(generator: object) -> None:
-    """Raises TypeError for anything but None and a numpy Generator."""
+    """Raises TypeError if the argument is neither None nor a numpy Generator."""
     if generator is not None and not isinstance(generator, np.random.Generator):
         kind = f"{type(generator).__module__}.{type(generator).__qualname__}"
         raise TypeError(

@@ -1,4 +1,4 @@
-"""The files of MXNet and Caffe: `.rec` (RecordIO) and LMDB of Datum, read and written."""
+"""Reads and writes the files of MXNet and Caffe: `.rec` files (RecordIO), and LMDB files of Datum messages."""
 
 from penstock.errors import RecordError
 from penstock.records._caffe import CaffeLMDB, read_caffe_mean, write_caffe_lmdb

@@ -1,4 +1,7 @@
-"""Caffe's files: LMDB of Datum, read and (with the library `lmdb`) written, and the mean image `.binaryproto`."""
+"""Reads and writes Caffe's LMDB files of Datum messages, and reads its mean images (`.binaryproto`).
+
+Only writing needs the library `lmdb`.
+"""
 
 from __future__ import annotations
 
@@ -39,21 +42,25 @@ _PER_TRANSACTION = 1000  # items, as in Caffe
 
 
 class CaffeLMDB(RecordSamples):
-    """Caffe's LMDB of Datum, in key order: samples `(array, label)` with the axes (channels, height, width).
+    """The samples of Caffe's LMDB files of Datum messages, in key order. A sample is `(array, label)`.
 
-    Raw data is uint8, and `float_data` is float32. Encoded images are decoded (which needs the extra "image"), gray
-    ones to one channel. Three channels of uint8 are in Caffe's order, BGR; `color="rgb"` reverses them.
+    The array has the axes (channels, height, width). Raw data is uint8, and `float_data` is float32. Encoded images
+    are decoded (which needs the extra "image"), gray ones to a single channel. Three uint8 channels are in Caffe's
+    order, BGR; `color="rgb"` reverses them.
 
-    With a `transform` of `penstock.image` a sample is `(image, label)`, in the transform's own order of channels: use
-    `Transform(color="bgr")` for a network that was trained with Caffe. `labels=False` leaves the labels out.
+    With a `transform` of `penstock.image`, a sample is `(image, label)`, and the transform determines the order of
+    the channels. Use `Transform(color="bgr")` for a network that was trained with Caffe. `labels=False` leaves the
+    labels out.
 
     No LMDB library is needed. Any number of threads and processes may read at once, as long as no program writes.
-    `path` is the folder, or the file in it, or a list of these; each may be a URL. `keys` has the keys, which are
-    read once, and kept with the positions of their values (docs/formats.md). LMDB has no checksums, so a wrong byte
-    inside a value may not be noticed; all other damage raises `RecordError`. A value of more than `max_sample_bytes`,
-    or an encoded image with more bytes of pixels, is an error, too; a `transform` has its own limit.
+    `path` is the folder, or the file in it, or a list of these; each may be a URL. `keys` holds the keys, which are
+    read once and kept together with the positions of their values (docs/formats.md). LMDB has no checksums, so a
+    wrong byte inside a value may not be noticed. All other damage raises `RecordError`. A value of more than
+    `max_sample_bytes` bytes is an error too, and so is an encoded image whose pixels take more bytes than that. A
+    `transform` has its own limit.
 
-    `storage`, `cache`, `cache_bytes` and `cache_shared` are for remote files: see `penstock.formats`.
+    `storage`, `cache`, `cache_bytes` and `cache_shared` are for remote files, and are explained in
+    `penstock.formats`.
     """
 
     suffixes = (".mdb",)
@@ -92,7 +99,7 @@ class CaffeLMDB(RecordSamples):
 
     @cached_property
     def keys(self) -> PackedList[bytes]:
-        """The keys, in the order of the samples."""
+        """The keys of the database, in the order of the samples."""
         found = [PackedList.of_bytes(index["keys"], index["key_edges"]) for index in self.indexes]
         return found[0] if len(found) == 1 else PackedList(chain.from_iterable(found))
 
@@ -105,7 +112,10 @@ class CaffeLMDB(RecordSamples):
         return ends.searchsorted(np.arange(BLOCK, ends[-1] if len(ends) else 0, BLOCK))
 
     def ranges(self, rows: FileRows) -> list[tuple[int, int]]:
-        """The extents of the values. Extents with less than a page between them are merged."""
+        """Returns the byte ranges (start, stop) of the values.
+
+        Ranges with less than a page between them are merged.
+        """
         index, some = self.indexes[rows.file], slice(rows.first, rows.stop)
         starts, sizes = index["starts"][some], index["sizes"][some]
         order = starts.argsort()
@@ -144,7 +154,7 @@ class CaffeLMDB(RecordSamples):
         return self.keys[self.edges.item(number) + row]
 
     def _datum(self, raw: bytes, number: int, row: int) -> tuple[Datum, str]:
-        """The Datum in the bytes of an extent, and its name in errors."""
+        """Parses the Datum in these bytes. Returns it with a name for error messages."""
         found = self._value(raw, number, row)
         start = self.extent(number, row)[0] + len(raw) - len(found)
         name = f"{self.files[number].path}, key {self._key(number, row)!r}, byte {start:,}"
@@ -157,7 +167,7 @@ class CaffeLMDB(RecordSamples):
 
 
 def _decoded(data: bytes, name: str, limit: int | None) -> NDArray[np.uint8]:
-    """The pixels with channels first, in BGR; one channel for a gray image, as Caffe decodes it."""
+    """Returns the pixels as Caffe decodes them: channels first, in BGR order, and one channel for a gray image."""
     from penstock._pixels import decode  # late: raw data does not need its libraries
 
     gray = _is_gray(data)
@@ -176,10 +186,13 @@ def _is_gray(data: bytes) -> bool:
 
 
 def write_caffe_lmdb(path: FilePath, items: Iterable[tuple[NDArray[Any] | bytes, SupportsIndex]]) -> int:
-    """Writes Caffe's LMDB and returns the number of items. Needs `pip install ".[lmdb]"`.
+    """Writes an LMDB folder of Datum messages for Caffe, and returns the number of items.
 
-    An item is `(array, label)`: uint8 or float32, channels first, or the bytes of an encoded image. Keys are the
-    numbers of the items, padded with zeros. The folder must not exist; it gets its name when all items are written.
+    Needs `pip install ".[lmdb]"`.
+
+    An item is `(content, label)`. The content is a uint8 or float32 array with channels first, or the bytes of an
+    encoded image. The key of an item is its index, padded with zeros. The folder must not exist yet; it gets its
+    final name when all items have been written.
     """
     try:
         import lmdb
@@ -238,9 +251,10 @@ def _check_content(number: int, content: Any) -> None:
 
 
 def read_caffe_mean(path: FilePath) -> NDArray[np.float32]:
-    """The mean image of Caffe's `mean_file`: (channels, height, width), the channels in Caffe's order, BGR.
+    """Returns the mean image in Caffe's `mean_file`.
 
-    Pass it as `mean` to a `Transform` with `color="bgr"`; for RGB reverse the channels: `mean[::-1]`.
+    Its shape is (channels, height, width), with channels in BGR order. Pass it as `mean` to a `Transform` with
+    `color="bgr"`. For RGB, reverse the channels with `mean[::-1]`.
     """
     message = memoryview(Path(path).read_bytes())
     try:
@@ -252,7 +266,10 @@ def read_caffe_mean(path: FilePath) -> NDArray[np.float32]:
 
 
 def _mean(message: memoryview) -> NDArray[np.float32]:
-    """The array of a BlobProto: its floats are field 5, its shape is field 7 or, in older files, fields 1 to 4."""
+    """Returns the array in a BlobProto message.
+
+    Its floats are in field 5, and its shape is in field 7 or, in older files, in fields 1 to 4.
+    """
     sizes = dict.fromkeys((1, 2, 3, 4), 1)
     shape: list[int] = []
     values = [np.empty(0, np.float32)]

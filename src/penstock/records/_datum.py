@@ -1,6 +1,6 @@
-"""Caffe's Datum: an array or an encoded image, and its label, as a protobuf message.
+"""Caffe's Datum: an array or an encoded image, with its label, as a protobuf message.
 
-Fields that others have added (NVCaffe's record_id) are skipped.
+Fields that other programs have added (such as NVCaffe's record_id) are skipped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NO_FLOATS = np.empty(0, np.float32)
 
 
 class Datum(NamedTuple):
-    """The fields of a Datum, before an image is decoded."""
+    """The fields of a Datum message. An encoded image in it is not decoded yet."""
 
     shape: tuple[int, int, int]  # channels, height, width
     data: memoryview
@@ -27,7 +27,7 @@ class Datum(NamedTuple):
     encoded: bool
 
     def array(self) -> NDArray[np.uint8] | NDArray[np.float32]:
-        """The array, channels first. Only for a Datum that is not encoded."""
+        """Returns the array, with channels first. Only for a Datum that does not hold an encoded image."""
         values = np.frombuffer(self.data, np.uint8) if len(self.data) else self.floats
         return values.reshape(self.shape)
 
@@ -72,7 +72,7 @@ def _datum(numbers: dict[int, int], data: memoryview, floats: NDArray[np.float32
 
 
 def _tagged_floats(message: memoryview, at: int) -> tuple[NDArray[np.float32], int]:
-    """Parses consecutive floats, each with a tag of its own; the first tag is already read."""
+    """Parses consecutive floats, each with its own tag. The first tag has already been read."""
     rows = np.frombuffer(message[at - 1 :], np.uint8)
     rows = rows[: len(rows) // 5 * 5].reshape(-1, 5)
     others = np.flatnonzero(rows[:, 0] != _FLOATS << 3 | FOUR)
@@ -83,7 +83,7 @@ def _tagged_floats(message: memoryview, at: int) -> tuple[NDArray[np.float32], i
 
 
 def dump(content: NDArray[np.uint8] | NDArray[np.float32] | bytes, label: int) -> bytes:
-    """Makes the message of an array, channels first, or of an encoded image, as Caffe writes it."""
+    """Makes the Datum message of an array with channels first, or of an encoded image, as Caffe writes it."""
     if isinstance(content, bytes):
         return b"".join((_dump_length_delimited(_DATA, content), _number(_LABEL, label), _number(_ENCODED, 1)))
     shape = [_number(field, size) for field, size in zip((_CHANNELS, _HEIGHT, _WIDTH), content.shape, strict=True)]

@@ -3,9 +3,10 @@
     a part:    the mark | flag (3 bits) and length (29 bits) | content | zeros up to a multiple of 4
     a record:  one part with flag 0, or parts with the flags 1, 2, ... 2, 3
 
-Numbers are little-endian. Content that has the mark at a multiple of 4 is cut there into parts, and the mark itself
-is left out. So the mark occurs only where a part begins (no valid flag and length look like it), and searching a
-record for marks detects every wrong length, unless it only adds or drops a few zeros at the end.
+The mark is a magic number. All numbers are little-endian. Content that has the mark at a multiple of 4 is split there
+into parts, and the mark itself is left out. The mark therefore occurs only where a part begins (no valid flag and
+length look like it), and searching a record for marks detects every wrong length, except for one that only adds or
+drops a few zeros at the end.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _MAY_FOLLOW = ((_ALONE, _FIRST), (_MIDDLE, _LAST), (_MIDDLE, _LAST), (_ALONE, _F
 
 
 def framed(content: bytes) -> list[bytes]:
-    """The pieces to write for a record with this content."""
+    """Returns the pieces of bytes to write for a record with this content."""
     pieces: list[bytes] = []
     begin = 0
     for at in _marks(content):
@@ -45,7 +46,7 @@ def framed(content: bytes) -> list[bytes]:
 
 
 class NotARecord(ValueError):
-    """The bytes are not a valid record: `what` says what is wrong, at the offset `at`."""
+    """The bytes are not a valid record. `what` describes the problem, and `at` is its offset."""
 
     def __init__(self, at: int, what: str) -> None:
         super().__init__(what)
@@ -53,7 +54,7 @@ class NotARecord(ValueError):
 
 
 def record(raw: bytes) -> memoryview:
-    """Returns the content of a record, given exactly its bytes. Raises NotARecord if they are not one record."""
+    """Returns the content of a record. Raises NotARecord if `raw` is not exactly the bytes of one record."""
     begins = _marks(raw)
     if not begins or begins[0] != 0:
         raise NotARecord(0, "a record should begin here, but none does")
@@ -75,13 +76,19 @@ def record(raw: bytes) -> memoryview:
 
 
 def beginning(raw: bytes) -> bytes | None:
-    """The content in the first bytes of a record; None if the record has several parts or is damaged."""
+    """Returns the beginning of a record's content, or None if the record has several parts or is damaged.
+
+    `raw` holds the first bytes of the record.
+    """
     mark, word = _HEAD.unpack_from(raw)
     return raw[8 : 8 + word] if mark == MARK and word >> 29 == _ALONE else None
 
 
 def disagreement(file: AnyFile, starts: NDArray[np.int64]) -> str:
-    """The reason why the file's records cannot begin at exactly these bytes; empty if they can."""
+    """Returns the reason why the file's records cannot begin at exactly these byte offsets.
+
+    Returns an empty string if they can.
+    """
     # Damage to a single record is not reported here: it raises when that record is read.
     if len(odd := starts[starts % 4 != 0]):
         return f"it has a record at byte {odd[0]:,}, but records begin at multiples of 4"
@@ -106,14 +113,17 @@ def disagreement(file: AnyFile, starts: NDArray[np.int64]) -> str:
 
 
 def read_heads(file: AnyFile, starts: NDArray[Any], size: int) -> Iterator[bytes]:
-    """The first bytes of the records that begin at `starts`: `size` of each, or up to the end of the file."""
+    """Yields the first `size` bytes of each record that begins at one of `starts`, or fewer at the file's end."""
     for first in range(0, len(starts), _AHEAD):
         some = starts[first : first + _AHEAD].tolist()
         yield from file.read_each(some, [min(size, file.size - start) for start in some])
 
 
 def _end(file: AnyFile, at: int) -> int:
-    """The end of the record that begins here; if it is damaged, the end of the file, where no record begins."""
+    """Returns the byte offset of the end of the record that begins at the offset `at`.
+
+    For a damaged record, this is the end of the file, where no other record can begin.
+    """
     flag = _LAST
     while at <= file.size - 8:
         mark, word = _HEAD.unpack(file.read(at, 8))
@@ -127,7 +137,7 @@ def _end(file: AnyFile, at: int) -> int:
 
 
 def records(file: AnyFile) -> Iterator[tuple[int, int]]:
-    """The start and stop of each record, found by following the headers."""
+    """Yields the start and stop offset of each record, which are found by following the headers."""
     read, unpack, size = file.read, _HEAD.unpack, file.size
     begin = at = 0
     flag = _LAST

@@ -1,16 +1,16 @@
-"""Reads the keys and values of an LMDB file, in the order of the keys.
+"""Reads the keys and values of an LMDB file, in key order.
 
-Refused: the library `lmdb`. It maps the file into memory and trusts the contents: a damaged page or a file that was
-cut off crashes the process. Its environments must not cross a fork either. Here every number is checked before it is
-used, and the file is read by position.
+The library `lmdb` is not used, because it maps the file into memory and trusts the contents, so that a damaged page
+or a truncated file crashes the process. The library's environments must not be used across a fork either. This module
+checks every number before using it, and reads the file at explicit offsets.
 
     pages 0 and 1  the state after the last two transactions: the newer one counts
     branch page    keys, and the pages below them
     leaf page      keys and values; for a large value only the page where it begins
     overflow page  a large value, which continues on the pages after it
 
-A page begins with its number, its kind, and the offsets of its nodes, in the order of their keys. The nodes fill
-the end of the page without a gap. LMDB has no checksums, so damage inside a value is not noticed here.
+A page begins with its number, its kind, and the offsets of its nodes, in key order. The nodes fill the end of the
+page without a gap. LMDB has no checksums, so damage inside a value is not noticed here.
 """
 
 from __future__ import annotations
@@ -39,23 +39,26 @@ _DEEPEST = 32  # the limit of LMDB itself
 
 
 def is_lmdb(first_bytes: bytes) -> bool:
-    """True if a file that begins with these bytes is an LMDB file: the mark is at byte 16."""
+    """True if a file that begins with these bytes is an LMDB file. LMDB files have a magic number at byte 16."""
     return first_bytes[16:20] == _MARK.to_bytes(4, "little")
 
 
 def find_values(file: AnyFile) -> Arrays:
-    """The index of an LMDB file: where the value of each key is, in the order of the keys.
+    """Returns the index of an LMDB file, which gives the location of each key's value, in key order.
 
-    `starts` and `sizes` are the extents of the values, and `starts` has the end of the file, too. The extent of a
-    large value begins with the header of its page, so it begins at a multiple of `page`. `keys` are the keys, joined,
-    and `key_edges` says where each begins.
+    `starts` and `sizes` have the byte offset and length of each value; the last element of `starts` is the size of
+    the file. For a large value, they include the header of its first page, so its offset is a multiple of the page
+    size, `page`. `keys` holds all keys in one byte array, and `key_edges` has the offset at which each key begins.
     """
     return _Tree(file).arrays()
 
 
 def value_of(raw: bytes, start: int, page: int) -> memoryview | None:
-    """The value in the bytes of an extent, which begins at the byte `start` of the file; None if it is damaged."""
-    if start % page or not raw:  # an empty value may stand at the end of its page
+    """Returns the value in `raw`, the bytes at the offset `start` of the file, or None if they are damaged.
+
+    For a large value, `raw` begins with a page header, which is left out.
+    """
+    if start % page or not raw:  # an empty value may be at the end of its page
         return memoryview(raw)
     number, _, kind, low, high = _PAGE.unpack_from(raw)
     enough = (high << 16 | low) * page >= len(raw)
@@ -64,7 +67,7 @@ def value_of(raw: bytes, start: int, page: int) -> memoryview | None:
 
 
 class _Tree:
-    """The pages of an LMDB file. Every number is checked before it is used."""
+    """The tree of pages in an LMDB file. Every number is checked before it is used."""
 
     def __init__(self, file: AnyFile) -> None:
         self._file = file
@@ -89,7 +92,7 @@ class _Tree:
         }
 
     def _check_values(self, keys: PackedList[bytes], starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
-        """Checks that all values are inside the file, and that no two overlap."""
+        """Checks that all values are inside the file, and that no two of them overlap."""
         order = starts.argsort()
         begins, ends = starts[order], (starts + sizes)[order]
         wrong = np.flatnonzero(ends > np.append(begins[1:], self._file.size))
@@ -98,14 +101,14 @@ class _Tree:
             self._file.damaged(end, f"the value of key {key!r} ends here, inside another or outside the file")
 
     def _newest(self) -> tuple[int, int, int, int]:
-        """Flags, depth, number of entries and root page after the last transaction."""
+        """Returns the flags, the depth, the number of entries and the root page after the last transaction."""
         first = self._meta(0)
         self._page = first[4]
         if self._page not in (1 << n for n in range(9, 16)):
             self._file.damaged(0, f"LMDB has no pages of {self._page:,} bytes")
         second = self._meta(self._page)
         ages = first[-1], second[-1]
-        # Transactions write the two pages in turn, so that the last but one can still be read.
+        # Transactions write the two pages in turn, so that the state before the last one can still be read.
         if ages != (0, 0) and (ages[0] % 2 != 0 or ages[1] % 2 != 1 or abs(ages[0] - ages[1]) != 1):
             self._file.damaged(0, f"the last two transactions cannot have the numbers {ages[0]:,} and {ages[1]:,}")
         newest = first if ages[0] > ages[1] else second
@@ -142,7 +145,10 @@ class _Tree:
                 yield key
 
     def _leaves(self, number: int, depth: int) -> Iterator[tuple[int, bytes, tuple[int, ...]]]:
-        """The leaf pages below a page, in the order of keys: number, bytes, and the offsets of the nodes."""
+        """Yields the leaf pages below a page, in key order.
+
+        Each is given as its page number, its bytes and its nodes' offsets.
+        """
         raw, positions = self._nodes(number, _LEAF if depth == 1 else _BRANCH)
         if depth == 1:
             yield number, raw, positions
@@ -152,7 +158,10 @@ class _Tree:
             yield from self._leaves(higher << 32 | high << 16 | low, depth - 1)
 
     def _nodes(self, number: int, expected: int) -> tuple[bytes, tuple[int, ...]]:
-        """A page and the offsets of its nodes, which must fill the end of the page without a gap."""
+        """Returns the bytes of a page and the offsets of its nodes.
+
+        Checks that the nodes fill the end of the page without a gap.
+        """
         start = self._page_start(number)
         raw = self._file.read(start, self._page)
         own, _, kind, low, high = _PAGE.unpack_from(raw)

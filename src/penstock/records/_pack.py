@@ -1,4 +1,4 @@
-"""`penstock pack`: packs a folder of images into one `.rec` file."""
+"""The command `penstock pack`, which packs a folder of images into one `.rec` file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MOST_LISTED = 20  # skipped files that are listed
 
 
 def run(options: argparse.Namespace) -> int:
-    """Pack the images, print a summary, and return the exit code."""
+    """Packs the images, prints a summary, and returns the exit code."""
     errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     try:
         _check(options)
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Check the options, so that a mistake is reported before an hour of work."""
+    """Checks the options first, so that a mistake is reported before an hour of work."""
     if not options.out.endswith(".rec"):
         raise ValueError(f"the name of the file to write must end in .rec, but it is {options.out}.")
     if options.quality is not None and options.resize is None:
@@ -95,7 +95,7 @@ def _images(options: argparse.Namespace) -> ImageFolder:
 
 
 def _pack(images: ImageFolder, options: argparse.Namespace) -> tuple[list[tuple[Any, Exception]], int, float]:
-    """Write the file; return the skipped samples, the size of the file, and the seconds that it took."""
+    """Writes the file. Returns the skipped samples, the size of the file in bytes, and the time taken in seconds."""
     start = time.perf_counter()
     dataset = Encoded(images, options.resize, options.quality or QUALITY)
     loader: DataLoader[Any] = DataLoader(
@@ -128,7 +128,10 @@ def _pack(images: ImageFolder, options: argparse.Namespace) -> tuple[list[tuple[
 
 
 class Encoded(Dataset[Any]):
-    """The images of a folder in the form to be stored, with labels; raises for one that cannot be decoded."""
+    """The images of a folder in the form in which they are stored, with labels.
+
+    Raises an error for an image that cannot be decoded.
+    """
 
     def __init__(self, images: ImageFolder, resize: int | None, quality: int) -> None:
         self._images, self._resize, self._quality = images, resize, quality

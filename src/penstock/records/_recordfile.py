@@ -1,4 +1,4 @@
-"""MXNet's `.rec` files, read and written: images, or anything else, with an id and a label each."""
+"""Reads and writes MXNet's `.rec` files. Their records hold images or any other data, each with an id and a label."""
 
 from __future__ import annotations
 
@@ -48,21 +48,23 @@ class Record(NamedTuple):
 
 
 class RecordFile(RecordSamples):
-    """The records of MXNet's `.rec` files, in the order of the files; each is a `Record(id, label, data)`.
+    """The records of MXNet's `.rec` files, in the order of the files. Each sample is a `Record(id, label, data)`.
 
-    With a `transform` of `penstock.image` a sample is `(image, label)`, or the image alone with `labels=False`.
+    With a `transform` of `penstock.image`, a sample is `(image, label)`, or only the image with `labels=False`.
 
-    `path` is a path or URL, a list of these, a pattern or a folder. The index of a file is the `.idx` beside it, or
-    the file that `idx` names. Without one, or with `idx=False`, the records are found by following their headers, and
-    their positions are kept (docs/formats.md). In both cases each header is read: about 2 s for a million records if
-    the file is in the page cache. Of a remote file with an `.idx`, only the records that are needed are read.
-    `save_idx()` writes the index for the next time. Any number of threads and processes may read at once.
+    `path` is a path or URL, a list of these, a pattern or a folder. The index of a file is the `.idx` file next to
+    it, or the file that `idx` names. Without an index, or with `idx=False`, the records are found by following their
+    headers, and their positions are kept (docs/formats.md). In both cases each header is read, which takes about 2 s
+    for a million records if the file is in the page cache. For a remote file with an `.idx`, only the records that
+    are needed are read. `save_idx()` writes the index for the next time. Any number of threads and processes may read
+    at once.
 
-    RecordIO has no checksums: a wrong byte in a record's label or data cannot be noticed. Any other damage raises
+    RecordIO has no checksums, so a wrong byte in a record's label or data cannot be noticed. Any other damage raises
     `RecordError`, at the latest when the record is read.
 
-    `storage`, `cache`, `cache_bytes` and `cache_shared` are for remote files: see `penstock.formats`. A record of
-    more than `max_sample_bytes` is an error of its sample; a `transform` has its own limit.
+    `storage`, `cache`, `cache_bytes` and `cache_shared` are for remote files, and are explained in
+    `penstock.formats`. A record of more than `max_sample_bytes` bytes is an error of its sample. A `transform` has
+    its own limit.
     """
 
     suffixes = (".rec",)
@@ -108,7 +110,7 @@ class RecordFile(RecordSamples):
         return [next(others) if each is None else each[1] for each in found]
 
     def _by_idx(self, file: AnyFile, access: Access) -> tuple[str, Index] | None:
-        """The path of a file's `.idx`, and the index made from it; None if the file has no `.idx`."""
+        """Returns the path of a file's `.idx`, and the index made from it, or None if the file has no `.idx`."""
         index = self._idx_of(file, access)
         if index is None:
             return None
@@ -117,7 +119,10 @@ class RecordFile(RecordSamples):
         return index.path, Index(file, self.kind, self.find, arrays, False)
 
     def _idx_of(self, file: AnyFile, access: Access) -> AnyFile | None:
-        """The `.idx` of a file; None if there is none, or if it belongs to a user who may not change the file."""
+        """Returns the `.idx` of a file, or None if there is none.
+
+        An `.idx` that belongs to a user who may not change the file counts as missing.
+        """
         if self._idx is False:
             return None
         if self._idx is not None:
@@ -150,7 +155,10 @@ class RecordFile(RecordSamples):
         return record.data, record.label, f"{self.files[number].path}, record {row}, byte {start:,}"
 
     def by_id(self, id: int) -> Any:
-        """The sample with this key in the index or, without an index, with this id in its header."""
+        """Returns the sample with this id.
+
+        The id is the record's key in the index or, if there is no index, the id in the record's header.
+        """
         number, hits = _as_id(id), []
         if 0 <= number < 1 << 64:
             order, wanted = self._by_id, np.uint64(number)
@@ -169,7 +177,10 @@ class RecordFile(RecordSamples):
 
     @cached_property
     def ids(self) -> NDArray[np.uint64]:
-        """The ids that `by_id` takes, in the order of the samples. Without an index, they are read from records."""
+        """The ids that `by_id` accepts, in the order of the samples.
+
+        Without an index, they are read from the records.
+        """
         return np.concatenate([self._ids(number) for number in range(len(self.files))])
 
     def _ids(self, number: int) -> NDArray[np.uint64]:
@@ -182,7 +193,7 @@ class RecordFile(RecordSamples):
         return np.array(array("Q", ids), np.uint64)
 
     def save_idx(self, path: FilePath | None = None) -> None:
-        """Writes the index to `path`, or beside each file by default."""
+        """Writes the index to `path`, or by default next to each record file."""
         if path is not None and len(self.files) > 1:
             raise ValueError(
                 f"path= is for the index of one file, but there are {len(self.files):,} files. Without a path, the "
@@ -200,11 +211,11 @@ class RecordFile(RecordSamples):
 
 
 class RecordStream(IterableDataset[Any]):
-    """The samples of a `.rec` file as a stream, for a `DataLoader`, without building an index first.
+    """The samples of a `.rec` file as a stream for a `DataLoader`, without building an index first.
 
-    Choose it for a huge file without an index that is read in file order. One reader follows the headers, and the
-    workers read and transform the records. (Without a loader iterate over a `RecordFile`.) `path` may be a URL; the
-    keywords are those of `RecordFile`.
+    Choose it for a huge file that has no index and is read in file order. One reader follows the headers, and the
+    workers read and transform the records. (Without a loader, iterate over a `RecordFile` instead.) `path` may be a
+    URL. The keyword arguments are the same as those of `RecordFile`.
     """
 
     def __init__(
@@ -230,7 +241,7 @@ class RecordStream(IterableDataset[Any]):
         return framing.records(FromTheStart(self._file) if isinstance(self._file, RemoteFile) else self._file)
 
     def load(self, extent: tuple[int, int]) -> Any:
-        """The sample at these bytes (start, stop) of the file."""
+        """Returns the sample in this byte range (start, stop) of the file."""
         start, stop = extent
         name = f"{self.path}, byte {start:,}"
         if self.max_sample_bytes is not None and stop - start > self.max_sample_bytes:
@@ -245,12 +256,12 @@ class RecordStream(IterableDataset[Any]):
 
 
 def _edges(starts: NDArray[np.int64], file: AnyFile) -> NDArray[Any]:
-    """The first byte of each record, and the end."""
+    """Returns the byte offset at which each record begins, followed by the size of the file."""
     return compact(np.append(starts, file.size), file.size)
 
 
 def _record(raw: bytes) -> Record:
-    """Parses the bytes of one record. Raises NotARecord."""
+    """Parses the bytes of one record. Raises NotARecord if they are not a valid record."""
     content = framing.record(raw)
     if len(content) < _HEAD.size:
         what = f"a record of {len(content)} bytes is too short for the header of {_HEAD.size} with its id and label"
@@ -266,7 +277,10 @@ def _record(raw: bytes) -> Record:
 
 
 def _damaged(file: AnyFile, start: int, error: framing.NotARecord, index: str | None = None) -> NoReturn:
-    """Raises FormatError for the record at the byte `start`. `index`: the `.idx` that gave this position, if any."""
+    """Raises FormatError for the record at the byte offset `start`.
+
+    `index` is the path of the `.idx` file that gave this offset, or None.
+    """
     try:
         file.damaged(start + error.at, error.what)
     except FormatError as damage:
@@ -305,11 +319,11 @@ def _check_labels(transform: Transform | None, labels: bool) -> None:
 
 
 class RecordWriter:
-    """Writes a `.rec` file and, beside it, its `.idx`; both get their names when all records are written.
+    """Writes a `.rec` file and its `.idx`. Both files get their final names when all records have been written.
 
-    Use it in a `with` statement: an exception inside it leaves existing files unchanged. If a write fails (on a full
-    disk, say), everything is discarded, and later calls raise too. Until the end the files have names that end in
-    `.part`; such a file may be deleted if its writer was killed or never closed.
+    Use it in a `with` statement. An exception inside the block leaves existing files unchanged. If a write fails (for
+    example, on a full disk), everything is discarded, and later calls raise too. Until the end, the names of the
+    files end in `.part`. Such a file may be deleted if its writer was killed or never closed.
 
     >>> import tempfile
     >>> path = tempfile.mkdtemp() + "/two.rec"
@@ -338,11 +352,14 @@ class RecordWriter:
         self._failed = ""
 
     def __len__(self) -> int:
-        """The number of records written so far."""
+        """Returns the number of records written so far."""
         return len(self._ids)
 
     def write(self, data: bytes, label: Any = 0.0, id: int | None = None) -> None:
-        """Writes a record. `label` is a number or a vector of numbers; `id` is the record's number by default."""
+        """Writes a record. `label` is a number or a vector of numbers.
+
+        By default, `id` is the number of records written before.
+        """
         self._check()
         if self._file.closed:
             raise ValueError(f"the writer of {self.path} is closed: it takes no more records.")
@@ -368,9 +385,9 @@ class RecordWriter:
             raise
 
     def close(self) -> None:
-        """Gives the files their final names; if that fails, removes them. A second call does nothing.
+        """Gives the files their final names, or removes them if that fails. A second call does nothing.
 
-        Ctrl-C never comes in between: it is raised when both files have their names, or neither has.
+        Ctrl-C is never raised in between, but only when both files have their final names or neither has.
         """
         self._check()
         if self._file.closed:

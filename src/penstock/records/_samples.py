@@ -1,4 +1,4 @@
-"""The base of formats whose samples become images if they are given a transform."""
+"""The base class of record formats whose samples become images if a transform is given."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
 
 class RecordSamples(Extents):
-    """The samples of files: as stored or, with a transform, `(image, label)` as in ImageFolder.
+    """The samples of record files: as stored or, with a transform, `(image, label)` as in ImageFolder.
 
-    A subclass defines `stored(raw, number, row)`, a sample without a transform, and `image(raw, number, row)`.
+    A subclass defines `stored(raw, number, row)`, which returns a sample without a transform, and `image(raw, number,
+    row)`, which returns the image for the transform. `raw` is the sample's bytes, `number` the index of its file, and
+    `row` its index within that file.
     """
 
     def __init__(self, paths: Paths, transform: Transform | None, labels: bool, **files: Unpack[FileOptions]) -> None:
@@ -35,7 +37,7 @@ class RecordSamples(Extents):
 
     @property
     def path(self) -> str:
-        """The path of the file, or of the first if there are several."""
+        """The path of the file, or of the first file if there are several."""
         return self.files[0].path
 
     def decoded(self, raw: bytes, number: int, row: int) -> Any:
@@ -45,7 +47,7 @@ class RecordSamples(Extents):
 
     @property
     def __gather__(self) -> Callable[[Any, Empty], Any]:
-        """`__gather__` of `Images`. Without a transform, this attribute does not exist."""
+        """The method `__gather__` of `Images`. Without a transform, this attribute does not exist."""
         if self.transform is None:
             raise AttributeError(f"a {type(self).__name__} without a transform has no __gather__")
         return self._gathered

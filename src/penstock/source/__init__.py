@@ -1,4 +1,4 @@
-"""What the samples are: datasets with keys, streams, arrays, and lists that workers share."""
+"""The sources of samples: datasets with keys, streams, arrays, and lists that workers share."""
 
 from penstock.source._array import ArrayDataset
 from penstock.source._dataset import (

@@ -1,4 +1,4 @@
-"""Arrays as a dataset: the rows of a step are copied from each column straight into the batch."""
+"""A dataset of arrays, whose rows are copied from each column directly into the batch."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Array = NDArray[Any]
 
 
 class ArrayDataset(Dataset[Any]):
-    """Columns of equal length; sample i has row i of each.
+    """Columns of equal length. Sample i has row i of each column.
 
-    One array by position gives rows, several give tuples of rows, arrays by name give dicts. Memory maps are
-    read in place, without a copy. Choose it whenever the data is in arrays, or can be memory-mapped as arrays:
-    a batch then costs one `take` for each column, about as much as `array[keys]`.
+    One array by position gives rows, several arrays give tuples of rows, and arrays by name give dicts. Memory maps
+    are read in place, without a copy. Choose this class whenever the data is in arrays, or can be memory-mapped as
+    arrays: a batch then costs one `take` for each column, about as much as `array[keys]`.
 
-    Numbers, dates and structured rows become arrays; a column of strings (one axis, dtype U, S or
-    StringDType) becomes a list of str or bytes. Object dtype raises TypeError: its elements have no layout.
+    Numbers, dates and structured rows become arrays. A column of strings (one axis, dtype U, S or StringDType)
+    becomes a list of str or bytes. A column of object dtype raises TypeError, because its elements have no layout.
 
     >>> data = ArrayDataset(x=np.arange(6).reshape(3, 2), name=np.array(["a", "b", "c"]))
     >>> data[1]
@@ -57,7 +57,10 @@ class ArrayDataset(Dataset[Any]):
         return [self._sample(parts) for parts in zip(*rows, strict=True)]
 
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
-        """The batch of these keys, equal to the collated samples; `empty(shape, dtype)` allocates its memory."""
+        """Returns the batch of these keys, which equals the collated samples.
+
+        `empty(shape, dtype)` allocates the batch's memory.
+        """
         checked = checked_keys(keys, len(self))
         if type(empty) is FieldMemory:
             columns = zip(self._views, self._into(empty), strict=True)
@@ -65,7 +68,7 @@ class ArrayDataset(Dataset[Any]):
         return self._sample([_gathered(view, checked, empty) for view in self._views])
 
     def _into(self, batch: FieldMemory) -> Sequence[FieldMemory]:
-        """The part of the batch's memory for each column."""
+        """Returns the part of the batch's memory for each column."""
         if self.names is not None:
             return batch.below(self.names)
         return [batch] if len(self.columns) == 1 else batch.below(range(len(self.columns)))
@@ -91,7 +94,7 @@ class ArrayDataset(Dataset[Any]):
 
 
 def checked_keys(keys: Sequence[int] | NDArray[Any], n: int) -> NDArray[np.int64]:
-    """The keys as int64 of 0 or more; raises IndexError for a key that is not in a dataset of n samples."""
+    """Returns the keys as non-negative int64. Raises IndexError for a key that is not in a dataset of n samples."""
     found = np.asarray(keys)
     if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
         what = f"{found.dtype} of shape {found.shape}"

@@ -1,7 +1,7 @@
 """Map-style datasets, streams, and ways to combine them.
 
-A dataset need not derive from a class of this module: any object with `__getitem__` and `__len__` is one, and
-can be combined with others (a list, an array, a Hugging Face dataset).
+A dataset does not need to derive from a class of this module. Any object with `__getitem__` and `__len__` is a
+dataset, and can be combined with others (a list, an array, a Hugging Face dataset).
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 def is_stream(dataset: object) -> bool:
-    """True if the dataset is iterated rather than read by keys."""
+    """True if the dataset is iterated over rather than read by key."""
     # By the name of the class, so that torch's and Hugging Face's IterableDataset need not be imported to be
     # streams too. (torch's has a `__getitem__`, which only raises.)
     return any(cls.__name__ == "IterableDataset" for cls in type(dataset).__mro__)
 
 
 def to_load_in_parallel(stream: object) -> str:
-    """Advice on how all workers can load the samples of this stream, which has one reader."""
+    """Returns advice on how all workers can load the samples of this stream, which has only one reader."""
     kind = type(stream)
     if isinstance(stream, IterableDataset):
         return "Let the stream yield light items and define load(item): all workers call it in parallel"
@@ -59,26 +59,29 @@ _METHODS = ("__gather__", "__getitems__", "__getitem__")
 
 
 def _depth(cls: type, name: str) -> int:
-    """The index in the MRO of the class that defines the name; that of `object` if none does."""
+    """Returns the index in the MRO of the first class that defines the name.
+
+    If none does, this is the index of `object`.
+    """
     found = (at for at, base in enumerate(cls.__mro__) if name in vars(base))
     return next(found, len(cls.__mro__) - 1)
 
 
 class Keyed(Protocol[T_co]):
-    """Anything that can be part of a dataset: it has a sample for each key, and usually a length."""
+    """Anything that can be part of a dataset. It has a sample for each key, and usually a length."""
 
     def __getitem__(self, key: Any, /) -> T_co: ...
 
 
 class Dataset(Generic[T_co]):
-    """Samples by key: `__getitem__(key)` returns one.
+    """Samples by key: `__getitem__(key)` returns one sample.
 
-    - `__len__` is needed by the built-in orders and by `len(loader)`; there is no default, so that `len()`
-      fails if it is missing.
-    - `__getitems__(keys) -> list`, if defined, is called once for all keys of a batch. Define it if fetching
-      many at once is cheaper than one by one (a database, a remote store, a compressed block).
-    - `__foresee__(forecast)`, if defined, is told which keys a loader will ask for: see docs/cache.md.
-    - `__fingerprint__() -> str`, if defined, is kept in resume states: see docs/resume.md.
+    - `__len__` is needed by the built-in orders and by `len(loader)`. There is no default, so that `len()` fails if
+      it is missing.
+    - `__getitems__(keys) -> list`, if defined, is called once for all keys of a batch. Define it if fetching many
+      samples at once is cheaper than one by one (a database, a remote store, a compressed block).
+    - `__foresee__(forecast)`, if defined, is told which keys a loader will ask for (docs/cache.md).
+    - `__fingerprint__() -> str`, if defined, returns a text that is kept in resume states (docs/resume.md).
     - `a + b` concatenates two datasets.
 
     >>> class Squares(Dataset[int]):
@@ -91,10 +94,10 @@ class Dataset(Generic[T_co]):
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Removes the batch methods of ours that would bypass a method which the subclass redefines.
+        """Removes penstock's batch methods that would bypass a method which the subclass redefines.
 
-        Otherwise a `__getitem__` that adds a transform to a Subset or an ArrayDataset would silently not be
-        called. Batch methods that the user defines stay.
+        Otherwise a `__getitem__` that adds a transform to a Subset or an ArrayDataset would silently not be called.
+        Batch methods that the user defines stay.
         """
         super().__init_subclass__(**kwargs)
         depths = [_depth(cls, name) for name in _METHODS]
@@ -110,11 +113,11 @@ class Dataset(Generic[T_co]):
 
 
 class IterableDataset(Dataset[T_co]):
-    """A stream of samples: `__iter__` yields them in order and is called again for each epoch.
+    """A stream of samples. `__iter__` yields them in order and is called again for each epoch.
 
-    A stream has one reader, whatever the number of workers, so no sample comes twice. If samples are costly
-    to make, let `__iter__` yield light items (a path, an offset) and define `load(item)`: the workers call it
-    in parallel, and the order stays the same.
+    A stream has one reader, whatever the number of workers, so no sample comes twice. If samples are costly to make,
+    let `__iter__` yield light items (a path, an offset) and define `load(item)`. The workers then call `load` in
+    parallel, and the order stays the same.
 
     `a + b` chains two streams.
     """
@@ -127,9 +130,9 @@ class IterableDataset(Dataset[T_co]):
 
 
 class ConcatDataset(Dataset[T_co]):
-    """Several datasets, one after the other, under one range of keys.
+    """Several datasets, one after the other, in one range of keys.
 
-    If all of them have `blocks`, for `shuffle="blocks"`, so has the whole.
+    If all of them have `blocks` (for `shuffle="blocks"`), the ConcatDataset has `blocks` too.
 
     >>> joined = ConcatDataset(["abc", [1, 2]])
     >>> len(joined), joined[2], joined[3], joined[-1]
@@ -156,7 +159,10 @@ class ConcatDataset(Dataset[T_co]):
 
     @property
     def __foresee__(self) -> Callable[[Any], Any]:
-        """Passes a forecast to the parts; missing if none of them has `__foresee__`."""
+        """Passes a forecast (which keys a loader will ask for) to the datasets.
+
+        This attribute does not exist if none of the datasets has `__foresee__`.
+        """
         return _not_missing(foresee_of_parts(self))
 
     def __getitem__(self, index: int) -> T_co:
@@ -179,7 +185,7 @@ class ConcatDataset(Dataset[T_co]):
         return samples
 
     def _locate(self, index: int) -> tuple[int, int]:
-        """The index of the dataset, and the key in that dataset."""
+        """Returns the index of the dataset that has this sample, and the sample's key in that dataset."""
         n = self.cumulative_sizes[-1]
         if not -n <= index < n:
             # As in torch: ValueError below the range; above it IndexError, which ends a plain iteration.
@@ -192,17 +198,17 @@ class ConcatDataset(Dataset[T_co]):
 
 
 class ChainItem(NamedTuple):
-    """An item of a ChainDataset that is not loaded yet, with the number of the stream it comes from."""
+    """An item of a ChainDataset that is not loaded yet, with the index of the stream that it comes from."""
 
     stream: int
     item: Any
 
 
 class ChainDataset(IterableDataset[T_co]):
-    """Several streams, one after the other, each opened when the previous one has ended.
+    """Several streams, one after the other. Each is opened when the previous one has ended.
 
-    If one of them defines `load`, so does the chain: it yields a `ChainItem` for each item, and the workers load the
-    item with the stream that it came from.
+    If one of them defines `load`, the chain defines it too. It then yields a `ChainItem` for each item, and the
+    workers load the item with the stream that it came from.
 
     >>> list(ChainDataset(["ab", range(2)]))
     ['a', 'b', 0, 1]
@@ -235,12 +241,12 @@ class ChainDataset(IterableDataset[T_co]):
 
 
 class Subset(Dataset[T_co]):
-    """The samples of a dataset at the given indices, in their order.
+    """The samples of a dataset at the given indices, in the order of the indices.
 
-    Indices in a numpy array are shared between workers; a list of Python ints is copied into each.
+    Indices in a numpy array are shared between workers, whereas a list of Python ints is copied into each worker.
 
-    If the dataset has blocks, for `shuffle="blocks"`, so has the subset: samples from the same block of the dataset
-    form one block, whatever the order of the indices.
+    If the dataset has blocks (for `shuffle="blocks"`), the subset has blocks too. Samples from the same block of the
+    dataset form one block, whatever the order of the indices.
 
     >>> list(Subset("abcdef", [4, 0, 4]))
     ['e', 'a', 'e']
@@ -263,7 +269,10 @@ class Subset(Dataset[T_co]):
 
     @property
     def __gather__(self) -> Callable[[Any, Any], Any]:
-        """The dataset's `__gather__` (see `ArrayDataset`) for this subset; missing if the dataset has none."""
+        """The dataset's `__gather__` (see `ArrayDataset`) for this subset.
+
+        This attribute does not exist if the dataset has no `__gather__`.
+        """
         gather = method_of(self.dataset, "__gather__")
         if gather is None:
             raise AttributeError(f"a {type(self.dataset).__name__} has no __gather__")
@@ -271,23 +280,29 @@ class Subset(Dataset[T_co]):
 
     @property
     def blocks(self) -> NDArray[np.int64]:
-        """The first key of each block, and the end of the last; missing unless the indices are sorted by block."""
+        """The first key of each block, and the end of the last block.
+
+        This attribute does not exist if the indices are not sorted by block.
+        """
         return _in_sequence(blocks_of_subset(self).outer, "indices")
 
     @property
     def __foresee__(self) -> Callable[[Any], Any]:
-        """Passes a forecast to the dataset; missing if the dataset has no `__foresee__`."""
+        """Passes a forecast (which keys a loader will ask for) to the dataset.
+
+        This attribute does not exist if the dataset has no `__foresee__`.
+        """
         return _not_missing(foresee_of_subset(self))
 
     def _underlying(self, keys: Sequence[int] | NDArray[Any]) -> list[Any]:
-        """The keys in the underlying dataset."""
+        """Returns the keys in the underlying dataset."""
         if isinstance(self.indices, np.ndarray):
             return cast("list[Any]", self.indices[keys].tolist())
         return [self.indices[key] for key in keys]
 
 
 class StackDataset(Dataset[Any]):
-    """Several datasets side by side: a sample is a tuple of their samples, or a dict if they have names.
+    """Several datasets side by side. A sample is a tuple of their samples, or a dict if the datasets have names.
 
     >>> StackDataset(image="ab", label=[0, 1])[1]
     {'image': 'b', 'label': 1}
@@ -321,7 +336,7 @@ class StackDataset(Dataset[Any]):
 
 
 def check_either(taker: str, part: str, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """Raises ValueError unless there are parts, all by position or all by name."""
+    """Raises ValueError unless there is at least one part, and all parts are given by position or all by name."""
     if args and kwargs:
         counts = f"{len(args)} by position and {sorted(kwargs)} by name"
         raise ValueError(f"{taker} takes {part}s either by position (tuples) or by name (dicts), not {counts}.")
@@ -332,9 +347,10 @@ def check_either(taker: str, part: str, args: Sequence[Any], kwargs: dict[str, A
 def random_split(
     dataset: Keyed[T], lengths: Sequence[float], generator: np.random.Generator | None = None
 ) -> list[Subset[T]]:
-    """Splits a dataset at random into parts of the given lengths; each sample is in exactly one part.
+    """Splits a dataset at random into parts of the given lengths. Each sample is in exactly one part.
 
-    Lengths may be fractions, floats that sum to 1. Samples left over by rounding go to the first parts, one each.
+    Lengths may also be fractions, as floats that sum to 1. Samples left over by rounding go to the first parts, one
+    each.
 
     >>> [len(part) for part in random_split(range(10), [0.75, 0.25])]
     [8, 2]
@@ -371,7 +387,10 @@ def _counts(lengths: Sequence[float], n: int) -> list[int]:
 
 
 def fetch(dataset: Any, keys: Sequence[Any]) -> list[Any]:
-    """The samples of these keys, in the same order; fetched all at once if the dataset can."""
+    """Returns the samples of these keys, in the same order.
+
+    Fetches them all at once if the dataset has `__getitems__`.
+    """
     getitems = method_of(dataset, "__getitems__")
     if not getitems:
         return [dataset[key] for key in each(keys)]
@@ -383,7 +402,10 @@ def fetch(dataset: Any, keys: Sequence[Any]) -> list[Any]:
 
 
 def _in_sequence(blocks: Grouping, what: str) -> NDArray[np.int64]:
-    """The edges of the blocks; raises AttributeError if a block is not a range of consecutive keys."""
+    """Returns the first key of each block, and the end of the last block.
+
+    Raises AttributeError if a block is not a range of consecutive keys.
+    """
     if blocks.keys is not None:
         # A loader of the subset itself does not need them sorted.
         raise AttributeError(f"its keys are not sorted by block. Sort the indices of the {what} to wrap it")
@@ -397,7 +419,7 @@ def _not_missing(foresee: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
 
 
 def _lengths(datasets: Sequence[object]) -> list[int]:
-    """The length of each dataset; raises TypeError, as `len` does, if one has none."""
+    """Returns the length of each dataset. Raises TypeError, as `len` does, if a dataset has no length."""
     return [len(dataset) for dataset in cast("Sequence[Sized]", datasets)]
 
 

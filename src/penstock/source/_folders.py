@@ -1,6 +1,6 @@
-"""Finds the files below a folder, also through links, and knows the suffixes of pictures.
+"""Finds the files below a folder, also through links, and lists the suffixes of picture files.
 
-It needs no package, so that `ImageFolder`, `Tar` and `penstock.open` all use the same suffixes.
+This module needs no other package, so that `ImageFolder`, `Tar` and `penstock.open` all use the same suffixes.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Iterator
 PICTURES = frozenset(
     [".jpg", ".jpeg", ".jpe", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".avif"]
 )
-"""Suffixes of the pictures that `penstock.image` decodes."""
+"""The suffixes of the picture files that `penstock.image` decodes."""
 
 Above = tuple[tuple[int, int], ...]
-"""A folder and those above it up to the start of the search, by device and inode number."""
+"""A folder and its parent folders up to the start of the search, each given by its device and inode number."""
 
 
 def files_below(root: str, folder: str = "", above: Above = ()) -> Iterator[str]:
-    """The paths, relative to `root`, of all files below a folder in it, sorted by name, together with the folders.
+    """Yields the paths of all files below a folder, relative to `root`.
 
-    A link to a folder is followed, unless it leads back to a folder above. Raises OSError for a folder that cannot be
-    read.
+    Files and folders are sorted together by name. A link to a folder is followed, unless it leads back to one of its
+    parent folders. Raises OSError for a folder that cannot be read.
     """
     here = os.path.join(root, folder)
     found, above = _inside(here, above or (_number(root),), hidden=False)
@@ -34,13 +34,14 @@ def files_below(root: str, folder: str = "", above: Above = ()) -> Iterator[str]
 
 
 def folders_below(folder: str, *, hidden: bool = False, above: Above = ()) -> Iterator[tuple[str, list[str]]]:
-    """The folder and all folders below it, each before its subfolders, with the names of its files.
+    """Yields the folder and all folders below it, each with the names of its files.
 
-    Links are followed as by `files_below`. Folders that cannot be read, such as lost+found, are left out.
+    A folder comes before its subfolders. Links are followed as in `files_below`. Folders that cannot be read, such as
+    lost+found, are left out.
     """
     try:
         found, above = _inside(folder, above, hidden)
-    except (PermissionError, FileNotFoundError, NotADirectoryError):  # but no shortage, such as EMFILE
+    except (PermissionError, FileNotFoundError, NotADirectoryError):  # but not a shortage, such as EMFILE
         return
     yield folder, [name for name, is_folder in found if not is_folder]
     for path in (os.path.join(folder, name) for name, is_folder in found if is_folder):
@@ -49,7 +50,11 @@ def folders_below(folder: str, *, hidden: bool = False, above: Above = ()) -> It
 
 
 def _inside(folder: str, above: Above, hidden: bool) -> tuple[list[tuple[str, bool]], Above]:
-    """The names in a folder, sorted, with whether each is a folder; and the folder with those above it."""
+    """Lists a folder.
+
+    Returns a list of pairs, sorted by name. Each has a name and a bool that is True for a folder. Also returns
+    `above`, extended by this folder.
+    """
     with os.scandir(folder) as entries:
         found = sorted((each.name, _is_folder(each)) for each in entries if hidden or not each.name.startswith("."))
     return found, (*above, _number(folder))
@@ -63,7 +68,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _leads_back(folder: str, above: Above) -> bool:
-    """True for a link to one of the folders above, whose content was already found."""
+    """True for a link to one of its own parent folders, whose content has already been listed."""
     try:
         return _number(folder) in above
     except OSError:  # opening it will raise a better error

@@ -1,4 +1,4 @@
-"""Passes blocks, forecasts and fingerprints through `Subset` and `ConcatDataset`, penstock's and torch's."""
+"""Makes blocks, forecasts and fingerprints work through `Subset` and `ConcatDataset`, both penstock's and torch's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ Foresee = Callable[[Forecast], Any]
 
 
 def method_of(dataset: object, name: str) -> Any:
-    """The dataset's special method of this name, such as `__getitems__`; None if its class does not have one."""
+    """Returns the dataset's special method of this name, such as `__getitems__`.
+
+    Returns None if its class has no such method.
+    """
     # Looked up on the class, as Python does for special methods: a wrapper that forwards missing attributes to an
     # inner dataset would otherwise be bypassed, and the inner dataset's samples used instead of its own.
     return getattr(dataset, name, None) if hasattr(type(dataset), name) else None
@@ -30,7 +33,11 @@ _ATTRIBUTES = {"Subset": ("dataset", "indices"), "ConcatDataset": ("datasets", "
 
 
 def _is(kind: str, dataset: object, name: str) -> bool:
-    """True for a `Subset` or a `ConcatDataset`, ours or torch's, unless a subclass defines `name` itself."""
+    """True if the dataset is a `Subset` or a `ConcatDataset`, ours or torch's.
+
+    `kind` is the name of the class to check for. The result is False if a subclass defines the attribute `name`
+    itself.
+    """
     for cls in type(dataset).__mro__:
         if cls.__name__ == kind:
             return all(hasattr(dataset, each) for each in _ATTRIBUTES[kind])
@@ -43,7 +50,10 @@ def _is(kind: str, dataset: object, name: str) -> bool:
 
 
 def blocks_of(dataset: Any) -> Grouping:
-    """The blocks of a dataset. Raises TypeError if it has none, ValueError if they do not fit its keys."""
+    """Returns the blocks of a dataset (groups of keys that are read together).
+
+    Raises TypeError if the dataset has no blocks, and ValueError if the blocks do not fit its keys.
+    """
     try:
         return _grouping(dataset)
     except AttributeError as error:
@@ -56,7 +66,7 @@ def blocks_of(dataset: Any) -> Grouping:
 
 
 def _grouping(dataset: Any) -> Grouping:
-    """The blocks of a dataset. Raises AttributeError if the dataset, or one inside it, has none."""
+    """Returns the blocks of a dataset. Raises AttributeError if the dataset, or one inside it, has none."""
     if _is("Subset", dataset, "blocks"):
         return blocks_of_subset(dataset).outer
     if _is("ConcatDataset", dataset, "blocks"):
@@ -76,7 +86,7 @@ _known: weakref.WeakKeyDictionary[Any, tuple[Any, InnerBlocks]] = weakref.WeakKe
 
 
 def blocks_of_subset(subset: Any) -> InnerBlocks:
-    """The blocks of a Subset: samples from the same block of the inner dataset form one block."""
+    """Returns the blocks of a Subset. Samples from the same block of the inner dataset form one block."""
     try:
         inner = _grouping(subset.dataset)
     except AttributeError as error:
@@ -95,7 +105,7 @@ def blocks_of_subset(subset: Any) -> InnerBlocks:
 
 
 def blocks_of_parts(joint: Any) -> list[Grouping]:
-    """The blocks of each part of a ConcatDataset."""
+    """Returns the blocks of each part of a ConcatDataset."""
     found = []
     for number, part in enumerate(joint.datasets):
         try:
@@ -107,7 +117,7 @@ def blocks_of_parts(joint: Any) -> list[Grouping]:
 
 
 def _keys(indices: Any, length: int) -> KeyArray | None:
-    """The indices of a Subset as an array of keys of 0 or more; None if they are something else."""
+    """Returns the indices of a Subset as an array of non-negative keys, or None if they are not integers."""
     found: NDArray[Any] = np.asarray(indices)
     if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
         return None
@@ -119,9 +129,10 @@ def _keys(indices: Any, length: int) -> KeyArray | None:
 
 
 def fingerprint_of(dataset: Any) -> str | None:
-    """A text that identifies the samples: `__fingerprint__()` of the dataset, or of those inside it; or None.
+    """Returns a text that identifies the samples, or None if no dataset defines one.
 
-    It is short, may be shown in errors, and does not depend on where the files are.
+    The text comes from `__fingerprint__()` of the dataset, or of the datasets inside it. It is short, may be shown in
+    error messages, and does not depend on where the files are.
     """
     if _is("Subset", dataset, "__fingerprint__"):
         return fingerprint_of(dataset.dataset)
@@ -138,7 +149,10 @@ def fingerprint_of(dataset: Any) -> str | None:
 
 
 def foresee_of(dataset: Any) -> Foresee | None:
-    """A function that passes a forecast to the dataset, or to those inside it; None if none has `__foresee__`."""
+    """Returns a function that passes a forecast to the dataset, or to the datasets inside it.
+
+    A forecast tells a dataset which keys a loader will ask for. Returns None if no dataset has `__foresee__`.
+    """
     if _is("Subset", dataset, "__foresee__"):
         return foresee_of_subset(dataset)
     if _is("ConcatDataset", dataset, "__foresee__"):
@@ -198,7 +212,7 @@ def _of_part(forecast: Forecast, joint: Any, number: int) -> InnerForecast:
 
 
 def _or_none(blocks: Callable[..., InnerBlocks], *args: Any) -> InnerBlocks | None:
-    """The position of the blocks; None if a dataset has no blocks."""
+    """Returns the result of `blocks(*args)`, or None if a dataset has no blocks."""
     try:
         return blocks(*args)
     except AttributeError:

@@ -1,6 +1,6 @@
-"""`PackedList`: millions of paths in two arrays, which workers share.
+"""`PackedList` holds millions of paths in two arrays, which workers share.
 
-A forked worker that reads a list of str copies it page by page, because reading a str writes its reference
+A forked worker that reads a list of str copies the list page by page, because reading a str changes its reference
 count. Two numpy arrays have only two reference counts.
 """
 
@@ -27,9 +27,9 @@ _ITEMS_AT_ONCE = 1024
 class PackedList(Sequence[T], Generic[T]):
     """A read-only list of str, of bytes, or of anything that can be pickled, held in two arrays.
 
-    Choose it for the long lists of a dataset (paths, captions, records): workers share one copy, and it
-    is sent to them as two buffers. A read makes a new object, in under 1 µs for str and bytes; other
-    items, and lists that mix types, are pickled one by one. It takes any iterable, and reads it once.
+    Choose it for the long lists of a dataset (paths, captions, records). Workers share one copy, which is sent to
+    them as two buffers. Reading an item makes a new object, in less than 1 µs for str and bytes. Other items, and
+    lists that mix types, are pickled one by one. The constructor takes any iterable, and reads it once.
 
     >>> paths = PackedList(f"images/{i:06}.png" for i in range(1000))
     >>> paths[-1], len(paths[10:20]), paths
@@ -46,7 +46,7 @@ class PackedList(Sequence[T], Generic[T]):
 
     @staticmethod
     def of_bytes(data: NDArray[np.uint8], offsets: NDArray[np.int64]) -> PackedList[bytes]:
-        """The list that has these two arrays: item i is the bytes from `offsets[i]` to `offsets[i + 1]`."""
+        """Returns the list that uses these two arrays. Item i is the bytes from `offsets[i]` to `offsets[i + 1]`."""
         return _restore(data, offsets, "bytes")
 
     def _set(self, data: NDArray[np.uint8], offsets: NDArray[np.int64], kind: ItemKind) -> None:
@@ -127,7 +127,10 @@ _ENCODE: dict[ItemKind, Callable[[Any], bytes]] = {
 
 
 def _pack(items: Iterable[Any], kind: ItemKind | None = None) -> tuple[bytearray, array[int], ItemKind]:
-    """All items concatenated, with n + 1 offsets; all are pickled if two of them differ in kind."""
+    """Returns all items concatenated, the n + 1 offsets at which they begin and end, and their kind.
+
+    If two items differ in kind, all items are pickled.
+    """
     data, offsets = bytearray(), array("q", [0])
     items = iter(items)
     for item in items:

@@ -1,7 +1,8 @@
-"""For torch users: `from penstock.torch import DataLoader`, and nothing else in a program changes.
+"""A drop-in replacement for torch's DataLoader: `from penstock.torch import DataLoader`.
 
-`enable()` makes every torch loader in this process use penstock's engine, for frameworks that build their own
-loaders. Every other public name of `torch.utils.data` can be imported from here too.
+Nothing else in a program needs to change. `enable()` makes every torch loader in this process use penstock's engine,
+which is useful with frameworks that build their own loaders. Every other public name of `torch.utils.data` can be
+imported from here too.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""torch's default_collate, with tensors written directly into the slab.
+"""torch's default_collate, with tensors written directly into the slab (the shared memory of the batch).
 
-The result equals that of torch's function for the same samples. Containers are handled, and a rule is chosen for each
-column, as in torch; only the rules that copy data are replaced. Our rules collate ordinary columns. For any other
-column they return None, and torch's own rule collates it or raises its own error.
+The result equals that of torch's function for the same samples. As in torch, containers are taken apart, and each
+column is collated by a rule, a function that is chosen by the type of its first element. Only the rules that copy
+data are replaced. Our rules collate ordinary columns. For any other column they return None, and torch's own rule
+collates the column or raises its own error.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ SMALL = 1024
 
 
 def collate(samples: Any, empty: Empty, *, alone: bool = True) -> Any:
-    """The result of `torch.utils.data.default_collate`, with large tensors in memory from `empty`.
+    """Returns the result of `torch.utils.data.default_collate`, with large tensors in memory allocated by `empty`.
 
-    `alone`: there are no workers. torch then keeps some strides, which its workers make contiguous.
+    `alone` is True if the loader has no workers. In that case torch keeps some memory layouts that its workers would
+    make contiguous.
     """
     if not torch.empty(0).is_cpu:  # torch.set_default_device: tensors are made on that device
         return default_collate(samples)
@@ -47,7 +49,10 @@ def collate(samples: Any, empty: Empty, *, alone: bool = True) -> Any:
 
 
 def explained(samples: Any) -> Any:
-    """Calls torch's default_collate, and adds a note to its errors, which do not name the field."""
+    """Calls torch's default_collate.
+
+    If it raises, adds a note that names the field, because torch's message does not.
+    """
     try:
         return default_collate(samples)
     except Exception as error:
@@ -56,7 +61,10 @@ def explained(samples: Any) -> Any:
 
 
 def explain(error: Exception, samples: Any) -> None:
-    """Adds a note with the field and the rows that do not fit together, as penstock's own collate reports them."""
+    """Adds a note to the error that names the field and the rows that do not fit together.
+
+    The text of the note comes from penstock's own collate function.
+    """
     try:
         penstock.collate.default_collate(samples)
     except CollateError as found:
@@ -107,7 +115,10 @@ def _apply(rule: Callable[..., Any], empty: Empty, alone: bool, batch: Any, coll
 
 
 def _converted(batch: Any, into: FieldMemory) -> torch.Tensor | None:
-    """Converts a column while writing it; returns None if torch's result might differ."""
+    """Converts a column to the dtype of its field while writing it.
+
+    Returns None if the result might differ from torch's.
+    """
     first, kinds = batch[0], set(map(type, batch))
     if kinds == {torch.Tensor} and set(map(attrgetter("dtype"), batch)) <= NATIVE.keys():
         if any(each.requires_grad or each.layout is not torch.strided for each in batch):
@@ -177,7 +188,7 @@ def _arrays(batch: Any, empty: Empty, alone: bool) -> torch.Tensor | None:
 
 
 def _refused(every: set[tuple[int, ...]], dtype: np.dtype[Any]) -> bool:
-    """True if torch refuses any of these strides: it is negative, or not a multiple of the element size."""
+    """True if torch refuses one of these strides, because it is negative or not a multiple of the element size."""
     return any(step < 0 or step % dtype.itemsize for strides in every for step in strides)
 
 
@@ -195,7 +206,7 @@ def _numbers(kinds: Kinds, batch: Any, empty: Empty, alone: bool) -> torch.Tenso
 
 
 def _is_taken(kind: type[np.generic]) -> bool:
-    """True if torch makes tensors from scalars of this class, with the same dtype as numpy."""
+    """True if torch can make a tensor from scalars of this class, with the same dtype that numpy uses."""
     try:
         return bool(torch.as_tensor([kind(1)]).numpy().dtype == np.dtype(kind))
     except (TypeError, ValueError):

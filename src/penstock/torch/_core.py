@@ -1,4 +1,7 @@
-"""The session behind a torch loader that was given a seed: penstock's semantics, and tensors in the batches."""
+"""The session of a torch loader that has a seed. The session holds what the loader keeps from epoch to epoch.
+
+It follows penstock's semantics, and its batches hold tensors.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,10 @@ from penstock.torch._collate import collate, explain, explained
 
 
 class Stacked:
-    """torch's default_collate. `into` writes the batch into memory that the runner provides."""
+    """A collate function that does the same as torch's default_collate.
+
+    Its method `into` writes the batch directly into memory that the caller provides.
+    """
 
     __call__ = staticmethod(explained)
 
@@ -55,7 +61,10 @@ _STACKED = Stacked()
 
 
 class _TorchGenerators(Generators):
-    """Seeds torch's global generator too."""
+    """Like `Generators`, but also seeds torch's global generator.
+
+    `Generators` seeds the global random generators for each step.
+    """
 
     def seed(self, epoch: int, number: int) -> int:
         state = super().seed(epoch, number)
@@ -68,7 +77,7 @@ class _TorchGenerators(Generators):
 
 
 class SeededRunner(Runner):
-    """Runner for datasets that use torch's worker info and torch's global generator."""
+    """A `Runner` (it runs a worker's tasks) for datasets that use torch's worker info or torch's global generator."""
 
     make_generators = _TorchGenerators
 
@@ -79,7 +88,10 @@ class SeededRunner(Runner):
 
 
 class _BorrowedWithTorch(Borrowed):
-    """Borrows torch's global generator too."""
+    """Like `Borrowed`, but includes torch's global generator.
+
+    `Borrowed` seeds the global random generators for one step and then restores them.
+    """
 
     def __init__(self, *of: int) -> None:
         super().__init__(*of)
@@ -111,9 +123,10 @@ _lending = Lending(_TorchState)
 
 
 class Core(SeedSession):
-    """The session of a torch loader with a seed: its batches hold tensors.
+    """The session of a torch loader that has a seed: what the loader keeps from epoch to epoch.
 
-    `before`: the loader's previous session, whose epochs this one continues.
+    Its batches hold tensors. `before` is the loader's previous session. The new session continues at the same epoch
+    and position.
     """
 
     def __init__(self, settings: dict[str, Any], before: Core | None = None) -> None:
@@ -154,9 +167,9 @@ _DEFAULTS = {
 
 
 def core_of(loader: Any) -> Core:
-    """Returns the session of a torch loader with a seed, which is kept on the loader.
+    """Returns the session of a torch loader that has a seed.
 
-    A new session replaces it if a setting has changed.
+    The session is stored on the loader, and replaced by a new one if a setting has changed.
     """
     core: Core | None = loader.__dict__.get("_penstock")
     settings = _settings(loader)
@@ -172,7 +185,7 @@ def core_of(loader: Any) -> Core:
 
 
 def _settings(loader: Any) -> dict[str, Any]:
-    """The current settings of the torch loader, as arguments of penstock's loader."""
+    """Returns the current settings of the torch loader, as keyword arguments for penstock's loader."""
     settings = {**loader._ours, "dtype": loader._cast, **_order(loader), **loader._by_blocks}
     settings |= {name: getattr(loader, name) for name in _passed(loader.num_workers)} | loader._auto
     if "num_workers" not in loader._auto:
@@ -192,7 +205,7 @@ _CONTEXT = "multiprocessing_context"
 
 
 def _passed(workers: int) -> list[str]:
-    """The names of the torch loader's attributes that are passed to penstock's loader."""
+    """Returns the names of the torch loader's attributes that are passed on to penstock's loader."""
     names = [name for name, option in OPTIONS.items() if option.face is Face.PASSED]
     if workers:
         return ["dataset", _CONTEXT, *names]
@@ -202,7 +215,10 @@ def _passed(workers: int) -> list[str]:
 
 
 def _order(loader: Any) -> dict[str, Any]:
-    """The loader's order as arguments of penstock's loader, which has sequential and random orders of its own."""
+    """Returns the keyword arguments that give penstock's loader the same order as the torch loader.
+
+    torch's sequential and random samplers are replaced by penstock's own orders; other samplers are passed on.
+    """
     batched, batch_sampler = private.is_batched(loader), loader.batch_sampler
     if batched and type(batch_sampler) is not theirs.BatchSampler:
         return {"batch_sampler": batch_sampler}
@@ -220,7 +236,10 @@ def _order(loader: Any) -> dict[str, Any]:
 
 
 def _seedable(sampler: Any) -> Any:
-    """penstock's equivalent of a torch sampler, which draws from the seed; other samplers are returned unchanged."""
+    """Returns penstock's equivalent of a torch sampler, or the sampler itself if penstock has no equivalent.
+
+    The equivalent draws its random numbers from the loader's seed.
+    """
     if type(sampler) is RandomSampler:
         return penstock.RandomSampler(sampler.data_source, sampler.replacement, sampler.num_samples)
     if type(sampler) is theirs.SubsetRandomSampler:

@@ -1,7 +1,8 @@
 """The position of an iterator with torch's semantics, saved as plain data that is checked before any of it is used.
 
-Order and randomness are torch's, so the state holds the random states that the epoch was drawn from. Nothing in it is
-evaluated or unpickled; a dataset or sampler of the user's may put other data into its own state.
+The order and the random numbers come from torch's generators, so the state holds the random states from which the
+epoch was drawn. Nothing in the state is evaluated or unpickled. A user's own dataset or sampler may put other data
+into its part of the state.
 """
 
 from __future__ import annotations
@@ -37,21 +38,30 @@ PART = "torch"
 
 
 class CopyPosition:
-    """The position of one copy of the dataset, a worker's or the caller's: its last mark, and the batches since."""
+    """The position of one copy of the dataset, which belongs to a worker or to the caller.
+
+    `mark` is the copy's last mark (a saved position), and `more` is the number of batches after the mark.
+    """
 
     def __init__(self, mark: bytes | Mark | None = None, more: int = 0) -> None:
         self.mark = mark
         self.more = more
 
     def moved(self, mark: bytes | None) -> None:
-        """Records that the copy gave a batch, or an error in its place."""
+        """Records that the copy returned a batch, or an error in place of a batch.
+
+        `mark` is the mark (the saved position) that came with the batch, or None if none came.
+        """
         if mark is None:
             self.more += 1
         else:
             self.mark, self.more = mark, 0
 
     def next_epoch(self) -> CopyPosition:
-        """The position of a stream's copy at the start of the next epoch; unknown if the mark could not be taken."""
+        """Returns the position of a stream's copy at the start of the next epoch.
+
+        The position is unknown if the mark (the saved position) at the end of this epoch could not be taken.
+        """
         mark = known(self.mark)
         return CopyPosition(self.mark if mark is None else mark.next_epoch())
 
@@ -69,9 +79,10 @@ class CopyPosition:
 
 
 class LoadedState(NamedTuple):
-    """A state that was loaded. `origin` and `given`: see `Sampling`; `states` are the random states in `origin`.
+    """A resume state that was loaded.
 
-    `ahead`: see `Ahead`. It is empty if the order and the base seed were drawn before the state was taken.
+    `origin` and `given` are explained in `Sampling`, and `states` holds the random states in `origin`. `ahead` is
+    explained in `Ahead`; it is empty if the order and the base seed were drawn before the state was taken.
     """
 
     plain: Mapping[str, Any]
@@ -88,7 +99,7 @@ class LoadedState(NamedTuple):
 class Cursor:
     """The position of one iterator, which starts at the beginning of an epoch or from a saved state.
 
-    `before`: the cursor of the loader's previous epoch. `lives`: the workers of that epoch are reused.
+    `before` is the cursor of the loader's previous epoch. `lives` is True if the workers of that epoch are reused.
     """
 
     def __init__(
@@ -111,14 +122,14 @@ class Cursor:
         self.length: int | None = None
         if not self.is_stream and isinstance(self.dataset, Sized):
             with suppress(Exception):  # the user's code: torch will raise the same error
-                self.length = len(self.dataset)  # now: it may grow during the epoch
+                self.length = len(self.dataset)  # taken now, because it may grow during the epoch
         self.generators = given_to(loader) if self.sampling is None else self.sampling.generators
         self.base_seed: int | None = None
         copies = max(1, self._workers) if self.is_stream or has_state(self.dataset) else 0
         self._copies = [CopyPosition() for _ in range(copies)]
         self._seat = 0
         self._ahead = None if saved is None else Ahead.of(saved.ahead)
-        # An epoch that was resumed at its end had nothing to read and restored nothing, so the next epoch does.
+        # An epoch that was resumed at its end had nothing to read and restored nothing, so the next one restores.
         self._restores = saved is not None or (before is not None and before._began_at_end)
         self._began_at_end: bool = False
         if saved is not None:
@@ -145,14 +156,18 @@ class Cursor:
 
     @classmethod
     def of(cls, loader: Any) -> Cursor:
-        """Returns the cursor of a new iterator, after restoring the state that was loaded, if any."""
+        """Makes the cursor of a new iterator, and restores the state that was loaded, if any."""
         cursor = cls(loader, loader.__dict__.get("_saved"), loader.__dict__.get("_cursor"))
         cursor.restore()
         return cursor
 
     @property
     def seat(self) -> int:
-        """The worker that gets the next step. In a stream, some workers may have ended."""
+        """The index of the worker that gets the next step.
+
+        For a stream, this is not always the step modulo the number of workers, because some workers may have ended
+        earlier.
+        """
         return self._seat if self.is_stream else self.progress.steps % max(1, self._workers)
 
     @property
@@ -172,7 +187,7 @@ class Cursor:
         return self._copies[0] if mark is None else CopyPosition(mark)
 
     def restore(self) -> None:
-        """Restores the generators, the sampler, and the caller's own copy of the dataset."""
+        """Restores the random generators, the sampler, and the caller's own copy of the dataset."""
         if self._saved is not None:
             set_all(self.generators, self._saved.given)
         if not self._restores:
@@ -187,9 +202,10 @@ class Cursor:
                 self._reading.prepare(mark)
 
     def begin(self, work: Callable[[], object], iterator: Any = None, *, sampler: bool = True) -> None:
-        """Calls `work`, torch's code that draws the base seed of `iterator`, calls `iter()` of the sampler, or both.
+        """Calls `work`, a function of torch's that starts the iterator.
 
-        Numbers that were drawn before the state was taken are replayed without advancing the caller's generators.
+        The function draws the base seed of `iterator`, calls `iter()` on the sampler, or does both. Numbers that were
+        drawn before the state was taken are replayed without advancing the caller's generators.
         """
         if self.sampling is not None and self.is_tracked and sampler:
             self.sampling.prepare()
@@ -207,7 +223,10 @@ class Cursor:
             iterator._base_seed = self.base_seed
 
     def keys(self, iterator: Any) -> Iterator[Any]:
-        """The keys of each step that was not handed out. `iterator` has torch's own iterator over all steps."""
+        """Returns the keys of each step that was not handed out yet.
+
+        `iterator` holds torch's own iterator over all steps.
+        """
         begun: Iterator[Any] = iterator._sampler_iter
         saved = self._saved
         if self.sampling is None or not self.is_tracked:
@@ -218,7 +237,10 @@ class Cursor:
         return steps if self._ahead is None else self._ahead.steps(steps)
 
     def open_stream(self, fetcher: Any, size: int) -> None:
-        """Continues the caller's own copy of a stream from its position. torch reads it through `fetcher`."""
+        """Continues the caller's own copy of a stream from the saved position.
+
+        torch reads the stream through `fetcher`.
+        """
         copy, reading = self._copies[0], self._reading
         reading.begin(fetcher.dataset_iter, known(copy.mark))
         until = reading.read + copy.more
@@ -228,7 +250,10 @@ class Cursor:
             self._fetcher = fetcher
 
     def passed(self, step: int, mark: bytes | None, worker: int) -> None:
-        """Records that a worker's step was handed out, as a batch or as an error."""
+        """Records that a step of the worker with the index `worker` was handed out, as a batch or as an error.
+
+        `mark` is the mark (the worker's saved position) that came with the step, or None if none came.
+        """
         self.progress.passed(step, None if self.sampling is None else self.sampling.handed_out(step))
         if self._copies:
             self._copies[worker].moved(mark)
@@ -236,12 +261,12 @@ class Cursor:
 
     @property
     def steps_before(self) -> int:
-        """See `SeedReader.steps_before`."""
+        """The number of steps of this epoch that were handed out before the state from which the iterator resumed."""
         begin = self.progress.begin
         return begin.steps + len(begin.beyond)
 
     def passed_inline(self, *, failed: bool) -> None:
-        """Records that a step of this process was handed out, as a batch or as an error."""
+        """Records that a step was handed out, as a batch or as an error, in a loader without workers."""
         step = self.progress.steps
         self.progress.passed(step, None if self.sampling is None else self.sampling.handed_out(step))
         if self._copies:
@@ -250,7 +275,10 @@ class Cursor:
             self._reading.note_error() if failed else self._reading.note_batch()
 
     def finish(self, end: bytes | None, ends: Mapping[int, bytes]) -> None:
-        """Records that the caller has seen the end of the epoch; `ends`: see `Run`."""
+        """Records that the caller has seen the end of the epoch.
+
+        `ends` maps the index of each worker to the mark (the saved position) at the end of its stream.
+        """
         self.progress.is_over = True
         for worker, mark in ends.items():
             self._copies[worker].moved(mark)
@@ -263,7 +291,7 @@ class Cursor:
 
 
 def state_of(loader: Any) -> dict[str, Any]:
-    """The state of the iterator that was begun last, as plain data."""
+    """Returns the state of the iterator that was started last, as plain data."""
     if isinstance(loader.dataset, private.PIPES):
         warnings.warn(
             "torch's engine reads DataPipes and does not report its position, so this state is empty: loading it "
@@ -288,14 +316,14 @@ def state_of(loader: Any) -> dict[str, Any]:
             "origin": None if origin is None else dict(origin),
             "generators": texts_of(cursor.generators) if sampling is None else sampling.given,
             "workers": [copy.as_dict() for copy in cursor.copies],
-            "seat": cursor.seat if cursor.is_stream else 0,  # by key, it follows from the step
+            "seat": cursor.seat if cursor.is_stream else 0,  # with keys, it follows from the step
             "ahead": _ahead(loader, cursor),
         },
     }
 
 
 def _ahead(loader: Any, cursor: Cursor) -> dict[str, Any]:
-    """The states of the global generators that the epoch will still draw from."""
+    """Returns the states of the global random generators that the rest of the epoch will draw from."""
     names = set() if cursor.sampling is None else cursor.sampling.draws_from
     if loader.num_workers and loader.generator is None and cursor.base_seed is None:
         names |= {"torch"}
@@ -304,7 +332,7 @@ def _ahead(loader: Any, cursor: Cursor) -> dict[str, Any]:
 
 
 def _about(loader: Any, cursor: Cursor) -> dict[str, Any]:
-    """A description of the loader, which must be the same when the state is loaded."""
+    """Returns a description of the loader, which must be the same when the state is loaded."""
     sampling = cursor.sampling
     return {
         "kind": "torch's, a stream" if sampling is None else "torch's, by key",
@@ -329,7 +357,10 @@ def check_maker(value: object, seed: int | None) -> None:
 
 
 def loaded(loader: Any, value: Any) -> LoadedState:
-    """Parses the result of `state_of`, possibly read from a JSON file. Raises StateError if it does not fit."""
+    """Parses a result of `state_of`, which may come from a JSON file.
+
+    Raises StateError if it does not fit the loader.
+    """
     state, cursor = State.parse(value), Cursor(loader)
     state.check(_about(loader, cursor))
     try:

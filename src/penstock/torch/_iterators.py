@@ -1,7 +1,7 @@
-"""The iterators of a torch loader: subclasses of torch's iterators, with penstock's engine inside.
+"""The iterators of a torch loader: subclasses of torch's iterators that use penstock's engine.
 
-Everything around the engine stays torch's own: the order of random draws when an iterator is made, the warnings, the
-name in a profile, and the attributes that frameworks look for.
+Everything around the engine is torch's own: the order of random draws when an iterator is created, the warnings, the
+name in a profile, and the attributes that frameworks read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from penstock.torch._status import begun_on_penstock
 
 
 class Inline(private.InlineIterator):  # type: ignore[misc]
-    """The iterator without workers: torch's plain loop."""
+    """The iterator of a loader without workers, which runs torch's own loop in the caller's process."""
 
     @never_ends
     def __init__(self, loader: Any) -> None:
@@ -98,9 +98,10 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
 
 
 class Workers(private.WorkersIterator):  # type: ignore[misc]
-    """The iterator with workers and torch's semantics: each worker has its own steps, seeds and copy of the dataset.
+    """The iterator of a loader with workers and torch's semantics.
 
-    Persistent workers live as long as the iterator, others until the end of its epoch.
+    Each worker has its own steps, seeds and copy of the dataset. Persistent workers live as long as the iterator;
+    other workers live until the end of its epoch.
     """
 
     _engine: Engine | None = None
@@ -151,7 +152,7 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
             try:
                 raise error
             finally:
-                del error  # its traceback holds this frame, which must not hold it in turn
+                del error  # its traceback refers to this frame, which must not refer back to it
         _begun(loader, cursor)
 
     @raises_instead
@@ -168,14 +169,20 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
 
 
 class _ClosedBatches:
-    """Replaces the batches of a closed iterator. The garbage collector may close an iterator at any moment."""
+    """Takes the place of the batches of a closed iterator, and raises an error when it is asked for a batch.
+
+    This can happen at any moment, because the garbage collector closes iterators too.
+    """
 
     def __next__(self) -> Any:
         raise RuntimeError("This iterator was closed. Call iter(loader) for a new one.")
 
 
 class Seeded(private.WorkersIterator):  # type: ignore[misc]
-    """The iterator with penstock's semantics (`seed=`): a batch does not depend on the worker that makes it."""
+    """The iterator of a loader with penstock's semantics (`seed=`).
+
+    A batch does not depend on which worker makes it.
+    """
 
     # Needed by `__del__` if the constructor was interrupted.
     _core: Core | None = None
@@ -207,7 +214,7 @@ class Seeded(private.WorkersIterator):  # type: ignore[misc]
 
     @property
     def _workers(self) -> list[Any]:
-        """The last worker of each seat, dead or alive."""
+        """The last worker in each seat (a worker's slot), dead or alive."""
         return [self._handles[seat] for seat in sorted(self._handles)]
 
     def _shutdown_workers(self) -> None:
@@ -226,7 +233,10 @@ class Seeded(private.WorkersIterator):  # type: ignore[misc]
 
 
 def _except(keys: Iterator[Any], first: int, beyond: Collection[int]) -> Iterator[Any]:
-    """The keys of the steps from `first` on, without the steps in `beyond`, which were handed out early."""
+    """Returns the keys of the steps from step `first` on, without the steps in `beyond`.
+
+    The steps in `beyond` are left out because they were handed out early, before the iterator was resumed.
+    """
     steps = zip(count(first), keys, strict=False)  # not a generator, which an exception of the sampler would end
     return map(itemgetter(1), filter(lambda step: step[0] not in beyond, steps))
 

@@ -1,4 +1,4 @@
-"""torch's DataLoader on penstock's engine: a subclass of it, and `enable()` for all torch loaders."""
+"""torch's DataLoader on penstock's engine: a subclass of torch's class, and `enable()` for other torch loaders."""
 
 from __future__ import annotations
 
@@ -61,11 +61,14 @@ _TUNED = {name: option.tuned for name, option in OPTIONS.items() if option.tuned
 
 
 class _Newer(TypedDict, total=False):
-    """Arguments of a newer torch, which are passed to its constructor. Type checkers allow none."""
+    """Arguments of newer torch versions, which are passed on to torch's constructor.
+
+    Type checkers accept none of them.
+    """
 
 
 class _NonDataProperty(Generic[T]):
-    """A property that an instance attribute of the same name hides, for subclasses that use the name."""
+    """A property that an instance attribute of the same name hides. Subclasses are therefore free to use the name."""
 
     def __init__(self, read: Callable[[Any], T]) -> None:
         self._read = read
@@ -76,20 +79,24 @@ class _NonDataProperty(Generic[T]):
 
 
 class DataLoader(torch.utils.data.DataLoader[T_co]):
-    """torch's DataLoader: the same arguments, the same batches, the same errors, faster.
+    """torch's DataLoader with the same arguments, the same batches and the same errors, but faster.
 
     It is a subclass of torch's class, so torch's constructor checks the arguments. `state_dict()` and
     `load_state_dict(state)` resume at any batch, like those of torchdata's StatefulDataLoader. States are exact for
-    any `snapshot_every_n_steps`, which only says how often workers send the state of a stream that has one.
+    any `snapshot_every_n_steps`. It only determines how often workers send the state of a stream, if the stream has a
+    state.
 
-    With `seed=` penstock's semantics replace torch's: order, augmentation and batches depend only on the seed and
-    not on `num_workers`, which may be set while the loader runs; `num_workers` and `prefetch_factor` may be "auto"
-    (see penstock's loader, also for `max_workers=`); a worker that crashes is replaced; a resumed run repeats
-    augmentations exactly; `penstock.rng()`, `on_error=`, `max_errors=`, `shard=`, `last_batch=`, `hang=`,
-    `backend="ray"`, `ray_options=`, `backend_options=`, `shuffle="blocks"`, `window=`, `batches()` and `update()` are
-    those of penstock's loader.
+    With `seed=`, penstock's semantics replace torch's:
 
-    `dtype=` and `casting=`, with or without a seed, convert the numbers of a batch: `dtype=` is a torch dtype (or its
+    - The order, the augmentation and the batches depend only on the seed, and not on `num_workers`, which may be
+      changed while the loader runs.
+    - `num_workers` and `prefetch_factor` may be "auto"; penstock's loader explains this, and `max_workers=`.
+    - A worker that crashes is replaced.
+    - A resumed run repeats augmentations exactly.
+    - `penstock.rng()`, `on_error=`, `max_errors=`, `shard=`, `last_batch=`, `hang=`, `backend="ray"`, `ray_options=`,
+      `backend_options=`, `shuffle="blocks"`, `window=`, `batches()` and `update()` work as in penstock's loader.
+
+    `dtype=` and `casting=` convert the numbers of a batch, with or without a seed. `dtype=` is a torch dtype (or its
     name, "bfloat16" included), or a mapping from fields to dtypes.
     """
 
@@ -164,7 +171,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 )
         if isinstance(shuffle, str) and shuffle != "blocks":
             raise ValueError(f'shuffle must be True, False, None or "blocks", got {shuffle!r}.')
-        # torch's constructor accepts no "blocks" or "auto".
+        # torch's constructor does not accept "blocks" or "auto".
         theirs |= {"shuffle": True} if by_blocks else {}
         theirs |= {name: value for name, value in _TUNED.items() if name in auto}
         cast = Cast.of(ours["dtype"], ours["casting"], (*DTYPES, "bfloat16"))
@@ -184,19 +191,19 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._ours, self._auto, self._by_blocks = given.split()
         self.timeout = timeout
         self.snapshot_every_n_steps = every
-        # Frameworks read the arguments from `vars`, to rebuild the loader: with a sampler, which rules out `window`.
+        # Frameworks read the arguments from `vars` to rebuild the loader with a sampler. `window` forbids samplers.
         for name, value in {**ours, **self._ours}.items():
             if name != "window" and not hasattr(type(self), name):
                 vars(self).setdefault(name, value)
         self._saved: LoadedState | None = None
-        self._cursor: Cursor | None = None  # of the epoch that was begun last
-        self._engine: weakref.ref[Engine] | None = None  # the one that runs that epoch
+        self._cursor: Cursor | None = None  # of the epoch that was started last
+        self._engine: weakref.ref[Engine] | None = None  # the engine that runs that epoch
         if given:
             _watch_iterators()
             if given.named.keys() - {"seed", "dtype", "casting"}:
                 core_of(self)  # raises now, and not in the first epoch, if an argument is wrong
 
-    if TYPE_CHECKING:  # torch's returns an iterator of unknown items
+    if TYPE_CHECKING:  # torch's method returns an iterator of unknown items
 
         def __iter__(self) -> Iterator[T_co]: ...  # type: ignore[override]
 
@@ -211,7 +218,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         super().__setattr__(name, value)
 
     def _resize(self, num_workers: int) -> None:
-        """Changes the number of workers that run, if the batches do not depend on it."""
+        """Changes the number of workers. If the loader has a seed, this is possible while they run.
+
+        Raises ValueError if workers are running and there is no seed, because the batches then depend on their
+        number.
+        """
         core, engine = vars(self).get("_penstock"), None if self._engine is None else self._engine()
         if core is not None and num_workers and core.options.num_workers:
             core.set_num_workers(num_workers)
@@ -227,10 +238,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     @never_ends
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position after the batches that you received; after an epoch, the start of the next one.
+        """Returns the current position, just after the last batch you received.
 
-        JSON-serialisable, unless the `state_dict` of a dataset or sampler returns other data. This method may be
-        called at any time, even inside a loop.
+        At the end of an epoch, this is the start of the next one. The result is JSON-serialisable unless the
+        `state_dict` of a dataset or sampler returns something that is not. This method can be called at any time,
+        even inside a loop.
         """
         return state_of(self) if self._ours["seed"] is None else core_of(self).state()
 
@@ -238,7 +250,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Makes the next `iter()` continue where the state was taken.
 
-        If the state does not fit, a StateError names the difference and the loader stays unchanged.
+        If the state does not fit this loader, raises a StateError that names the difference, and leaves the loader
+        unchanged.
         """
         check_maker(state_dict, self._ours["seed"])
         if self._ours["seed"] is not None:
@@ -258,44 +271,49 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     @_NonDataProperty
     def skipped(self) -> list[tuple[Any, Exception]]:
-        """With `on_error=`: key and exception of each sample that has failed in this epoch."""
+        """The key and the exception of each sample that has failed in this epoch.
+
+        Empty unless `on_error=` was given.
+        """
         return [] if self._ours["seed"] is None else list(core_of(self).skipped)
 
     def batches(self) -> Iterator[Batch[T_co]]:
-        """With `seed=`: the batches of the next `iter()`, each with its index, epoch, step and padding.
+        """Returns the batches of the next `iter()`, each with its index, epoch, step and padding. Needs `seed=`.
 
-        `pad` counts the rows that only fill up a batch (`last_batch="pad"`, the default with `shard=`).
+        The index holds the keys of the batch's samples. `pad` is the number of rows that only fill up a batch
+        (`last_batch="pad"`, the default with `shard=`).
         """
         return _seeded(self, "batches()").begin(IndexedBatches)
 
     def set_epoch(self, epoch: int) -> None:
-        """With `seed=`: the next `iter()` begins this epoch. Only needed to repeat or skip one."""
+        """Makes the next `iter()` begin this epoch. Needs `seed=`. Call it only to repeat or skip an epoch."""
         _seeded(self, "set_epoch").set_epoch(epoch)
 
     def update(self, change: Callable[[Any], object] | None = None, /, **attributes: Any) -> None:
-        """With `seed=`: changes the dataset here and in every worker, as `penstock.DataLoader.update` does.
+        """Changes the dataset here and in every worker, as `penstock.DataLoader.update` does. Needs `seed=`.
 
-        `update(size=416)` sets attributes; a function is called with the dataset. The next batch that is handed out
-        has the change: prefetched batches are computed again.
+        `update(size=416)` sets attributes of the dataset. If a function is given, it is called with the dataset. The
+        change takes effect with the next batch that is handed out, because prefetched batches are computed again.
         """
         _seeded(self, "update()").update(change, **attributes)
 
     def stats(self) -> Stats:
-        """Where the time goes: how long you waited, what each worker did, the slowest samples, and a verdict.
+        """Returns where the time goes: how long you waited, what each worker did, the slowest samples, and a verdict.
 
-        The figures are those of the current epoch and of the loader's whole life. They are always measured, and any
-        thread may ask for them.
+        The figures cover the current epoch and the loader's whole life. They are always measured, and any thread may
+        ask for them.
         """
         return stats(self)
 
     def report(self, path: str | os.PathLike[str]) -> None:
-        """Write the figures as one HTML page. See `penstock.DataLoader.report`."""
+        """Writes the figures as a single HTML page. See `penstock.DataLoader.report`."""
         measures_of(self).report(path)
 
     def trace(self, path: str | os.PathLike[str]) -> Tracing:
-        """Write what caller and workers do to a file that Perfetto opens. See `penstock.DataLoader.trace`.
+        """Records what the caller and the workers do, in a file that Perfetto can open.
 
-        The trace ends with its `with` block, or with its `close()`.
+        The trace ends at the end of its `with` block, or when its `close()` is called. See
+        `penstock.DataLoader.trace`.
         """
         if not self.num_workers and self._ours["seed"] is None:
             raise ValueError(
@@ -325,7 +343,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     @_NonDataProperty
     def _is_accelerate_prepared(self) -> bool:
-        """accelerate reads this attribute before it makes a loader of torch's class from this one."""
+        """Always False. accelerate reads this attribute before it makes a torch loader from this loader.
+
+        Reading it therefore warns if that new loader would run on torch's engine.
+        """
         if not enable._on and not self._given:
             warn_once(self, "accelerate makes a torch loader from it, so call penstock.torch.enable() first")
         return False
@@ -338,7 +359,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
 
 def _check(given: Given, generator: object) -> None:
-    """Raises if one of our arguments is wrong, or needs `seed=` and there is none."""
+    """Raises ValueError if one of penstock's arguments is wrong, or needs `seed=` and there is no seed."""
     seed, backend_name = given.arguments.get("seed"), given.arguments.get("backend", "")
     number = isinstance(seed, SupportsIndex) and not isinstance(seed, bool)
     if seed is not None and not (number and 0 <= seed < 1 << 64):
@@ -360,7 +381,10 @@ def _check(given: Given, generator: object) -> None:
 
 
 def _is_sequential(sampler: Any, batch_sampler: Any) -> bool:
-    """True for a sequential sampler, which libraries use for predictions."""
+    """True if the sampler, or the sampler inside the batch sampler, is sequential.
+
+    Libraries use such samplers for predictions.
+    """
     within = getattr(batch_sampler, "_batch_sampler", batch_sampler)  # Lightning wraps it for predictions
     sampler = getattr(within, "sampler", None) if sampler is None else sampler
     return isinstance(sampler, torch.utils.data.SequentialSampler)
@@ -373,7 +397,11 @@ def _seeded(loader: DataLoader[Any], what: str) -> Core:
 
 
 def _kind_of_iterator(kind: type, loader: Any) -> type:
-    """The class to use for an iterator of `kind`: torch's two classes become ours, others stay as they are."""
+    """Returns the iterator class to use instead of `kind`.
+
+    The result is penstock's class if `kind` is one of torch's own two classes. Any other class is returned unchanged,
+    and so is torch's class for DataPipes with workers.
+    """
     if issubclass(kind, (Inline, Workers, Seeded)):
         return kind
     if kind is private.InlineIterator:
@@ -391,7 +419,10 @@ def _kind_of_iterator(kind: type, loader: Any) -> type:
 
 
 def _new(kind: type, *args: Any, **kwargs: Any) -> Any:
-    """Replaces `__new__` of torch's iterators, once `enable()` was called or a loader has arguments of ours."""
+    """Replaces `__new__` of torch's iterators, so that they can become penstock's.
+
+    This replacement is made once `enable()` is called, or once a loader is given one of penstock's own arguments.
+    """
     loader: Any = args[0] if args else kwargs.get("loader")
     is_adopted = not isinstance(loader, DataLoader) and adopt(loader)
     if not is_adopted:
@@ -400,7 +431,7 @@ def _new(kind: type, *args: Any, **kwargs: Any) -> Any:
     if loader._ours["seed"] is None:
         return object.__new__(ours)
     seeded = object.__new__(Seeded)
-    if not isinstance(seeded, kind):  # Python calls the constructor of instances of `kind` only
+    if not isinstance(seeded, kind):  # Python calls the constructor only for instances of `kind`
         seeded.__init__(*args, **kwargs)  # type: ignore[misc]
     return seeded
 
@@ -439,8 +470,8 @@ setattr(DataLoader, private.ITERATOR_METHOD, _iterate)
 class enable:
     """Makes every torch loader in this process use penstock's engine from now on.
 
-    As a context manager, it restores the previous setting at the end. Calling it twice changes nothing. A loader with
-    an iterator class of its own keeps torch's engine, and one warning for each such class of loader says so.
+    As a context manager, it restores the previous setting at the end of the block. Calling it twice has no further
+    effect. A loader that has its own iterator class keeps torch's engine, and one warning per loader class says so.
 
     >>> import penstock.torch
     >>> with penstock.torch.enable():
@@ -468,8 +499,8 @@ def disable() -> None:
 
 
 def status() -> Status:
-    """Tells which classes of loaders have run on penstock's engine in this process, and which on torch's.
+    """Returns which loader classes have run on penstock's engine in this process, and which on torch's.
 
-    Print it for a summary. Loaders that ran on torch's engine are counted while `enable()` is in effect.
+    Print the result for a summary. Loaders on torch's engine are counted only while `enable()` is in effect.
     """
     return status_of(enable._on)

@@ -1,4 +1,4 @@
-"""Every private name of torch that is used here, except those in `_collate.py` and `_tensors.py`.
+"""Collects the private names of torch that penstock uses, except for those in `_collate.py` and `_tensors.py`.
 
 `tests/parity/test_private.py` fails when torch moves one of them.
 """
@@ -22,7 +22,7 @@ ITERATOR_METHOD = "_get_iterator"
 
 PIPES = (IterDataPipe, MapDataPipe)  # the datasets that torch's loader seeds and shards
 ExceptionWrapper: Any = _utils.ExceptionWrapper
-# (base seed, number of the worker) -> the seed of `numpy.random` in that worker.
+# (base seed, index of the worker) -> the seed of `numpy.random` in that worker.
 numpy_seed: Any = _worker._generate_state
 # (batch, device) -> the pinned batch, by torch's own rules: nested containers, objects with a `pin_memory` method.
 pin: Any = _pin_memory.pin_memory
@@ -41,10 +41,10 @@ def is_batched(loader: Any) -> bool:
 
 
 def profiled_as(kind: Any) -> str:
-    """The name in a profile for `next` of an iterator of this class."""
+    """Returns the name that a profile shows for `next()` of an iterator of this class."""
     return f"enumerate(DataLoader)#{kind.__name__}.__next__"
 
 
 def set_worker_info(id: int, num_workers: int, seed: int, dataset: Any) -> None:
-    """Sets the result of `torch.utils.data.get_worker_info()`."""
+    """Sets the value that `torch.utils.data.get_worker_info()` returns."""
     _worker._worker_info = _worker.WorkerInfo(id=id, num_workers=num_workers, seed=seed, dataset=dataset)

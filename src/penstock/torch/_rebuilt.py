@@ -1,9 +1,10 @@
-"""Loaders that another library rebuilds from the attributes of one of ours.
+"""Keeps penstock's arguments when another library rebuilds one of our loaders from its attributes.
 
-accelerate, Ray Train and Opacus make a loader of torch's class from the attributes that torch's constructor has set,
-and would drop every argument that only penstock has. Lightning makes a loader of the same class, from `vars`. Each
-of them passes on `timeout`, so the arguments travel with it: it is a number that also holds a `Given`. A loader that
-was made with such a number uses penstock's iterators, with these arguments, or raises an error.
+accelerate, Ray Train and Opacus create a loader of torch's class from the attributes that torch's constructor has
+set, and would drop every argument that only penstock has. Lightning creates a loader of the same class from
+`vars(loader)`. All of them pass on `timeout`, so the arguments travel with `timeout`, which becomes a number that
+also holds a `Given`. A loader that is created with such a number uses penstock's iterators with these arguments, or
+raises an error.
 """
 
 from __future__ import annotations
@@ -24,21 +25,24 @@ DEFAULTS: dict[str, Any] = {
     **{name: option.default for name, option in OPTIONS.items() if option.face is Face.OURS},
     **{name: None for name in arguments() if name not in inspect.signature(DataLoader.__init__).parameters},
 }
-"""The arguments that torch's constructor does not have, with their defaults."""
+"""Maps each argument that torch's constructor does not have to its default value."""
 
 
 def is_default(name: str, value: object) -> bool:
-    """True if the value is the argument's default. None is compared by `is`: a numpy dtype may be equal to None."""
+    """True if the value is the argument's default.
+
+    None is compared with `is`, because a numpy dtype may be equal to None.
+    """
     default = DEFAULTS.get(name)
     return value is default if default is None else value == default
 
 
 @dataclass(frozen=True)
 class Given:
-    """The arguments of a loader that torch's constructor does not have, except those with their default values.
+    """The arguments that a loader was given and that torch's constructor does not have.
 
-    `auto`: the settings that penstock tunes. `by_blocks`: `shuffle="blocks"` was given. `own_order`: no sampler was
-    given.
+    Arguments with their default values are left out. `auto` has the names of the settings that penstock tunes.
+    `by_blocks` is True if `shuffle="blocks"` was given, and `own_order` is True if no sampler was given.
     """
 
     arguments: Mapping[str, Any]
@@ -48,9 +52,10 @@ class Given:
     own_order: bool
 
     def split(self) -> tuple[dict[str, Any], dict[str, str], dict[str, Any]]:
-        """Three parts: all other arguments, with defaults; the settings that are "auto"; those of `shuffle="blocks"`.
+        """Returns three dicts: penstock's arguments with defaults, the "auto" settings, and the block settings.
 
-        `dtype` and `casting` are in `cast`.
+        The block settings are the arguments for `shuffle="blocks"`. `dtype` and `casting` are left out, because
+        `cast` holds them.
         """
         ours = {name: self.arguments.get(name, default) for name, default in DEFAULTS.items()}
         window = ours.pop("window")
@@ -75,7 +80,10 @@ class Given:
 
 
 class _Number:
-    """A number that holds the arguments of a loader."""
+    """A base class for an int or float that also carries the arguments of a loader.
+
+    A loader's `timeout` is such a number. Libraries that rebuild the loader pass it on, and the arguments with it.
+    """
 
     given: Given
 
@@ -89,7 +97,7 @@ class _Seconds(_Number, float):
 
 
 def with_given(timeout: Any, given: Given) -> Any:
-    """The same number, with these arguments in it; the plain number if there are no arguments."""
+    """Returns the same number with these arguments attached, or the plain number if there are no arguments."""
     if not isinstance(timeout, (int, float)) or isinstance(timeout, bool):
         return timeout
     whole = isinstance(timeout, int)
@@ -101,12 +109,15 @@ def with_given(timeout: Any, given: Given) -> Any:
 
 
 def given_in(timeout: object) -> Given | None:
-    """The arguments of the loader that this `timeout` was read from; None if it is a plain number."""
+    """Returns the arguments of the loader that this `timeout` was read from, or None if it is a plain number."""
     return timeout.given if isinstance(timeout, _Number) else None
 
 
 def adopt(loader: Any) -> bool:
-    """Gives a loader of another class our arguments, if it was made from one of ours; returns False if it was not."""
+    """Gives penstock's arguments to a loader of another class that was made from one of ours.
+
+    Returns False if the loader was not made from one of ours.
+    """
     given = given_in(getattr(loader, "timeout", None))
     if given is None:
         return False
@@ -124,7 +135,7 @@ def adopt(loader: Any) -> bool:
             "last_batch= out."
         )
     ours, auto, by_blocks = given.split()
-    # The library decides what each rank reads, so there is nothing to warn of.
+    # The library decides what each rank reads, so there is nothing to warn about.
     ours["shard"] = (0, 1) if ours["seed"] is not None else None
     auto = auto if loader.num_workers else {}
     vars(loader).update(_ours=ours, _cast=given.cast, _auto=auto, _by_blocks=by_blocks)
@@ -138,7 +149,7 @@ def adopt(loader: Any) -> bool:
 
 
 def refusal(loader: Any, reason: str) -> str:
-    """The message for a loader that was made from one of ours and cannot keep its arguments."""
+    """Returns the error message for a loader that was made from one of ours but cannot keep its arguments."""
     return (
         f"This {type(loader).__name__} was made from a penstock.torch.DataLoader with "
         f"{given_in(loader.timeout)}, and cannot keep these arguments: {reason}. Leave the arguments out, or iterate "
@@ -147,7 +158,7 @@ def refusal(loader: Any, reason: str) -> str:
 
 
 def _samplers(loader: Any) -> Iterator[Any]:
-    """The samplers of a loader, from the outermost."""
+    """Yields the samplers of a loader, including those inside other samplers, each once."""
     left = [getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None)]
     seen: set[int] = set()
     while left:

@@ -1,4 +1,4 @@
-"""The keys of one epoch from the sampler of a torch loader, and the random states they can be drawn again from."""
+"""Reads the keys of one epoch from a torch loader's sampler, and saves random states to draw the same keys again."""
 
 from __future__ import annotations
 
@@ -32,16 +32,17 @@ _TORCHS = {*_RANDOM, SequentialSampler, data.DistributedSampler}
 
 
 def sampler_of(loader: Any) -> Any:
-    """The sampler of single keys, or the user's own sampler of batches."""
+    """Returns the user's own batch sampler if there is one, or else the loader's sampler of single keys."""
     index = loader._index_sampler
     return index.sampler if type(index) is BatchSampler else index
 
 
 class Sampling:
-    """One pass over the sampler: the keys of each step, from the first step that was not handed out.
+    """One pass over the sampler.
 
-    `progress` has the mark that a sampler with a state starts from: the mark of a resume state, or of the last
-    epoch's end.
+    It gives the keys of each step, beginning with the first step that was not handed out. `progress` holds the mark
+    (a saved position) that a sampler with a state starts from. The mark comes from a resume state or from the end of
+    the last epoch.
     """
 
     def __init__(self, loader: Any, progress: Progress) -> None:
@@ -58,7 +59,7 @@ class Sampling:
         self._samples: int | None = None
         if self._is_torchs:
             with suppress(Exception):  # the user's code: torch will raise the same error
-                self._samples = len(self.sampler)  # now: the dataset may grow during the epoch
+                self._samples = len(self.sampler)  # taken now, because the dataset may grow during the epoch
         self._reading = Restored(self.sampler)
         self._marks: dict[int, bytes | None] = {}  # of the steps that were drawn and not handed out
         self._is_over = False
@@ -77,7 +78,10 @@ class Sampling:
 
     @property
     def origin(self) -> dict[str, Any] | None:
-        """The random states that the keys were drawn from; None until the sampler was asked for its first keys."""
+        """The random states from which the keys were drawn.
+
+        None until the sampler has been asked for its first keys.
+        """
         before, self._torch = self._torch, None
         if before is not None and self._origin is not None:
             if type(self.sampler) is RandomSampler:  # the seed that it drew from the global generator
@@ -91,7 +95,10 @@ class Sampling:
 
     @property
     def draws_from(self) -> set[str]:
-        """The global generators that the sampler may still draw its keys from; empty once it has drawn."""
+        """The names of the global random generators that the sampler may still draw its keys from.
+
+        Empty once the sampler has drawn its keys.
+        """
         if self.origin is not None or type(self.sampler) in (list, tuple, range):
             return set()
         if not self._is_torchs:
@@ -100,7 +107,10 @@ class Sampling:
 
     @property
     def given(self) -> list[str]:
-        """The states of `generators` before the sampler drew; before and after the pass, their current states."""
+        """The states that the generators in `generators` had before the sampler drew from them.
+
+        Before and after the pass over the sampler, these are the current states.
+        """
         given = self._given
         if given is None or self._progress.steps == self._last:
             return texts_of(self.generators)
@@ -109,23 +119,32 @@ class Sampling:
         return texts
 
     def handed_out(self, step: int) -> bytes | None:
-        """Returns and forgets the mark of this step; None if the sampler has no state."""
+        """Returns the mark of this step (the sampler's saved position) and forgets it.
+
+        Returns None if the sampler has no state.
+        """
         return self._marks.pop(step, None)
 
     def restore(self) -> None:
-        """Restores a sampler that starts from the end of the previous epoch. No generator is advanced."""
+        """Restores the state of a sampler that starts from the end of the previous epoch.
+
+        No random generator is advanced.
+        """
         mark = opened(self._progress.begin.mark)
         if mark is not None and not mark.at_end and mark.kept:
             with_loan(TemporaryStates({}, self.generators), self._reading.prepare, mark)
 
     def prepare(self) -> None:
-        """Notes the states of the generators before torch calls `iter()` of its index sampler, which may draw."""
+        """Saves the states of the random generators.
+
+        Called before torch calls `iter()` on its index sampler, because that may draw random numbers.
+        """
         if not self._batched and not self._is_torchs:
             self._before = take_states()
             self._given = [each.get_state() for each in self.generators]
 
     def fresh(self, begun: Iterator[Any]) -> Iterator[Any]:
-        """The keys of a whole epoch. `begun` is torch's iterator of the index sampler."""
+        """Returns the keys of a whole epoch. `begun` is torch's iterator over the index sampler."""
         if inspect.isgenerator(begun) and inspect.getgeneratorstate(begun) != inspect.GEN_CREATED:
             return begun  # SpeechBrain patches torch's constructor, which has then skipped steps
         if not self._has_drawn(begun):
@@ -134,7 +153,10 @@ class Sampling:
         return self._marked(begun) if self._has_state(begun) else begun
 
     def _from_first(self, begun: Iterator[Any]) -> Iterator[Any]:
-        """Like `fresh`, for a sampler that draws when it is asked for its first keys: the body runs only then."""
+        """Like `fresh`, for a sampler that draws random numbers only when it is asked for its first keys.
+
+        This function is a generator, so its body runs only at that moment.
+        """
         self._given = [each.get_state() for each in self.generators]
         self._note({})
         if self._is_torchs:
@@ -154,7 +176,10 @@ class Sampling:
         yield from chain(first, steps)
 
     def _note(self, before: dict[str, Any]) -> None:
-        """Notes which global generators the sampler drew from: those whose state is no longer the one in `before`."""
+        """Records which global generators the sampler drew from.
+
+        Those are the generators whose current state differs from the one in `before`.
+        """
         after = take_states() if before else {}
         self._origin = {name: state for name, state in before.items() if after[name] != state}
         epoch = getattr(self.sampler, "epoch", None)
@@ -162,7 +187,11 @@ class Sampling:
             self._origin["epoch"] = epoch
 
     def resumed(self, begun: Iterator[Any], saved: LoadedState) -> Iterator[Any]:
-        """The keys of the rest of an epoch, drawn again from the state's `origin`, or read on from the mark."""
+        """Returns the keys of the rest of an epoch.
+
+        They are drawn again from the random states in `saved.origin`, or the sampler continues from its mark (its
+        saved position).
+        """
         self._origin, self._given, mark = dict(saved.origin or {}), [*saved.given], opened(self._progress.begin.mark)
         if mark is not None and mark.kept and not mark.at_end:
             mark = None  # `restore` has used it
@@ -194,7 +223,7 @@ class Sampling:
         return self._marked()
 
     def _has_drawn(self, begun: Iterator[Any]) -> bool:
-        """True if the sampler may have drawn in `iter()` already, as a user's own sampler may."""
+        """True if the sampler may already have drawn random numbers in `iter()`, as a user's own sampler may do."""
         return not (self._batched or self._is_torchs or inspect.isgenerator(begun))
 
     def _steps(self, keys: Iterator[Any]) -> Iterator[Any]:
@@ -205,7 +234,10 @@ class Sampling:
         return has_state(self.sampler) or has_state(source)
 
     def _marked(self, source: Iterator[Any] | None = None) -> Iterator[Any]:
-        """The steps of a sampler with a state. The mark of each step is kept until the step is handed out."""
+        """Returns the steps of a sampler that has a state.
+
+        The mark of each step (the sampler's position after it) is kept until the step is handed out.
+        """
         if source is not None:
             self._reading.begin(source)
         return Calls(self._marked_step, self._progress.steps)
@@ -238,7 +270,10 @@ class Sampling:
 
 
 def _from(sampler: Any, seed: int | None, skip: int) -> Iterator[Any]:
-    """The keys of one of torch's samplers after the first `skip`, which are not drawn if that is possible."""
+    """Returns the keys of one of torch's samplers, without the first `skip` keys.
+
+    The skipped keys are not even drawn if that can be avoided.
+    """
     if type(sampler) is SequentialSampler:
         return iter(range(len(sampler.data_source))[skip:])
     if seed is not None:
@@ -252,7 +287,10 @@ def _from(sampler: Any, seed: int | None, skip: int) -> Iterator[Any]:
 
 
 def _shuffled(n: int, generator: torch.Generator, skip: int) -> Iterator[int]:
-    """The keys of torch's RandomSampler after the first `skip`. As there, the generator draws two permutations."""
+    """Yields the keys of torch's RandomSampler, without the first `skip` keys.
+
+    As in torch, two permutations are drawn from the generator.
+    """
     yield from torch.randperm(n, generator=generator)[skip:].tolist()
     torch.randperm(n, generator=generator)
 
@@ -262,7 +300,10 @@ def _next_of(make: Callable[[], Iterator[Any]]) -> Any:
 
 
 def _passed(steps: Iterator[Any], skip: int) -> Iterator[Any]:
-    """The steps after the first `skip`. Asks for at least one step immediately, so that the sampler draws now."""
+    """Returns the steps after the first `skip`.
+
+    Reads at least one step immediately, so that the sampler draws its random numbers now.
+    """
     for _ in range(skip):
         with suppress(Exception):  # it was raised before the state was taken
             next(steps, None)
@@ -282,12 +323,15 @@ def _raise(error: Exception) -> NoReturn:
 
 
 def text_of(state: Any) -> str:
-    """The state of a generator, a tensor or an array, as text. (The state of torch's generator has 5 KB.)"""
+    """Returns the state of a generator, given as a tensor or an array, as text.
+
+    (The state of torch's generator takes 5 KB.)
+    """
     return b64encode(np.asarray(state).tobytes()).decode()
 
 
 def tensor_of(text: str) -> torch.Tensor:
-    """Parses a result of `text_of`. Raises an exception of any type if the text is damaged."""
+    """Converts a result of `text_of` to a tensor. Raises an exception of any type if the text is damaged."""
     return torch.frombuffer(bytearray(b64decode(text, validate=True)), dtype=torch.uint8)
 
 
@@ -299,7 +343,10 @@ def _plain_numpy(state: Any) -> Any:
 
 
 class _Global(NamedTuple):
-    """A generator that the whole process shares. `parse` reverses `plain`."""
+    """A random generator that the whole process shares.
+
+    `take` and `put` get and set its state, `plain` converts a state to plain data, and `parse` converts it back.
+    """
 
     take: Callable[[], Any]
     put: Callable[[Any], object]
@@ -325,22 +372,25 @@ _GLOBALS = {
 
 
 def take_states(names: Iterable[str] = _GLOBALS) -> dict[str, Any]:
-    """The states of these global generators, as plain data."""
+    """Returns the states of these global generators, as plain data."""
     return {name: _GLOBALS[name].plain(_GLOBALS[name].take()) for name in names}
 
 
 def parse_states(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Parses states from `take_states` for `TemporaryStates`. Raises an exception of any type if one is damaged."""
+    """Converts states from `take_states` to the form that `TemporaryStates` takes.
+
+    Raises an exception of any type if a state is damaged.
+    """
     states = {name: kind.parse(plain[name]) for name, kind in _GLOBALS.items() if name in plain}
     with_loan(TemporaryStates(states), bool)  # raises if one is damaged
     return states
 
 
 class TemporaryStates:
-    """A loan (see `with_loan`) that sets global generators to `states`, and restores all generators at its end.
+    """A loan (a temporary change) that sets global generators to `states`, and restores all generators at its end.
 
-    These are the global ones and those in `given`. But a generator that the user's `load_state_dict` sets during the
-    loan keeps its new state: see `Restored`.
+    It restores the global generators and those in `given`. A generator that the user's `load_state_dict` sets during
+    the loan keeps its new state, however (see `Restored`). Use the loan with `with_loan`.
     """
 
     _begun: ClassVar[list[TemporaryStates]] = []
@@ -368,16 +418,17 @@ class TemporaryStates:
 
     @classmethod
     def keep(cls, states: Mapping[str, Any]) -> None:
-        """Makes all current loans leave the generators in these states at their end."""
+        """Makes all current loans (temporary changes) leave the generators in these states when they end."""
         for loan in cls._begun:
             loan._before |= states
 
 
 class Ahead:
-    """Global generators as they were when a state was taken, to draw what the epoch draws later: base seed, order.
+    """The states that the global random generators had at the moment when a resume state was taken.
 
-    The caller's generators stay as they are. But if the caller has restored them to the same states, there is no
-    Ahead: the loader draws from the caller's generators and advances them, as torch does.
+    They are used to draw what the epoch had not drawn by then: the base seed, the order, or both. The caller's
+    generators stay as they are. If the caller has already restored them to the same states, no Ahead is made, and the
+    loader draws from the caller's generators and advances them, as torch does.
     """
 
     def __init__(self, states: dict[str, Any]) -> None:
@@ -385,15 +436,24 @@ class Ahead:
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> Ahead | None:
-        """Makes an Ahead from a result of `take_states`; None if the caller's generators are in these states."""
+        """Makes an Ahead from a result of `take_states`.
+
+        Returns None if the caller's generators are already in these states.
+        """
         return None if take_states(plain) == dict(plain) else cls(parse_states(plain))
 
     def lent(self, work: Callable[..., Any], *args: Any) -> Any:
-        """Calls `work(*args)`, which draws from these generators."""
+        """Calls `work(*args)` with the global generators set to these states.
+
+        Then saves the generators' new states here.
+        """
         return with_loan(_Continued(self), work, *args)
 
     def steps(self, steps: Iterator[Any]) -> Iterator[Any]:
-        """The same steps. The first is read with these generators, because a sampler draws its order then."""
+        """Returns an iterator over `steps` that reads the first step with these generators.
+
+        Only the first step matters, because a sampler draws its order when it is asked for that step.
+        """
         return map(partial(self._next, steps), count())
 
     def _next(self, steps: Iterator[Any], number: int) -> Any:
@@ -401,7 +461,10 @@ class Ahead:
 
 
 class _Continued(TemporaryStates):
-    """A loan that starts with the states in which the previous one ended."""
+    """A loan (a temporary change) of the global generators.
+
+    It begins with the states in which the previous loan has left them.
+    """
 
     def __init__(self, ahead: Ahead) -> None:
         super().__init__(ahead.states)
@@ -414,7 +477,10 @@ class _Continued(TemporaryStates):
 
 
 class Restored(Reading):
-    """A Reading whose `restore` may set global generators for good, even during a loan."""
+    """A `Reading` (a pass over a stream or sampler) whose `restore` may change global generators permanently.
+
+    A loan (a temporary change of the generators) undoes all other changes at its end.
+    """
 
     def restore(self, part: Any, state: Any) -> None:
         before = take_states()
@@ -424,7 +490,7 @@ class Restored(Reading):
 
 
 def given_to(*holders: object) -> list[torch.Generator]:
-    """The generators that these objects were given, without duplicates."""
+    """Returns the torch generators that these objects were given as `generator`, without duplicates."""
     found = (getattr(holder, "generator", None) for holder in holders)
     return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
 

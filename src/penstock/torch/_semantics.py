@@ -1,4 +1,7 @@
-"""torch's semantics: the rules, and the sessions of loaders that follow them, of penstock's class or torch's own."""
+"""torch's semantics: the rules, and the sessions of the loaders that follow them.
+
+These loaders are of penstock's class or of torch's own class.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,10 @@ _SHOWN = [name for name in shown_names() if OPTIONS[name].face.is_theirs]
 
 
 class TorchSession(Session):
-    """The session of one loader. It must not refer to the loader, so it has a copy of the settings to show."""
+    """The session of one loader with torch's semantics: what the loader keeps from epoch to epoch.
+
+    It must not refer to the loader, so it has its own copy of the settings that reports show.
+    """
 
     def __init__(self, loader: Any) -> None:
         self._shown: dict[str, Any] = {}
@@ -42,19 +48,19 @@ class TorchSession(Session):
         self.look(loader)
 
     def look(self, loader: Any) -> None:
-        """Copies the current settings of the loader."""
+        """Copies the loader's current settings."""
         self.knows_end = not private.is_stream(loader)
         self._shown.update({name: getattr(loader, name) for name in _SHOWN if hasattr(loader, name)})
         backend = "process" if loader.num_workers else "inline"
         self._shown.update(backend=backend, seed=None, one_reader=False, face="penstock.torch")
 
 
-# Not kept on the loader, which may be of torch's own class: libraries read its `vars`.
+# Not stored on the loader, because it may be of torch's own class, and libraries read its `vars`.
 sessions: weakref.WeakKeyDictionary[Any, TorchSession] = weakref.WeakKeyDictionary()
 
 
 def session_of(loader: Any) -> TorchSession:
-    """Returns the session of a loader with torch's semantics, and makes it if there is none."""
+    """Returns the session of a loader with torch's semantics, and creates the session if there is none."""
     found = sessions.get(loader)
     if found is None:
         found = sessions[loader] = TorchSession(loader)
@@ -62,16 +68,16 @@ def session_of(loader: Any) -> TorchSession:
 
 
 def measures_of(loader: Any) -> Measures:
-    """The figures of a loader that runs on penstock's engine."""
+    """Returns the measurements of a loader that runs on penstock's engine."""
     seeded = getattr(loader, "_ours", {}).get("seed") is not None
     session: Session = core_of(loader) if seeded else session_of(loader)
     return session.measures
 
 
 def stats(loader: Any) -> Stats:
-    """The figures of a loader that runs on penstock's engine, also of one of torch's class after `enable()`.
+    """Returns the figures of a loader that runs on penstock's engine, as `penstock.DataLoader.stats` does.
 
-    See `penstock.DataLoader.stats`.
+    After `enable()`, the loader may also be of torch's own class.
     """
     return measures_of(loader).stats()
 
@@ -79,7 +85,8 @@ def stats(loader: Any) -> Stats:
 class TorchSemantics:
     """torch's rules: each worker has its own steps, its own random generators and its own copy of the dataset.
 
-    Made for each epoch and not kept, because it refers to the loader. `iterator` is torch's, and has a base seed.
+    An instance is created for each epoch and is not kept, because it refers to the loader. `iterator` is torch's
+    iterator, which holds the base seed of the workers.
     """
 
     max_errors = None
@@ -117,8 +124,8 @@ class TorchSemantics:
     def backend(self, job: Job) -> Backend:
         """Makes a backend with torch's default start method, so that programs for torch's loader work unchanged.
 
-        Exception: if a forked worker could not use a library that the program uses, a safe start method is chosen, if
-        the dataset can be sent.
+        If the program uses a library that does not work in a forked worker, and the dataset can be pickled, a safe
+        start method is used instead.
         """
         context = self._loader.multiprocessing_context
         if context is None or isinstance(context, ModuleType):  # fastai gives `multiprocessing` itself
@@ -132,25 +139,29 @@ class TorchSemantics:
         return {}  # nothing is bundled, retried or read ahead of the epoch
 
     def run(self, session: Session) -> Run:
-        """The steps that were not handed out. torch's `iterator` has already called `iter()` of the sampler."""
+        """Returns the run (one reading of an epoch), with the steps that were not handed out yet.
+
+        torch's iterator has already called `iter()` on the sampler.
+        """
         cursor = self._cursor
         keys = cursor.keys(self._iterator)
         if private.is_batched(self._loader):  # a task of a stream has the number of samples to read
             keys = map(len if cursor.is_stream else sealed, keys)
         at = Begin(cursor.progress.steps, frozenset(cursor.progress.beyond))
-        # As in torch, the call that asks the sampler raises its error, although it asked for a later step.
+        # As in torch, an error of the sampler is raised by the call that reads the sampler, although that call reads
+        # the keys of a later step.
         return Run(session.runs, 0, keys, None, at, seat=cursor.seat, raises_at_once=True)
 
 
 def delivery(iterator: Any) -> Callable[[Any], Any] | None:
-    """The function that torch calls with each batch, to pin it; None if batches are not pinned."""
+    """Returns the function that pins the memory of a batch, as torch does, or None if batches are not pinned."""
     return partial(private.pin, device=iterator._pin_memory_device) if iterator._pin_memory else None
 
 
 class TorchReader(Reader):
-    """Reads one epoch for an iterator, which owns the workers: they end with the iterator, or with the epoch.
+    """Reads one epoch for an iterator that owns the workers, which stop with the iterator or at the end of the epoch.
 
-    It has no finalizer: the iterator has one, and an interrupt in a nested finalizer may be lost.
+    This class has no finalizer, because the iterator has one, and an interrupt in a nested finalizer may be lost.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Which loaders of this process have run on penstock's engine, and which on torch's."""
+"""Counts the loaders of this process that have run on penstock's engine, and those that have run on torch's."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import torch.utils.data
 class LoaderUse:
     """How often loaders of one class have begun to iterate, and on which engine.
 
-    `on_torch` counts iterators, so persistent workers of torch's count once. `reason` says why an engine other than
-    penstock's was used.
+    `on_torch` counts iterators, so a torch loader with persistent workers counts only once. `reason` says why
+    penstock's engine was not used.
     """
 
     loader_class: str
@@ -30,7 +30,7 @@ class LoaderUse:
 
 @dataclass(frozen=True)
 class Status:
-    """What `status()` returns: one entry for each class of loader that has begun to iterate."""
+    """The result of `status()`, with one entry for each loader class."""
 
     enabled: bool
     loaders: tuple[LoaderUse, ...]
@@ -61,7 +61,7 @@ def begun_on_torch(loader: Any, reason: str) -> None:
 
 
 def warn_once(loader: Any, reason: str, stacklevel: int = 2) -> None:
-    """Warns, once for each class of loader, that it runs on torch's engine, and why."""
+    """Warns that a loader runs on torch's engine, and says why. Warns only once for each loader class."""
     count = _count(type(loader))
     if count.reason is None:
         count.reason = reason
@@ -70,7 +70,7 @@ def warn_once(loader: Any, reason: str, stacklevel: int = 2) -> None:
 
 
 def served() -> int:
-    """The number of iterations that were begun on penstock's engine in this process."""
+    """Returns the number of iterations that were started on penstock's engine in this process."""
     return sum(count.on_penstock for count in _counts.values())
 
 
@@ -88,9 +88,10 @@ def _name(kind: type) -> str:
 
 
 def _never_seen() -> list[LoaderUse]:
-    """Classes of existing loaders whose own `__iter__` has made no iterator of torch's or penstock's so far.
+    """Returns an entry for each class of existing loaders that defines its own `__iter__` and was not counted so far.
 
-    No hook sees such an `__iter__`, so the loaders are found through the garbage collector.
+    No hook sees such an `__iter__` if it makes no iterator of torch's or penstock's, so the loaders are found through
+    the garbage collector.
     """
     theirs = torch.utils.data.DataLoader
     kinds = {type(each) for each in gc.get_objects() if issubclass(type(each), theirs)}

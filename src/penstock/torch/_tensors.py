@@ -1,10 +1,13 @@
-"""torch as a guest of the core: how tensors are stored in slabs, pickled, converted and pinned. See `GUEST`.
+"""Support for torch tensors in batches: how they are stored in slabs, pickled, converted, copied and pinned.
 
-A tensor in a slab is opened through numpy. Its storage then refers to an array over its own bytes, and that array to
-the root of the slab: everything that shares the storage (slices, `.numpy()`, DLPack) keeps the slab lent, and an
-operation that moves the storage elsewhere (`share_memory_()`) ends the lease. Each tensor has its own storage, so
-that saving one tensor does not save its neighbours, and autograd does not mistake a change of one for a change of
-another.
+A slab is a block of shared memory that holds one batch. penstock's core does not import torch; it treats torch as a
+guest (a library whose arrays may be in a batch) and uses it only through `GUEST`.
+
+A tensor in a slab is opened through numpy. Its storage refers to an array over the tensor's own bytes, and that array
+refers to the root array of the slab. Everything that shares the storage (slices, `.numpy()`, DLPack) therefore keeps
+the slab in use, and an operation that moves the storage elsewhere (`share_memory_()`) releases it. Each tensor has
+its own storage, so that saving one tensor does not save its neighbours, and autograd does not mistake a change of one
+tensor for a change of another.
 """
 
 from __future__ import annotations
@@ -35,14 +38,17 @@ NATIVE: dict[torch.dtype, np.dtype[Any]] = {
     )
     if hasattr(torch, name)
 }
-"""The dtypes that numpy has too. Tensors of other dtypes are stored as integers of the same size."""
+"""The torch dtypes that numpy has too. Tensors of other dtypes are stored as integers of the same size."""
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 _IN_BAND = 1024  # bytes: copying a smaller buffer is faster than looking it up
 
 
 def blank(shape: Shape, dtype: torch.dtype, empty: Empty) -> torch.Tensor:
-    """Like `torch.empty`, in memory from `empty`. Not for quantised dtypes, which need more than their bytes."""
+    """Like `torch.empty`, but the memory is allocated by calling `empty`.
+
+    Does not support quantised dtypes, whose tensors consist of more than their raw bytes.
+    """
     known = NATIVE.get(dtype)
     if known is not None:
         return torch.from_numpy(empty(shape, known))
@@ -50,7 +56,10 @@ def blank(shape: Shape, dtype: torch.dtype, empty: Empty) -> torch.Tensor:
 
 
 def native(shape: Shape, dtype: np.dtype[Any], root: Any, at: int) -> torch.Tensor:
-    """A view of `root` with a dtype that numpy has."""
+    """Returns a tensor that is a view of the byte array `root`, from the offset `at` on.
+
+    Its dtype is one that numpy has.
+    """
     tensor = torch.from_numpy(np.ndarray(shape, dtype, root, at))
     # `root` is shared memory, but `Tensor.is_shared()` knows only memory that torch itself has mapped. An attribute
     # of the storage, which all views of the tensor have in common, hides torch's method. It costs 0.6 us.
@@ -63,19 +72,25 @@ def _is_shared() -> bool:
 
 
 def reinterpreted(shape: Shape, dtype: torch.dtype, root: Any, at: int) -> torch.Tensor:
-    """A view of `root` with a dtype that numpy does not have."""
+    """Returns a tensor that is a view of the byte array `root`, from the offset `at` on.
+
+    Its dtype is one that numpy does not have.
+    """
     return native(shape, NATIVE[_INTEGERS[dtype.itemsize]], root, at).view(dtype)
 
 
 def strided(shape: Shape, how: tuple[MakeLeaf, Any, int, Shape], root: Any, at: int) -> torch.Tensor:
-    """A view of `root` that is not C-contiguous: its axes are in another order in memory, or rows are repeated."""
+    """Returns a tensor that is a view of the byte array `root`, from the offset `at` on, and is not C-contiguous.
+
+    Its axes are permuted in memory, or its rows are repeated.
+    """
     make, dtype, span, stride = how
     view: torch.Tensor = make((span,), dtype, root, at)
     return view.as_strided(shape, stride).detach()
 
 
 def store(tensor: torch.Tensor, writer: Writer) -> Spot | None:
-    """Puts a tensor into the slab; returns None for a tensor that only torch can pickle."""
+    """Writes a tensor into the slab and returns its location. Returns None if only torch can pickle the tensor."""
     described = _describe(tensor)
     if described is None:
         return None
@@ -91,7 +106,7 @@ def store(tensor: torch.Tensor, writer: Writer) -> Spot | None:
 
 
 def reduce(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Like `__reduce_ex__`, for tensors inside other objects: their bytes are pickled out of band."""
+    """Like `__reduce_ex__`, for tensors inside other objects. The bytes of the tensor are pickled out of band."""
     described = None if tensor.__dict__ else _describe(tensor)
     if described is None:
         if tensor.requires_grad and not tensor.is_leaf:
@@ -118,7 +133,10 @@ def _quietly(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def cast(tensor: torch.Tensor, field: FieldCast, empty: Empty) -> torch.Tensor:
-    """The tensor converted to the field's dtype, in memory from `empty` if possible; itself if unchanged."""
+    """Converts the tensor to the field's dtype. Returns the tensor itself if no conversion is needed.
+
+    The result is in memory allocated by `empty` if possible.
+    """
     known = NATIVE.get(tensor.dtype)
     kind = "f" if tensor.is_floating_point() else "" if known is None else known.kind
     name = field.wanted(kind, "a tensor of ", tensor.dtype)
@@ -143,14 +161,18 @@ def cast(tensor: torch.Tensor, field: FieldCast, empty: Empty) -> torch.Tensor:
 
 
 def pinned(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy in pinned memory, which torch recycles; an ordinary copy of a tensor that cannot be pinned."""
+    """Returns a copy in pinned memory, which torch recycles, or an ordinary copy if the tensor cannot be pinned."""
     # Not pin_memory(), which does not copy a tensor that is pinned already.
     can = tensor.is_cpu and tensor.layout is torch.strided
     return torch.empty_like(tensor, pin_memory=True).copy_(tensor) if can else tensor.clone()
 
 
 def _storage_reducer() -> Reduce:
-    """Makes a reducer, for one pickle, that pickles the memory of tensors out of band, and shared memory once."""
+    """Makes a reducer that pickles the memory of tensors out of band.
+
+    Memory that several tensors use is pickled only once. The reducer remembers the memory it has seen, so each pickle
+    needs a new reducer.
+    """
     of_memory: dict[int, Any] = {}
 
     def reduce_storage(storage: Any) -> Any:
@@ -168,7 +190,10 @@ def _storage_reducer() -> Reduce:
 
 
 def reduce_storage(storage: Any) -> Any:
-    """Like `__reduce_ex__`, for the memory of tensors that torch pickles: those of subclasses, or with attributes."""
+    """Like `__reduce_ex__`, for the storage of a tensor that torch itself pickles.
+
+    Such a tensor is an instance of a subclass, or has attributes of its own.
+    """
     memory = storage._untyped_storage
     if memory.device.type != "cpu" or not memory.nbytes():
         return storage.__reduce__()
@@ -177,14 +202,17 @@ def reduce_storage(storage: Any) -> Any:
 
 
 def rebuild_storage(first: Any, dtype: torch.dtype) -> Any:
-    """A storage on the memory of an array, or of another storage, possibly of another dtype."""
+    """Returns a storage of the given dtype that uses the memory of `first`, an array or another storage."""
     array = isinstance(first, np.ndarray)
     memory = torch.frombuffer(first, dtype=torch.uint8).untyped_storage() if array else first._untyped_storage
     return torch.TypedStorage(wrap_storage=memory, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
 
 
 def rebuild_sparse(layout: torch.layout, parts: tuple[Any, ...], requires_grad: bool) -> torch.Tensor:
-    """Makes a sparse tensor from its parts. torch's own function would keep every tensor in a list."""
+    """Makes a sparse tensor from its parts.
+
+    torch's own function is not used, because it keeps every tensor in a list.
+    """
     if layout is torch.sparse_coo:
         *given, is_coalesced = parts
         made = torch.sparse_coo_tensor(*given, is_coalesced=is_coalesced, check_invariants=False)
@@ -194,9 +222,10 @@ def rebuild_sparse(layout: torch.layout, parts: tuple[Any, ...], requires_grad: 
 
 
 def _describe(tensor: torch.Tensor) -> tuple[MakeLeaf, Shape, Any, torch.Tensor] | None:
-    """How to open a tensor (a MakeLeaf, with shape and dtype), and its bytes as a tensor that numpy can read.
+    """Describes how a tensor is stored and opened. Returns None if only torch can pickle the tensor.
 
-    None if only torch can pickle the tensor.
+    The result is a MakeLeaf (a function that makes a view of stored bytes), the shape, the dtype, and the bytes as a
+    tensor that numpy can read.
     """
     plain = tensor.layout is torch.strided and tensor.is_cpu and not tensor.is_nested
     if not plain or tensor.requires_grad or tensor.is_conj() or tensor.is_neg():
@@ -218,7 +247,7 @@ def _describe(tensor: torch.Tensor) -> tuple[MakeLeaf, Shape, Any, torch.Tensor]
 
 
 class _Torch:
-    """Implements `_memory.guests.Guest`."""
+    """torch as a guest: implements the protocol `_memory.guests.Guest`."""
 
     reducers: Mapping[type, Reduce] = {torch.Tensor: reduce, torch.TypedStorage: reduce_storage}
     _tensor = Handler(torch.Tensor.clone, pinned, store, cast)

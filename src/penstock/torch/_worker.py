@@ -1,4 +1,7 @@
-"""A worker with torch's semantics: it has its own random generators and its own copy of the dataset."""
+"""Runs tasks in a worker with torch's semantics.
+
+Such a worker has its own random generators and its own copy of the dataset.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.random  # takes 20 ms: imported here so that forked workers need not
+import numpy.random  # takes 20 ms: imported here so that forked workers do not have to
 import torch
 
 from penstock._at_work import set_worker_info
@@ -32,14 +35,18 @@ from penstock.torch._collate import collate, explain
 from penstock.worker_info import WorkerInfo
 
 Resumed = tuple[Mark | None, int]
-"""The position of a worker's copy of the dataset in the loaded state: its mark, and the number of batches since."""
+"""The position of a worker's copy of the dataset when a resume state was taken.
+
+The pair holds the last mark (a saved position, or None) and the number of batches that were read after the mark.
+"""
 
 
 class Replica:
-    """Runs tasks as torch's workers do, in place of `Runner`: see `TaskRunner`.
+    """Runs a worker's tasks as torch's workers do.
 
-    If the dataset has a state, its mark is sent with the result of a task; for a stream, with every `marks`-th batch.
-    If `marks` is 0, no marks are sent.
+    It takes the place of `Runner`, and `TaskRunner` describes its methods. If the dataset has a state, a mark (a
+    snapshot of that state) is sent with the result of each task or, for a stream, with every `marks`-th batch. If
+    `marks` is 0, no marks are sent.
     """
 
     def __init__(self, job: Job, who: str, stream: bool, marks: int, resumed: Sequence[Resumed]) -> None:
@@ -58,7 +65,10 @@ class Replica:
         self._mark: bytes | None = None
 
     def begin(self, seat: int, *, alone: bool) -> None:
-        """Seeds the generators once, as torch does: later random numbers depend on all earlier ones."""
+        """Prepares the worker for its first task. Seeds the random generators only here, as torch does.
+
+        Each random number therefore depends on all numbers that the worker has drawn before.
+        """
         job = self._job
         self._seat = seat
         self._resumed = self._all_resumed[seat] if self._all_resumed else None
@@ -82,7 +92,11 @@ class Replica:
         raise InternalError("torch's loader changes no dataset while workers have copies of it")
 
     def run(self, task: Task, writer: Writer, gauge: Gauge | NoGauge) -> Done | AtEnd | Errored:
-        """See `TaskRunner`. With torch's default collate_fn, the tensors of the batch are in the writer's slab."""
+        """Makes the batch of a task, as `TaskRunner` describes.
+
+        With torch's default collate_fn, the batch's tensors are in the writer's slab (the shared memory of the
+        batch).
+        """
         self._at = self._mark = None
         self._task, self._gauge = task, gauge
         try:
@@ -115,7 +129,10 @@ class Replica:
         return Done(batch, rows, None, self._mark)
 
     def failed(self, error: BaseException, task: Task, mark: bytes | None) -> Errored:
-        """The outcome of a task that raised. SystemExit and the like are raised again: they end the worker."""
+        """Returns the outcome of a task that raised an exception.
+
+        Raises SystemExit and similar exceptions again, so that they end the worker.
+        """
         error = ordinary(error)
         if not isinstance(error, Exception):
             raise error
@@ -138,7 +155,7 @@ class Replica:
         return dumps(TorchFailure(body, text, errored.where))
 
     def _fetch(self, task: Task) -> tuple[Any, int]:
-        """Fetches the samples of the task's keys; returns them and their number."""
+        """Fetches the samples of the task's keys. Returns the samples and the number of rows."""
         dataset = self._job.dataset
         if self._resumed is not None:
             (mark, _), self._resumed = self._resumed, None
@@ -177,7 +194,10 @@ class Replica:
         return sample
 
     def _pull(self, task: Task) -> tuple[Any, int] | None:
-        """Reads the next samples of the stream; returns them and their number, or None at the end."""
+        """Reads the next samples of the stream.
+
+        Returns the samples and their number, or None at the end of the stream.
+        """
         count = task.keys if self._job.batched else 1
         if task.run != self._stream_run:
             self._open_stream(task.run, count)
@@ -204,7 +224,10 @@ class Replica:
 
 
 class TorchFailure(NamedTuple):
-    """An exception on its way to the caller, wrapped by torch: it keeps its type, and its text has the traceback."""
+    """An exception that a worker sends to the caller, wrapped by torch.
+
+    The exception keeps its type, and its text includes the worker's traceback.
+    """
 
     wrapped: bytes  # pickled; empty if the exception cannot be pickled
     text: str
@@ -226,7 +249,7 @@ class TorchFailure(NamedTuple):
 
 
 def sealed(keys: Any) -> Any:
-    """Packs the keys of a batch so that `_keys` returns exactly the object that the sampler gave."""
+    """Packs the keys of a batch for sending, so that `_keys` restores exactly what the sampler yielded."""
     return keys if type(keys) is list and set(map(type, keys)) == {int} else (keys,)
 
 
