@@ -215,7 +215,7 @@ class Gauges:
         return self.row(seat)[0][_TIMES : _TIMES + BUCKETS].tobytes()
 
     def slowest(self, seat: int, epoch: int | None = None) -> list[Slow]:
-        """Returns this worker's slowest samples in all epochs, or only in `epoch`, which must be one of the last two."""
+        """Returns this worker's slowest samples in all epochs, or only in `epoch`, which is one of the last two."""
         found = self.table(seat, 0 if epoch is None else 1 + epoch % 2)
         return [slow for slow in found if epoch in (None, slow.epoch)]
 

@@ -152,7 +152,7 @@ class Meter:
         return len(self._kept)
 
     def add_up(self) -> None:
-        """Adds the kept answers to the totals. Finalizers must not call this method, for the reason given in `keep`."""
+        """Adds the kept answers to the totals. Finalizers must not call this method; `keep` explains why."""
         with interrupts_deferred():
             if self._adding.acquire(blocking=False):  # otherwise another thread is doing it
                 try:
