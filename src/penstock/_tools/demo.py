@@ -119,7 +119,7 @@ def run() -> int:
 
 
 def _write_pictures(folder: Path) -> None:
-    """Writes random pictures. Each is 6 x 6 pixels of noise, enlarged to the full size, with some fine grain added."""
+    """Writes random pictures. Each is 6 x 6 pixels of noise, enlarged to the full size, with some grain added."""
     rng = np.random.default_rng(SEED)
     shape = (SAMPLES, SIDE, SIDE, 3)
     pixels = np.lib.format.open_memmap(folder / "pixels.npy", mode="w+", dtype=np.uint8, shape=shape)

@@ -127,9 +127,9 @@ class Facts:
         return self.busy / self.present
 
     def idle_share(self, why: str) -> float:
-        """Returns the share of the workers' time that they waited. `why` is "task" or "room", what they waited for.
+        """Returns the share of the workers' time that they were idle for one reason, `why`.
 
-        Workers wait for a task if none is posted, and for room if enough batches are ready.
+        "task" means that they had no task although the loop waited, and "room" that enough batches were ready.
         """
         return self._sum(f"waited_{why}") / self.present
 

@@ -1,4 +1,4 @@
-"""The immutable figures that `loader.stats()` returns, in seconds and bytes. This module does not measure anything."""
+"""The immutable figures that `loader.stats()` returns, in seconds and bytes. This module measures nothing itself."""
 
 from __future__ import annotations
 
@@ -199,8 +199,8 @@ class FirstBatch:
 class Memory:
     """The memory of batches, in bytes.
 
-    `lent` is the memory of batches that the caller holds, `pooled` is memory for the next batches, and `strays` is the
-    memory of batches that did not fit into the pool.
+    `lent` is the memory of batches that the caller holds, `pooled` is the memory for the next batches, and `strays`
+    is memory outside the pool, for batches that did not fit.
     """
 
     lent: int = 0
@@ -210,7 +210,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A change that `num_workers="auto"` made, with its reason. `at` is its time in seconds after the first `iter()`."""
+    """A change that `num_workers="auto"` made, and its reason. `at` is in seconds after the first `iter()`."""
 
     at: float
     workers: int
@@ -254,8 +254,8 @@ class Machine:
     """The resources that the loader may use.
 
     - `cpus`: the number of CPUs, which may be a fraction under a cgroup's CPU limit.
-    - `throttled`: the number of seconds that the cgroup's limit stopped this process while the loader was read, summed
-      over CPUs.
+    - `throttled`: the number of seconds that the cgroup's CPU limit stopped this process while the loader was read,
+      summed over CPUs.
     - `memory_limit`: the memory limit in bytes, or None if there is none. `memory_used`: the memory in use.
     - `swapped`: the number of bytes of the loader's processes that were in swap space when the loader was last read.
     """
