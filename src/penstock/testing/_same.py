@@ -187,8 +187,8 @@ def difference(one: Any, other: Any, at: str = "", within: _Within = ()) -> str 
     """Returns the first difference between two batches in words, or None if all bytes, types and keys are the same.
 
     Objects of a class without a useful `__eq__` are compared by the parts that pickle would save. `at` and `within`
-    are for recursive calls: `at` is the path to the compared values inside the batches, and `within` has the ids of the
-    objects that contain them.
+    are for recursive calls: `at` is the path to the compared values inside the batches, and `within` has the ids of
+    the objects that contain them.
 
     >>> difference({"x": np.array([1, 2, 3])}, {"x": np.array([1, 5, 3])})
     "['x']: at [1] there is 2, not 5"

@@ -268,7 +268,7 @@ class SimulatedBackend(Backend):
         return None if task is None else Action("claim", worker.id, task.step)
 
     def _task(self, worker: _SimulatedWorker, kind: str) -> Task | None:
-        """Returns the task, or the single step of a task, that an action of this kind concerns; None if there is none."""
+        """Returns the task, or the single step of a task, that an action of this kind concerns, or None."""
         if worker.posted is None:
             return self._next_task(worker.seat) if kind == "claim" else None
         return worker.posted.current() if kind == "fill" else worker.posted.task
