@@ -119,7 +119,7 @@ outside = CacheCounts()
 
 
 class Counting(Source):
-    """A source for `working_at` that makes a thread use these counters."""
+    """Makes a thread use these counters inside a block of `with working_at(...)`."""
 
     def __init__(self, counts: CacheCounts) -> None:
         self._counts = counts

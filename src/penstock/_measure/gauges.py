@@ -38,8 +38,9 @@ class Counts(NamedTuple):
     - `first`: when the first samples were fetched.
     - `since`: when the current task began, or 0 if the worker is idle.
     - `busy`: the total duration of all tasks.
-    - `timed`: the total duration of the steps that were timed in detail, which only some steps are. `fetching` and
-      `writing` are parts of it. If no step was timed in detail, all of the busy time counts as fetching.
+    - `timed`: the total duration of those steps that were timed in detail. `fetching` and `writing` are the parts of
+      this time that were spent fetching samples and writing results. If no step was timed in detail, all of the busy
+      time counts as fetching.
     - `waited_task`: how long the worker had no task although the caller waited. `waited_room`: how long it was idle
       because enough batches were ready.
     - `delayed`: how long the worker's thread was ready to run, but had no processor.
@@ -336,7 +337,7 @@ def _record_places(start: int, first: int, stop: int) -> list[int]:
 
 
 class _PublishedCounts(CacheCounts):
-    """The cache counters of a worker that also show the caller when a store does not answer."""
+    """The cache counters of a worker, which also show the caller that a store does not answer."""
 
     __slots__ = ("_gauges", "_seat")
 

@@ -40,6 +40,9 @@ def quantile(counts: Sequence[int], share: float) -> float:
 
 
 def buckets(ns: NDArray[np.int64], counts: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-    """Returns a histogram of durations, which are in nanoseconds. `counts` says how often each duration counts."""
+    """Returns a histogram of durations, which are in nanoseconds.
+
+    If `counts` is given, it says how many times each duration counts.
+    """
     at = (np.log2(np.maximum(ns, 1)) * _FINE).astype(np.int64) - _FIRST
     return np.bincount(at.clip(0, BUCKETS - 1), counts, BUCKETS).astype(np.int64)

@@ -82,7 +82,7 @@ class Totals(NamedTuple):
 
 
 class MeterSnapshot(NamedTuple):
-    """A copy of all counters at one moment. Taking a snapshot costs only 15 µs, because `sum` adds it up later."""
+    """A copy of all counters at one moment. Making it takes only 15 µs, because `sum` computes the totals later."""
 
     totals: Totals
     answers: bytes  # packed answers that `totals` does not include yet
@@ -152,7 +152,10 @@ class Meter:
         return len(self._kept)
 
     def add_up(self) -> None:
-        """Adds the kept answers to the totals. Finalizers must not call this method; `keep` explains why."""
+        """Adds the kept answers (measurements of tasks) to the totals.
+
+        Finalizers must not call this method; `keep` explains why.
+        """
         with interrupts_deferred():
             if self._adding.acquire(blocking=False):  # otherwise another thread is doing it
                 try:
@@ -168,7 +171,8 @@ class Meter:
     def snapshot(self, live: list[Gauges], open_answers: Sequence[Answer] = ()) -> MeterSnapshot:
         """Returns the counters up to now.
 
-        `live` has the counters of the live workers. `open_answers` are the answers that are not complete yet.
+        `live` has the counters of the live workers. `open_answers` has the measurements of tasks that the caller has
+        not finished yet.
         """
         state, kept = None, self._kept
         while state is not self._state:

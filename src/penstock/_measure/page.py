@@ -33,7 +33,10 @@ from penstock._system.interrupts import CallAtEnd, call_at_end, interrupts_defer
 
 NAME = "penstock-loader"
 MOST_PAGES = 64
-"""The largest number of pages in one process. Each takes a file descriptor, so further loaders are not published."""
+"""The largest number of pages (one for each loader) in a process. Further loaders are not published.
+
+The number is limited because each page takes a file descriptor.
+"""
 
 PUBLICATION_BYTES = 64 << 10
 """The largest size of a publication in bytes, including its header."""
@@ -103,7 +106,7 @@ os.register_at_fork(after_in_child=_pages.clear)
 
 
 class FoundPage(NamedTuple):
-    """A page that was found in a process. `inode` is the number that distinguishes pages."""
+    """A page (the published figures of a loader) that was found in a process. `inode` is different for each page."""
 
     pid: int
     inode: int
@@ -111,7 +114,7 @@ class FoundPage(NamedTuple):
 
 
 def find(uid: int) -> Iterator[FoundPage]:
-    """Yields the readable pages of all processes of a user.
+    """Yields the readable pages (published figures of loaders) of all processes of a user.
 
     A page that a child process inherited is yielded for the child too.
     """

@@ -26,7 +26,7 @@ EVERY = 1.0
 """The number of seconds between two updates of the display."""
 
 QUIET = 5.0
-"""A loader counts as paused after this many seconds without a publication. Running loaders publish every two."""
+"""A loader counts as paused after this many seconds without new figures. Loaders publish every two seconds."""
 
 SETTINGS = [*ALWAYS, *(name for name in shown_names(Show.LINE) if name not in ALWAYS)]
 """The names of the loader settings to show, in this order."""
@@ -50,7 +50,7 @@ class Loader:
         return self.published.stats
 
     def paused(self, now: float) -> float:
-        """Returns the number of seconds since the last publication, or 0 if the loader is not paused."""
+        """Returns the number of seconds since the loader last published figures, or 0 if it is not paused."""
         quiet = now - self.published.at
         return quiet if quiet > QUIET else 0.0
 

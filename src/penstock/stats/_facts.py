@@ -36,7 +36,7 @@ class Facts:
 
     @property
     def least(self) -> int:
-        """The minimum number of batches for a verdict."""
+        """The minimum number of batches that a verdict needs."""
         ahead = self.workers * int(self.settings.get("prefetch_factor") or 1)
         return max(LEAST_BATCHES, LEAST_WINDOWS * ahead)
 
@@ -127,9 +127,9 @@ class Facts:
         return self.busy / self.present
 
     def idle_share(self, why: str) -> float:
-        """Returns the share of the workers' time that they were idle for one reason, `why`.
+        """Returns the share of the workers' time in which they were idle for the reason `why`.
 
-        "task" means that they had no task although the loop waited, and "room" that enough batches were ready.
+        "task" means that workers had no task although the loop waited. "room" means that enough batches were ready.
         """
         return self._sum(f"waited_{why}") / self.present
 

@@ -180,7 +180,7 @@ class Period:
 class FirstBatch:
     """The time from the first `iter()` to the first batch, in seconds, and its parts in their order.
 
-    - `start`: the loader prepared its memory and requested workers.
+    - `start`: the time in which the loader prepared its memory and requested workers.
     - `ship`: the part of `start` in which the dataset was pickled and sent to workers (0 with fork).
     - `boot`: the time from then until the first worker was ready, including `worker_init_fn`.
     - `sample`: the time from then until the samples of the first batch were fetched.
@@ -200,7 +200,7 @@ class Memory:
     """The memory of batches, in bytes.
 
     `lent` is the memory of batches that the caller holds, `pooled` is the memory for the next batches, and `strays`
-    is memory outside the pool, for batches that did not fit.
+    is memory outside the pool, for batches that did not fit into it.
     """
 
     lent: int = 0
@@ -210,7 +210,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A change that `num_workers="auto"` made, and its reason. `at` is in seconds after the first `iter()`."""
+    """A change made by `num_workers="auto"`, and its reason. `at` is its time in seconds after the first `iter()`."""
 
     at: float
     workers: int

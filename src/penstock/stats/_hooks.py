@@ -93,28 +93,34 @@ def on_stats(function: Callable[[Stats], object], every: float = 10.0) -> StatsH
 
 
 class Turns:
-    """Decides when each function receives the figures of one loader. Times are values of `time.perf_counter`."""
+    """Decides when each of the user's functions receives the figures of one loader.
+
+    Times are values of `time.perf_counter`.
+    """
 
     def __init__(self) -> None:
         self._next: dict[StatsHook, float] = {}
         self._ended: tuple[int, int] | None = None  # the number of epochs and batches when the last epoch ended
 
     def due(self, now: float) -> list[StatsHook]:
-        """Returns the functions that are due at the time `now`. Takes less than a microsecond if there are none."""
+        """Returns the hooks (functions of the user) that are due at the time `now`.
+
+        This takes less than a microsecond if no function was given to `on_stats`.
+        """
         if not _hooks:
             return []
         return [hook for hook in tuple(_hooks) if now >= self._next.setdefault(hook, now + hook.every)]
 
     def tick(self, now: float, stats: Callable[[], Stats]) -> None:
-        """Calls the functions that are due at the time `now`. `stats` is a function that returns the figures."""
+        """Calls the user's functions that are due at the time `now`, with the figures that `stats()` returns."""
         if hooks := self.due(now):
             self._call(hooks, now, stats())
 
     def epoch_ended(self, now: float, stats: Callable[[], Stats]) -> None:
-        """Calls all functions at the end of an epoch, and writes the log line if the logger's level allows it.
+        """Calls all of the user's functions at the end of an epoch, and writes a log line if the log level allows it.
 
-        Does nothing if it is called a second time for the same epoch, because a caller may call `next()` again after
-        the end.
+        The functions receive the figures that `stats()` returns. A second call for the same epoch does nothing,
+        because the program may call `next()` again after the end.
         """
         logs = _logger_is_on()
         if _hooks or logs:

@@ -60,7 +60,7 @@ def _swapped(root: Path, pid: int | str) -> int:
 
 @cache  # because a process rarely moves to another cgroup, and finding its folders takes 1 ms
 def _groups(root: Path, controller: str) -> tuple[str, ...]:
-    """Returns the folders of this process's cgroups with this controller, and the folders of their ancestors."""
+    """Returns the folders of this process's cgroups and of their ancestors, for the controller "cpu" or "memory"."""
     folders: list[Path] = []
     for kind, path in _memberships(root, controller):
         for mounted, where in _mounts(root, controller, kind):

@@ -60,7 +60,7 @@ def publish(by: object, stats: Stats) -> None:
 
 
 def to_text(stats: Stats) -> bytes:
-    """Returns the figures as JSON. Only the parts of lists that `_PARTS` specifies are included."""
+    """Returns the figures as JSON. Long lists are shortened as `_PARTS` specifies."""
     plain = _plain(stats) | {"settings": dict(stats.settings)}
     return json.dumps({"pid": os.getpid(), "at": time.time(), "stats": plain}, default=str).encode()
 

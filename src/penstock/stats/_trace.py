@@ -20,9 +20,9 @@ from penstock._system.interrupts import interrupts_deferred
 
 _CALLER, _FIRST_WORKER = 1, 2  # rows; for Perfetto, row 0 is the kernel's idle thread
 _PAGE = 4096
-"""The page size of the file in bytes. No event crosses a page boundary, so that no event is ever cut off.
+"""The size of a memory page in bytes. No event crosses a page boundary, so that no event is ever cut off.
 
-A program that is killed while it writes has written whole pages.
+This works because, if a program is killed while it writes, the kernel has written only whole pages.
 """
 
 _PIECE = 1 << 16  # characters

@@ -1,9 +1,9 @@
 """The verdict on a loader: one or two sentences that say where the time goes and what to do about it.
 
-The verdict is that of the first rule in a table whose condition is true. The rules are sorted by importance: first
-problems that slow down everything, then rules for loops that would not gain from faster loading, then causes, from
-the specific to the general. If no cause is clear, the last rule only gives the numbers, because a wrong remedy is
-worse than none.
+It comes from a table of rules: the first rule whose condition is true gives the verdict. The rules are sorted by
+importance. First come problems that slow down everything, then cases in which faster loading would gain nothing, then
+causes, from the specific to the general. If no cause is clear, the last rule only gives the numbers, because a wrong
+remedy is worse than none.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ def rule_of(stats: Stats) -> Rule | None:
 
 
 def judgement(stats: Stats) -> str:
-    """Returns "good", "fair" or "poor", for how well the loader keeps up, or "none" if there is too little data."""
+    """Judges how well the loader keeps up with the loop.
+
+    Returns "good", "fair" or "poor", or "none" if there is too little data.
+    """
     rule, facts = rule_of(stats), Facts(stats)
     if rule is None:
         return "none"

@@ -144,14 +144,14 @@ class Laws(Stated):
             return self._made.enter_context(closing(DataLoader(dataset, *args, **given | kwargs)))
 
     def pair(self, dataset: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """Returns a loader on the backend, and a plain loader that must give the same batches.
+        """Returns a loader on the backend, and a loader without workers that must give the same batches.
 
         Each has its own copy of the dataset.
         """
         return self.loader(dataset, *args, **kwargs), DataLoader(copy.deepcopy(dataset), *args, **kwargs)
 
     def equal(self, dataset: Any, act: _Act = lambda *_: None, epochs: int = 2, **given: Any) -> Any:
-        """Checks that a loader on the backend gives the same batches as a plain loader, and returns both.
+        """Checks that a loader on the backend gives the same batches as a loader without workers, and returns both.
 
         `act(loader, step)` is called for both loaders after each step, and with step -1 before each epoch.
         """

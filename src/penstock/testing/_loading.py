@@ -220,7 +220,10 @@ class LoaderLaws(Laws):
         self._with_losses(Numbers(200), 3, 9, 20, 30, resize=True, **_SHUFFLED)
 
     def _with_losses(self, dataset: Any, *steps: int, resize: bool = False, **given: Any) -> None:
-        """Checks that the batches equal those of a plain loader if a worker is killed after each of `steps`."""
+        """Checks that the batches stay the same if a worker is killed after each of `steps`.
+
+        If `resize` is True, the number of workers is also changed after each of these steps.
+        """
         self.needs("workers", "loses_workers")
 
         def lose(loader: Any, step: int) -> None:

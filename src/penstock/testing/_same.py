@@ -58,7 +58,7 @@ def assert_same_everywhere(
 
 
 def _compare(found: Iterable[_Named], expected: list[_Named], given: str, plain: str, by: str) -> None:
-    """Asserts that the values found are the expected ones. Each is a pair of a name and a value.
+    """Asserts that `found` and `expected` have the same names and values. Each item is a pair of a name and a value.
 
     `given`, `plain` and `by` are parts of the error message.
     """
@@ -133,7 +133,8 @@ def assert_resumes_everywhere(
 def _states(loader: Any, steps: int | None) -> Iterator[tuple[str, int, int, Any]]:
     """Yields the states of one epoch: before the first batch, after each batch, and after the epoch.
 
-    Each state comes with its position in words, the epoch in which it resumes, and the number of batches so far.
+    Each state comes with a description of its position, the epoch in which it resumes, and the number of batches of
+    this epoch that come before it.
     """
     yield "before the first batch", 0, 0, _state(loader)
     done = 0
@@ -238,8 +239,8 @@ def _between_parts(one: Any, other: Any, at: str, within: _Within) -> str | None
 def _parts(whole: Any) -> tuple[str, list[tuple[Any, str, Any]]]:
     """Splits an object into parts that can be compared. Returns the kind of the parts, and the parts.
 
-    The kind is "keys", "elements" or "attributes". Each part is a tuple of its name, its path and its value. A part
-    that is not an attribute has no name and no path ("").
+    The kind is "keys", "elements" or "attributes". Each part is a tuple of its name, its path and its value. The name
+    and the path are "" for data that pickle would save in addition to the attributes.
     """
     if isinstance(whole, Mapping):
         return "keys", [(key, f"[{key!r}]", whole[key]) for key in whole]

@@ -66,7 +66,10 @@ class Closing(ThreadingHTTPServer):
 
 
 class Answering(BaseHTTPRequestHandler):
-    """Sends each response in a single write, and logs nothing. A HEAD request gets the headers of a GET request."""
+    """A request handler that sends each response in a single write, and logs nothing.
+
+    A HEAD request gets the same headers as a GET request, without the body.
+    """
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True

@@ -34,7 +34,10 @@ _PATIENCE = 10.0
 
 
 class Action(NamedTuple):
-    """A possible next action of the worker with the id `worker`. `step` is the step that it concerns, or -1."""
+    """A possible next action of the loader or of a worker.
+
+    `worker` is the id of the worker, or -1 for the loader. `step` is the step that the action concerns, or -1.
+    """
 
     kind: str
     worker: int = -1
@@ -171,9 +174,9 @@ class SimulatedBackend(Backend):
                 worker.runner.look_up()
 
     def flush(self) -> None:
-        """Lets the workers continue until `choose` returns to the loader.
+        """Performs actions of workers until `choose` picks the action "return".
 
-        Real workers also continue at any time, and not only while the loader polls.
+        So workers can make progress at any time, as real workers do, and not only while the loader polls.
         """
         while len(actions := [Action("return"), *self._actions()]) > 1:
             action = self._simulation.chosen(actions)
@@ -276,7 +279,7 @@ class SimulatedBackend(Backend):
     def _next_task(self, seat: int) -> Task | None:
         """Returns the unclaimed task with the lowest `seq` (task number) for this seat (worker slot), or None.
 
-        The order matters to the only reader of a stream.
+        The lowest number must come first, because a stream with only one reader depends on the order of its tasks.
         """
         unclaimed = (p.task for p in self._board.values() if p.worker is None and p.seat in (-1, seat))
         return min(unclaimed, key=lambda task: task.seq, default=None)

@@ -67,10 +67,9 @@ class Stalling(_Around):
 class Dying(_Around):
     """A dataset that kills the worker process that fetches one of these keys, `lives` times for each key.
 
-    In the process that created the dataset, no process is killed, so it has no effect without workers or with
-    threads. Each death is written to `file`, as a line with the key, so that all processes know about it. With
-    `lives` of at most 2 (and `retries=2`), the loader retries the step, and its batches are the same as without
-    deaths.
+    The process that created the dataset is never killed, so the dataset has no effect without workers or with
+    threads. Each death is written to `file`, as a line with the key, so that all processes know about it. If `lives`
+    is at most 2 (with `retries=2`), the loader retries the step, and its batches are the same as without deaths.
     """
 
     file: str | os.PathLike[str]

@@ -1,6 +1,6 @@
 """Laws for authors of backends. A law is a test that every backend must pass.
 
-Call one function to check all laws, which needs only penstock:
+To check all laws with one function, which needs only penstock, call `check`:
 
     >>> import penstock
     >>> from penstock.testing import conformance
@@ -11,7 +11,7 @@ Call one function to check all laws, which needs only penstock:
     >>> broken = conformance.check(backend="mine", only="posted", **threads)
     >>> penstock.backends.unregister("mine")
 
-or derive a class for pytest, which has a test for each law:
+To have a pytest test for each law, derive a class from `Suite`:
 
     class TestMine(conformance.Suite):
         backend = "mine"
@@ -39,7 +39,7 @@ class Suite(LoaderLaws, ProtocolLaws):
 
     - `backend`: the registered name. `settings`: additional arguments for every loader.
     - `workers`: the number of workers of each loader (2 by default; 0 checks the plain loop).
-    - `loses_workers`: True if a worker can be killed without the caller. `kill(loader)` must kill one worker. By
+    - `loses_workers`: True if a worker can die while the caller lives on. `kill(loader)` must kill one worker. By
       default, it calls the `kill()` and `join(timeout)` methods of the first of `loader.workers`.
     - `own_generators`: True if each worker has its own `random` and `numpy.random` generators. Threads do not.
     - `blocks`: True if the caller continues to run while a dataset waits in a worker.

@@ -1,6 +1,6 @@
 """Laws for authors of formats. A law is a test that every format must pass.
 
-Call one function to check all laws with some files of the format:
+To check all laws with one function, call `check` with some files of the format:
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -11,7 +11,7 @@ Call one function to check all laws with some files of the format:
     >>> formats.check(TextLines, [path], only="by_key")
     []
 
-or derive a class for pytest, which has a test for each law:
+To have a pytest test for each law, derive a class from `Suite`:
 
     class TestMine(formats.Suite):
         make = staticmethod(Mine)
@@ -64,7 +64,8 @@ class Suite(Stated):
       files should be small (a few KB, with 10 to 100 samples), and have more than one block.
     - `found`: the arguments that `penstock.open` needs besides the paths to find the format (none by default), or
       None if it cannot find the format.
-    - `settings`: the settings of the loaders with workers. By default, they have two threads or two processes.
+    - `settings`: the settings of the loaders with workers. By default, there is a loader with two threads and one
+      with two processes.
     - `damages`: the number of damaged copies of the files to test, 60 by default. Each is damaged at random. Use 0 if
       the library that reads the format crashes on damaged files.
     """
@@ -337,7 +338,7 @@ def _damage(folder: Path, drawn: random.Random) -> str:
 
 
 class _Noting(PiecesInMemory):
-    """Records which pieces (parts of remote files) are fetched."""
+    """Records every piece (part of a remote file) that is requested."""
 
     def __init__(self, fetched: list[Piece]) -> None:
         super().__init__()

@@ -22,7 +22,7 @@ The actions of a worker, in the order of its life, are:
     fill      it does one step of the task, which runs the dataset's code
     report    it sends the result
     leave     it leaves, because the number of workers was reduced
-    die       it dies while it may have a task
+    die       it dies, and loses its task if it has one
     bury      the loader learns of the death
 
 The actions of the loader are `return` (it continues with the results so far) and `wait` (time passes until a worker
@@ -127,8 +127,8 @@ class Simulation:
     - `copies_dataset`: True if each worker has its own copy of the dataset, as processes do. Otherwise all workers
       share the caller's dataset, as threads do.
     - `most_steps`: the largest number of small steps in one task.
-    - `names_step`: False if the backend cannot tell which step a worker was doing when it died, in a task of several
-      steps. This is so on a remote machine.
+    - `names_step`: False if the backend cannot tell which step of a task a dead worker was doing, as with workers on
+      remote machines.
 
     The results are these attributes:
 

@@ -4,9 +4,9 @@ The trials are, in this order:
 
     1  the plain loop, without workers
     2  two threads and two processes, and then twice as many of each as long as that is faster
-    3  half as many workers more, and a quarter fewer, than the best number so far (1 worker if the best number is 2)
+    3  50 % more and 25 % fewer workers than the best number so far (if that is 2, only 1 worker)
 
-If processes are not faster than the same number of threads, larger numbers of processes are tried only from the
+If processes are not faster than the same number of threads, larger numbers of processes are tried only above the
 number at which threads stop scaling. For a stream with one reader, only one thread and one process are tried. As soon
 as the training loop no longer waits for data, only fewer workers are tried.
 """
@@ -26,7 +26,7 @@ The factor is above 1 because short timings vary by a few percent.
 """
 
 SCALES = 0.8
-"""Threads scale as long as the rate of each thread is at least this share of the rate in the smallest trial."""
+"""Threads scale while the rate per thread is at least this share of the rate per thread in their first trial."""
 
 AS_GOOD = 0.95
 """A trial with at least this share of the best rate counts as equally fast, so that fewer workers are preferred."""
@@ -113,7 +113,7 @@ def _wanted(done: Sequence[Trial], limits: Limits) -> Iterator[Choice]:
 
 
 def _more(rates: dict[Choice, float], most: int) -> Iterator[Choice]:
-    """Yields settings with more and more workers of each kind, each number doubled, as long as that was faster."""
+    """Yields settings for threads and then for processes, with twice as many workers each time, while that helps."""
     begin = min(2, most)
     for kind in _KINDS:
         workers, before = begin, rates[INLINE]
@@ -128,7 +128,7 @@ def _more(rates: dict[Choice, float], most: int) -> Iterator[Choice]:
 
 
 def _scales(rates: dict[Choice, float], workers: int, begin: int) -> bool:
-    """True if threads still scale: with `workers` threads, each is almost as fast as each of the first `begin`."""
+    """True if each of `workers` threads is almost as fast as each thread in the first trial, with `begin` threads."""
     first = rates.get(Choice("thread", begin), 0.0) / begin
     return rates.get(Choice("thread", workers), 0.0) / workers > SCALES * first
 

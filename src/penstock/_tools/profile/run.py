@@ -31,7 +31,7 @@ from penstock.stats._units import count, seconds, share
 from penstock.stats._verdict import rule_of
 
 WARM = 0.25
-"""The first part of each trial, as a share of its length, is not counted, because its batches were prefetched."""
+"""This share of each trial, at its beginning, is not counted, because the first batches were prefetched."""
 
 Tell = Callable[[float], None]
 """A function that is called with the progress of a trial, from 0 to 1."""
@@ -140,7 +140,7 @@ def _limits(subject: Subject, most: int) -> Limits:
 def try_out(subject: Subject, choice: Choice, tell: Tell) -> tuple[Trial, Stats | None]:
     """Runs one trial. Returns its result, and the loader's figures (None if the trial failed).
 
-    An error in the plain loop is raised. An error with workers becomes part of the result.
+    An error in the plain loop (without workers) is raised. An error with workers becomes part of the result.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # about more workers than processors
