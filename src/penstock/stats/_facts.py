@@ -246,9 +246,9 @@ class Facts:
 
     @property
     def slow(self) -> list[SlowSample]:
-        """The samples with a known key that took at least 20 times as long as the median.
+        """The samples that took at least 20 times as long as the median, slowest first. Each key occurs once.
 
-        The slowest is first, and each key occurs once.
+        Only the ten slowest samples of the period can be in this list, because only their keys are recorded.
         """
         slow: dict[int | str, SlowSample] = {}
         for sample in self.period.slowest:

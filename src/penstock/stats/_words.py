@@ -59,7 +59,7 @@ def use_workers(facts: Facts, workers: int) -> str:
 def _more_workers(facts: Facts, most: int) -> str:
     """Returns the advice to use as many workers as the loop needs.
 
-    The number is at most `most` and at most four times the present number.
+    The number is at most `most`, and at most four times the current number of workers.
     """
     if facts.auto:
         return f'num_workers="auto" has chosen {facts.workers}; raise max_workers= if that is its limit'

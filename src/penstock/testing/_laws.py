@@ -239,7 +239,7 @@ def post(backend: Backend, *seqs: int) -> None:
 
 
 def done(backend: Backend, *seqs: int) -> list[Any]:
-    """Posts these steps, and returns their outcomes."""
+    """Posts a task for each of these steps, and returns their outcomes when all are done."""
     post(backend, *seqs)
     return outcomes(backend, len(seqs))
 

@@ -61,7 +61,7 @@ def sleep(seconds: float) -> None:
 
 
 class _PostedTask:
-    """A task that was posted, and that a worker may have claimed."""
+    """A task that was posted. `worker` is the id of the worker that has claimed it, or None."""
 
     worker: int | None = None
     used = 0  # the number of bytes used in its slab
