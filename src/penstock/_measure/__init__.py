@@ -1,1 +1,1 @@
-"""Measurements that are always on: the counters of workers, in shared memory, and of the caller; and their page."""
+"""Measurements that are always on: counters of the workers and of the caller, which other processes can read."""

@@ -1,4 +1,4 @@
-"""Counters of remote files, their cache and the blocks of tables, and the stores that do not answer."""
+"""Counts reads of remote files, their cache hits and decoded table blocks, and tracks stores that do not answer."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from penstock._at_work import Source, at_work
 from penstock._system.warnings import warn_caller
 
 NOTICE = 10.0
-"""Seconds without an answer after which the caller is warned."""
+"""The caller is warned after this many seconds without an answer from a store."""
 
-_SILENT = 600.0  # seconds until the same store may be named again; an error is raised after five minutes
+_SILENT = 600.0  # seconds between two warnings about the same store; requests raise an error after five minutes
 
 
 class OngoingOutage(NamedTuple):
-    """A store that does not answer. `store`: its name and the failure. `since`: a value of `time.perf_counter_ns`."""
+    """A store that does not answer.
+
+    `store` contains the name of the store and the failure. `since` is the time at which the outage began, as a value
+    of `time.perf_counter_ns`.
+    """
 
     store: str
     since: int
@@ -33,7 +37,7 @@ _warned: dict[str, float] = {}  # by store: the time of the last warning
 
 
 def warn_of(outage: OngoingOutage) -> None:
-    """Warns the caller once that a store does not answer, and says what happens next."""
+    """Warns the caller that a store does not answer, at most once in ten minutes for each store."""
     name, now = outage.store.partition(" (")[0], time.monotonic()
     if now - _warned.get(name, -_SILENT) >= _SILENT:
         _warned[name] = now
@@ -46,14 +50,19 @@ def warn_of(outage: OngoingOutage) -> None:
 
 
 class CacheCounts:
-    """The counters of one worker, or of the scouts of a loader.
+    """The cache counters of one worker, or of a loader's scouts (threads that download data ahead of time).
 
-    `hits`: pieces that were available when a worker asked for them. `misses`: pieces that the worker waited for, for
-    `waited` nanoseconds in total. `fetched`: pieces that were fetched here, ahead of time or not. `evicted`: pieces
-    that were deleted to make room. `requests`: requests to stores, `retries` of them retries; `nbytes`: downloaded
-    bytes. `decoded`: decoded blocks. `changed`: True if something was counted since this was set to False. `needed`:
-    for scouts, the bytes of the blocks that are in use at the same time; `limit`: bytes that the cache may hold.
-    `warns`: the caller cannot see these counters while it waits, so the counting thread warns of an outage.
+    - `hits`: the number of pieces of remote files that were available when a worker asked for them.
+    - `misses`: the number of pieces that the worker waited for. `waited`: the total time it waited, in nanoseconds.
+    - `fetched`: the number of pieces that this worker, or these scouts, downloaded.
+    - `evicted`: the number of pieces that were deleted to make room for others.
+    - `requests`: the number of requests to stores, including `retries`. `nbytes`: the number of bytes downloaded.
+    - `decoded`: the number of decoded blocks.
+    - `changed`: True if a counter may have changed since `changed` was last set to False.
+    - `needed`: for scouts, the total size in bytes of the blocks that are in use at the same time.
+    - `limit`: for scouts, the number of bytes that the cache may hold.
+    - `warns`: True if the caller cannot see these counters while it waits. The counting thread itself then warns
+      about an outage.
     """
 
     NAMES = "hits", "misses", "waited", "fetched", "evicted", "requests", "retries", "nbytes", "decoded"
@@ -68,25 +77,29 @@ class CacheCounts:
 
     @property
     def outage(self) -> OngoingOutage | None:
-        """The store that has not answered for the longest time."""
+        """The longest outage at present, or None if all stores answer."""
         found = tuple(self.outages.copy().values())  # other threads may change it meanwhile
         return min(found, key=lambda outage: outage.since) if found else None
 
     def show(self, outage: OngoingOutage | None) -> None:
-        """Shows the outage to other processes; does nothing here."""
+        """Shows the outage to other processes. In this base class, it does nothing."""
 
     def words(self) -> list[int]:
         return [getattr(self, name) for name in self.NAMES]
 
 
 class Request:
-    """A request that is retried until the store answers. Meanwhile others see the outage."""
+    """A request that is retried until the store answers. Until then, the counters show an outage of the store."""
 
     def __init__(self, counts: CacheCounts) -> None:
         self._counts = counts
 
     def failed(self, came: str, elapsed: float, until: float) -> None:
-        """Records a failure after `elapsed` seconds; the request is retried after `until`. `came` names the store."""
+        """Records a failed attempt, `elapsed` seconds after the request was first sent.
+
+        `until` is the time of the next attempt, also in seconds after the first. `came` names the store and the
+        failure.
+        """
         outage = OngoingOutage(came, time.perf_counter_ns() - int(elapsed * 1e9))
         self._counts.outages[self] = outage
         self._counts.show(self._counts.outage)
@@ -102,11 +115,11 @@ class Request:
 
 
 outside = CacheCounts()
-"""Counters of threads that belong to no worker and no scout."""
+"""The counters of threads that belong neither to a worker nor to a scout."""
 
 
 class Counting(Source):
-    """Makes a thread count for these counters: see `working_at`."""
+    """Makes a thread use these counters inside a block of `with working_at(...)`."""
 
     def __init__(self, counts: CacheCounts) -> None:
         self._counts = counts
@@ -117,10 +130,11 @@ class Counting(Source):
 
 
 def counting() -> CacheCounts:
-    """Returns the counters of the worker or scout that this thread belongs to.
+    """Returns the counters of the worker or scout that the calling thread belongs to.
 
-    Threads share them without a lock: under the GIL, `counts.hits += 1` is atomic if the right-hand side calls
-    nothing (see `_system/interrupts.py` on where a thread may be interrupted). So add a constant or a local variable.
+    Threads share the counters without a lock. Under the GIL, `counts.hits += 1` is atomic as long as the right-hand
+    side makes no call (`_system/interrupts.py` explains where a thread may be interrupted). So add only constants and
+    local variables.
     """
     source = at_work.source
     counts = None if source is None else source.cache

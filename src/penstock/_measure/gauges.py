@@ -1,11 +1,13 @@
-"""The counters of workers: each worker writes to its own row of memory, and the caller reads it at any time.
+"""The counters of workers: each worker writes to its own row of memory, and the caller can read it at any time.
 
-Nothing is sent. A word of 8 bytes is written at once: a reader in another process sees its old or its new value. A
-row belongs to a seat: a worker that replaces another continues to count where that one stopped.
+No messages are sent. An 8-byte word is written atomically, so a reader in another process sees either the old or the
+new value. A row belongs to a seat (a worker's slot in its crew), so a worker that replaces another one continues its
+counters. The memory has a head, followed by one row for each seat:
 
-    head   how long the caller has waited for batches so far, since when it is waiting now (0: it is not), and whether
-           workers keep a record of each task
-    row    counters, histogram of sample times, the slowest samples of the epoch and of all, records of the last tasks
+    head   how long the caller has waited for batches so far; since when it has been waiting now (0 if it is not
+           waiting); and whether workers keep a record of each task
+    row    the counters, a histogram of sample times, the slowest samples of each of the last two epochs and of all
+           epochs, and records of the last tasks
 """
 
 from __future__ import annotations
@@ -24,17 +26,24 @@ from penstock._measure.histogram import BUCKETS, bucket
 from penstock._memory.mapping import mapped
 
 _WAITED, _WAITING, _TRACING = range(3)  # words of the head
-_HEAD = 4096  # bytes: a page, which the caller writes and workers read
+_HEAD = 4096  # bytes: one page of memory, which the caller writes and workers read
 
 
 class Counts(NamedTuple):
-    """The counters of a row. Moments and durations are in nanoseconds of `time.perf_counter_ns`.
+    """The counters of one worker. Times and durations are in nanoseconds of `time.perf_counter_ns`.
 
-    `since`: when the current task was begun, 0 for an idle worker. `first`: when the first samples were fetched.
-    Every task counts for `busy`. Only some steps are timed in parts: `timed` is how long these took, `fetching` and
-    `writing` are their parts. A period of a few milliseconds without such a step counts as fetching. `delayed`: how
-    long the worker's thread was ready to compute but had no processor. `pil`: 1 if PIL has opened images in the
-    worker's process. `outage`: since when it has been retrying requests to a store that does not answer, or 0.
+    - `pil`: 1 if PIL has opened images in the worker's process, otherwise 0.
+    - `outage`: when the worker began to wait for a store that does not answer, or 0 if it does not wait for one.
+    - `born`: when the worker was started. `ready`: when it could take its first task.
+    - `first`: when the first samples were fetched.
+    - `since`: when the current task began, or 0 if the worker is idle.
+    - `busy`: the total duration of all tasks.
+    - `timed`: the total duration of those steps that were timed in detail. `fetching` and `writing` are the parts of
+      this time that were spent fetching samples and writing results. If no step was timed in detail, all of the busy
+      time counts as fetching.
+    - `waited_task`: how long the worker had no task although the caller waited. `waited_room`: how long it was idle
+      because enough batches were ready.
+    - `delayed`: how long the worker's thread was ready to run, but had no processor.
     """
 
     pid: int = 0
@@ -77,12 +86,12 @@ class Counts(NamedTuple):
         return self.busy - self.fetch - self.write
 
     def plus(self, other: Counts) -> Counts:
-        """Adds the counters of an earlier worker in the same seat."""
+        """Returns the sum of these counters and those of an earlier worker in the same seat (worker slot)."""
         sums = {name: getattr(self, name) + getattr(other, name) for name in _ADDED}
         return self._replace(pil=self.pil | other.pil, born=other.born, ready=other.ready, first=other.first, **sums)
 
     def minus(self, before: Counts) -> Counts:
-        """Subtracts earlier counters of the same seat."""
+        """Returns these counters minus the counters that the same seat (worker slot) had at an earlier time."""
         return self._replace(**{name: getattr(self, name) - getattr(before, name) for name in _ADDED})
 
 
@@ -90,7 +99,7 @@ _ADDED = Counts._fields[7:]
 
 
 class Slow(NamedTuple):
-    """A slow sample. `path`: the path of its file, or the end of the path; "" if it is not known."""
+    """A slow sample. `path` is the path of its file, or the end of a long path, or "" if the path is unknown."""
 
     ns: int
     epoch: int
@@ -100,9 +109,10 @@ class Slow(NamedTuple):
 
 
 class TracedTask(NamedTuple):
-    """One task of a worker, for a trace: when it began, and when its batch was fetched, made and sent.
+    """The times of one task, for a trace: when the task began, and when its batch was fetched, made and sent.
 
-    Only the first step of a bundle is timed: `fetched` and `made` are extrapolated.
+    If the task is a bundle (several steps in one task), only its first step is timed. `fetched` and `made` are then
+    extrapolated.
     """
 
     seat: int
@@ -121,43 +131,46 @@ _PIL, _OUTAGE, _READY, _FIRST, _SINCE, _TIMED, _WAITED_TASK, _CACHED = map(
     Counts._fields.index, ("pil", "outage", "ready", "first", "since", "timed", "waited_task", "cache_hits")
 )
 _MOMENTS = [Counts._fields.index(name) for name in ("outage", "born", "ready", "first", "since")]
-_TOLD = struct.Struct("2q")  # words of the row, and records
+_TOLD = struct.Struct("2q")  # the number of words of the row, and the number of records
 _TASKS = struct.Struct("4q")  # since, tasks, steps, busy
 _PARTS = struct.Struct("3q")  # timed, fetching, writing
 _IDLE = struct.Struct("4q")  # waited_task, waited_room, cpu, delayed
 _CACHE = struct.Struct(f"{len(CacheCounts.NAMES)}q")  # cache_hits and so on
-_TIMES = 32  # where the histogram begins, in words
+_TIMES = 32  # the offset of the histogram, in words
 _SLOWEST = _TIMES + BUCKETS
 MOST_SLOW = 10
-_NAME = 96  # bytes of a key and a path
-_SLOW = struct.Struct(f"3qq{_NAME}s")  # ns, epoch, step, and the length of the text, which is a key and a path
+_NAME = 96  # bytes for a key and a path together
+_SLOW = struct.Struct(f"3qq{_NAME}s")  # ns, epoch, step, the length of the text, and the text: a key and a path
 _ENTRY = 16  # words
-_STORE_AT = _SLOWEST + 3 * MOST_SLOW * _ENTRY  # in words: where the name of a store that does not answer is
+_STORE_AT = _SLOWEST + 3 * MOST_SLOW * _ENTRY  # the offset of the name of a store that does not answer, in words
 _STORE_NAME = 200  # bytes
 _STORE = struct.Struct(f"q{_STORE_NAME}s")
 _RECORDED = 31
 _RECORDS = 512
 _RECORD = struct.Struct("8q")
-_RING = 1024  # where the records begin, in words
+_RING = 1024  # the offset of the records, in words
 _ROW = _RING + _RECORDS * 8
 _ROWS = 1024  # further seats share rows
 
 assert _COUNTS.size <= 8 * _RECORDED and _SLOW.size <= 8 * _ENTRY and 8 * _STORE_AT + _STORE.size <= 8 * _RING
 
-# Samples that take less on average are not timed one by one: that takes 0.2 µs for each.
+# Samples that take less than this on average are not timed one by one, because timing takes 0.2 µs per sample.
 TIMED = 20_000  # ns
 
-# Timing a step in parts and writing them takes 3 µs, and reading the processor time is a system call.
+# At most one step in this period is timed in detail: that takes 3 µs, and reading the CPU time is a system call.
 _EVERY = 10_000_000  # ns
 
-# Finding out how long a thread had no processor means reading a file, which takes 12 µs.
+# How long a thread had no processor is read from a file once in this period, because that takes 12 µs.
 _DELAY_EVERY = 100_000_000  # ns
 
 _clock = time.perf_counter_ns
 
 
 def delay_ns(thread: str = "thread-self") -> int:
-    """Returns how long a thread was ready to run but had no processor, in ns; 0 if the kernel does not count it."""
+    """Returns how long a thread was ready to run but had no processor, in nanoseconds.
+
+    Returns 0 if the kernel does not measure this.
+    """
     try:
         with open(f"/proc/{thread}/schedstat", "rb", buffering=0) as file:
             return int(file.read().split()[1])
@@ -166,21 +179,25 @@ def delay_ns(thread: str = "thread-self") -> int:
 
 
 class Gauges:
-    """The rows of all workers: in the file `fd`, which caller and workers map, or in private memory if it is None."""
+    """The counters of all workers, in one row for each worker.
 
-    SIZE = _HEAD + _ROWS * _ROW * 8  # almost all of it is never touched, and takes no memory
+    They are in the file with the descriptor `fd`, which the caller and the workers map into their memory, or in
+    private memory if `fd` is None.
+    """
+
+    SIZE = _HEAD + _ROWS * _ROW * 8  # most pages are never touched, so they take no memory
 
     def __init__(self, fd: int | None) -> None:
         self.memory = memoryview(mapped(fd, self.SIZE)).cast("B")
         self.words = self.memory.cast("q")
         self.seats: frozenset[int] = frozenset()  # seats that have had a worker; replaced, never changed
-        self._read: dict[int, int] = {}  # by seat: how many records were read
-        self.nodes: Mapping[int, str] = {}  # by seat: the worker's machine, if it may be another one; replaced
+        self._read: dict[int, int] = {}  # by seat: the number of records read so far
+        self.nodes: Mapping[int, str] = {}  # by seat: the name of a worker's machine; replaced, never changed
 
     # For the caller.
 
     def all(self) -> dict[int, Counts]:
-        """Returns the counters of all workers so far, by seat."""
+        """Returns the counters of all workers so far, by seat (worker slot)."""
         return {seat: self.counts(seat) for seat in sorted(self.seats)}
 
     def begin_wait(self, now: int) -> None:
@@ -195,16 +212,19 @@ class Gauges:
         return Counts._make(_COUNTS.unpack_from(self.memory, self.row(seat)[1]))
 
     def times(self, seat: int) -> bytes:
-        """Returns the histogram of this worker's sample times, as words of 8 bytes."""
+        """Returns the histogram of this worker's sample times, as 8-byte words."""
         return self.row(seat)[0][_TIMES : _TIMES + BUCKETS].tobytes()
 
     def slowest(self, seat: int, epoch: int | None = None) -> list[Slow]:
-        """Returns the slowest samples of this worker: of all epochs, or of `epoch`, which is one of the last two."""
+        """Returns this worker's slowest samples in all epochs, or only in `epoch`, which is one of the last two."""
         found = self.table(seat, 0 if epoch is None else 1 + epoch % 2)
         return [slow for slow in found if epoch in (None, slow.epoch)]
 
     def table(self, seat: int, number: int) -> list[Slow]:
-        """Returns one of the three tables of slowest samples: 0 for all epochs, 1 for even ones, 2 for odd ones."""
+        """Returns one of this worker's three tables of slowest samples.
+
+        Table 0 is for all epochs, table 1 for the last even epoch, and table 2 for the last odd epoch.
+        """
         found = []
         for at in range(MOST_SLOW):
             start = self.entry(seat, number) + at * _ENTRY * 8
@@ -215,7 +235,7 @@ class Gauges:
         return found
 
     def outage(self, seats: Iterable[int]) -> OngoingOutage | None:
-        """Returns the longest outage among the stores that these workers wait for."""
+        """Returns the longest outage of a store that one of these workers waits for, or None if there is none."""
         waiting = [(since, seat) for seat in seats if (since := self.row(seat)[0][_OUTAGE])]
         if not waiting:
             return None
@@ -224,7 +244,7 @@ class Gauges:
         return OngoingOutage(text[: max(0, length)].decode(errors="ignore"), since)
 
     def show_outage(self, seat: int, outage: OngoingOutage | None) -> None:
-        """Records that the worker in this seat waits for a store, or no longer does."""
+        """Records that a worker waits for a store that does not answer, or no longer waits if `outage` is None."""
         words, start = self.row(seat)
         if outage is not None:
             text = outage.store.encode()[:_STORE_NAME]
@@ -232,23 +252,24 @@ class Gauges:
         words[_OUTAGE] = 0 if outage is None else outage.since
 
     def trace(self, on: bool) -> None:
-        """Sets whether workers keep records from now on."""
+        """Sets whether workers keep a record of each task from now on."""
         self.words[_TRACING] = on
 
     def records(self, seat: int) -> list[TracedTask]:
-        """Returns the records since the last call. If there were more than 512, the oldest are missing."""
+        """Returns the worker's task records since the last call, at most the newest 512."""
         words, start = self.row(seat)
         recorded = words[_RECORDED]
         places = _record_places(start, self._read.get(seat, 0), recorded)
         self._read[seat] = recorded
         return [TracedTask(seat, *_RECORD.unpack_from(self.memory, at)) for at in places]
 
-    # For workers that share no memory with the caller: rows travel as bytes, and moments differ by `shift`.
+    # For workers that share no memory with the caller: rows are sent as bytes, and their clocks differ by `shift`.
 
     def tell(self, seat: int, *, whole: bool = True, since: int | None = None) -> bytes:
-        """Packs the row of a worker: its counters, and if `whole`, its sample times and slowest samples.
+        """Returns a worker's counters as bytes, to be sent to another process.
 
-        With `since`, the records from that number on follow.
+        If `whole` is True, the histogram of sample times and the slowest samples are included. If `since` is given,
+        the task records from this index on are included.
         """
         words, start = self.row(seat)
         recorded = words[_RECORDED]
@@ -258,7 +279,10 @@ class Gauges:
         return _TOLD.pack(len(told) // 8, len(places)) + told + records
 
     def hear(self, seat: int, told: bytes | bytearray, shift: int) -> None:
-        """Stores the row that `tell` returned in another process."""
+        """Stores a worker's counters that `tell` returned in another process.
+
+        `shift` is the number of nanoseconds to add to all times, because the clocks of two machines differ.
+        """
         count, records = _TOLD.unpack_from(told)
         row = array("q", told[_TOLD.size : _TOLD.size + 8 * count])
         for at in _MOMENTS:
@@ -271,12 +295,15 @@ class Gauges:
         words[:count] = memoryview(row)
 
     def waited(self) -> int:
-        """Returns how long the caller has waited until now, in nanoseconds."""
+        """Returns how long the caller has waited for batches so far, in nanoseconds."""
         since = self.words[_WAITING]
         return self.words[_WAITED] + (_clock() - since if since else 0)
 
     def hear_caller(self, waited: int, tracing: int) -> None:
-        """Stores the waiting time of a caller in another process."""
+        """Stores the state of a caller in another process.
+
+        `waited` is how long the caller has waited for batches. `tracing` is 1 if workers must record each task.
+        """
         self.words[_WAITED], self.words[_TRACING] = waited, tracing
 
     @property
@@ -284,30 +311,33 @@ class Gauges:
         return self.words[_TRACING]
 
     def recorded(self, seat: int) -> int:
-        """Returns the number of records that this worker has made."""
+        """Returns the number of task records that this worker has made so far."""
         return self.row(seat)[0][_RECORDED]
 
     def begun(self, seat: int, at: int) -> None:
-        """Records when the worker in this seat began its current task; 0 if it has none."""
+        """Records when this worker began its current task. `at` is 0 if the worker has no task."""
         self.row(seat)[0][_SINCE] = at
 
     def row(self, seat: int) -> tuple[memoryview[int], int]:
-        """Returns the words of a row, and the byte at which it begins in the memory."""
+        """Returns the 8-byte words of a worker's row, and the row's byte offset in the memory."""
         start = _HEAD // 8 + seat % _ROWS * _ROW
         return self.words[start : start + _ROW], start * 8
 
     def entry(self, seat: int, number: int) -> int:
-        """Returns the byte at which a table of slowest samples begins."""
+        """Returns the byte offset of a worker's table of slowest samples. `number` is the table's index, 0 to 2."""
         return _HEAD + (seat % _ROWS * _ROW + _SLOWEST + number * MOST_SLOW * _ENTRY) * 8
 
 
 def _record_places(start: int, first: int, stop: int) -> list[int]:
-    """Returns the bytes at which records begin in the row at `start`: of `first` to `stop - 1`, the last 512."""
+    """Returns the byte offsets of the task records `first` to `stop - 1` of a worker, at most the last 512 of them.
+
+    `start` is the byte offset of the worker's row.
+    """
     return [start + (_RING + number % _RECORDS * 8) * 8 for number in range(max(first, stop - _RECORDS), stop)]
 
 
 class _PublishedCounts(CacheCounts):
-    """The counters of a worker, whose row shows the caller that a store does not answer."""
+    """The cache counters of a worker, which also show the caller that a store does not answer."""
 
     __slots__ = ("_gauges", "_seat")
 
@@ -320,7 +350,11 @@ class _PublishedCounts(CacheCounts):
 
 
 class Gauge:
-    """The counters of one worker. `detailed`: the current step is timed in parts; `times`: its samples one by one."""
+    """Measures one worker.
+
+    `detailed` is True if fetching, collating and writing are timed separately in the current step. `times` is True if
+    samples are timed one by one.
+    """
 
     def __init__(self, gauges: Gauges, seat: int, pid: int, cpu_ns: Callable[[], int]) -> None:
         self._memory, self._head = gauges.memory, gauges.words
@@ -332,7 +366,7 @@ class Gauge:
         self._cpu_ns, self._cpu_before = cpu_ns, counts.cpu - cpu_ns()
         self._delayed, self._delay, self._delay_due = counts.delayed, delay_ns(), 0
         self.cache = _PublishedCounts(gauges, seat, *counts[_CACHED:])
-        # The tables of slowest samples: where each begins, and a heap of (ns, which of them).
+        # The tables of slowest samples: their byte offsets, and for each a heap of pairs (ns, index in the table).
         self._tables = [gauges.entry(seat, number) for number in range(3)]
         found = [gauges.table(seat, number) for number in range(3)]
         self._slow = [[(slow.ns, at) for at, slow in enumerate(one)] for one in found]
@@ -342,8 +376,8 @@ class Gauge:
         self._epoch = 1  # the table of the current epoch
         self.detailed, self.times = False, True  # nothing is known about the first samples
         self.fetched = self.made = 0
-        self._shares = 1.0, 0.0  # fetch and write, of the last step that was timed in parts
-        self._due = 0  # when the next step is timed in parts
+        self._shares = 1.0, 0.0  # the shares of fetching and writing in the last step that was timed in detail
+        self._due = 0  # when the next step is timed in detail
         self._began = self._noted = born = _clock()
         self._waited, self._busy_then = self._caller_waited(born), self._busy  # when `_noted` was set
         _COUNTS.pack_into(self._memory, self._at, pid, 0, 0, born, 0, counts.first, 0, *counts[_SINCE + 1 :])
@@ -361,7 +395,11 @@ class Gauge:
             self.flush(now)
 
     def stepped(self, samples: int) -> None:
-        """Records the times of the first step of a task, if it was `detailed`; it stands for the other steps."""
+        """Records the times of a task's first step, which are assumed to be typical of the task's other steps.
+
+        Called only if the first step was timed in detail. `samples` is the number of samples in the step, or 0 if the
+        step failed or the number is unknown.
+        """
         now, began = _clock(), self._began
         self.detailed = False
         fetched = self.fetched or now  # 0 if there was an error
@@ -395,13 +433,13 @@ class Gauge:
             self._record(began, now, task, steps)
 
     def flush(self, now: int = 0) -> None:
-        """Counts how long the worker was idle, its processor time, and how long it had no processor.
+        """Updates the worker's idle time, its CPU time, and the time in which it was ready to run but had no CPU.
 
-        Called between two tasks, and without `now` after the last one.
+        Called between two tasks, and once without `now` after the last task.
         """
         last, now = not now, now or _clock()
         idle = (now - self._noted) - (self._busy - self._busy_then)
-        # While the caller waited, the worker had no task; otherwise it had no room.
+        # If the caller waited, the worker was idle because it had no task; otherwise because it had no room.
         waited = self._caller_waited(now)
         wanting = max(0, min(idle, waited - self._waited))
         self._idle = self._idle[0] + wanting, self._idle[1] + idle - wanting
@@ -410,7 +448,7 @@ class Gauge:
             self._delay_due = now + _DELAY_EVERY
             self._words[_PIL] = "PIL.JpegImagePlugin" in sys.modules  # PIL imports it to open its first image
             delay = delay_ns()
-            # The kernel may not count, or the file may not open: then nothing is added.
+            # Nothing is added if the kernel does not count, or if the file cannot be opened.
             self._delayed += max(0, delay - self._delay)
             self._delay = max(delay, self._delay)
         cpu = self._cpu_before + self._cpu_ns()
@@ -421,7 +459,7 @@ class Gauge:
         at = self._at + (_RING + self._words[_RECORDED] % _RECORDS * 8) * 8
         took = now - began
         parts = began, began + int(took * fetching), now - int(took * writing), now
-        # The thread of `prefetch` has no tasks: its batches are counted.
+        # The thread of `prefetch` has no tasks, so the number of the batch is recorded as the step.
         which = (-1, 0, self._tasks - 1) if task is None else (task.seq, task.epoch, task.step)
         _RECORD.pack_into(self._memory, at, *parts, *which, steps)
         self._words[_RECORDED] += 1
@@ -442,14 +480,14 @@ class Gauge:
                 _SLOW.pack_into(self._memory, self._tables[table] + at * _ENTRY * 8, 0, 0, 0, 0, b"")
 
     def sample(self, ns: int) -> bool:
-        """Counts the time of a sample. Returns True if it is one of the slowest, so that its key is needed."""
+        """Counts the time of a sample. Returns True if the sample is slow enough that it must be passed to `note`."""
         self._words[_TIMES + bucket(ns)] += 1
         if ns < TIMED:
             return False
         return len(slow := self._slow[self._epoch]) < MOST_SLOW or ns > slow[0][0]
 
     def note(self, slow: Slow) -> None:
-        """Adds one of the slowest samples to the tables."""
+        """Adds a sample to the tables of slowest samples, for this epoch and for all epochs, if it is slow enough."""
         text = _named(slow)
         for table in (0, self._epoch):
             heap = self._slow[table]
@@ -465,7 +503,7 @@ class Gauge:
 
 
 def _named(slow: Slow) -> bytes:
-    """Returns the key, and as much of the end of the path as fits."""
+    """Returns the sample's key and path as bytes. A path that does not fit is shortened at its beginning."""
     key, path = slow.key.encode().replace(b"\0", b" ")[:_NAME], os.fsencode(slow.path)
     room = _NAME - len(key) - 1
     if not path or room < 16:
@@ -474,7 +512,7 @@ def _named(slow: Slow) -> bytes:
 
 
 class NoGauge:
-    """Replaces a Gauge where nothing is measured."""
+    """A replacement for `Gauge` that measures nothing."""
 
     detailed = times = False
     fetched = made = 0

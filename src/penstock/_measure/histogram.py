@@ -1,4 +1,4 @@
-"""Durations in buckets of a fixed relative width, so that nothing grows with the number of durations."""
+"""Histograms of durations with buckets of a fixed relative width, so that their size stays constant."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 # Four buckets for each doubling, from a microsecond to more than an hour. Shorter durations are in the first
-# bucket, and longer ones in the last. The middle of a bucket is within 10 % of everything in it.
+# bucket, and longer ones in the last. The middle of a bucket differs from each of its durations by at most 10 %.
 _FINE = 4
 _FIRST = 10 * _FINE  # 2**10 ns
 BUCKETS = 128
 
 
 def bucket(ns: int) -> int:
-    """Returns the bucket of a duration in nanoseconds."""
+    """Returns the index of the bucket for a duration, which is in nanoseconds."""
     return min(max(int(log2(ns) * _FINE) - _FIRST, 0), BUCKETS - 1) if ns > 0 else 0
 
 
 def bounds(at: int) -> tuple[float, float]:
-    """Returns the lower and upper limit of a bucket, in seconds."""
+    """Returns the lower and upper limits of the bucket with the index `at`, in seconds."""
     low, high = (2.0 ** ((at + more + _FIRST) / _FINE) * 1e-9 for more in (0, 1))
     return low if at else 0.0, high
 
 
 def quantile(counts: Sequence[int], share: float) -> float:
-    """Returns the duration in seconds that this share of all durations does not exceed; 0.0 if there are none.
+    """Returns a quantile of the durations, in seconds, or 0.0 if there are none. `share` is 0.5 for the median.
 
-    The first bucket counts as 0.0: its durations are negligible.
+    Durations in the first bucket are negligible and count as 0.0.
     """
     wanted, passed = share * sum(counts), 0
     for at, count in enumerate(counts):
@@ -40,6 +40,9 @@ def quantile(counts: Sequence[int], share: float) -> float:
 
 
 def buckets(ns: NDArray[np.int64], counts: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-    """Returns a histogram of durations in nanoseconds; each is counted `counts` times."""
+    """Returns a histogram of durations, which are in nanoseconds.
+
+    If `counts` is given, it says how many times each duration counts.
+    """
     at = (np.log2(np.maximum(ns, 1)) * _FINE).astype(np.int64) - _FIRST
     return np.bincount(at.clip(0, BUCKETS - 1), counts, BUCKETS).astype(np.int64)

@@ -1,4 +1,4 @@
-"""The counters of the caller: how long it waits for batches, how long it works between them, and how many it gets."""
+"""Measures the caller: how long it waits for batches, how long it works between them, and how many it gets."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ clock = time.perf_counter_ns
 
 TICK = 500_000_000  # ns between two moments of the history
 
-# Answers are kept packed, and counted many at once: that takes a tenth of the time.
+# Answers are kept packed, and many are counted at once, because that takes a tenth of the time.
 _ANSWER = struct.Struct("6q")
 _MOST = 1024
 
 
 class Answer(NamedTuple):
-    """The answer to one request to the scheduler: the steps of a task, which are handed out one by one.
+    """The measurements of one task, whose steps are handed out to the caller one by one.
 
-    `wait`: how long the caller waited for the first step; it did not wait for the others. `work`: the time from then
-    until it asked for the next task. Both are in nanoseconds. `ready`: the batch was ready when the caller asked.
+    - `wait`: how long the caller waited for the first step, in nanoseconds. It does not wait for the other steps.
+    - `work`: the time from the first step until the caller asked for the next task, in nanoseconds.
+    - `steps`, `rows` and `nbytes`: the number of steps (batches), samples and bytes that were handed out.
+    - `ready`: 1 if the first batch was ready when the caller asked for it, otherwise 0.
     """
 
     wait: int
@@ -45,7 +47,7 @@ class Answer(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """Sums over a period. Histograms count batches."""
+    """The caller's totals over a period. `waits` and `works` are histograms that count batches."""
 
     tasks: int
     sums: Answer
@@ -62,13 +64,13 @@ class Totals(NamedTuple):
     fetched_nbytes: int = 0
 
     def minus(self, before: Totals) -> Totals:
-        """Subtracts earlier totals."""
+        """Returns these totals minus `before`, the totals at an earlier time."""
         sums = Answer._make(now - then for now, then in zip(self.sums, before.sums, strict=True))
         rest = (getattr(self, name) - getattr(before, name) for name in Totals._fields[2:])
         return Totals(self.tasks - before.tasks, sums, *rest)
 
     def plus(self, answers: bytes) -> Totals:
-        """Adds answers, which are packed."""
+        """Returns the sum of these totals and `answers`, which are packed `Answer` tuples."""
         if not answers:
             return self
         table = np.frombuffer(answers, np.int64).reshape(-1, len(Answer._fields))
@@ -80,13 +82,13 @@ class Totals(NamedTuple):
 
 
 class MeterSnapshot(NamedTuple):
-    """All counters at one moment. A snapshot takes 15 µs; `sum` adds it up later."""
+    """A copy of all counters at one moment. Making it takes only 15 µs, because `sum` computes the totals later."""
 
     totals: Totals
-    answers: bytes  # those since then, packed
+    answers: bytes  # packed answers that `totals` does not include yet
     more: tuple[int, ...]  # the other fields of Totals
     workers: dict[int, Counts]
-    times: list[bytes]  # histograms: words
+    times: list[bytes]  # histograms of sample times, as 8-byte words
 
     def sum(self) -> Totals:
         return Totals(*self.totals.plus(self.answers)[:4], *self.more)
@@ -101,11 +103,12 @@ _NOTHING = Totals(0, Answer(0, 0, 0, 0, 0, 0), *np.zeros((2, BUCKETS), np.int64)
 
 
 class Meter:
-    """The counters of one loader over its life. Several threads may read the loader, and any thread may read these.
+    """The counters of one loader over its whole life.
 
-    Nothing here waits for a lock, because a finalizer may count in the middle of any of these functions.
+    Several threads may read the loader at once, and any thread may read the counters. No method waits for a lock,
+    because a finalizer may interrupt any method at any point and count as well.
 
-    `due` becomes True twice a second, while batches are handed out.
+    `due` becomes True twice a second while batches are handed out.
     """
 
     def __init__(self) -> None:
@@ -113,29 +116,33 @@ class Meter:
         self.every = TICK
         self.next_tick = 0
         self.asked = 0  # when the caller last asked for a batch
-        self.follow: Callable[[Any], None] | None = None  # called with each new engine: a trace is written
+        self.follow: Callable[[Any], None] | None = None  # called with each new engine while a trace is written
         self.publish: Callable[[], None] = lambda: None  # shows the figures to `penstock top` now
         self.replaced = self.repeated = self.skipped = 0
-        self.scouts = CacheCounts()  # of all scouts of the loader
-        self.longest = [0, 0]  # of the epoch: wait and work
+        self.scouts = CacheCounts()  # shared by all scouts of the loader
+        self.longest = [0, 0]  # the longest wait and the longest work of the epoch
         self.longest_ever = [0, 0]
-        # `_kept` has the last answers, by number. `_state` has the totals, and those of the kept answers that the
-        # totals include: in one tuple, so that another thread counts each answer once. Adding or removing an entry of
-        # a dict, and copying the dict, are atomic (guaranteed by the GIL).
+        # `_kept` has the last answers, by number. `_state` has the totals, and the kept answers that the totals
+        # already include. Both are in one tuple, so that another thread counts each answer once. Adding or removing
+        # an entry of a dict, and copying the dict, are atomic (guaranteed by the GIL).
         self._kept: dict[int, bytes] = {}
         self._numbers = itertools.count()
         self._state: tuple[Totals, dict[int, bytes]] = _NOTHING, {}
         self._adding = threading.Lock()  # no thread waits for it: see `add_up`
         self._cpu = time.process_time_ns()
         self.first = 0  # when the first batch was handed out
-        # Of engines that have ended:
+        # The figures of engines that have ended:
         self._counts: dict[int, Counts] = {}
         self._nodes: dict[int, str] = {}
         self._times = bytes(8 * BUCKETS)
         self._slowest: list[tuple[int, Slow]] = []
 
     def answered(self, wait: int, work: int, steps: int, rows: int, nbytes: int, ready: int) -> int:
-        """Keeps an answer once it is complete: the caller asks for the next, or stops. Returns how many are kept."""
+        """Keeps a complete answer (the measurements of one task) until `add_up` is called.
+
+        An answer is complete when the caller asks for the next task, or stops reading. Returns the number of answers
+        that are kept now.
+        """
         self._kept[next(self._numbers)] = _ANSWER.pack(wait, work, steps, rows, nbytes, ready)
         longest = self.longest
         if wait > longest[0] or work > longest[1] * steps:
@@ -145,7 +152,10 @@ class Meter:
         return len(self._kept)
 
     def add_up(self) -> None:
-        """Adds the kept answers to the totals. Finalizers must not call it: see `keep`."""
+        """Adds the kept answers (measurements of tasks) to the totals.
+
+        Finalizers must not call this method; `keep` explains why.
+        """
         with interrupts_deferred():
             if self._adding.acquire(blocking=False):  # otherwise another thread is doing it
                 try:
@@ -159,7 +169,11 @@ class Meter:
                     self._adding.release()
 
     def snapshot(self, live: list[Gauges], open_answers: Sequence[Answer] = ()) -> MeterSnapshot:
-        """Returns the counters up to now, including `open_answers`, which were not kept yet."""
+        """Returns the counters up to now.
+
+        `live` has the counters of the live workers. `open_answers` has the measurements of tasks that the caller has
+        not finished yet.
+        """
         state, kept = None, self._kept
         while state is not self._state:
             state = self._state
@@ -177,9 +191,9 @@ class Meter:
     def keep(self, gauges: Gauges) -> None:
         """Keeps the counters of these workers, which are about to end.
 
-        Does not compute with numpy, because a finalizer may call it. The garbage collector may run while a context
-        variable is being set, such as that of `np.errstate`. If numpy reads the variable just then, CPython caches a
-        value that is about to be freed, and numpy fails from then on ("invalid PyCapsule object").
+        This method does not compute with numpy, because a finalizer may call it. A finalizer may run while a context
+        variable, such as that of `np.errstate`, is being set. If numpy reads the variable at that moment, CPython
+        caches a value that is about to be freed, and numpy fails from then on ("invalid PyCapsule object").
         """
         snapshot = self.snapshot([gauges])
         words = [memoryview(one).cast("q") for one in snapshot.times]
@@ -189,7 +203,10 @@ class Meter:
         gauges.seats = frozenset()
 
     def workers(self, live: list[Gauges]) -> dict[int, Counts]:
-        """Returns the counters of all workers, live and ended, by seat."""
+        """Returns the counters of all workers, live and ended, by seat (worker slot).
+
+        `live` has the counters of the live workers.
+        """
         found = dict(self._counts)
         for gauges in live:
             for seat, counts in gauges.all().items():
@@ -197,14 +214,20 @@ class Meter:
         return found
 
     def nodes(self, live: list[Gauges]) -> dict[int, str]:
-        """Returns the machines of workers that are, or were, on other machines, by seat."""
+        """Returns the names of the machines that workers run on, or ran on, by seat (worker slot).
+
+        Workers that always run on the caller's machine are left out.
+        """
         found = dict(self._nodes)
         for gauges in live:
             found.update(gauges.nodes)
         return found
 
     def slowest(self, live: list[Gauges], epoch: int | None = None) -> list[tuple[int, Slow]]:
-        """Returns the seats and samples of the slowest samples of an epoch, or of all epochs; the slowest first."""
+        """Returns the slowest samples of one epoch, or of all epochs, with the slowest first.
+
+        Each result is a pair of the worker's seat (its slot in the crew) and the sample.
+        """
         found = [one for one in self._slowest if epoch in (None, one[1].epoch)]
         for gauges in live:
             found += [(seat, slow) for seat in gauges.seats for slow in gauges.slowest(seat, epoch)]
@@ -212,7 +235,7 @@ class Meter:
 
 
 class Tracer(Protocol):
-    """Gets the events of an engine while a trace is written. Times are in nanoseconds."""
+    """Receives the events of an engine while a trace is written. All times are in nanoseconds."""
 
     def asked(self, answered: int, now: int) -> None: ...
     def delivers(self, seq: int) -> None: ...
@@ -224,7 +247,7 @@ class Tracer(Protocol):
 
 
 class Stopwatch:
-    """Times the answers of one engine, for the meter of its loader."""
+    """Times how long the caller waits for one engine's batches and works on them, for the loader's meter."""
 
     def __init__(self, meter: Meter) -> None:
         self.meter = meter
@@ -235,7 +258,7 @@ class Stopwatch:
         self._in_hand = False  # the answer is being handed out
 
     def ask(self) -> int:
-        """Records that the caller asks for a batch, so all earlier answers are handed out. Returns the time."""
+        """Records that the caller asks for a batch, so it has received all earlier ones. Returns the time now."""
         now, meter = clock(), self.meter
         self._asked = meter.asked = now
         if self._in_hand:
@@ -252,14 +275,17 @@ class Stopwatch:
         return now
 
     def deliver(self, steps: int, rows: int, nbytes: int, seq: int = -1) -> None:
-        """Records that the caller is about to get a task with this number of steps."""
+        """Records that the caller is about to receive a task with this number of steps, rows and bytes."""
         self._delivered = steps, rows, nbytes
         self._in_hand = True
         if self.tracer is not None:
             self.tracer.delivers(seq)
 
     def answer(self, ready: bool) -> None:
-        """Records that the call returns. Without a batch (a timeout), the time counts for the next one."""
+        """Records that the caller's request returns. `ready` is True if the batch was ready when it was asked for.
+
+        If the request returns without a batch, because of a timeout, its waiting time counts for the next batch.
+        """
         now = self._answered = clock()
         self._wait += now - self._asked
         self._ready = ready
@@ -269,14 +295,17 @@ class Stopwatch:
             self.meter.first = now
 
     def stop(self, left: int) -> None:
-        """Ends the last answer. `left`: how many of its steps were not handed out."""
+        """Records that the caller stops reading. `left` is how many steps of the last task were not handed out."""
         if self._in_hand:
             self._in_hand = False
             self.meter.answered(*self.in_hand(left, clock()))
         self._wait = 0
 
     def in_hand(self, left: int, now: int) -> Answer:
-        """Returns the part of the current answer that was already handed out."""
+        """Returns the measurements of the current task, for the steps that were already handed out.
+
+        `left` is the number of steps that were not handed out yet.
+        """
         steps, rows, nbytes = self._delivered
         done = max(0, steps - left)
         rows, nbytes = rows * done // max(1, steps), nbytes * done // max(1, steps)
@@ -288,12 +317,15 @@ class Stopwatch:
     # Events of workers.
 
     def hired(self, seat: int, replaces: str) -> None:
-        """Records that a worker is started. `replaces` names the worker whose place it takes, if there is one."""
+        """Records that a worker is started in this seat (worker slot).
+
+        `replaces` is the name of the worker that it replaces, or "".
+        """
         if self.tracer is not None:
             self.tracer.hired(seat, replaces)
 
     def lost(self, who: str, how: str, steps: int) -> None:
-        """Records that a worker has died, and that this number of steps is repeated."""
+        """Records that a worker has died. `steps` is the number of steps that are repeated because of this."""
         self.meter.replaced += 1
         self.meter.repeated += steps
         if self.tracer is not None:

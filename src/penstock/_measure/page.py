@@ -1,18 +1,19 @@
-"""Pages: the figures of a running loader, which other processes of the same user can read.
+"""Pages publish the figures of a running loader to other processes of the same user.
 
-A page is a piece of shared memory without a name, a memfd. Its publisher keeps it open, and so it is found among the
-descriptors of that process: the link /proc/PID/fd/N leads to "memfd:penstock-loader". The kernel lets only the same
-user (and root) follow the link, no port or file is opened, and the page disappears with its process, however that
-ends. A reader accepts only a page that belongs to the user: a process of root may hold a memfd that another user has
-made.
+A page is a memfd: shared memory without a path. The process that publishes it keeps it open, so readers find it among
+the file descriptors of that process: the link /proc/PID/fd/N leads to "memfd:penstock-loader". The kernel lets only
+the same user (and root) follow the link. No port or file is opened, and the page disappears when its process ends,
+even if the process crashes. A reader accepts only a page that belongs to the reader's user, because a root process
+may hold a memfd that another user has made.
 
-A page has room for two publications; the counter in its first eight bytes says which one is newer. The publisher
-overwrites the older one, and then increments the counter. So a reader never blocks it, and finds a complete
-publication even if the publisher is stopped in the middle of the next one. The checksum fails for a reader that was
-overtaken, or that saw the counter before the text (some processors reorder stores).
+A page has room for two publications, and the counter in its first eight bytes says which one is newer. The publisher
+overwrites the older one and then increments the counter. So readers never block the publisher, and they find a
+complete publication even if the publisher is stopped in the middle of the next one. Each publication has a checksum.
+It does not match if the publisher overwrote the text while it was being read, or if the reader saw the new counter
+before the new text (some processors reorder stores).
 
-Rejected: one page for all loaders of a process, with a slot for each. C code would have to empty the slot of a loader
-that is gone; a separate page is just closed.
+A rejected alternative is one page for all loaders of a process, with a slot for each loader. C code would have to
+clear the slot of a loader that is deallocated, while a separate page is simply closed.
 """
 
 from __future__ import annotations
@@ -32,12 +33,15 @@ from penstock._system.interrupts import CallAtEnd, call_at_end, interrupts_defer
 
 NAME = "penstock-loader"
 MOST_PAGES = 64
-"""The largest number of pages of this process, each a descriptor. Further loaders are not shown."""
+"""The largest number of pages (one for each loader) in a process. Further loaders are not published.
+
+The number is limited because each page takes a file descriptor.
+"""
 
 PUBLICATION_BYTES = 64 << 10
-"""Bytes of a publication and its head."""
+"""The largest size of a publication in bytes, including its header."""
 
-_COUNTER = struct.Struct("Q")  # native, and so stored at once
+_COUNTER = struct.Struct("Q")  # native, so it is stored atomically
 _HEAD = struct.Struct("QQ")  # length and checksum of the text
 _FIRST = mmap.PAGESIZE
 _SIZE = _FIRST + 2 * PUBLICATION_BYTES
@@ -49,17 +53,17 @@ class _OpenPage(NamedTuple):
 
 
 _pages: dict[int, _OpenPage] = {}
-"""The pages of this process, by the id of their publisher.
+"""The pages of this process, by the `id()` of the object that publishes each of them.
 
-Dropping an `mmap.mmap` unmaps its memory and closes its descriptor, all in C code: it may happen at any instruction.
+An entry can be removed at any point of the program, because deallocating an `mmap.mmap` unmaps its memory and closes
+its file descriptor entirely in C code.
 """
 
 
 def publish(by: object, text: bytes) -> None:
-    """Puts the text on the page of `by`, in place of the text before.
+    """Replaces the text on the page of the object `by`, and creates the page if `by` has none.
 
-    The page exists until it is withdrawn, or `by` is deallocated.
-    A text that is too long is not published.
+    The page exists until `withdraw` is called or `by` is deallocated. A text that is too long is not published.
     """
     page = _pages.get(id(by)) or _opened(by)
     if page is None or len(text) > PUBLICATION_BYTES - _HEAD.size:
@@ -73,23 +77,23 @@ def publish(by: object, text: bytes) -> None:
 
 
 def withdraw(by: object) -> None:
-    """Closes the page of `by`, if it has one."""
+    """Closes the page of the object `by`, if `by` has one."""
     _pages.pop(id(by), None)
 
 
 def _opened(by: object) -> _OpenPage | None:
-    # As one step: a forked child finds all of it in `_pages`, or nothing.
+    # No fork can happen in this block, so a forked child finds the complete page in `_pages`, or none.
     with interrupts_deferred(), no_fork():
         if len(_pages) >= MOST_PAGES:
             return None
         try:
             fd = os.memfd_create(NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        except OSError:  # no descriptor is left: the loader can do without a page
+        except OSError:  # no file descriptor is left, and the loader works without a page
             return None
         try:
             os.ftruncate(fd, _SIZE)
             trust.seal(fd, trust.OF_ONE_SIZE)
-            memory = mmap.mmap(fd, _SIZE)  # has a descriptor of its own
+            memory = mmap.mmap(fd, _SIZE)  # has a file descriptor of its own
         except OSError:
             return None
         finally:
@@ -102,7 +106,7 @@ os.register_at_fork(after_in_child=_pages.clear)
 
 
 class FoundPage(NamedTuple):
-    """A page of a process. `inode` distinguishes pages."""
+    """A page (the published figures of a loader) that was found in a process. `inode` is different for each page."""
 
     pid: int
     inode: int
@@ -110,16 +114,19 @@ class FoundPage(NamedTuple):
 
 
 def find(uid: int) -> Iterator[FoundPage]:
-    """Yields the readable pages of all processes of a user. A process that inherited a page has it too."""
+    """Yields the readable pages (published figures of loaders) of all processes of a user.
+
+    A page that a child process inherited is yielded for the child too.
+    """
     for pid, path in memfds(uid, NAME):
-        with suppress(OSError, struct.error):  # a memfd of the same name that is no page, or of another user
+        with suppress(OSError, struct.error):  # a memfd of the same name that is not a page, or is another user's
             inode, text = _read(path, uid)
             if text is not None:
                 yield FoundPage(pid, inode, text)
 
 
 def memfds(uid: int, name: str) -> Iterator[tuple[int, str]]:
-    """Yields the process id and the path of each memfd of this name that a process of the user has open."""
+    """Yields the process id and the path of each memfd with this name that the user's processes have open."""
     for pid in trust.processes(uid):
         with suppress(OSError):  # the process has ended, or is hidden from us
             for number in os.listdir(f"/proc/{pid}/fd"):
@@ -130,7 +137,7 @@ def memfds(uid: int, name: str) -> Iterator[tuple[int, str]]:
 
 
 def _read(path: str, uid: int) -> tuple[int, bytes | None]:
-    """Returns the inode of a page, and its newest text, which is None if nothing was published yet."""
+    """Returns the inode number of a page and its newest text, or None for the text if nothing was published yet."""
     fd = trust.open_sealed(path, NAME, trust.OF_ONE_SIZE, owner=uid)
     try:
         inode = os.fstat(fd).st_ino

@@ -1,8 +1,9 @@
-"""`penstock demo`: a small job that checks its own results.
+"""The command `penstock demo`: a small job that checks its own results.
 
-Two workers load two epochs of random resized crops from a memory-mapped file. Their batches are hashed and compared
-with those of the plain loop. A third run does the same while a worker is killed, and while the loader is stopped and
-resumed with another number of workers. If torch is installed, torch's DataLoader does the same job for comparison.
+The first run loads two epochs of random resized crops from a memory-mapped file, without workers. The second run does
+the same with two workers. In the third run, a worker is killed, and the loader is stopped and resumed with another
+number of workers. The batches of all three runs are hashed and must be equal. If torch is installed, torch's
+DataLoader does the same job for comparison.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from penstock.stats._units import share
 SAMPLES, SIDE, SMALLEST, CROP = 2_000, 48, 24, 40
 BATCH, WORKERS, EPOCHS, SEED = 64, 2, 2, 0
 INLINE = "penstock, inline"
-CONTENDED = 0.1  # share of the time that was spent waiting for a processor; below 0.03 on a quiet machine
+CONTENDED = 0.1  # the share of the time spent waiting for a processor; it is below 0.03 on a quiet machine
 KILL_AFTER, STOP_AFTER, WORKERS_AFTERWARDS = 10, 20, 1
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
@@ -40,9 +41,10 @@ Sample = tuple[Floats, np.int64]
 
 
 class Pictures:
-    """Memory-mapped pictures and labels: random resized crops, some of them mirrored, with values from -1 to 1.
+    """A dataset of pictures and labels. A sample is a random resized crop, with values from -1 to 1, and its label.
 
-    Everything is done in numpy, as in a user's dataset, so that the workers have work to do.
+    The pictures are memory-mapped, and half of the crops are mirrored. Everything is computed in numpy, as in a
+    user's dataset, so that the workers have work to do.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -77,7 +79,7 @@ def _resized(picture: Floats, axis: int) -> Floats:
 
 @dataclass(slots=True)
 class Tally:
-    """The results of one run."""
+    """The results of one run of the demo."""
 
     digest: str = ""
     batches: int = 0
@@ -117,7 +119,7 @@ def run() -> int:
 
 
 def _write_pictures(folder: Path) -> None:
-    """Writes smooth random pictures: noise of 6 x 6 pixels, enlarged to the full size, plus some grain."""
+    """Writes random pictures. Each is 6 x 6 pixels of noise, enlarged to the full size, with some grain added."""
     rng = np.random.default_rng(SEED)
     shape = (SAMPLES, SIDE, SIDE, 3)
     pixels = np.lib.format.open_memmap(folder / "pixels.npy", mode="w+", dtype=np.uint8, shape=shape)
@@ -134,7 +136,7 @@ def _loader(dataset: Pictures, workers: int) -> DataLoader[Any]:
 
 
 def _troubled(console: Console, dataset: Pictures) -> Generator[Any, None, None]:
-    """Yields the same epochs, but kills a worker, and stops the loader and resumes it with fewer workers."""
+    """Yields the batches of all epochs, but kills a worker, stops the loader, and resumes it with fewer workers."""
     with _loader(dataset, WORKERS) as loader:
         for batches, batch in enumerate(loader, 1):
             yield batch
@@ -153,7 +155,7 @@ def _troubled(console: Console, dataset: Pictures) -> Generator[Any, None, None]
 
 
 def _stream(console: Console, name: str, batches: Generator[Any, None, None]) -> Tally:
-    """Reads all epochs with a progress bar. Hashing takes the place of the training step."""
+    """Reads all epochs and shows a progress bar. Hashing each batch takes the place of a training step."""
     tally, hashed = Tally(), hashlib.sha256()
     start = time.perf_counter()
     with closing(batches):
@@ -183,7 +185,7 @@ def _epochs(loader: Iterable[Any]) -> Generator[Any, None, None]:
 
 
 def _torch_loader(dataset: Any) -> Iterable[Any]:
-    """Returns torch's loader for the same job. Only this function of the demo imports torch."""
+    """Returns torch's own loader for the same job. Only this function of the demo imports torch."""
     from torch.utils.data import DataLoader as TorchLoader
 
     return TorchLoader(dataset, BATCH, shuffle=True, num_workers=WORKERS, persistent_workers=True)

@@ -1,4 +1,4 @@
-"""`penstock index`: writes an index beside tars, so that no machine has to read whole tars to find samples."""
+"""The command `penstock index`, which writes an index next to tar files, so that samples are found without a scan."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from penstock.stats._units import size
 
 
 def run(paths: Sequence[str], out: str | None, storage: dict[str, Any] | None = None) -> int:
-    """Indexes tars. Writes an index into each of their folders, or to `out`, and returns the exit code."""
+    """Indexes tar files and returns the exit code. Writes one index into each of their folders, or to `out`."""
     try:
         files = find_files(list(paths), Tar.suffixes, "penstock index", Access(storage, cache=False))
         folders: dict[str, list[AnyFile]] = {}
@@ -44,7 +44,10 @@ def run(paths: Sequence[str], out: str | None, storage: dict[str, Any] | None = 
 
 
 def _index(files: Sequence[AnyFile], indexes: Mapping[Identity, Index], out: str | None) -> int:
-    """Writes the index of one folder. Entries of other tars in an existing index are kept."""
+    """Writes the index for tar files in one folder, and returns the exit code.
+
+    If the folder already has an index, its entries for other tar files are kept.
+    """
     entries = {} if out is not None else _present(files[0])
     made = for_each(lambda file: entry_of(file, indexes[file.identity]), files)
     entries.update(zip((os.path.basename(file.path) for file in files), made, strict=True))
@@ -65,7 +68,7 @@ def _index(files: Sequence[AnyFile], indexes: Mapping[Identity, Index], out: str
 
 
 def _present(file: AnyFile) -> dict[str, Entry]:
-    """Returns the entries of an existing index beside the file; {} if there is none, or it is damaged."""
+    """Returns the entries of the index in the file's folder, or {} if there is no index or it is damaged."""
     index = neighbour(file, NAME)
     try:
         return {} if index is None else unpacked(index.peek(0, index.size), KIND)
@@ -74,7 +77,11 @@ def _present(file: AnyFile) -> dict[str, Entry]:
 
 
 def _written(file: AnyFile, content: bytes, out: str | None) -> tuple[str, int]:
-    """Writes the index. Returns its path or URL, and the exit code."""
+    """Writes the index into the folder of `file`, or to the path `out`. Returns its path or URL, and the exit code.
+
+    If the folder is remote and cannot be written, the index is written to the current directory instead, and the exit
+    code is 1.
+    """
     if out is None and isinstance(file, RemoteFile):
         where = f"{folder_of(file)}/{NAME}"
         try:

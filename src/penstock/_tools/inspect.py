@@ -1,4 +1,4 @@
-"""`penstock inspect`: prints the format, the fields and the first samples of files."""
+"""The command `penstock inspect`, which prints the format, the fields and the first samples of files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock._printable import printable
 from penstock.formats._inspection import Inspection
 from penstock.stats._units import size
 
-_WIDTH = 100  # characters that are printed of a value
+_WIDTH = 100  # the largest number of characters that are printed for a value
 
 
 def run(path: str, samples: int, settings: dict[str, Any]) -> int:

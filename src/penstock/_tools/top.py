@@ -1,4 +1,4 @@
-"""`penstock top`: shows the running loaders of this user, read from their pages (see `_measure/page.py`)."""
+"""The command `penstock top`, which shows the user's running loaders, as published by `_measure/page.py`."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from penstock.stats._shown import ALWAYS
 from penstock.stats._units import count, seconds, share, size
 
 EVERY = 1.0
-"""Seconds between two updates of the display."""
+"""The number of seconds between two updates of the display."""
 
 QUIET = 5.0
-"""Seconds without a publication after which a loader counts as paused. Loaders publish every two seconds."""
+"""A loader counts as paused after this many seconds without new figures. Loaders publish every two seconds."""
 
 SETTINGS = [*ALWAYS, *(name for name in shown_names(Show.LINE) if name not in ALWAYS)]
-"""The settings to show, in this order."""
+"""The names of the loader settings to show, in this order."""
 
 NONE = (
     "No penstock loader of this user runs now. A loader is listed half a second after its first batch, "
@@ -39,7 +39,7 @@ NONE = (
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """A running loader, with its last publication and the command line of its process."""
+    """A running loader, with its latest published figures and the shortened command line of its process."""
 
     pid: int
     program: str
@@ -50,13 +50,13 @@ class Loader:
         return self.published.stats
 
     def paused(self, now: float) -> float:
-        """Seconds since the last publication, or 0 if the loader is not paused."""
+        """Returns the number of seconds since the loader last published figures, or 0 if it is not paused."""
         quiet = now - self.published.at
         return quiet if quiet > QUIET else 0.0
 
 
 def run(pid: int | None, once: bool) -> int:
-    """Prints the loaders once, or shows them until Ctrl-C. Returns the exit code."""
+    """Prints the loaders once, or shows them until Ctrl-C is pressed. Returns the exit code."""
     console = Console(highlight=False)
     if once or not console.is_terminal or console.is_dumb_terminal:
         if not console.is_terminal:
@@ -74,9 +74,9 @@ def run(pid: int | None, once: bool) -> int:
 
 
 def loaders(pid: int | None = None, uid: int | None = None) -> list[Loader]:
-    """Returns the running loaders of a user, or of one process, sorted by pid.
+    """Returns the running loaders of a user, or of the process `pid`, sorted by process id.
 
-    A child process inherits the page of its parent, but only the parent's loader is listed.
+    A forked child inherits the published figures of its parent's loader. That loader is listed for the parent only.
     """
     found = {}
     for one in page.find(os.geteuid() if uid is None else uid):
@@ -92,7 +92,7 @@ def loaders(pid: int | None = None, uid: int | None = None) -> list[Loader]:
 
 
 def _pid_inside(pid: int) -> int:
-    """Returns the pid of a process inside its own container; -1 if the process is gone."""
+    """Returns the process id that a process has inside its own container, or -1 if the process has ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -109,7 +109,7 @@ def _arguments(pid: int) -> list[str]:
 
 
 def program(arguments: Sequence[str]) -> str:
-    """Shortens a command line: without the interpreter, its options, and the folder of the script."""
+    """Returns a shortened command line, without the interpreter, its options, and the folder of the script."""
     rest = list(arguments)
     if rest and Path(rest[0]).name.startswith("python"):
         del rest[0]
@@ -143,7 +143,7 @@ def view(found: Sequence[Loader], pid: int | None, now: float) -> RenderableType
 
 
 def listing(found: Iterable[Loader], now: float) -> RenderableType:
-    """Draws a table with a row for each loader, and below it a note on each."""
+    """Draws a table with one row for each loader, and below the table a sentence about each loader."""
     table, verdicts = Table(box=None, pad_edge=False, header_style="bold"), Table.grid(padding=(0, 2, 0, 0))
     for name in ("pid", "program", "dataset"):
         table.add_column(name, no_wrap=True, max_width=32, justify="right" if name == "pid" else "left")
@@ -170,7 +170,7 @@ def listing(found: Iterable[Loader], now: float) -> RenderableType:
 
 
 def details(loader: Loader, now: float) -> list[RenderableType]:
-    """Draws all figures of one loader."""
+    """Draws the detailed figures of one loader."""
     stats, paused = loader.stats, loader.paused(now)
     now_, epoch, memory = recent(stats), stats.epoch, stats.memory
     settings = ", ".join(f"{name}={stats.settings[name]!r}" for name in SETTINGS if name in stats.settings)
@@ -204,7 +204,7 @@ def details(loader: Loader, now: float) -> list[RenderableType]:
 
 
 def workers(figures: Iterable[WorkerFigures]) -> Table:
-    """Draws a table with a row for each worker: how it spends its time."""
+    """Draws a table that shows how each worker spends its time, with one row for each worker."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("worker")
     for name in ("steps", "busy", "fetch", "collate", "write", "waits: task", "room", "CPU"):
@@ -232,5 +232,5 @@ def _troubles(period: Period) -> str:
 
 
 def waiting(value: float) -> Text:
-    """Draws the share of waiting: green, yellow or red."""
+    """Draws the share of the time that was spent waiting, in green, yellow or red."""
     return Text(share(value), style="green" if value < 0.05 else "yellow" if value < 0.3 else "red")

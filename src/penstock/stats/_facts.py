@@ -1,4 +1,4 @@
-"""The numbers that rules use: where the time of a loop and of its workers went, without the start-up."""
+"""The numbers that verdicts are based on: where the time of the loop and of its workers went after start-up."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from functools import cached_property
 from penstock.stats._figures import Bucket, FirstBatch, Period, SlowSample, Stats
 from penstock.stats._units import count
 
-# Batches that a verdict needs. The first batches were made before the caller waited for them, so a full window of
-# workers needs more.
+# The minimum number of batches and seconds for a verdict. The first batches are prefetched before the caller asks for
+# them, so the more batches are prefetched, the more batches a verdict needs.
 LEAST_BATCHES = 20
 LEAST_WINDOWS = 3
 LEAST_SECONDS = 0.2
 
 
 class Facts:
-    """The figures of the current epoch if it is long enough for a verdict, otherwise those of the loader's life."""
+    """Numbers for a verdict on a loader (a sentence about where its time goes).
+
+    They cover the current epoch if it is long enough for a verdict, otherwise the loader's whole life.
+    """
 
     def __init__(self, stats: Stats) -> None:
         self.stats = stats
@@ -33,7 +36,7 @@ class Facts:
 
     @property
     def least(self) -> int:
-        """Batches that a verdict needs."""
+        """The minimum number of batches that a verdict needs."""
         ahead = self.workers * int(self.settings.get("prefetch_factor") or 1)
         return max(LEAST_BATCHES, LEAST_WINDOWS * ahead)
 
@@ -42,31 +45,31 @@ class Facts:
 
     @property
     def scope(self) -> str:
-        """The name of the period that is judged."""
+        """The name of the period that the verdict is about, such as "epoch 3"."""
         if self.period is self.stats.epoch:
             return f"epoch {count(self.stats.epoch_number)}"
         return f"all {count(self.stats.life.epochs)} epochs"
 
     @property
     def starts_often(self) -> bool:
-        """True if workers are started again for each epoch."""
+        """True if new workers are started for each epoch."""
         return self.workers > 0 and not self.settings.get("persistent_workers", True)
 
     @property
     def depends_on_workers(self) -> bool:
-        """True if the random numbers of samples change with the number of workers, as they do in torch."""
+        """True if the samples' random numbers depend on the number of workers, as they do in torch."""
         return self.face not in ("penstock", "prefetch") and self.settings.get("seed") is None
 
     # The loop.
 
     def _starting(self, period: Period) -> float:
-        """Seconds of the period in which the loop waited for workers to start, up to their first batch."""
+        """Returns how many seconds of the period the loop waited for workers to start and to make the first batch."""
         first = self.stats.first_batch or FirstBatch()
         each = min(first.total - first.start, period.waits.longest)
         return min(period.waits.total, each * self._starts(period))
 
     def _starts(self, period: Period) -> int:
-        """How often workers were started in the period."""
+        """Returns how many times the workers were started in the period."""
         if self.starts_often:
             return period.epochs
         return int(period is self.stats.life or period.batches == self.stats.life.batches)
@@ -77,28 +80,28 @@ class Facts:
 
     @cached_property
     def begun(self) -> float:
-        """Seconds of start-up that were spent in `iter()`, so they are not counted as waiting."""
+        """The number of seconds of start-up that were spent in `iter()`, and so do not count as waiting."""
         first = self.stats.first_batch or FirstBatch()
         return first.start * self._starts(self.period)
 
     @cached_property
     def waited(self) -> float:
-        """Seconds that the loop waited for data after workers had started."""
+        """The number of seconds that the loop waited for data after the workers had started."""
         return max(0.0, self.period.waits.total - self.starting)
 
     @cached_property
     def whole(self) -> float:
-        """Seconds of the loop after workers had started: waiting and working."""
+        """The number of seconds that the loop waited or worked after the workers had started."""
         return max(1e-9, self.waited + self.period.works.total)
 
     @property
     def waiting(self) -> float:
-        """The share of `whole` that the loop waited for data."""
+        """The share of the time after start-up (`whole`) that the loop waited for data."""
         return self.waited / self.whole
 
     @property
     def usual_waits(self) -> float:
-        """Seconds that the loop would have waited if each wait were like the median."""
+        """The number of seconds that the loop would have waited if each wait were as long as the median."""
         return self.period.waits.median * self.period.batches
 
     # The workers.
@@ -108,12 +111,15 @@ class Facts:
 
     @cached_property
     def busy(self) -> float:
-        """Seconds of work, summed over workers. Without workers, the time in which the loop loaded data itself."""
+        """The number of seconds that workers worked, summed over workers.
+
+        If there are no workers, this is the time that the loop spent loading data itself.
+        """
         return max(1e-9, self._sum("busy") or (0.0 if self.workers else self.waited))
 
     @cached_property
     def present(self) -> float:
-        """Seconds of work and of waiting, summed over workers."""
+        """The number of seconds that workers worked or waited, summed over workers."""
         return self.busy + self._sum("waited_task", "waited_room")
 
     @property
@@ -121,21 +127,24 @@ class Facts:
         return self.busy / self.present
 
     def idle_share(self, why: str) -> float:
-        """The share of the workers' time in which they waited for a "task" or for "room"."""
+        """Returns the share of the workers' time in which they were idle for the reason `why`.
+
+        "task" means that workers had no task although the loop waited. "room" means that enough batches were ready.
+        """
         return self._sum(f"waited_{why}") / self.present
 
     def part(self, name: str) -> float:
-        """The share of the workers' busy time that went to "fetch", "collate" or "write"."""
+        """Returns the share of the workers' busy time that they spent on `name`: "fetch", "collate" or "write"."""
         return self._sum(name) / self.busy
 
     @property
     def would_do(self) -> int:
-        """The number of workers that this work needs, with a reserve of a quarter."""
+        """The number of workers that would be enough for the work that was done, with a reserve of 25 %."""
         return max(1, math.ceil(1.25 * self.busy / self.whole))
 
     @property
     def needed(self) -> int:
-        """The number of workers that would keep up with the loop, if workers did not slow each other down."""
+        """The number of workers needed to keep up with the loop, provided that they do not slow each other down."""
         works = self.period.works.total
         return math.ceil(self.busy / works) if works > 1e-3 * self.busy else 1000
 
@@ -143,30 +152,30 @@ class Facts:
 
     @cached_property
     def cpu(self) -> float:
-        """CPUs that the workers used, on average."""
+        """The average number of CPUs that the workers used."""
         return self._sum("cpu") / self.whole
 
     @property
     def cpu_used(self) -> float:
-        """CPUs that the workers and the loop used, on average."""
+        """The average number of CPUs that the workers and the loop used together."""
         caller = self.period.caller_cpu / self.whole
         return caller if self.in_the_caller else caller + self.cpu
 
     @property
     def cpu_share(self) -> float:
-        """The share of the workers' busy time in which they computed. In the rest they waited."""
-        if not self.period.workers:  # inline, and not measured apart from the loop
+        """The share of the workers' busy time that they spent computing, as opposed to waiting."""
+        if not self.period.workers:  # without workers, loading is not measured separately from the loop
             return min(1.0, self.cpu_used)
         return min(1.0, self._sum("cpu") / self.busy)
 
     @property
     def delayed(self) -> float:
-        """Seconds in which workers were ready to compute, but had no processor."""
+        """The number of seconds that workers were ready to compute but had no processor, summed over workers."""
         return self._sum("delayed")
 
     @property
     def delay_share(self) -> float:
-        """The share of the workers' busy time in which they were ready to compute, but had no processor."""
+        """The share of the workers' busy time in which they were ready to compute but had no processor."""
         return min(1.0 - self.cpu_share, self.delayed / self.busy)
 
     @property
@@ -176,24 +185,24 @@ class Facts:
 
     @property
     def wanted(self) -> float:
-        """CPUs that the workers would have used on average if there had been enough."""
+        """The average number of CPUs that the workers would have used if enough had been available."""
         return (self.cpu_share + self.delay_share) * self.busy / self.whole
 
     @property
     def elsewhere(self) -> bool:
-        """True if workers run on other machines, whose processors are not known here."""
+        """True if workers run on other machines. Nothing is known about the load of their processors."""
         return any(worker.node for worker in self.period.workers)
 
     @property
     def cpus_full(self) -> bool:
-        """True if the workers used as much of the processors as they could get."""
+        """True if the workers used all the processor time that they could get."""
         if self.elsewhere:
             return False
         return self.cpu_used >= 0.85 * self.cpus or (self.delay_share >= 0.25 and self.blocked_share < 0.5)
 
     @property
     def only_wants_cpu(self) -> bool:
-        """True if workers mostly computed or waited for a processor, which may make them look idle."""
+        """True if workers mostly computed or waited for a processor. Such workers may look idle in other figures."""
         computed = self.delayed + self._sum("cpu")
         return not self.elsewhere and self.delayed >= 0.25 * self.present and computed >= 0.75 * self.present
 
@@ -224,7 +233,7 @@ class Facts:
 
     @cached_property
     def _tail(self) -> list[Bucket]:
-        """The samples that took at least 20 times as long as the median."""
+        """The histogram buckets of the samples that took at least 20 times as long as the median."""
         return [bucket for bucket in self._times if bucket.low >= 20 * self.median_sample > 0]
 
     @property
@@ -237,7 +246,10 @@ class Facts:
 
     @property
     def slow(self) -> list[SlowSample]:
-        """The samples of the tail that are known by key, slowest first, each key once."""
+        """The samples that took at least 20 times as long as the median, slowest first. Each key occurs once.
+
+        Only the ten slowest samples of the period can be in this list, because only their keys are recorded.
+        """
         slow: dict[int | str, SlowSample] = {}
         for sample in self.period.slowest:
             if sample.seconds >= 20 * self.median_sample:

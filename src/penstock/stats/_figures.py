@@ -1,4 +1,4 @@
-"""What `loader.stats()` returns: plain frozen figures, in seconds and bytes. Nothing here measures anything."""
+"""The immutable figures that `loader.stats()` returns, in seconds and bytes. This module measures nothing itself."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """A summary of many durations: their number, total, median, 95th percentile and longest, in seconds.
+    """A summary of many durations: their number, total, median, 95th percentile and maximum, in seconds.
 
-    Median and percentile come from a histogram, and are right within 10 %.
+    The median and the percentile come from a histogram, and are accurate to within 10 %.
     """
 
     count: int = 0
@@ -23,7 +23,7 @@ class Spans:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """How many samples took between `low` and `high` seconds."""
+    """A bucket of a histogram: `count` samples took between `low` and `high` seconds."""
 
     low: float
     high: float
@@ -32,8 +32,10 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class SlowSample:
-    """One of the slowest samples. `key` is an integer, or the text of any other key; `path` is the end of the path of
-    its file, where the dataset has one for each sample.
+    """One of the slowest samples.
+
+    `key` is an integer, or the text of a key that is not an integer. `path` is the path of the sample's file, or the
+    end of a long path, or "" if the dataset does not have a file for each sample.
     """
 
     key: int | str
@@ -45,19 +47,25 @@ class SlowSample:
 
     @property
     def name(self) -> str:
-        """The path, if there is one, and the key: a text by which people find the sample."""
+        """The path, if there is one, and the key, as a text that helps people to find the sample."""
         return f"{self.path} (key {self.key})" if self.path else str(self.key)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerFigures:
-    """Where the time of one worker went, in seconds. `seat` is its number; replacements continue its figures.
+    """Where the time of one worker went, in seconds.
 
-    `fetch`: the dataset's own work. `collate`: making a batch of the samples, which writes arrays into shared memory
-    directly. `write`: sending everything else. `waited_task`: idle although the caller waited for a batch.
-    `waited_room`: idle because enough batches were ready. `cpu`: processor time. `delayed`: ready to compute, but
-    without a processor, because other programs used it. `node`: the machine, if it may be another one. `pil`: PIL has
-    opened images in its process.
+    - `seat`: the number of the worker. A worker that replaces a crashed one has the same number, and continues its
+      figures.
+    - `fetch`: the time in the dataset's own code.
+    - `collate`: the time to combine samples into a batch. Arrays are written directly into shared memory.
+    - `write`: the time to send everything else.
+    - `waited_task`: the time in which the worker was idle although the caller waited for a batch.
+    - `waited_room`: the time in which the worker was idle because enough batches were ready.
+    - `cpu`: the processor time.
+    - `delayed`: the time in which the worker was ready to compute, but other programs used the processors.
+    - `node`: the name of the worker's machine, or "" if workers cannot run on other machines.
+    - `pil`: True if PIL has opened images in the worker's process.
     """
 
     seat: int
@@ -81,23 +89,29 @@ class WorkerFigures:
 
     @property
     def share(self) -> float:
-        """The share of its time in which it worked, from 0 to 1."""
+        """The share of the time in which the worker was busy, from 0 to 1."""
         whole = self.busy + self.waited_task + self.waited_room
         return self.busy / whole if whole else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class CacheFigures:
-    """What the loader's workers read from remote files, also ahead of time, and the blocks that they decoded.
+    """What the loader read from remote files, including data that it downloaded ahead of time, and what it decoded.
 
-    `hits`: pieces that were on this machine when a worker asked for them. `misses`: pieces that workers waited for.
-    `waited`: the seconds of this waiting, summed over workers. `fetched`: pieces that were downloaded, for workers or
-    ahead of time. `evicted`: pieces that were deleted from the cache folder to make room for others. `requests`:
-    requests to the stores; `retries`: how many of them repeated one that had failed. `nbytes`: bytes that were
-    downloaded. `decoded`: blocks of tables, remote or local, that were decoded. `needed`: bytes of the blocks that
-    are in use at the same time, such as those of the window of `shuffle="blocks"`. `limit`: bytes that the cache may
-    hold. Requests that a dataset makes when it is created, to find its files and index them, are not those of a
-    loader, and not counted.
+    Remote files are downloaded and cached in pieces.
+
+    - `hits`: the number of pieces that were on this machine when a worker asked for them.
+    - `misses`: the number of pieces that workers waited for. `waited`: the total number of seconds that they waited.
+    - `fetched`: the number of pieces that were downloaded, on request or ahead of time.
+    - `evicted`: the number of pieces that were deleted from the cache folder to make room for others.
+    - `requests`: the number of requests to the stores. `retries`: how many of the requests were retries.
+    - `nbytes`: the number of bytes that were downloaded.
+    - `decoded`: the number of blocks of tables, remote or local, that were decoded.
+    - `needed`: the total size in bytes of the blocks that are in use at the same time, such as the blocks in the
+      window of `shuffle="blocks"`.
+    - `limit`: the number of bytes that the cache may hold.
+
+    Requests that a dataset makes when it is created, to find and index its files, are not counted.
     """
 
     hits: int = 0
@@ -117,18 +131,19 @@ class CacheFigures:
 class Period:
     """The figures of an epoch, or of the loader's whole life.
 
-    - `epochs`: how many were begun.
-    - `seconds`: wall clock from the first `iter()` on, without the pauses between two epochs.
-    - `batches`, `samples`, `nbytes`: what was handed out.
+    - `epochs`: the number of epochs that were started.
+    - `seconds`: the wall-clock time since the first `iter()`, without the pauses between epochs.
+    - `batches`, `samples`, `nbytes`: the number of batches, samples and bytes that the caller received.
     - `waits`: how long the caller waited in `next()` for each batch. `works`: how long it worked between two batches.
-    - `ready`: how many of the batches were ready when the caller asked for them. `tasks`: how many tasks they came
-      in: small steps travel several in one task, a bundle.
-    - `caller_cpu`: processor time of the calling process.
-    - `slowest`: the ten slowest samples, slowest first; `sample_times`: how long samples took. Samples that take less
-      than 20 µs on average are not timed one by one.
-    - `replaced`: workers that crashed and were replaced. `repeated`: steps that were done again for that reason, or
-      after `update()`. `skipped`: samples that failed and were left out or replaced (`on_error=`).
-    - `cache`: what was read of remote files and decoded of tables; None if nothing was.
+    - `ready`: the number of batches that were ready when the caller asked for them.
+    - `tasks`: the number of tasks in which workers made the batches. Several small batches can be made in one task.
+    - `caller_cpu`: the processor time of the calling process, in seconds.
+    - `slowest`: the ten slowest samples, slowest first. `sample_times`: a histogram of the time that samples took.
+      Samples that take less than 20 µs on average are not timed one by one.
+    - `replaced`: the number of workers that crashed and were replaced.
+    - `repeated`: the number of steps that were done again because a worker crashed or `update()` was called.
+    - `skipped`: the number of samples that failed and were left out or replaced (see `on_error=`).
+    - `cache`: what was read from remote files and decoded from tables, or None if there was nothing of either.
     """
 
     seconds: float = 0.0
@@ -151,23 +166,25 @@ class Period:
 
     @property
     def waiting(self) -> float:
-        """The share of the wall clock in which the caller waited for batches, from 0 to 1."""
+        """The share of the wall-clock time that the caller waited for batches, from 0 to 1."""
         whole = self.waits.total + self.works.total
         return self.waits.total / whole if whole else 0.0
 
     @property
     def rate(self) -> float:
-        """Batches per second."""
+        """The number of batches per second."""
         return self.batches / self.seconds if self.seconds else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class FirstBatch:
-    """Seconds from the first `iter()` to the first batch, and its parts, one after the other.
+    """The time from the first `iter()` to the first batch, in seconds, and its parts in their order.
 
-    `start`: the loader prepared its memory, and asked for workers. `ship`: part of `start` in which the dataset was
-    pickled and sent (0 with fork). `boot`: until the first worker was ready, `worker_init_fn` included.
-    `sample`: until the first batch was fetched. `rest`: everything else.
+    - `start`: the time in which the loader prepared its memory and requested workers.
+    - `ship`: the part of `start` in which the dataset was pickled and sent to workers (0 with fork).
+    - `boot`: the time from then until the first worker was ready, including `worker_init_fn`.
+    - `sample`: the time from then until the samples of the first batch were fetched.
+    - `rest`: everything else.
     """
 
     total: float = 0.0
@@ -180,7 +197,11 @@ class FirstBatch:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of batches: `lent` to the caller, `pooled` for the next batches, and in `strays` outside the pool."""
+    """The memory of batches, in bytes.
+
+    `lent` is the memory of batches that the caller holds, `pooled` is the memory for the next batches, and `strays`
+    is memory outside the pool, for batches that did not fit into it.
+    """
 
     lent: int = 0
     pooled: int = 0
@@ -189,7 +210,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A change that `num_workers="auto"` made, with its reason. `at` is in seconds since the first `iter()`."""
+    """A change made by `num_workers="auto"`, and its reason. `at` is its time in seconds after the first `iter()`."""
 
     at: float
     workers: int
@@ -199,9 +220,14 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The state of the loader at one moment of its history; sums are since the first `iter()`, `at` seconds ago.
+    """The state of the loader at one moment of its history.
 
-    `busy`: workers that had a task. `ready`: batches that were done and not handed out.
+    - `at`: the time of the moment, in seconds after the first `iter()`.
+    - `batches`, `waited`, `worked`: the number of batches handed out since the first `iter()`, and the number of
+      seconds that the caller waited for batches and worked between them.
+    - `ready`: the number of batches that were finished but not handed out yet.
+    - `busy`: the number of workers that had a task. `workers`: the number of workers.
+    - `lent`, `pooled`: the memory of batches that the caller held, and memory for the next batches, in bytes.
     """
 
     at: float
@@ -217,7 +243,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """A store of remote files that has not answered for `seconds`; `store` also names the failure."""
+    """A store of remote files that has not answered for `seconds`. `store` contains its name and the failure."""
 
     store: str
     seconds: float
@@ -225,9 +251,13 @@ class Outage:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the loader may use. `cpus` is a fraction under a cgroup's CPU limit. `throttled`: seconds that the
-    cgroup held this process back while the loader was read, summed over CPUs. `memory_limit`: bytes, None without a
-    limit. `swapped`: bytes of the loader's processes in swap space, when it was last read.
+    """The resources that the loader may use.
+
+    - `cpus`: the number of CPUs, which may be a fraction under a cgroup's CPU limit.
+    - `throttled`: the number of seconds that the cgroup's CPU limit stopped this process while the loader was read,
+      summed over CPUs.
+    - `memory_limit`: the memory limit in bytes, or None if there is none. `memory_used`: the memory in use.
+    - `swapped`: the number of bytes of the loader's processes that were in swap space when the loader was last read.
     """
 
     cpus: float = 1.0
@@ -239,7 +269,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """The figures of a loader. `print(stats)` shows a table, `stats.verdict` says where the time goes."""
+    """The figures of a loader. `print(stats)` shows them as a table, and `stats.verdict` says where the time goes."""
 
     name: str
     settings: Mapping[str, Any]
@@ -255,7 +285,7 @@ class Stats:
 
     @property
     def verdict(self) -> str:
-        """Where the time goes and what to do about it, in one or two sentences, or that it is too early to say."""
+        """One or two sentences about where the time goes and what to do about it, or that it is too early to say."""
         from penstock.stats._verdict import verdict
 
         return verdict(self)
@@ -266,12 +296,12 @@ class Stats:
         return table(self)
 
     def _repr_html_(self) -> str:
-        """The table as HTML, which notebooks show."""
+        """Returns the table as HTML, for display in notebooks."""
         from penstock.stats._table import html
 
         return html(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures and the verdict as plain data that JSON can hold."""
+        """Returns the figures and the verdict as a dict that can be serialised as JSON."""
         plain = asdict(replace(self, settings=dict(self.settings)))
         return {**plain, "verdict": self.verdict}

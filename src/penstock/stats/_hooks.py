@@ -1,7 +1,7 @@
-"""Functions that get the figures of all loaders from time to time, and a log line for each epoch.
+"""Passes the figures of all loaders to the user's functions at regular intervals, and logs a line for each epoch.
 
-A function runs in the thread that reads the loader, from inside its `next()`. If it fails, it is removed with a
-warning: figures never break a training run.
+A function runs in the thread that reads the loader, inside `next()`. If the function raises an exception, it is
+removed with a warning, so that figures never break a training run.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ if TYPE_CHECKING:  # `import penstock` imports this module, and must be fast
 
     from penstock.stats._figures import Stats
 
-# All hooks that are not closed. Changed and copied by single operations, so other threads see no partial change.
+# All hooks that are not closed. Every change and every copy is one atomic operation, so no thread sees half a change.
 _hooks: dict[StatsHook, None] = {}
 
 
 class StatsHook:
-    """A function that gets figures, until `close()` or the end of a `with` block."""
+    """A function that receives the figures of loaders until `close()` is called or the `with` block ends."""
 
     def __init__(self, function: Callable[[Stats], object], every: float) -> None:
         self.function, self.every = function, every
         self._pid = os.getpid()
-        self._threads: set[int] = set()  # that are calling the function now
+        self._threads: set[int] = set()  # the threads that are calling the function now
 
     def call(self, stats: Stats) -> None:
-        """Calls the function, but not in a forked process, nor for a loader that the function itself reads."""
+        """Calls the function. Does nothing in a forked child, or for a loader that the function itself reads."""
         me = get_ident()
         if os.getpid() != self._pid or me in self._threads:
             return
@@ -56,7 +56,7 @@ class StatsHook:
             self._threads.discard(me)
 
     def close(self) -> None:
-        """Removes the function: it gets no more figures."""
+        """Removes the function, so that it receives no more figures."""
         _hooks.pop(self, None)
 
     def __enter__(self) -> StatsHook:
@@ -69,11 +69,11 @@ class StatsHook:
 
 
 def on_stats(function: Callable[[Stats], object], every: float = 10.0) -> StatsHook:
-    """Calls `function(stats)` for every loader of this process: each `every` seconds, and at the end of each epoch.
+    """Calls `function(stats)` for every loader of this process, every `every` seconds and at the end of each epoch.
 
-    The function runs in the thread that reads the loader, inside `next()`, so it should be quick: your loop waits for
-    it. If it raises an exception, it is removed with a warning. Returns a context manager whose end, or `close()`,
-    removes the function.
+    The function runs in the thread that reads the loader, inside `next()`. It should be quick, because your loop
+    waits for it. If it raises an exception, it is removed with a warning. Returns a context manager; the end of its
+    block, or its `close()` method, removes the function.
 
         >>> import penstock
         >>> seen = []
@@ -93,27 +93,34 @@ def on_stats(function: Callable[[Stats], object], every: float = 10.0) -> StatsH
 
 
 class Turns:
-    """Decides when each function gets the figures of one loader. Times are those of `time.perf_counter`."""
+    """Decides when each of the user's functions receives the figures of one loader.
+
+    Times are values of `time.perf_counter`.
+    """
 
     def __init__(self) -> None:
         self._next: dict[StatsHook, float] = {}
-        self._ended: tuple[int, int] | None = None  # epochs and batches at the last end of an epoch
+        self._ended: tuple[int, int] | None = None  # the number of epochs and batches when the last epoch ended
 
     def due(self, now: float) -> list[StatsHook]:
-        """The functions that are due. Takes less than a microsecond if no function was given to `on_stats`."""
+        """Returns the hooks (functions of the user) that are due at the time `now`.
+
+        This takes less than a microsecond if no function was given to `on_stats`.
+        """
         if not _hooks:
             return []
         return [hook for hook in tuple(_hooks) if now >= self._next.setdefault(hook, now + hook.every)]
 
     def tick(self, now: float, stats: Callable[[], Stats]) -> None:
-        """Calls the functions that are due."""
+        """Calls the user's functions that are due at the time `now`, with the figures that `stats()` returns."""
         if hooks := self.due(now):
             self._call(hooks, now, stats())
 
     def epoch_ended(self, now: float, stats: Callable[[], Stats]) -> None:
-        """Calls all functions, and writes the log line if the logger wants it.
+        """Calls all of the user's functions at the end of an epoch, and writes a log line if the log level allows it.
 
-        Only once for each epoch, although a reader may ask again after its end.
+        The functions receive the figures that `stats()` returns. A second call for the same epoch does nothing,
+        because the program may call `next()` again after the end.
         """
         logs = _logger_is_on()
         if _hooks or logs:
@@ -136,17 +143,17 @@ class Turns:
 def _logger() -> logging.Logger:
     import logging
 
-    with interrupts_deferred():  # an interrupt in it could leave logging's own lock locked for ever
+    with interrupts_deferred():  # an interrupt here could leave logging's own lock locked forever
         return logging.getLogger("penstock")
 
 
 def _logger_is_on() -> bool:
-    # A program that has not imported logging has no handler for the line, and need not wait for the import.
+    # A program that has not imported logging has no handler for the line, so the import is not worth its time.
     logging = sys.modules.get("logging")
     if logging is None:
         return False
     logger = _logger()
-    # As `isEnabledFor`, but without a lock.
+    # Like `isEnabledFor`, but without taking a lock.
     on: bool = logger.getEffectiveLevel() <= logging.INFO > logger.manager.disable
     return on and not logger.disabled
 

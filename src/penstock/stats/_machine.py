@@ -1,8 +1,9 @@
-"""What this machine, and the control groups (cgroups) of this process, allow a loader to use.
+"""Finds out which resources this machine, and the control groups (cgroups) of this process, allow a loader to use.
 
-A process belongs to one cgroup of each hierarchy. The limits of all its ancestors hold too, so the lowest one counts.
-Version 2 has one hierarchy for everything, version 1 one for each controller, and both may be mounted side by side.
-Any file may be missing, unreadable or malformed: then the figure is that of a machine without limits.
+A process belongs to one cgroup of each hierarchy. The limits of all ancestors of that cgroup apply too, so the lowest
+limit counts. Version 2 of cgroups has a single hierarchy; version 1 has a hierarchy for each controller (such as
+"cpu" or "memory"); and both versions may be mounted side by side. Any file may be missing, unreadable or malformed.
+In that case, the result is the same as on a machine without limits.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from penstock.stats._figures import Machine
 
 
 def machine(workers: Iterable[int] = (), throttled_before: float = 0.0, root: Path = Path("/")) -> Machine:
-    """What this process and its workers may use, and what holds them back.
+    """Returns the resources that this process and its workers may use, and how much these limits slow them down.
 
-    `workers` are the ids of processes or threads. `throttled_before`: what `throttled` returned when counting began.
-    `/proc` and `/sys` are those under `root`. Takes 0.2 ms.
+    `workers` has the ids of the workers' processes or threads. `throttled_before` is the value that `throttled`
+    returned when counting began. `/proc` and `/sys` are looked up under `root`. A call takes 0.2 ms.
     """
     workers = list(workers)
     processes: list[int | str] = ["self", *workers]
@@ -28,13 +29,13 @@ def machine(workers: Iterable[int] = (), throttled_before: float = 0.0, root: Pa
     cpus = float(usable_cpus())
     for group in _groups(root, "cpu"):
         cpus = min(cpus, _quota(group) or cpus)
-    # Without a limit, or with one beyond the machine's memory, what counts is the machine's memory.
+    # If there is no limit, or the limit is above the machine's memory, the machine's memory counts.
     limit, used = None, memory.get("MemTotal", 0) - memory.get("MemAvailable", 0)
     for group in _groups(root, "memory"):
         most = _limit(group)
         if most is not None and most < (limit or memory.get("MemTotal", most + 1)):
             limit, used = most, _used(group)
-    # Most machines have no swap space, and looking at one process takes 50 µs.
+    # Processes are checked only if swap space is in use, because checking one process takes 50 µs.
     swaps = memory.get("SwapTotal", 0) > memory.get("SwapFree", 0)
     swapped = [_swapped(root, one) for one in processes] if swaps else []
     return Machine(
@@ -47,7 +48,7 @@ def machine(workers: Iterable[int] = (), throttled_before: float = 0.0, root: Pa
 
 
 def throttled(root: Path = Path("/")) -> float:
-    """Seconds that cgroups have held this process back so far, summed over CPUs."""
+    """Returns how many seconds the CPU limits of cgroups have stopped this process so far, summed over CPUs."""
     return max(map(_throttled, _groups(root, "cpu")), default=0.0)
 
 
@@ -57,13 +58,13 @@ def _swapped(root: Path, pid: int | str) -> int:
     return 0 if is_thread else status.get("VmSwap", 0)
 
 
-@cache  # a process rarely moves to another cgroup, and looking for its folders takes 1 ms
+@cache  # because a process rarely moves to another cgroup, and finding its folders takes 1 ms
 def _groups(root: Path, controller: str) -> tuple[str, ...]:
-    """The folders of this process's cgroups that have this controller, and of their ancestors."""
+    """Returns the folders of this process's cgroups and of their ancestors, for the controller "cpu" or "memory"."""
     folders: list[Path] = []
     for kind, path in _memberships(root, controller):
         for mounted, where in _mounts(root, controller, kind):
-            # In a container, the mount may show only a part of the hierarchy: from `mounted` on.
+            # In a container, the mount may show only the part of the hierarchy that is below `mounted`.
             inside = PurePosixPath(path)
             below = inside.relative_to(mounted) if inside.is_relative_to(mounted) else PurePosixPath()
             if ".." in below.parts:  # a cgroup outside of our namespace
@@ -83,7 +84,10 @@ def _memberships(root: Path, controller: str) -> Iterator[tuple[str, str]]:
 
 
 def _mounts(root: Path, controller: str, kind: str) -> Iterator[tuple[str, str]]:
-    """The mounts of this hierarchy: which part of it is mounted, and where."""
+    """Yields the mounts of a cgroup hierarchy: the path of the mounted part, and the path where it is mounted.
+
+    `kind` is "cgroup" for version 1, which has a hierarchy for each controller, and "cgroup2" for version 2.
+    """
     for line in _read(f"{root}/proc/self/mountinfo").splitlines():
         mount, _, filesystem = line.partition(" - ")
         about, of = mount.split(), filesystem.split()
@@ -92,7 +96,7 @@ def _mounts(root: Path, controller: str, kind: str) -> Iterator[tuple[str, str]]
 
 
 def _quota(group: str) -> float | None:
-    """The CPUs that the group may use, None without a limit."""
+    """Returns the number of CPUs that the cgroup may use, or None if there is no limit."""
     quota, period = [*_read(f"{group}/cpu.max").split(), "", ""][:2]
     if not quota:
         quota, period = _read(f"{group}/cpu.cfs_quota_us"), _read(f"{group}/cpu.cfs_period_us")
@@ -102,7 +106,7 @@ def _quota(group: str) -> float | None:
 
 
 def _throttled(group: str) -> float:
-    """Seconds that the group was throttled, summed over CPUs."""
+    """Returns how many seconds the cgroup was throttled so far, summed over CPUs."""
     found = _table(f"{group}/cpu.stat")
     return found.get("throttled_usec", 0) / 1e6 or found.get("throttled_time", 0) / 1e9
 
@@ -112,7 +116,7 @@ def _limit(group: str) -> int | None:
 
 
 def _used(group: str) -> int:
-    """Bytes in use, without the file cache, which the kernel reclaims first."""
+    """Returns the cgroup's memory in use, in bytes, without the file cache, which the kernel reclaims first."""
     used = _number(f"{group}/memory.current") or _number(f"{group}/memory.usage_in_bytes") or 0
     stat = _table(f"{group}/memory.stat")
     return used - stat.get("total_inactive_file", stat.get("inactive_file", 0))
@@ -125,7 +129,7 @@ def _number(path: str) -> int | None:
 
 
 def _table(path: str) -> dict[str, int]:
-    """Reads a file whose lines are a name and a number. Numbers in kB are turned into bytes."""
+    """Reads a file in which each line has a name and a number. Numbers in kB are converted to bytes."""
     found: dict[str, int] = {}
     for line in _read(path).splitlines():
         name, *values = line.split() or [""]

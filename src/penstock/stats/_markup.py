@@ -1,9 +1,10 @@
-"""Pieces of the report's page: text, tables, and charts that stretch to the width of the page.
+"""The HTML building blocks of the report: text, tables, and charts that stretch to the width of the page.
 
-Text of the user becomes HTML in `text`, and nowhere else.
+Only the function `text` turns the user's text into HTML.
 
-Labels of a chart are HTML beside its SVG: text inside an SVG is stretched with it, or too small to read on a phone.
-So only the plot is SVG, 1000 by 100 units of any size, and labels are placed at percentages of it.
+The labels of a chart are HTML next to its SVG, because text inside an SVG would be stretched with it, or too small to
+read on a phone. So only the plot itself is SVG, with 1000 by 100 units that stretch to any size, and the labels are
+positioned by percentages.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ Point = tuple[float, float]  # x and y, each from 0 to 1
 
 
 def text(value: object, most: int = 300) -> str:
-    """Any value as HTML text, for an attribute too: `str` as it is, everything else by its repr.
+    """Converts any value to HTML text, which may also be used in an attribute.
 
-    Characters that cannot be seen (and half surrogates, which no file can hold) are written as escapes.
+    A `str` is shown as it is, and any other value by its `repr`. Text of more than `most` characters is shortened in
+    the middle. Invisible characters, and lone surrogates (which cannot be written to a file), are shown as escapes.
     """
     plain = value if isinstance(value, str) else safe_text(value, repr)
     if len(plain) > most:
@@ -34,7 +36,11 @@ def text(value: object, most: int = 300) -> str:
 def plot(
     marks: Iterable[str], ys: Iterable[tuple[float, str]], xs: Iterable[tuple[float, str]], label: str, kind: str = ""
 ) -> str:
-    """The frame of a chart around its marks. `ys` and `xs`: where each label stands, from 0 to 1, and its text."""
+    """Returns a chart as HTML: its SVG shapes (`marks`) with a grid and labels around them.
+
+    `ys` and `xs` are the labels of the two axes. Each label has a position from 0 to 1 and a text. `label` describes
+    the chart for screen readers, and `kind` is an additional CSS class.
+    """
     ys = list(ys)
     grid = "".join(f"M0 {HIGH * (1 - y):.4g}H{WIDE}" for y, _ in ys)
     return (
@@ -46,7 +52,10 @@ def plot(
 
 
 def _labels(side: str, places: Iterable[tuple[float, str]]) -> str:
-    """Labels along one side of a plot, each centred at its place, except those at the ends, which stay inside."""
+    """Returns the labels along one side of a plot as HTML.
+
+    Each label is centred on its position, except labels at the ends, which are aligned to stay inside the plot.
+    """
     ends = {True: ' class="first"', False: ' class="last"'}
     return "".join(
         f'<span{ends[at < 0.5] if abs(at - 0.5) > 0.48 else ""} style="{side}:{at:.4%}">{escape(text)}</span>'
@@ -55,7 +64,7 @@ def _labels(side: str, places: Iterable[tuple[float, str]]) -> str:
 
 
 def bars(kind: str, bars: Iterable[tuple[float, float, float, float]]) -> str:
-    """Rectangles as one SVG path. Each is given as left, right, bottom and top."""
+    """Returns rectangles as one SVG path. Each is given by its left, right, bottom and top edge, from 0 to 1."""
     steps = "".join(
         f"M{_x(left)} {_y(low)}V{_y(high)}H{_x(right)}V{_y(low)}Z" for left, right, low, high in bars if high > low
     )
@@ -63,7 +72,7 @@ def bars(kind: str, bars: Iterable[tuple[float, float, float, float]]) -> str:
 
 
 def line(kind: str, points: Sequence[Point]) -> str:
-    """A line that keeps each value until the next point."""
+    """Returns a step line as an SVG path: the value of each point holds until the next point."""
     if not points:
         return ""
     (x, y), *rest = points
@@ -71,7 +80,7 @@ def line(kind: str, points: Sequence[Point]) -> str:
 
 
 def upright(kind: str, xs: Iterable[float]) -> str:
-    """Vertical lines from the bottom to the top."""
+    """Returns vertical lines over a plot's whole height as one SVG path. `xs` are their positions, from 0 to 1."""
     return f'<path class="line {kind}" d="{"".join(f"M{_x(x)} 0V{HIGH}" for x in xs)}"/>'
 
 
@@ -84,7 +93,10 @@ def _y(value: float) -> str:
 
 
 def scale(most: float, steps: Sequence[float] = (1, 2, 2.5, 5, 10), lines: int = 4) -> list[float]:
-    """Round numbers from 0 to the first that is not below `most`: two at least, `lines` + 1 at most."""
+    """Returns the labels of an axis as evenly spaced round numbers, from 0 to at least `most`.
+
+    There are at least 2 and at most `lines` + 1 numbers.
+    """
     if most <= 0:
         return [0.0, 1.0]
     power = 10.0 ** math.floor(math.log10(most / lines))
@@ -93,7 +105,7 @@ def scale(most: float, steps: Sequence[float] = (1, 2, 2.5, 5, 10), lines: int =
 
 
 def whole_scale(most: int) -> list[float]:
-    """Like `scale`, but for counts: a small scale has no fractions."""
+    """Like `scale`, but for counts. An axis up to 4 has only integers."""
     return scale(most) if most > 4 else [float(i) for i in range(max(most, 1) + 1)]
 
 
@@ -102,7 +114,10 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def time_scale(end: float, lines: int = 5) -> list[tuple[float, str]]:
-    """Where the labels of a time axis from 0 to `end` stand, from 0 to 1, and their texts: 0 s, 20 s, 40 s."""
+    """Returns the labels of a time axis from 0 to `end` seconds, such as 0 s, 20 s and 40 s.
+
+    Each label has a position from 0 to 1 and a text.
+    """
     days = 86400.0 * math.ceil(end / 86400 / lines)
     step = next((step for step in _TIMES if end / step <= lines), days)
     unit, name = next(((unit, name) for unit, name in _UNITS if step >= unit), _UNITS[-1])
@@ -111,7 +126,7 @@ def time_scale(end: float, lines: int = 5) -> list[tuple[float, str]]:
 
 
 def stacked(parts: Iterable[tuple[str, float, str]], whole: float) -> str:
-    """A horizontal bar of length `whole`. Each part has a CSS class, a length and a tooltip."""
+    """Returns a horizontal bar of length `whole` as HTML. Each part has a CSS class, a length and a tooltip."""
     inner = "".join(
         f'<i class="{kind}" style="width:{100 * length / whole:.4g}%" data-tip="{escape(tip)}"></i>'
         for kind, length, tip in parts
@@ -121,13 +136,16 @@ def stacked(parts: Iterable[tuple[str, float, str]], whole: float) -> str:
 
 
 def legend(*entries: tuple[str, str]) -> str:
-    """A legend. Each entry has the CSS class of its colour, and its meaning."""
+    """Returns the legend of a chart as HTML. Each entry has a CSS class, for its colour, and a meaning."""
     inner = "".join(f'<span><i class="{kind}"></i>{escape(text)}</span>' for kind, text in entries)
     return f'<p class="legend">{inner}</p>'
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], texts: Sequence[int] = (0,), name: str = "") -> str:
-    """A table of cells that are HTML already. The columns `texts` hold text, the others numbers."""
+    """Returns an HTML table. The cells must be HTML already.
+
+    `texts` has the indices of the columns with text; the other columns have numbers. `name` is the table's HTML id.
+    """
     kinds = [' class="text"' if i in texts else "" for i in range(len(heads))]
     head = "".join(f"<th{kind}>{escape(text)}</th>" for kind, text in zip(kinds, heads, strict=True))
     body = "".join(
@@ -140,7 +158,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], texts: Sequence[i
 
 
 def facts(pairs: Iterable[tuple[str, str]]) -> str:
-    """A list of names and their values, which are HTML already."""
+    """Returns a list of names and values as HTML. Names and values must be HTML already."""
     return f'<dl class="facts">{"".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in pairs)}</dl>'
 
 
@@ -154,7 +172,11 @@ def folded(summary: str, inner: str) -> str:
 
 
 def log_scale(limits: Sequence[float], show: Callable[[float], str]) -> list[tuple[float, str]]:
-    """Labels for columns of equal width between `limits`, which grow by a factor: one at each power of ten."""
+    """Returns the labels of a logarithmic axis, one at each power of ten, or fewer if there are many.
+
+    The axis has columns of equal width. `limits` are the values at their edges, which grow by a constant factor, and
+    `show` turns a value into text. Each label has a position from 0 to 1 and a text.
+    """
     places = []
     for column, (low, high) in enumerate(pairwise(limits)):
         power = 10.0 ** math.ceil(math.log10(low) - 1e-9)

@@ -1,4 +1,4 @@
-"""The sections of the report, each made from a `Stats` or a part of it."""
+"""The sections of the report as HTML. Each function returns one section, made from a `Stats` or a part of it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from penstock.stats._shown import settings_of
 from penstock.stats._units import count, seconds, share, size
 from penstock.stats._verdict import judgement
 
-# Keeps the page below 200 KB: of a longer history, only every second, third, ... moment is shown.
+# These limits keep the page below 200 KB. Of a longer history, only every second, third, ... moment is shown.
 MOST_MOMENTS = 300
 MOST_WORKERS = 96
 MOST_DECISIONS = 100
@@ -48,13 +48,16 @@ PARTS = (
 
 
 def thinned(history: Sequence[Moment]) -> list[Moment]:
-    """At most MOST_MOMENTS moments, including the last one, after a moment at zero."""
+    """Returns at most MOST_MOMENTS evenly spaced moments of the history, including the last one.
+
+    A moment at time zero is added at the beginning. If there is no history, the result is empty.
+    """
     step = math.ceil(len(history) / MOST_MOMENTS) or 1
     return [BEGINNING, *history[::-1][::step][::-1]] if history else []
 
 
 def title(found: Facts) -> str:
-    """The name, and the period that the verdict, the tiles, the workers and the sample times are about."""
+    """Returns the page's header: the loader's name, and the period that most sections are about."""
     stats, period = found.stats, found.period
     length = f"{count(period.batches)} batches in {seconds(period.seconds)}"
     if period is stats.epoch and stats.life.epochs > 1:
@@ -70,7 +73,7 @@ def tiles(found: Facts) -> str:
     stats, period = found.stats, found.period
     first = seconds(stats.first_batch.total) if stats.first_batch else "none yet"
     length = period.seconds or math.inf
-    # As in the verdict: without the time in which workers started, unless there is no other time.
+    # As in the verdict, the time in which workers started is left out, unless there is no other time.
     after = " after the first" if found.enough and found.starting >= 0.01 * found.whole else ""
     tiles = (
         (f"waited for batches{after}", _large(share(found.waiting if found.enough else period.waiting))),
@@ -83,14 +86,17 @@ def tiles(found: Facts) -> str:
 
 
 def _large(value: str) -> str:
-    """Marks up a text such as `25.9 MB/s` or `2 min 05 s`, so that numbers are large and units are small."""
+    """Returns HTML for a text such as `25.9 MB/s` or `2 min 05 s`, with large numbers and small units."""
     pairs = re.findall(r"(<?\d[\d.,]*) ?([^\d<]*)", value)
     shown = " ".join(f"{escape(number)}<span>{unit.strip()}</span>" for number, unit in pairs)
     return shown or f"<span>{value}</span>"
 
 
 def _waiting(before: Moment, after: Moment) -> float | None:
-    """The share of an interval in which the caller waited; None if it neither waited nor worked."""
+    """Returns the share of the time between two moments that the caller waited.
+
+    Returns None if the caller neither waited nor worked between them.
+    """
     waited, worked = after.waited - before.waited, after.worked - before.worked
     return min(max(waited / (waited + worked), 0.0), 1.0) if waited + worked > 0 else None
 
@@ -98,14 +104,20 @@ def _waiting(before: Moment, after: Moment) -> float | None:
 def _over_time(
     columns: str, moments: Sequence[Moment], ys: list[tuple[float, str]], marks: list[str], label: str
 ) -> str:
-    """A chart whose x axis is the history. The script shows these columns of the history's table."""
+    """Returns a chart over time. On hover, the page's script shows values from the history table.
+
+    `columns` has the indices of the table's columns to show, separated by spaces.
+    """
     end = moments[-1].at
     drawn = plot(marks, ys, time_scale(end), label)
     return f'<div data-columns="{columns}" data-end="{end:.3f}">{drawn}</div>'
 
 
 def _edges(moments: Sequence[Moment]) -> list[tuple[float, float]]:
-    """The left and right edge of each interval between two moments, from 0 to 1. It shows the second moment."""
+    """Returns the left and right edge of each interval between two moments, as positions from 0 to 1.
+
+    An interval is drawn with the values of its second moment.
+    """
     whole = moments[-1].at or 1.0
     return [(before.at / whole, after.at / whole) for before, after in pairwise(moments)]
 
@@ -242,7 +254,10 @@ def _hits(buckets: Sequence[Bucket]) -> Iterator[str]:
 
 
 def _filled(buckets: Sequence[Bucket]) -> list[Bucket]:
-    """The buckets that have samples, and empty ones in the gaps between them, of the same relative width."""
+    """Returns the buckets that have samples, and fills the gaps between them with empty buckets of the same width.
+
+    The width of a bucket is the ratio of its limits.
+    """
     filled: list[Bucket] = []
     for bucket in buckets:
         while bucket.count and filled and filled[-1].high < bucket.low * 0.99:

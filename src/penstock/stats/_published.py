@@ -1,7 +1,7 @@
-"""Figures as text, for the page that `penstock top` reads: written by the loader's process, read by another.
+"""Converts figures to text and back, because `penstock top` reads the figures of loaders in other processes.
 
-Writing runs every two seconds inside the caller's `next()`, so it includes only what is shown, and avoids `asdict`,
-which takes ten times as long.
+Figures are written every two seconds inside the caller's `next()`. So the text includes only what `penstock top`
+shows, and the code avoids `dataclasses.asdict`, which takes ten times as long.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _LISTED: dict[type, dict[str, type]] = {
 }
 _WHOLE = slice(None)
 _PARTS = {"history": slice(-21, None), "decisions": slice(-1, None), "workers": slice(64)}
-"""The part of a list that is published. 21 rows of the history are ten seconds, for the live figures."""
+"""The part of each long list that is published. 21 moments of the history cover ten seconds, for live displays."""
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The figures of a loader in another process, as they were at `at`, in seconds since 1970."""
+    """The figures of a loader in another process. `at` is when they were published, in seconds since 1970."""
 
     pid: int
     at: float
@@ -55,12 +55,12 @@ class Published:
 
 
 def publish(by: object, stats: Stats) -> None:
-    """Shows the figures to `penstock top` until the next ones, or until `by` is deallocated."""
+    """Shows the figures to `penstock top` until newer ones are published or the object `by` is deallocated."""
     page.publish(by, to_text(stats))
 
 
 def to_text(stats: Stats) -> bytes:
-    """The figures as JSON. Of long lists, only `_PARTS` are included."""
+    """Returns the figures as JSON. Long lists are shortened as `_PARTS` specifies."""
     plain = _plain(stats) | {"settings": dict(stats.settings)}
     return json.dumps({"pid": os.getpid(), "at": time.time(), "stats": plain}, default=str).encode()
 
@@ -82,7 +82,10 @@ def _plain(figures: Any) -> dict[str, Any]:
 
 
 def _table(figures: Sequence[Any]) -> list[Any]:
-    """The names of the fields, and then a row of values for each object: shorter and faster than one dict each."""
+    """Returns a table: the names of the fields, followed by a row of values for each object.
+
+    This is shorter and faster than a dict for each object.
+    """
     if not figures:
         return []
     kind = type(figures[0])
@@ -90,7 +93,10 @@ def _table(figures: Sequence[Any]) -> list[Any]:
 
 
 def from_text(text: bytes) -> Published:
-    """The figures in a text of `to_text`, perhaps of another version of penstock. Raises ValueError otherwise."""
+    """Returns the figures from a text that `to_text` wrote, perhaps in another version of penstock.
+
+    Raises ValueError if the text is anything else.
+    """
     try:
         plain = json.loads(text)
         return Published(int(plain["pid"]), float(plain["at"]), _built(Stats, plain["stats"]))
@@ -99,7 +105,7 @@ def from_text(text: bytes) -> Published:
 
 
 def _built(kind: type, plain: Mapping[str, Any]) -> Any:
-    """An object of this kind from the result of `_plain`; fields that this version does not have are left out."""
+    """Returns an object of the class `kind`, made from the result of `_plain`. Unknown fields are ignored."""
     given = {name: plain[name] for name in _names[kind] if name in plain}
     for name, inner in _NESTED.get(kind, {}).items():
         if given.get(name) is not None:

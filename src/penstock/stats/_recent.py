@@ -1,4 +1,4 @@
-"""The figures of the last seconds, for live displays: the averages of an epoch hide what happens now."""
+"""The figures of the last few seconds, for live displays. Averages over an epoch would hide what happens now."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from penstock.stats._figures import Moment, Stats
 
 RECENT_SECONDS = 5.0
-"""At least this many seconds: the rows of a long history are further apart."""
+"""The minimum length of the period in seconds. It can be longer, because the rows of a long history are far apart."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recent:
-    """`rate`: batches a second. `waiting`: share of the time in which the caller waited. `busy`: busy workers."""
+    """The figures of the last few seconds.
+
+    `rate` is the number of batches per second, `waiting` is the share of the time that the caller waited, `busy` is
+    the average number of busy workers, and `workers` is the number of workers.
+    """
 
     rate: float
     waiting: float
@@ -21,9 +25,9 @@ class Recent:
 
 
 def recent(stats: Stats) -> Recent:
-    """The figures of the last RECENT_SECONDS, or since the first `iter()` if that is more recent.
+    """Returns the figures of the last RECENT_SECONDS, or since the first `iter()` if that is more recent.
 
-    Pauses between two epochs do not count.
+    Pauses between epochs are left out.
     """
     waited, worked, batches = stats.life.waits.total, stats.life.works.total, stats.life.batches
     before, busy = Moment(0, 0, 0, 0, 0, 0, 0, 0, 0), []

@@ -1,7 +1,7 @@
-"""The report: one HTML page of a loader's figures, made from a `Stats` alone.
+"""The report: an HTML page of a loader's figures, made only from a `Stats`.
 
-The page has its style and its script inside, and its policy (Content-Security-Policy) forbids every request and every
-other script. All numbers are in it as text and tables; the script only shows them beside the pointer.
+The page contains its style and its script. Its Content-Security-Policy forbids all requests and all other scripts.
+All numbers are on the page as text and tables; the script only shows them next to the mouse pointer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.stats._markup import text
 
 
 def write(stats: Stats, path: str | os.PathLike[str]) -> None:
-    """Write the page to `path`. A reader of `path` sees the old file or the whole new one, never a part."""
+    """Writes the page to `path`. The file is replaced atomically, so readers never see an incomplete page."""
     target = Path(path)
     data = page(stats).encode()
 
@@ -31,12 +31,12 @@ def write(stats: Stats, path: str | os.PathLike[str]) -> None:
 
     try:
         trust.replace(os.fspath(target), write_page)
-    except OSError as error:  # it names the draft
+    except OSError as error:  # its message names the temporary file
         raise type(error)(error.errno, error.strerror, str(target)) from None
 
 
 def page(stats: Stats) -> str:
-    """The report as one HTML page of at most 200 KB, which needs no other file and no network."""
+    """Returns the report as one HTML page of at most 200 KB, which needs no other files and no network."""
     style, script = (files("penstock.stats").joinpath(name).read_text() for name in ("report.css", "report.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"

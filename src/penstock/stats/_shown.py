@@ -1,4 +1,4 @@
-"""The settings of a loader that are worth showing: those that differ from their defaults."""
+"""Selects the loader settings that are worth showing: those that differ from their defaults."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 from penstock._options import OPTIONS, Show, shown_names
 
-_HIDDEN = ("face", "threads")  # for verdicts: `backend` says as much to a reader
+_HIDDEN = ("face", "threads")  # only verdicts use them; `backend` tells a reader the same
 
 ALWAYS = shown_names(Show.ALWAYS)
-"""The settings that are shown even if they have their defaults, unless they are None."""
+"""The names of the settings that are shown even if they have their default value, unless they are None."""
 
 _DEFAULTS: dict[str, tuple[Any, ...]] = {
     **{name: (OPTIONS[name].default,) for name in shown_names() if name not in ALWAYS},
-    # What is derived from the settings.
+    # Values that are derived from the settings.
     "auto": ((), []),
     "shard": ([0, 1], (0, 1)),
     "one_reader": (False,),
@@ -22,7 +22,10 @@ _DEFAULTS: dict[str, tuple[Any, ...]] = {
 
 
 def settings_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings without those that are None or have their default, the important ones first."""
+    """Returns the settings to show, the important ones first.
+
+    Settings that are None or have their default value are left out.
+    """
     names = [*ALWAYS, *(name for name in settings if name not in ALWAYS)]
     found = {name: settings[name] for name in names if settings.get(name) is not None and name not in _HIDDEN}
     return {name: value for name, value in found.items() if value not in _defaults(name, settings)}

@@ -1,4 +1,4 @@
-"""The figures of a loader as a table for people: plain text of at most 100 columns, the verdict first."""
+"""Shows the figures of a loader as plain text, at most 100 characters wide, with the verdict at the top."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from penstock.stats._shown import settings_of
 from penstock.stats._units import count, seconds, share, size
 
 WIDTH = 100
-_MOST_WORKERS = 16  # rows; further workers are summed up
+_MOST_WORKERS = 16  # rows; further workers are added up in one row
 _MOST_SLOW = 5
 
 
 def table(stats: Stats) -> str:
-    """The text of `print(stats)`."""
+    """Returns the text that `print(stats)` shows."""
     return _joined(_head(stats), _wrapped("", stats.verdict), *_figures(stats))
 
 
@@ -25,7 +25,7 @@ _COLOURS = {"good": "#2e8b57", "fair": "#b97e00", "poor": "#d4501f", "none": "#8
 
 
 def html(stats: Stats) -> str:
-    """The table as HTML for a notebook, with the colour of the judgement beside the verdict."""
+    """Returns the table as HTML for a notebook. A line beside the verdict is green if the verdict is good."""
     from penstock.stats._verdict import judgement
 
     colour = _COLOURS[judgement(stats)]
@@ -53,7 +53,7 @@ def _head(stats: Stats) -> Iterator[str]:
     yield from _wrapped("", ", ".join(f"{name}={_cut(repr(value), 60)}" for name, value in settings.items()))
 
 
-# The epoch beside the whole life; in the first epoch they are the same.
+# A column for the epoch, and one for all epochs unless both are the same.
 
 
 def _periods(stats: Stats) -> Iterator[str]:
@@ -144,7 +144,7 @@ def _workers(period: Period) -> Iterator[str]:
 
 
 def _name(worker: WorkerFigures) -> str:
-    """The worker's name without its node, which has a row of its own."""
+    """Returns the worker's name without the name of its machine, which has a row of its own."""
     name = worker.name.replace(f" on {worker.node}", "") if worker.node else worker.name
     return name if worker.alive else f"worker {worker.seat} (ended)"
 
@@ -159,7 +159,7 @@ def _worker(name: str, workers: Sequence[WorkerFigures]) -> tuple[str, ...]:
     return (name, count(total("steps")), *shares, seconds(total("cpu")))
 
 
-# Everything else, a line each.
+# All other figures, each on its own line.
 
 
 def _rest(stats: Stats) -> Iterator[str]:
@@ -202,7 +202,7 @@ def _aligned(rows: Iterable[Sequence[str]]) -> Iterator[str]:
 
 
 def _wrapped(name: str, text: str) -> list[str]:
-    """Wraps a text that has a name before it. Further lines are indented as far as the text."""
+    """Wraps a text that follows a name. Continuation lines are aligned with the start of the text."""
     indent = f"{name:<17}" if name else ""
     return textwrap.wrap(
         text, WIDTH, initial_indent=indent, subsequent_indent=" " * len(indent), break_on_hyphens=False
@@ -210,6 +210,6 @@ def _wrapped(name: str, text: str) -> list[str]:
 
 
 def _cut(text: str, most: int = WIDTH) -> str:
-    """The user's text as one line of limited length."""
+    """Returns the user's text as one line of at most `most` characters."""
     text = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
     return text if len(text) <= most else text[: most - 1] + "\N{HORIZONTAL ELLIPSIS}"

@@ -1,7 +1,7 @@
-"""A trace of a loader, in the JSON format that Perfetto and chrome://tracing open.
+"""Writes a trace of a loader, in the JSON format that Perfetto and chrome://tracing open.
 
-The file is a JSON array of events, one on each line, written in pieces of whole events: if the program is killed,
-the file lacks only its closing bracket, which both viewers accept. Memory holds one piece at most.
+The file is a JSON array with one event on each line. Several events are collected in memory and written together. If
+the program is killed, the last of them are lost, and the file lacks its closing bracket, which both viewers accept.
 """
 
 from __future__ import annotations
@@ -18,21 +18,24 @@ from penstock._printable import printable
 from penstock._system import trust
 from penstock._system.interrupts import interrupts_deferred
 
-_CALLER, _FIRST_WORKER = 1, 2  # rows; Perfetto takes 0 for the kernel's idle thread
+_CALLER, _FIRST_WORKER = 1, 2  # rows; for Perfetto, row 0 is the kernel's idle thread
 _PAGE = 4096
-"""No event crosses a page of the file: a program that is killed while it writes has written whole pages."""
+"""The size of a memory page in bytes. No event crosses a page boundary, so that no event is ever cut off.
+
+This works because, if a program is killed while it writes, the kernel has written only whole pages.
+"""
 
 _PIECE = 1 << 16  # characters
-_LATEST = 1_000_000_000  # ns: a killed program loses the events of the last second at most
-# Viewers load the whole file into memory, and more than this takes them minutes.
+_LATEST = 1_000_000_000  # ns: a killed program loses at most the events of the last second
+# Viewers load the whole file into memory, and take minutes for a larger one.
 MOST_BYTES = 1 << 30
 
 
 class Trace:
-    """Writes events to `path` as they come. All moments are in nanoseconds of `time.perf_counter_ns`.
+    """Writes events to the file `path` as they occur. All times are in nanoseconds of `time.perf_counter_ns`.
 
-    Events from before the trace was opened are left out. If the disk is full, or the file has MOST_BYTES, the trace
-    ends with a warning, and the program goes on.
+    Events from before the trace was opened are left out. If the disk is full, or the file is larger than MOST_BYTES,
+    the trace ends with a warning, and the program continues.
     """
 
     def __init__(self, path: str | os.PathLike[str], name: str = "penstock") -> None:
@@ -41,7 +44,7 @@ class Trace:
         self._began = self._written_at = time.perf_counter_ns()
         self._piece: list[str] = []
         self._size, self._written = 0, 0
-        self._ended: dict[int, int] = {}  # by row of a worker: when its last task was done
+        self._ended: dict[int, int] = {}  # by the worker's row: when its last task was done
         self.closed = False
         with interrupts_deferred():
             self._fd = trust.open_named(self.path)
@@ -60,7 +63,7 @@ class Trace:
         self._span(_CALLER, name, began, ended, _arguments(details))
 
     def task(self, record: TracedTask, worker: str, keys: str = "") -> None:
-        """Records a task that a worker did, and that the worker waited between its last task and this one."""
+        """Records a task that a worker did, and the time that the worker waited before this task."""
         seat, began, fetched, made, ended, _, epoch, step, steps = record
         row = _FIRST_WORKER + seat
         if row not in self._ended:
@@ -75,14 +78,14 @@ class Trace:
         self._span(row, "write", made, ended, short)
 
     def instant(self, name: str, at: int, **details: Any) -> None:
-        """Records an event of the loader: a worker was lost or replaced, or the number of workers changed."""
+        """Records an event without a duration: a worker was lost or replaced, or the number of workers changed."""
         stamp = (at - self._began) / 1000
         if stamp >= 0:
             place = f'"ts":{stamp:.3f},"pid":{self._pid},"tid":{_CALLER}'
             self._put(f',\n{{"name":"{name}","ph":"i","s":"p",{place}{_arguments(details)}}}', at)
 
     def close(self) -> None:
-        """Writes the remaining events, and the end of the array."""
+        """Writes the remaining events and the end of the JSON array, and closes the file."""
         if os.getpid() == self._pid:  # a forked child has a copy of the piece, and the same file
             with self._lock:
                 self._end()
@@ -94,7 +97,7 @@ class Trace:
             self._put(f',\n{{"name":"{name}","ph":"X",{place}{arguments}}}', ended)
 
     def _name_row(self, row: int, name: str) -> None:
-        """Names a row. Viewers show the rows in the order of their numbers."""
+        """Gives a row of the trace a name. Viewers sort the rows by their numbers."""
         place = f'"ph":"M","pid":{self._pid},"tid":{row}'
         self._put(f',\n{{"name":"thread_name",{place},"args":{{"name":{_text(name)}}}}}', self._began)
         self._put(f',\n{{"name":"thread_sort_index",{place},"args":{{"sort_index":{row}}}}}', self._began)
@@ -122,7 +125,10 @@ class Trace:
             self._stop()
 
     def _write(self) -> None:
-        """Writes the piece. A pipe, or a disk that is nearly full, may take only a part at a time."""
+        """Writes the collected events to the file.
+
+        Several writes may be necessary, because a pipe or a nearly full disk may accept only a part at a time.
+        """
         try:
             with interrupts_deferred():
                 data = "".join(self._piece).encode()
@@ -149,7 +155,7 @@ def _arguments(details: dict[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Escapes lone surrogates, which a user's key may contain, but JSON text may not."""
+    """Escapes lone surrogates, which a user's key may contain but JSON text may not."""
     return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
 
 

@@ -1,10 +1,10 @@
-"""Numbers as people read them: seconds, bytes, counts and shares, with a unit and three digits at most."""
+"""Formats numbers for people: seconds, bytes, counts and shares, with a unit and about three digits."""
 
 from __future__ import annotations
 
 
 def seconds(value: float) -> str:
-    """`850 µs`, `1.25 ms`, `12.5 s`, `2 min 05 s`, `3 h 20 min`."""
+    """Formats a duration: `850 µs`, `1.25 ms`, `12.5 s`, `2 min 05 s`, `3 h 20 min`."""
     if not value:
         return "0 s"
     if value < 0.9995e-3:
@@ -20,7 +20,7 @@ def seconds(value: float) -> str:
 
 
 def size(nbytes: float) -> str:
-    """`512 B`, `1.5 kB`, `150 MB`: decimal units."""
+    """Formats a number of bytes with decimal units: `512 B`, `1.5 kB`, `150 MB`."""
     if nbytes < 999.5:
         return f"{nbytes:.0f} B"
     for unit in ("kB", "MB", "GB"):
@@ -31,19 +31,22 @@ def size(nbytes: float) -> str:
 
 
 def count(value: float) -> str:
-    """`1,234,567`; three digits below 100: `12.5`."""
+    """Formats a count, such as `1,234,567`. Numbers below 100 have up to three digits, such as `12.5`."""
     return f"{value:,.0f}" if value >= 99.5 or value == int(value) else three(value)
 
 
 def share(value: float) -> str:
-    """A share from 0 to 1 in percent: `34 %`; `0.4 %` below 1 %, and `<0.1 %` where rounding would say 0."""
+    """Formats a share from 0 to 1 as a percentage, such as `34 %`.
+
+    A share below 1 % has one decimal, as in `0.4 %`. A share that would be rounded to 0 becomes `<0.1 %`.
+    """
     if 0 < value < 0.0005:
         return "<0.1 %"
     return f"{value:.1%}".replace("%", " %") if 0 < value < 0.00995 else f"{value:.0%}".replace("%", " %")
 
 
 def three(value: float) -> str:
-    """The number with three digits, without zeros at the end."""
+    """Formats a number with up to three digits (more from 1000 on), without trailing zeros after the point."""
     digits = 0 if value >= 99.95 else 1 if value >= 9.995 else 2
     shown = f"{value:,.{digits}f}"
     return shown.rstrip("0").rstrip(".") if digits else shown

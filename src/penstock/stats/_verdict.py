@@ -1,8 +1,9 @@
-"""The verdict on a loader: where the time goes and what to do, as one or two sentences from a table of rules.
+"""The verdict on a loader: one or two sentences that say where the time goes and what to do about it.
 
-The first rule that holds gives the verdict. The rules are ordered by importance: first whatever slows down
-everything, then whether anything can be gained at all, then causes, from the specific to the general. A wrong remedy
-is worse than none: if no cause is clear, the last rule only gives the numbers.
+It comes from a table of rules: the first rule whose condition is true gives the verdict. The rules are sorted by
+importance. First come problems that slow down everything, then cases in which faster loading would gain nothing, then
+causes, from the specific to the general. If no cause is clear, the last rule only gives the numbers, because a wrong
+remedy is worse than none.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from penstock.stats._words import say
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A condition, and the verdict if it holds. Names in braces are those of `_words.PIECES`."""
+    """A condition, and the text of the verdict if the condition is true.
+
+    Names in braces in the text are replaced by phrases from `_words.PIECES`.
+    """
 
     name: str
     holds: Callable[[Facts], bool]
@@ -25,13 +29,13 @@ class Rule:
 
 
 def verdict(stats: Stats) -> str:
-    """One or two sentences with the numbers and the remedy, or a sentence that there is too little data."""
+    """Returns one or two sentences with the numbers and the remedy, or a sentence that there is too little data."""
     rule, facts = rule_of(stats), Facts(stats)
     return say(rule.text if rule else TOO_EARLY if facts.period.batches else NOTHING_YET, facts)
 
 
 def rule_of(stats: Stats) -> Rule | None:
-    """The rule that gives the verdict; None if there is too little data."""
+    """Returns the rule that gives the verdict, or None if there is too little data."""
     facts = Facts(stats)
     if facts.enough or _store_is_silent(facts):
         return next(rule for rule in RULES if rule.holds(facts))
@@ -39,7 +43,10 @@ def rule_of(stats: Stats) -> Rule | None:
 
 
 def judgement(stats: Stats) -> str:
-    """How well the loader keeps up with the loop: "good", "fair", "poor", or "none" if there is too little data."""
+    """Judges how well the loader keeps up with the loop.
+
+    Returns "good", "fair" or "poor", or "none" if there is too little data.
+    """
     rule, facts = rule_of(stats), Facts(stats)
     if rule is None:
         return "none"
@@ -53,10 +60,10 @@ def judgement(stats: Stats) -> str:
 TOO_EARLY = "It is too early for a verdict: {batches}. It needs {least} batches, and 0.2 s after the first."
 NOTHING_YET = "No batch was handed out yet."
 
-NOTHING_TO_GAIN = 0.01  # the loop waits for a smaller share of its time
-WAITS = 0.05  # the loop waits for a share that is worth a change of settings
-WAITS_LONG = 0.3  # the loop waits for a share that is most of what a user complains about
-ALL_BUSY = 0.75  # workers work for at least this share of their time
+NOTHING_TO_GAIN = 0.01  # if the loop waits for a smaller share of its time, faster loading gains nothing
+WAITS = 0.05  # if the loop waits for a larger share of its time, a change of settings is worthwhile
+WAITS_LONG = 0.3  # if the loop waits for a larger share of its time, the loader is the main problem
+ALL_BUSY = 0.75  # workers count as busy if they work for at least this share of their time
 
 
 # What slows down everything.
@@ -71,7 +78,7 @@ def _throttled(facts: Facts) -> bool:
 
 
 def _swaps(facts: Facts) -> bool:
-    # Memory that was swapped out and is not used does no harm: then workers compute, or the loop does not wait.
+    # Memory that is swapped out but not used does no harm. In that case, workers compute, or the loop does not wait.
     suffers = facts.waiting >= WAITS and facts.blocked_share >= 0.3
     return suffers and facts.stats.machine.swapped >= 64 << 20
 
@@ -117,7 +124,7 @@ def _few_slow_samples(facts: Facts) -> bool:
 
 
 def _takes_microseconds(facts: Facts) -> bool:
-    # Even on a busy machine: workers that are not all busy could make more batches.
+    # The limit is higher if workers are not all busy, because they could make more batches even on a busy machine.
     limit = 100e-6 if facts.busy_share >= ALL_BUSY else 500e-6
     return facts.waited < limit * facts.period.batches and facts.busy < 100e-6 * facts.period.batches
 
@@ -138,8 +145,8 @@ def _one_reader(facts: Facts) -> bool:
 
 
 def _holds_the_gil(facts: Facts) -> bool:
-    # Only one thread at a time computes, or would if it had a processor. The others are blocked, in the middle of a
-    # long sample, or, if samples are short, before they can begin with a task.
+    # Only one thread at a time computes, or would compute if it had a processor. The others are blocked: in the
+    # middle of a long sample, or, if samples are short, before they can begin a task.
     one_computes = 0.8 <= facts.wanted <= 1.3 and facts.cpus >= 1.8
     in_the_middle = _all_busy(facts) and facts.busy >= 1.5 * facts.whole and facts.blocked_share >= 0.25
     before = facts.blocked_share < 0.25 and facts.idle_share("task") >= 0.3
@@ -171,7 +178,7 @@ def _samples_wait(facts: Facts) -> bool:
 
 
 def _own_process_is_slow(facts: Facts) -> bool:
-    # Workers explain no more waiting than the time that they worked, or would have worked if they had a processor.
+    # The loop's waiting is due to workers only for as long as they worked, or would have worked with a processor.
     explained = facts.busy + facts.delayed
     return facts.workers > 0 and explained < 0.5 * facts.waited
 

@@ -1,4 +1,4 @@
-"""Pieces of the sentences of a verdict: each name in braces in a rule's text stands for one of these."""
+"""The phrases of a verdict. Each name in braces in a rule's text is replaced by one of these phrases."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.stats._units import count, seconds, share, size
 
 
 def say(text: str, facts: Facts) -> str:
-    """The text with the pieces filled in."""
+    """Returns the text of a rule, with each name in braces replaced by its phrase."""
     return text.format_map(_Phrases(facts))
 
 
@@ -41,7 +41,7 @@ def _cpus(facts: Facts) -> str:
 
 
 def _parts(facts: Facts) -> str:
-    """The parts of the workers' busy time, longest first."""
+    """Returns the parts of the workers' busy time as text, longest first, such as "fetch 80 %, collate 20 %"."""
     shares = sorted(((facts.part(name), name) for name in ("fetch", "collate", "write")), reverse=True)
     return ", ".join(f"{name} {share(part)}" for part, name in shares if part >= 0.005)
 
@@ -50,14 +50,17 @@ def _parts(facts: Facts) -> str:
 
 
 def use_workers(facts: Facts, workers: int) -> str:
-    """The setting for this number of workers, with a warning if samples depend on it."""
+    """Returns the setting for this number of workers, with a warning if the samples depend on that number."""
     if facts.depends_on_workers:
         return f"num_workers={workers} in the next run (without seed=, this changes your samples' random numbers)"
     return f"num_workers={workers}"
 
 
 def _more_workers(facts: Facts, most: int) -> str:
-    """Advice to use as many workers as the loop needs, at most `most`, and at most four times as many as now."""
+    """Returns the advice to use as many workers as the loop needs.
+
+    The number is at most `most`, and at most four times the current number of workers.
+    """
     if facts.auto:
         return f'num_workers="auto" has chosen {facts.workers}; raise max_workers= if that is its limit'
     most = min(most, 4 * facts.workers)
@@ -76,7 +79,7 @@ def _workers_that_wait(facts: Facts) -> str:
 
 
 def _first_workers(facts: Facts) -> str:
-    """The settings to suggest for a loader without workers."""
+    """Returns the settings to suggest for a loader that has no workers."""
     waits = facts.blocked_share >= 0.6
     workers = max(1, min(facts.needed, 16 if waits else math.floor(facts.cpus)))
     threads = waits and facts.face == "penstock"
@@ -97,7 +100,10 @@ def _cheaper(facts: Facts) -> str:
 
 
 def _decode(facts: Facts) -> str:
-    """Advice for images that PIL decodes: `penstock.image` decodes JPEGs to the needed size, by OpenCV."""
+    """Returns the advice to use `penstock.image` if PIL decodes images, otherwise "".
+
+    `penstock.image` is faster because it uses OpenCV and decodes JPEGs directly to the needed size.
+    """
     said = ". If they are JPEGs, penstock.image decodes them about three times as fast as PIL"
     return said if facts.uses_pil else ""
 
@@ -126,7 +132,7 @@ _STARTS = {
 
 
 def _starts(facts: Facts) -> str:
-    """Which part of the start took longest."""
+    """Returns a sentence that says which part of the start-up took longest."""
     first = facts.stats.first_batch or FirstBatch()
     times: dict[str, float] = {name: getattr(first, name) for name in _STARTS}
     times["start"] -= first.ship

@@ -1,5 +1,8 @@
-"""Tools for writing laws of a backend, and the laws of the protocol: what `hire`, `post`, `poll` and the other
-methods of a `Backend` guarantee to the engine."""
+"""Laws of the backend protocol, and tools for writing laws. A law is a test that every backend must pass.
+
+The laws of the protocol are the guarantees that `hire`, `post`, `poll` and the other methods of a `Backend` give to
+the engine.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +30,10 @@ from penstock.testing import _sources as sources
 from penstock.testing._same import difference
 from penstock.testing._sources import Numbers, Raising
 
-# Seconds to wait for something that should happen.
+# How many seconds to wait for something that should happen.
 _PATIENCE = 60.0
 
-# Why a law is skipped if the backend lacks a property that it needs.
+# By name of a property: why a law that needs the property is skipped if the backend does not have it.
 _WITHOUT = {
     "workers": "there are no workers",
     "loses_workers": "workers cannot be lost",
@@ -43,11 +46,14 @@ _Act = Callable[[Any, int], object]
 
 
 class BrokenLaw(AssertionError):
-    """Raised if a backend or a format breaks a law. The message says which law, and how."""
+    """Raised if a backend or a format breaks a law. The message says which law was broken, and how."""
 
 
 def check_each(suite: type[Any], only: str) -> list[str]:
-    """Checks the laws of a suite: see `check` of `conformance` and of `formats`."""
+    """Checks the laws of a suite whose names contain `only`, and returns those that were skipped, with the reasons.
+
+    Raises BrokenLaw if a law is broken.
+    """
     broken: list[BaseException] = []
     skipped: list[str] = []
     for name in sorted(name for name in dir(suite) if name.startswith("test_") and only in name):
@@ -88,7 +94,7 @@ def law(method: Callable[..., None]) -> Callable[..., None]:
 
 
 class Stated:
-    """Derived classes state laws: methods whose names are `test_` followed by a sentence."""
+    """A base class for suites of laws. A law is a method whose name is `test_` followed by a sentence."""
 
     def __init_subclass__(cls) -> None:
         for name, value in list(vars(cls).items()):
@@ -97,7 +103,7 @@ class Stated:
 
 
 class Laws(Stated):
-    """The settings of a suite for backends, and tools for writing its laws."""
+    """The base class of all laws for backends, with the settings of the suite and tools for writing laws."""
 
     backend: str = ""
     settings: Mapping[str, Any] = {}
@@ -107,13 +113,13 @@ class Laws(Stated):
     # The author of a backend may override these.
 
     def kill(self, loader: Any) -> None:
-        """Kills one worker of a loader (or of a `Backend`), and returns when it is dead."""
+        """Kills one worker of a loader (or of a `Backend`), and returns when the worker is dead."""
         for worker in loader.workers[:1]:  # the last one may be dead and not replaced yet
             worker.kill()
             worker.join(10)
 
     def nothing_is_left(self) -> None:
-        """Called after each law, when all loaders are closed: raises if a worker, a file or memory is left behind."""
+        """Raises if a worker, a file or memory is left behind. Called after each law, when all loaders are closed."""
 
     def setup_method(self) -> None:
         self._made = ExitStack()
@@ -138,12 +144,17 @@ class Laws(Stated):
             return self._made.enter_context(closing(DataLoader(dataset, *args, **given | kwargs)))
 
     def pair(self, dataset: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """A loader on the backend, and the plain loop that it must equal; each has its own dataset."""
+        """Returns a loader on the backend, and a loader without workers that must give the same batches.
+
+        Each has its own copy of the dataset.
+        """
         return self.loader(dataset, *args, **kwargs), DataLoader(copy.deepcopy(dataset), *args, **kwargs)
 
     def equal(self, dataset: Any, act: _Act = lambda *_: None, epochs: int = 2, **given: Any) -> Any:
-        """Checks that the batches of such a pair are equal. `act(loader, step)` is called for both after each step,
-        and with step -1 before each epoch."""
+        """Checks that a loader on the backend gives the same batches as a loader without workers, and returns both.
+
+        `act(loader, step)` is called for both loaders after each step, and with step -1 before each epoch.
+        """
         both = self.pair(dataset, **given)
         for epoch in range(epochs):
             for loader in both:
@@ -155,9 +166,9 @@ class Laws(Stated):
         return both
 
     def crew(self, dataset: Any, hired: int | None = None, **job: Any) -> Backend:
-        """The backend itself, with this number of workers: worker i in seat i."""
+        """Returns the backend itself, with `hired` workers. Worker i is in seat i (the i-th slot for a worker)."""
         number = max(1, self.workers)
-        # Kept here, as the engine keeps it: a backend may hold it weakly.
+        # The job is kept here, as the engine keeps it, because a backend may have only a weak reference to it.
         self._job = Job(dataset, KeyFetch, None, None, number, seed=1, drop_last=False, **job)
         name = self.backend or INLINE
         backend = make(name, self._job, registered(name).given_in(self.settings))
@@ -182,7 +193,7 @@ def same(found: Any, expected: Any, where: str = "") -> None:
 
 @contextmanager
 def raises(kind: type[BaseException], *parts: str) -> Iterator[None]:
-    """Checks that the block raises this error, and that the error and its notes contain all these parts."""
+    """Checks that the block raises exactly this type of error, and that its message or notes contain all `parts`."""
     try:
         yield
     except kind as error:
@@ -202,7 +213,7 @@ def until(condition: Callable[[], object], what: str) -> None:
 
 
 def outcomes(backend: Backend, count: int = 1) -> list[Outcome]:
-    """Collects the results of `poll` until there are this many."""
+    """Calls `poll` until it has returned this many outcomes, and returns them."""
     found: list[Outcome] = []
     deadline = backend.clock() + _PATIENCE
     while len(found) < count:
@@ -213,25 +224,28 @@ def outcomes(backend: Backend, count: int = 1) -> list[Outcome]:
 
 
 def task(seq: int, steps: int = 1) -> Task:
-    """Step `seq` of epoch 0, with the keys seq * 2 and seq * 2 + 1; or several such steps, starting there."""
+    """Returns a task for step `seq` of epoch 0, with the keys seq * 2 and seq * 2 + 1.
+
+    If `steps` is more than 1, the task also has the steps that follow, with two keys each.
+    """
     return Task(seq, 0, 0, seq, np.arange(2 * seq, 2 * (seq + steps)), steps)
 
 
 def post(backend: Backend, *seqs: int) -> None:
-    """Posts these steps, each into the slab of its number."""
+    """Posts a task for each of these steps. The step's number is also the index of its slab (memory for a batch)."""
     for seq in seqs:
         backend.post(task(seq), seq, -1)
     backend.flush()
 
 
 def done(backend: Backend, *seqs: int) -> list[Any]:
-    """Posts these steps, and returns their outcomes."""
+    """Posts a task for each of these steps, and returns their outcomes when all are done."""
     post(backend, *seqs)
     return outcomes(backend, len(seqs))
 
 
 def seqs(found: Sequence[Outcome]) -> list[int]:
-    """The seqs of these outcomes, sorted; -1 for a lost worker that had no task."""
+    """Returns the task numbers (`seq`) of these outcomes, sorted. A lost worker that had no task counts as -1."""
     return sorted(-1 if one.seq is None else one.seq for one in found if not isinstance(one, Left))
 
 
@@ -384,7 +398,7 @@ class ProtocolLaws(Laws):
         self.needs("workers")
         backend = self.crew(Numbers(), hired=1)
         backend.retire()
-        backend.retire()  # one worker cannot take both
+        backend.retire()  # one worker cannot take both requests
         retained = backend.retain()
         if retained < 2:  # the worker has taken one, or is about to
             assert outcomes(backend) == [Left(0)] and retained + backend.retain() == 1

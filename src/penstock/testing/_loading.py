@@ -1,4 +1,4 @@
-"""The laws that every loader keeps, whatever its backend."""
+"""The laws (tests) that every loader must pass, with any backend."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ROWS = np.arange(230, dtype=np.int32).reshape(46, 5)
 
 
 def _bundled_or_not(law: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Checks the law twice: with each step in a task of its own, then with steps bundled into tasks."""
+    """Checks the law twice: first with one step in each task, then with several steps in each task."""
 
     @functools.wraps(law)
     def checked(self: Any) -> None:
@@ -220,7 +220,10 @@ class LoaderLaws(Laws):
         self._with_losses(Numbers(200), 3, 9, 20, 30, resize=True, **_SHUFFLED)
 
     def _with_losses(self, dataset: Any, *steps: int, resize: bool = False, **given: Any) -> None:
-        """Checks the batches against the plain loop, while a worker is killed after each of these steps."""
+        """Checks that the batches stay the same if a worker is killed after each of `steps`.
+
+        If `resize` is True, the number of workers is also changed after each of these steps.
+        """
         self.needs("workers", "loses_workers")
 
         def lose(loader: Any, step: int) -> None:
@@ -363,15 +366,16 @@ def _change(loader: Any, step: int) -> None:
 
 
 def _rows(batches: Iterable[Any]) -> list[Any]:
-    """Batches of `Numbers` as lists, so that no memory is lent."""
+    """Converts batches of `Numbers` to tuples of lists, which do not keep the loader's memory in use."""
     return [tuple(column.tolist() for column in batch) for batch in batches]
 
 
 @contextmanager
 def _gated() -> Iterator[tuple[FunctionDataset, Callable[[], None]]]:
-    """A dataset of six samples, whose sample 1 waits at a gate, and the function that opens the gate.
+    """Yields a dataset of six samples, in which sample 1 waits at a gate, and the function that opens the gate.
 
-    The gate is a file, and open when the file is gone: so it is open after the block too, if a worker looks late.
+    The gate is a file, and deleting the file opens the gate. So the gate is also open after the block, for workers
+    that are late.
     """
     with tempfile.TemporaryDirectory() as folder:
         gate = Path(folder) / "gate"
@@ -386,7 +390,7 @@ def _gated() -> Iterator[tuple[FunctionDataset, Callable[[], None]]]:
 
 
 def _told(loader: Any) -> list[str]:
-    """Reads two epochs, and returns each batch or error as text."""
+    """Reads two epochs of a loader, and returns each batch or error as text."""
     found = []
     for _ in range(2):
         batches = loader.batches()

@@ -1,4 +1,4 @@
-"""Asserts that a loader gives the same batches with every backend and number of workers, and after resuming."""
+"""Checks that a loader gives the same batches with any backend and number of workers, and after resuming."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# The settings that are compared with {"num_workers": 0}, the plain loop.
+# The settings that are compared with the plain loop, {"num_workers": 0}.
 EVERYWHERE: tuple[dict[str, Any], ...] = (
     {"num_workers": 0},
     {"num_workers": 2, "backend": "thread"},
@@ -33,15 +33,16 @@ def assert_same_everywhere(
     epochs: int = 1,
     steps: int | None = None,
 ) -> None:
-    """Asserts that the batches are those of the plain loop, byte for byte, with all these settings.
+    """Asserts that a loader gives the same batches with all these settings as without workers, byte for byte.
 
-    `make_loader(**settings)` makes a new loader in each call; it should pass `seed=`. By default, the settings are
-    `EVERYWHERE`: a second run without workers, threads, and one, two and three processes. Threads share
-    the generators of `random` and `numpy.random`, so a dataset that draws from these fails with threads; one that
-    draws from `penstock.rng()` does not. Threads are left out if `make_loader` refuses them, as loaders of
-    penstock.torch do.
+    `make_loader(**settings)` must make a new loader in each call, and should pass `seed=` to the loader. By default,
+    the settings are `EVERYWHERE`: a second run without workers, then threads, then one, two and three processes.
+    Threads share the generators of `random` and `numpy.random`, so a dataset that draws from these generators fails
+    with threads, while a dataset that draws from `penstock.rng()` does not. Threads are left out if `make_loader`
+    does not support them, as with loaders of penstock.torch.
 
-    The batches of the plain loop are kept for the comparison: `steps` limits how many of each epoch are read.
+    The batches of the run without workers are kept in memory for the comparison. `steps` limits the number of batches
+    that are read in each epoch.
 
     >>> import penstock
     >>> assert_same_everywhere(lambda **settings: penstock.DataLoader(range(9), 2, seed=1, **settings))
@@ -57,7 +58,10 @@ def assert_same_everywhere(
 
 
 def _compare(found: Iterable[_Named], expected: list[_Named], given: str, plain: str, by: str) -> None:
-    """Asserts that these values are the expected ones; each has a name."""
+    """Asserts that `found` and `expected` have the same names and values. Each item is a pair of a name and a value.
+
+    `given`, `plain` and `by` are parts of the error message.
+    """
     for wanted, one in zip_longest(expected, found):
         if one is None:
             raise AssertionError(f"{given}: the stream ends before {wanted[0]}.")
@@ -76,7 +80,7 @@ def _compare(found: Iterable[_Named], expected: list[_Named], given: str, plain:
 def _stream(
     make_loader: Callable[..., Any], setting: Mapping[str, Any], epochs: int, steps: int | None
 ) -> Generator[_Named, None, None]:
-    """The values to compare, each with its name: the seed, then each batch."""
+    """Yields the values to compare, each with a name: the loader's seed, and then each batch."""
     with _opened(make_loader, setting) as loader:
         yield "loader.seed", getattr(loader, "seed", None)
         for epoch in range(epochs):
@@ -93,17 +97,19 @@ def assert_resumes_everywhere(
     *,
     steps: int | None = None,
 ) -> None:
-    """Asserts that a state taken anywhere in an epoch resumes with the batches of the plain loop, byte for byte.
+    """Asserts that a loader can be stopped and resumed anywhere in an epoch, and then gives the expected batches.
 
-    A loader with the first of these settings (by default those of `assert_same_everywhere`) is stopped before the
-    first batch, after each batch and after the epoch; a loader with the second setting loads each of these states and
-    reads to the end of the epoch. Then the second is stopped and the third resumed, and so on, until the last is
-    stopped and the first resumed. States go through JSON, unless the dataset, the sampler or the stream puts objects
-    into them that JSON cannot hold.
+    The expected batches are those of an uninterrupted run without workers, byte for byte.
 
-    `make_loader(**settings)` makes a new loader in each call; it should pass `seed=`. The batches of two epochs are
-    kept for the comparison, and an epoch of n batches is read n / 2 times for each setting: `steps` limits how many
-    batches of an epoch are read.
+    A loader with the first of these settings saves its state before the first batch, after each batch and after the
+    epoch. A loader with the second setting loads each of these states, and reads to the end of the epoch. Then the
+    second setting saves states and the third loads them, and so on, until the last setting saves and the first loads.
+    The default settings are those of `assert_same_everywhere`. States are converted to JSON and back, unless they
+    contain objects of the dataset, the sampler or the stream that JSON does not support.
+
+    `make_loader(**settings)` must make a new loader in each call, and should pass `seed=` to the loader. The batches
+    of two epochs are kept in memory for the comparison, and an epoch of n batches is read n / 2 times for each
+    setting. `steps` limits the number of batches that are read in each epoch.
 
     >>> import penstock
     >>> assert_resumes_everywhere(lambda **settings: penstock.DataLoader(range(9), 2, seed=1, **settings))
@@ -125,7 +131,11 @@ def assert_resumes_everywhere(
 
 
 def _states(loader: Any, steps: int | None) -> Iterator[tuple[str, int, int, Any]]:
-    """States of one epoch, each with its position in words, the epoch to resume, and its batches so far."""
+    """Yields the states of one epoch: before the first batch, after each batch, and after the epoch.
+
+    Each state comes with a description of its position, the epoch in which it resumes, and the number of batches of
+    this epoch that come before it.
+    """
     yield "before the first batch", 0, 0, _state(loader)
     done = 0
     for done, _ in enumerate(islice(loader, steps), 1):
@@ -143,7 +153,7 @@ def _state(loader: Any) -> Any:
 
 
 def _default_settings(make_loader: Callable[..., Any]) -> list[dict[str, Any]]:
-    """The default settings; those with threads only if the loader takes them."""
+    """Returns the default settings, without the one for threads if the loader does not support threads."""
     try:
         with _opened(make_loader, {"num_workers": 2, "backend": "thread"}):
             return list(EVERYWHERE)
@@ -156,7 +166,7 @@ def _default_settings(make_loader: Callable[..., Any]) -> list[dict[str, Any]]:
 
 @contextmanager
 def _opened(make_loader: Callable[..., Any], setting: Mapping[str, Any]) -> Iterator[Any]:
-    """A loader with these settings, which is closed afterwards."""
+    """Yields a loader with these settings, and closes it at the end of the block."""
     with warnings.catch_warnings():  # about more workers than CPUs, or than a stream can use
         warnings.simplefilter("ignore")
         loader = make_loader(**setting)
@@ -171,14 +181,15 @@ def _in_words(setting: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in setting.items())
 
 
-_Within = tuple[tuple[int, int], ...]  # pairs of ids of objects
+_Within = tuple[tuple[int, int], ...]  # the ids of pairs of objects
 
 
 def difference(one: Any, other: Any, at: str = "", within: _Within = ()) -> str | None:
-    """The first difference between two batches, in words; None if all their bytes, types and keys are the same.
+    """Returns the first difference between two batches in words, or None if all bytes, types and keys are the same.
 
-    Objects of a class without a useful `__eq__` are compared by the parts that pickle would save. `at` is the path to
-    the values that are compared, and `within` are the objects that contain them.
+    Objects of a class without a useful `__eq__` are compared by the parts that pickle would save. `at` and `within`
+    are for recursive calls: `at` is the path to the compared values inside the batches, and `within` has the ids of
+    the objects that contain them.
 
     >>> difference({"x": np.array([1, 2, 3])}, {"x": np.array([1, 5, 3])})
     "['x']: at [1] there is 2, not 5"
@@ -191,14 +202,14 @@ def difference(one: Any, other: Any, at: str = "", within: _Within = ()) -> str 
         if one.dtype != other.dtype:
             return f"{at}: it is {one.dtype}, not {other.dtype}"
         return _between_arrays(_of_tensor(one), _of_tensor(other), at, within)
-    if one is other or (id(one), id(other)) in within:  # or inside itself, and being compared already
+    if one is other or (id(one), id(other)) in within:  # an object inside itself is being compared already
         return None
     if not isinstance(one, (Mapping, list, tuple)) and not dataclasses.is_dataclass(type(one)):
         try:
             if type(one).__eq__ not in _USELESS:
                 equal = bool(one == other) or (one != one and other != other)
                 return None if equal else f"{at}: it is {one!r}, not {other!r}"
-        except Exception:  # arrays inside, whose comparison has no single answer
+        except Exception:  # they contain arrays, and comparing arrays gives many results
             pass
     return _between_parts(one, other, at, (*within, (id(one), id(other))))
 
@@ -226,7 +237,11 @@ def _between_parts(one: Any, other: Any, at: str, within: _Within) -> str | None
 
 
 def _parts(whole: Any) -> tuple[str, list[tuple[Any, str, Any]]]:
-    """The kind of the parts to compare, and the parts, each with its name and its path ("" if it has none)."""
+    """Splits an object into parts that can be compared. Returns the kind of the parts, and the parts.
+
+    The kind is "keys", "elements" or "attributes". Each part is a tuple of its name, its path and its value. The name
+    and the path are "" for data that pickle would save in addition to the attributes.
+    """
     if isinstance(whole, Mapping):
         return "keys", [(key, f"[{key!r}]", whole[key]) for key in whole]
     if isinstance(whole, (list, tuple)):
@@ -251,7 +266,7 @@ def _between_arrays(one: NDArray[Any], other: NDArray[Any], at: str, within: _Wi
         return f"{at}: it is {one.dtype} of shape {one.shape}, not {other.dtype} of shape {other.shape}"
     if one.dtype.hasobject:
         return difference(one.tolist(), other.tolist(), at, within)
-    # Compared by their bytes: NaN equals NaN, and 0.0 differs from -0.0.
+    # Bytes are compared, so that NaN equals NaN, and 0.0 differs from -0.0.
     ours, theirs = one.tobytes(), other.tobytes()
     if ours == theirs:
         return None

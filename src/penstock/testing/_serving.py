@@ -1,4 +1,4 @@
-"""Serves the files of a folder by http, with ranges and ETags: remote files for the laws of formats."""
+"""Serves the files of a folder over HTTP, with ranges and ETags, to test formats with remote files."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from urllib.parse import unquote
 
 @contextmanager
 def serving(folder: Path) -> Iterator[str]:
-    """The URL of a server for the files of a folder. The server ends with the block."""
+    """Serves the files of a folder until the end of the block. Yields the server's URL."""
     with _Server(folder) as server, running(server):
         yield server.url
 
 
 @contextmanager
 def running(server: ThreadingHTTPServer) -> Iterator[None]:
-    """Serves in a thread until the end of the block."""
+    """Runs the server in a thread until the end of the block."""
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
@@ -34,7 +34,7 @@ def running(server: ThreadingHTTPServer) -> Iterator[None]:
 
 
 class Closing(ThreadingHTTPServer):
-    """A server on loopback. When it ends, it closes the connections that clients keep open."""
+    """A server on the loopback interface. When it is closed, it also closes connections that clients keep open."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -56,7 +56,7 @@ class Closing(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, address: Any) -> None:
-        """Does nothing: a client that has disconnected is not an error."""
+        """Does nothing, because it is not an error if a client disconnects."""
 
     def server_close(self) -> None:
         super().server_close()
@@ -66,7 +66,10 @@ class Closing(ThreadingHTTPServer):
 
 
 class Answering(BaseHTTPRequestHandler):
-    """Sends an answer at once, and logs nothing. A HEAD is a GET whose body is not sent."""
+    """A request handler that sends each response in a single write, and logs nothing.
+
+    A HEAD request gets the same headers as a GET request, without the body.
+    """
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
@@ -81,7 +84,7 @@ class Answering(BaseHTTPRequestHandler):
         raise NotImplementedError
 
     def answer_range(self, content: bytes, about: dict[str, str]) -> None:
-        """Sends a file, or the part of it that the request asks for."""
+        """Sends the content of a file, or only the range that the request asks for. `about` has further headers."""
         found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         if found is None:
             return self.answer(200, content, about)
@@ -96,7 +99,8 @@ class Answering(BaseHTTPRequestHandler):
         lines += [f"{name}: {value}" for name, value in (about or {}).items()]
         head = "\r\n".join(lines).encode() + b"\r\n\r\n"
         try:
-            self.wfile.write(head if self.command == "HEAD" else head + body)  # at once: Nagle would wait for 40 ms
+            # In one write, because Nagle's algorithm would delay a second one by 40 ms.
+            self.wfile.write(head if self.command == "HEAD" else head + body)
         except OSError:
             self.close_connection = True
 

@@ -1,4 +1,4 @@
-"""The simulated backend: workers as objects, one action at a time. `simulate` is how tests use it."""
+"""The simulated backend, whose workers are objects that do one action at a time. Tests use it through `simulate`."""
 
 from __future__ import annotations
 
@@ -29,12 +29,15 @@ from penstock.backends._local import run_task, runner_of
 if TYPE_CHECKING:
     from penstock.testing.simulate import Simulation
 
-# Real seconds that a loader with nothing to wait for waits for another thread to wake it, if there is one.
+# If nothing can happen in the simulation, the loader waits this many real seconds for another thread to wake it.
 _PATIENCE = 10.0
 
 
 class Action(NamedTuple):
-    """A possible next action of `worker`, on `step` of the plan if the action has a step."""
+    """A possible next action of the loader or of a worker.
+
+    `worker` is the id of the worker, or -1 for the loader. `step` is the step that the action concerns, or -1.
+    """
 
     kind: str
     worker: int = -1
@@ -42,42 +45,45 @@ class Action(NamedTuple):
 
 
 class Stuck(AssertionError):
-    """Raised if the loader waits, but nothing can ever happen again."""
+    """Raised if the loader waits but nothing can ever happen again."""
 
 
-_slept: list[float] = []  # by the steps that are being filled, the innermost last
+_slept: list[float] = []  # how long each step that is being filled has slept, the innermost step last
 
 
 def sleep(seconds: float) -> None:
-    """For datasets: the step takes this many more seconds of virtual time. Does nothing outside a simulation."""
+    """Makes the current step take this many more seconds of virtual time. Does nothing outside a simulation.
+
+    A dataset calls this function.
+    """
     if _slept:
         _slept[-1] += seconds
 
 
 class _PostedTask:
-    """A task on the board."""
+    """A task that was posted. `worker` is the id of the worker that has claimed it, or None."""
 
     worker: int | None = None
-    used = 0  # bytes of its slab
+    used = 0  # the number of bytes used in its slab
 
     def __init__(self, task: Task, slab: int, root: NDArray[np.uint8], seat: int, changes: int) -> None:
         self.task, self.slab, self.root, self.seat, self.changes = task, slab, root, seat, changes
-        self.steps = task.steps  # how many of them are to be done
-        self.done: list[Any] = []  # their outcomes so far
+        self.steps = task.steps  # the number of steps to do
+        self.done: list[Any] = []  # the outcomes of the steps so far
 
     def current(self) -> Task:
-        """The step that is next to be done, or the last one if all are done."""
+        """Returns the next step to do, as a task of one step, or the last step if all are done."""
         return self.task.single()[min(len(self.done), self.steps - 1)]
 
 
 class _SimulatedWorker:
-    """A worker, which is also in `loader.workers`. Tests may kill it."""
+    """A simulated worker. It is listed in `loader.workers`, and tests may kill it."""
 
     runner: Runner | None = None
     info: Any = None
     posted: _PostedTask | None = None
     busy_until = took = 0.0
-    changes = 0  # how many of them its dataset has
+    changes = 0  # how many changes its dataset has received
     cause: BaseException | None = None
     _is_alive = True
 
@@ -91,14 +97,14 @@ class _SimulatedWorker:
         return self._is_alive
 
     def join(self, timeout: float | None = None) -> None:
-        """A killed worker is dead at once."""
+        """Returns at once, because a killed worker is dead immediately."""
 
     def does(self, kind: str) -> Action:
         return Action(kind, self.id, -1 if self.posted is None else self.posted.current().step)
 
 
 class SimulatedBackend(Backend):
-    """The backend of a simulation, which decides what happens next, and which faults happen."""
+    """The backend of a simulation. The simulation decides what happens next, and which faults happen."""
 
     leaves_nothing = False
 
@@ -168,7 +174,10 @@ class SimulatedBackend(Backend):
                 worker.runner.look_up()
 
     def flush(self) -> None:
-        """Lets the workers continue as long as `choose` wants: they do not wait until the loader polls."""
+        """Performs actions of workers until `choose` picks the action "return".
+
+        So workers can make progress at any time, as real workers do, and not only while the loader polls.
+        """
         while len(actions := [Action("return"), *self._actions()]) > 1:
             action = self._simulation.chosen(actions)
             if action.kind == "return":
@@ -248,7 +257,7 @@ class SimulatedBackend(Backend):
         return actions
 
     def _action(self, worker: _SimulatedWorker) -> Action | None:
-        """The next action of this worker, if it need not wait and does not leave."""
+        """Returns the next action of this worker, or None if it must wait. Leaving and dying are not included."""
         posted = worker.posted
         if not worker.is_alive():
             return worker.does("bury")
@@ -262,13 +271,16 @@ class SimulatedBackend(Backend):
         return None if task is None else Action("claim", worker.id, task.step)
 
     def _task(self, worker: _SimulatedWorker, kind: str) -> Task | None:
-        """The task, or the single step, that an action is about."""
+        """Returns the task, or the single step of a task, that an action of this kind concerns, or None."""
         if worker.posted is None:
             return self._next_task(worker.seat) if kind == "claim" else None
         return worker.posted.current() if kind == "fill" else worker.posted.task
 
     def _next_task(self, seat: int) -> Task | None:
-        """The task with the lowest seq: the only reader of a stream relies on their order."""
+        """Returns the unclaimed task with the lowest `seq` (task number) for this seat (worker slot), or None.
+
+        The lowest number must come first, because a stream with only one reader depends on the order of its tasks.
+        """
         unclaimed = (p.task for p in self._board.values() if p.worker is None and p.seat in (-1, seat))
         return min(unclaimed, key=lambda task: task.seq, default=None)
 
@@ -309,7 +321,10 @@ class SimulatedBackend(Backend):
 
     @contextmanager
     def _at_work(self, worker: _SimulatedWorker) -> Iterator[None]:
-        """During the block, the calling thread is this worker, which is busy as long as the block sleeps."""
+        """In the block, the calling thread acts as this worker.
+
+        The worker stays busy for as long as the block has slept in virtual time.
+        """
         outer = get_worker_info()
         set_worker_info(worker.info, of_process=False)
         _slept.append(0.0)

@@ -1,4 +1,4 @@
-"""Datasets for tests: those for the laws of a backend, and some that fail at given keys."""
+"""Datasets for tests: some for the laws of backends, and some that fail at given keys."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.source._dataset import Keyed
 
 @dataclass(eq=False, repr=False)
 class _Around(Dataset[Any]):
-    """Calls `befall` before it fetches the sample of one of the keys."""
+    """A dataset around another one. It calls `befall(key)` before it fetches the sample of one of `keys`."""
 
     dataset: Keyed[Any]
     keys: Collection[Any]
@@ -40,7 +40,7 @@ class _Around(Dataset[Any]):
 
 @dataclass(eq=False, repr=False)
 class Raising(_Around):
-    """Raises an `error` of this type at these keys, with the key in its message.
+    """A dataset that raises an error of the type `error` at these keys. The message contains the key.
 
     >>> Raising("abc", {1})[1]
     Traceback (most recent call last):
@@ -55,7 +55,7 @@ class Raising(_Around):
 
 @dataclass(eq=False, repr=False)
 class Stalling(_Around):
-    """Takes `seconds` longer at these keys, to test timeouts, and batches that finish out of order."""
+    """A dataset that takes `seconds` longer at these keys, to test timeouts and batches that finish out of order."""
 
     seconds: float
 
@@ -65,11 +65,11 @@ class Stalling(_Around):
 
 @dataclass(eq=False, repr=False)
 class Dying(_Around):
-    """Kills the worker process that fetches one of these keys, `lives` times for each key.
+    """A dataset that kills the worker process that fetches one of these keys, `lives` times for each key.
 
-    It does nothing in the process that made the dataset, so it has no effect inline and with threads. Each death is
-    written to `file`, as a line with the key, so that all processes know about it. With at most `lives=2` (and
-    `retries=2`) the loader retries the step, and its batches are the same as without deaths.
+    The process that created the dataset is never killed, so the dataset has no effect without workers or with
+    threads. Each death is written to `file`, as a line with the key, so that all processes know about it. If `lives`
+    is at most 2 (with `retries=2`), the loader retries the step, and its batches are the same as without deaths.
     """
 
     file: str | os.PathLike[str]
@@ -95,11 +95,11 @@ class Dying(_Around):
                 with suppress(OSError):  # SIGKILL cannot have a handler; workers ignore SIGINT
                     signal.signal(self.by, signal.SIG_DFL)
                 os.kill(os.getpid(), self.by)
-                signal.pause()  # until the signal arrives
+                signal.pause()  # waits until the signal arrives
 
 
 class Numbers(Dataset[Any]):
-    """Sample i is i, `size` and `times`: attributes for tests of `update`."""
+    """A dataset whose sample i is the tuple (i, `size`, `times`). Tests of `update` change these two attributes."""
 
     size, times = 1, 0
 
@@ -117,12 +117,12 @@ class Numbers(Dataset[Any]):
 
 
 def once_more(dataset: Any) -> None:
-    """A change for `update`. Counts how often it was made, so that a repetition is noticed."""
+    """A change to pass to `update`. It counts how often it was made, so that a test notices a repetition."""
     dataset.times += 1
 
 
 class FunctionDataset(Numbers):
-    """Sample i is `make(i)`."""
+    """A dataset whose sample i is `make(i)`."""
 
     def __init__(self, n: int, make: Callable[[Any], Any]) -> None:
         self.n, self.make = n, make
@@ -132,7 +132,7 @@ class FunctionDataset(Numbers):
 
 
 def rich(key: int) -> Any:
-    """A sample with every kind of content: arrays, numbers, text, bytes, nested."""
+    """Returns a sample with every kind of content: arrays, numbers, text, bytes and nested containers."""
     return {
         "array": np.full((3, 2), key, np.float32),
         "number": key / 2,
@@ -149,12 +149,12 @@ def drawn(key: int) -> Any:
 
 
 def drawn_everywhere(key: int) -> Any:
-    """A sample with random numbers, also from the global generators."""
+    """Returns a sample with random numbers, from `penstock.rng()` and from the global generators."""
     return np.array([key, rng().random(), random.random(), np.random.random()])
 
 
 def ragged(sizes: list[int]) -> FunctionDataset:
-    """Sample i is an array of `sizes[i]` numbers, all i."""
+    """Returns a dataset whose sample i is an array of length `sizes[i]`, filled with the value i."""
     return FunctionDataset(len(sizes), lambda key: np.full(sizes[key], key))
 
 
@@ -167,7 +167,7 @@ class Countdown(IterableDataset[Any]):
 
 
 class Light(Countdown):
-    """A stream of light items, which workers load."""
+    """A stream of light items (here numbers), from which workers load the samples."""
 
     size, times = 1, 0
 
@@ -176,7 +176,7 @@ class Light(Countdown):
 
 
 class Stateful(Countdown):
-    """A stream that can be continued: it has a state, and counts its epochs."""
+    """A stream that can be resumed, because it has a state. It also counts its epochs."""
 
     at = epoch = 0
 
@@ -194,7 +194,7 @@ class Stateful(Countdown):
 
 
 class Unsendable:
-    """A key, or a change, that cannot be sent to a worker."""
+    """A key, or a change for `update`, that cannot be sent to a worker, because pickling it raises LookupError."""
 
     def __call__(self, dataset: Any) -> None:
         dataset.size = -1

@@ -1,6 +1,6 @@
-"""The laws that every backend keeps, for authors of backends.
+"""Laws for authors of backends. A law is a test that every backend must pass.
 
-Use them as one function, which needs only penstock:
+To check all laws with one function, which needs only penstock, call `check`:
 
     >>> import penstock
     >>> from penstock.testing import conformance
@@ -11,7 +11,7 @@ Use them as one function, which needs only penstock:
     >>> broken = conformance.check(backend="mine", only="posted", **threads)
     >>> penstock.backends.unregister("mine")
 
-or as a class for pytest, with a test for each law:
+To have a pytest test for each law, derive a class from `Suite`:
 
     class TestMine(conformance.Suite):
         backend = "mine"
@@ -19,8 +19,9 @@ or as a class for pytest, with a test for each law:
         def nothing_is_left(self):
             assert not my_cluster.processes()
 
-Each law is a method, and its name is the sentence that it checks. A law that a backend cannot have is skipped, and
-says why (`unittest.SkipTest`, which pytest knows). `Suite` lists the attributes that describe a backend.
+Each law is a method, and its name is the sentence that it checks. A law that does not apply to a backend is skipped
+with the reason (by `unittest.SkipTest`, which pytest understands). `Suite` lists the attributes that describe a
+backend.
 """
 
 from __future__ import annotations
@@ -34,24 +35,25 @@ __all__ = ["BrokenLaw", "Suite", "check"]
 
 
 class Suite(LoaderLaws, ProtocolLaws):
-    """All laws. Derive from this class, and describe the backend to check:
+    """All laws for backends. Derive from this class, and describe the backend to check with these attributes:
 
-    - `backend`: the registered name. `settings`: more arguments for every loader.
-    - `workers`: how many a loader has (default 2; 0 checks the plain loop).
-    - `loses_workers`: a worker can be killed without the caller. `kill(loader)` kills one: by default the first of
-      `loader.workers`, by its `kill()` and `join(timeout)`.
-    - `own_generators`: each worker has its own `random` and `numpy.random`, which threads have not.
-    - `blocks`: a dataset that waits does not keep the caller from running.
-    - `seats`: a task can be posted for one worker, which only penstock.torch needs.
-    - `nothing_is_left()`: called after each law, to raise if the backend has left anything behind.
-    - `setup_method()` and `teardown_method()`: called before and after each law. Call those of `super()` too.
+    - `backend`: the registered name. `settings`: additional arguments for every loader.
+    - `workers`: the number of workers of each loader (2 by default; 0 checks the plain loop).
+    - `loses_workers`: True if a worker can die while the caller lives on. `kill(loader)` must kill one worker. By
+      default, it calls the `kill()` and `join(timeout)` methods of the first of `loader.workers`.
+    - `own_generators`: True if each worker has its own `random` and `numpy.random` generators. Threads do not.
+    - `blocks`: True if the caller continues to run while a dataset waits in a worker.
+    - `seats`: True if a task can be posted for a particular worker, which only penstock.torch needs.
+    - `nothing_is_left()`: called after each law. It must raise if the backend has left anything behind.
+    - `setup_method()` and `teardown_method()`: called before and after each law. If you override them, call those of
+      `super()` too.
     """
 
 
 def check(*, only: str = "", **told: Any) -> list[str]:
-    """Checks all laws, and returns those that were skipped, each with its reason. A broken one raises `BrokenLaw`.
+    """Checks all laws, and returns those that were skipped, each with its reason.
 
-    The arguments are the attributes and methods of `Suite`: `check(backend="mine", workers=3)`. `only` is a part of
-    the names of the laws to check.
+    Raises `BrokenLaw` if a law is broken. The arguments are attributes and methods of `Suite`, as in
+    `check(backend="mine", workers=3)`. If `only` is given, only the laws whose names contain this text are checked.
     """
     return check_each(type("Checked", (Suite,), told), only)

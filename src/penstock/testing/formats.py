@@ -1,6 +1,6 @@
-"""The laws that every format keeps, for authors of formats.
+"""Laws for authors of formats. A law is a test that every format must pass.
 
-Use them as one function, with some files of the format:
+To check all laws with one function, call `check` with some files of the format:
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -11,7 +11,7 @@ Use them as one function, with some files of the format:
     >>> formats.check(TextLines, [path], only="by_key")
     []
 
-or as a class for pytest, with a test for each law:
+To have a pytest test for each law, derive a class from `Suite`:
 
     class TestMine(formats.Suite):
         make = staticmethod(Mine)
@@ -21,7 +21,7 @@ or as a class for pytest, with a test for each law:
             return [folder / "some.mine"]
 
 Each law is a method, and its name is the sentence that it checks. A law that does not apply is skipped with the
-reason (`unittest.SkipTest`, which pytest knows). `Suite` lists what a format can declare.
+reason (by `unittest.SkipTest`, which pytest understands). `Suite` lists the attributes that describe a format.
 """
 
 from __future__ import annotations
@@ -52,20 +52,22 @@ from penstock.testing._serving import serving
 
 __all__ = ["BrokenLaw", "Suite", "check"]
 
-_SMALL = 64  # bytes of a piece, so that reading a byte too many is noticed
+_SMALL = 64  # bytes of a piece; pieces are small so that a read of too many bytes is noticed
 
 
 class Suite(Stated):
-    """All laws. Derive a class from it, and declare what to check:
+    """All laws for formats. Derive from this class, and describe the format to check with these attributes:
 
-    - `make(paths, **files)`: makes a dataset; mostly the class itself. `files` are the keywords of `FileOptions`.
-    - `write(folder)`: writes files of the format into an empty folder, and returns the paths to pass to `make`. They
-      should be small, a few KB with some 10 to 100 samples, and have more than one block.
-    - `found`: the arguments besides the paths with which `penstock.open` finds the format, by default none; None if
-      it cannot find it.
-    - `settings`: the settings of the loaders with workers, by default two threads, and two processes.
-    - `damages`: how many copies of the files are damaged, each at random, by default 60; 0 if the library that reads
-      the format crashes with a damaged file.
+    - `make(paths, **files)`: makes a dataset. This is usually the format's class. `files` are the keyword arguments
+      of `FileOptions`.
+    - `write(folder)`: writes files of the format into an empty folder, and returns the paths to pass to `make`. The
+      files should be small (a few KB, with 10 to 100 samples), and have more than one block.
+    - `found`: the arguments that `penstock.open` needs besides the paths to find the format (none by default), or
+      None if it cannot find the format.
+    - `settings`: the settings of the loaders with workers. By default, there is a loader with two threads and one
+      with two processes.
+    - `damages`: the number of damaged copies of the files to test, 60 by default. Each is damaged at random. Use 0 if
+      the library that reads the format crashes on damaged files.
     """
 
     make: Callable[..., Any]
@@ -96,10 +98,10 @@ class Suite(Stated):
         return Path(self._made.name, str(self._scratch))
 
     def copy(self) -> tuple[Path, list[Path]]:
-        """A copy of the files, and the paths in it."""
+        """Copies the files to a new folder. Returns the folder and the paths of the copies."""
         folder = self.new_folder()
         ignored = shutil.ignore_patterns(".*")  # indexes of these files
-        shutil.copytree(self.folder, folder, ignore=ignored, copy_function=shutil.copyfile)  # with other times
+        shutil.copytree(self.folder, folder, ignore=ignored, copy_function=shutil.copyfile)  # with new timestamps
         return folder, [folder / path.relative_to(self.folder) for path in self.paths]
 
     def local(self) -> Any:
@@ -205,7 +207,7 @@ class Suite(Stated):
                 outside.setdefault(rows.file, []).append(set(fetched) - wanted)
             names = [repr(file) for file in data.files]
         for number, found in outside.items():
-            # A piece that is read for several blocks has no samples: it is a header, or an index inside the file.
+            # A piece that is read for several blocks has no samples; it is a header, or an index inside the file.
             times = Counter(piece for others in found for piece in others)
             for part, others in enumerate(found):
                 more = sorted(piece for piece in others if times[piece] == 1)
@@ -242,7 +244,7 @@ class Suite(Stated):
                 FormatError,
                 ImageError,
                 FileNotFoundError,
-            ):  # the latter for the name of another file in this one
+            ):  # the last one if the file contains the name of another file
                 pass
             except Exception as error:
                 raise AssertionError(f"{done} (seed {seed}) raised {type(error).__name__}: {error}") from error
@@ -267,7 +269,7 @@ class Suite(Stated):
             assert type(found) is type(self.local()), f"penstock.open({given!r}) made a {type(found).__name__}"
 
     def _loader(self, **settings: Any) -> Any:
-        # Without collating: samples may differ in shape.
+        # Samples are not collated, because they may differ in shape.
         order: Any = "blocks" if len(self.local().blocks) > 2 else True
         return penstock.DataLoader(self.local(), 3, shuffle=order, seed=1, collate_fn=list, **settings)
 
@@ -275,10 +277,11 @@ class Suite(Stated):
 def check(
     make: Callable[..., Any], paths: Sequence[str | os.PathLike[str]], *, only: str = "", **told: Any
 ) -> list[str]:
-    """Checks all laws, and returns those that were skipped, each with its reason. A broken one raises `BrokenLaw`.
+    """Checks all laws, and returns those that were skipped, each with its reason.
 
-    `make(paths, **files)` makes a dataset. `paths` are files of the format, whose folder is copied: it should have
-    nothing else, and be small. `only` is a part of the names of the laws to check. `told` has attributes of `Suite`.
+    Raises `BrokenLaw` if a law is broken. `make(paths, **files)` makes a dataset. `paths` are the paths of files in
+    the format. Their folder is copied, so it should be small and contain nothing else. If `only` is given, only the
+    laws whose names contain this text are checked. `told` has values for the attributes of `Suite`.
     """
     given = [Path(path).absolute() for path in paths]
 
@@ -295,7 +298,7 @@ def _same(found: Any, expected: Any, where: str) -> None:
 
 
 def _steps(n: int) -> Iterator[list[int]]:
-    """Keys of steps: all in order, in another order, with repetitions, one alone."""
+    """Yields lists of keys: all keys in order, all keys in random order, and a few random keys, perhaps repeated."""
     drawn = random.Random(0)
     yield list(range(n))
     yield drawn.sample(range(n), n)
@@ -304,7 +307,7 @@ def _steps(n: int) -> Iterator[list[int]]:
 
 
 def _arrays(sample: Any) -> Iterator[Any]:
-    """The writable arrays of a sample."""
+    """Yields the writable arrays in a sample."""
     if isinstance(sample, np.ndarray):
         if sample.flags.writeable and sample.dtype.kind in "biuf":
             yield sample
@@ -317,7 +320,7 @@ def _arrays(sample: Any) -> Iterator[Any]:
 
 
 def _damage(folder: Path, drawn: random.Random) -> str:
-    """Damages one file of a folder, and says how."""
+    """Damages a randomly chosen file in a folder. Returns a description of the damage."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
     file = drawn.choice(files)
     content = bytearray(file.read_bytes())
@@ -335,7 +338,7 @@ def _damage(folder: Path, drawn: random.Random) -> str:
 
 
 class _Noting(PiecesInMemory):
-    """Records the pieces that are fetched."""
+    """Records every piece (part of a remote file) that is requested."""
 
     def __init__(self, fetched: list[Piece]) -> None:
         super().__init__()

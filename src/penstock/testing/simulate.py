@@ -1,8 +1,9 @@
-"""A backend with virtual time and a chosen order of events, in one thread, for testing races without processes.
+"""A simulated backend for testing races without processes, in one thread.
 
-Everything in penstock except the backend is real. The workers are objects, and the calling thread runs the user's
-code for them. A function decides what happens next: `choose` gets the list of all actions that are possible now, and
-returns the index of one. So a race is a list of numbers: hypothesis can search for it, and a test can keep it.
+Time is virtual, and the test chooses the order of events. Everything in penstock except the backend is real. The
+workers are objects, and the calling thread runs the user's code for them. A function named `choose` decides what
+happens next: it receives a list of all actions that are possible now, and returns the index of one. So a race is a
+list of numbers. Hypothesis can search for such a list, and a test can replay it.
 
     >>> import penstock
     >>> from penstock.testing import simulate
@@ -14,19 +15,19 @@ returns the index of one. So a race is a list of numbers: hypothesis can search 
     >>> [action.step for action in simulation.history if action.kind == "die"]
     [1, 1]
 
-The actions of a worker, in the order of its life:
+The actions of a worker, in the order of its life, are:
 
-    start     runs `worker_init_fn`
-    claim     takes the next task
-    fill      does one step of the task: this runs the dataset's code
-    report    sends the result
-    leave     leaves, because the number of workers was reduced
-    die       dies, together with its task
-    bury      the death becomes known to the loader
+    start     the worker runs `worker_init_fn`
+    claim     it takes the next task
+    fill      it does one step of the task, which runs the dataset's code
+    report    it sends the result
+    leave     it leaves, because the number of workers was reduced
+    die       it dies, and loses its task if it has one
+    bury      the loader learns of the death
 
-and those of the loader: `return` (it continues with the results so far) and `wait` (time passes until a worker
-wakes up, or until the timeout). Time is virtual: only `simulate.sleep` takes any, and time passes only when nothing
-else can happen. If nothing can ever happen again, the loader would wait for ever: `Stuck` is raised.
+The actions of the loader are `return` (it continues with the results so far) and `wait` (time passes until a worker
+wakes up, or until the timeout). Only `simulate.sleep` takes virtual time, and time passes only when nothing else can
+happen. If nothing can ever happen again, `Stuck` is raised, because the loader would wait forever.
 """
 
 from __future__ import annotations
@@ -54,16 +55,16 @@ __all__ = [
 ]
 
 Choose = Callable[[Sequence[Action]], int]
-"""Returns the index of the next action. It is called only if there are several."""
+"""A function that returns the index of the next action. It is called only if several actions are possible."""
 
 
 @dataclass
 class Kill:
-    """A fault: a worker dies instead of doing this action, `times` times.
+    """A fault that makes a worker die instead of doing this action. It happens `times` times.
 
-    `Kill("fill", step=3)` kills a worker that has claimed step 3, before it does the step; "report" kills it after
-    the step, and "claim" when it is about to claim the step. `Kill("start", seat=1, times=4)` makes four
-    workers crash at start-up. A field that is None matches anything.
+    `Kill("fill", step=3)` kills a worker that has claimed step 3, before the worker does the step. "report" kills the
+    worker after the step, and "claim" when it is about to claim the step. `Kill("start", seat=1, times=4)` makes four
+    workers in seat 1 (the second slot for a worker) crash at start-up. A field that is None matches anything.
     """
 
     action: str
@@ -83,7 +84,11 @@ class Kill:
 
 @dataclass
 class Refuse:
-    """A fault: a worker cannot be started, `times` times, in this seat or in any (None), after `after` successes."""
+    """A fault that keeps workers from being started.
+
+    It applies to workers in the slot `seat`, or to all workers if `seat` is None. The first `after` workers are
+    started; then `times` attempts fail with `error`, which is an OSError by default.
+    """
 
     seat: int | None = None
     times: int = 1
@@ -92,15 +97,16 @@ class Refuse:
 
 
 def seeded(seed: int) -> Choose:
-    """Chooses actions at random, as a function of the seed."""
+    """Returns a function that chooses actions at random. The same seed gives the same choices."""
     numbers = random.Random(seed)
     return lambda actions: numbers.randrange(len(actions))
 
 
 def replay(numbers: Iterable[int]) -> Choose:
-    """Repeats these choices, from `Simulation.choices`; after the last of them, always chooses the first action.
+    """Returns a function that repeats these choices, which come from `Simulation.choices`.
 
-    The first action is the simplest: the loader returns as soon as it can, and the first worker does everything.
+    After the last choice, it always chooses the first action, which is the simplest one: the loader returns as soon
+    as possible, and the first worker does all the work.
     """
     left = iter(numbers)
     return lambda actions: next(left, 0) % len(actions)
@@ -111,15 +117,25 @@ _numbers = itertools.count(1)
 
 @dataclass(eq=False, repr=False)
 class Simulation:
-    """Registers a simulated backend for a block: `DataLoader(..., num_workers=2, backend=simulation.name)`.
+    """Registers a simulated backend for a `with` block.
 
-    `choose` decides what happens next (default: `seeded(0)`), and `faults` are injected. `deaths`: the number of
-    workers that may die, whenever `choose` wants it. `copies_dataset`: each worker has a copy of the dataset, as in a
-    process, or all share the caller's, as threads do. `most_steps`: the largest number of small steps in one task.
-    `names_step=False`: a loss does not say which step of a bundle was running, as on a remote machine.
+    In the block, use it as `DataLoader(..., num_workers=2, backend=simulation.name)`.
 
-    `now` is the virtual time. `history` has every action, and `choices` every number that `choose` returned:
-    `replay(choices)` repeats it all. `open` are the backends that were not closed.
+    - `choose`: the function that decides what happens next (by default `seeded(0)`).
+    - `faults`: the faults to inject.
+    - `deaths`: the number of workers that may die at any time, as `choose` decides.
+    - `copies_dataset`: True if each worker has its own copy of the dataset, as processes do. Otherwise all workers
+      share the caller's dataset, as threads do.
+    - `most_steps`: the largest number of small steps in one task.
+    - `names_step`: False if the backend cannot tell which step of a task a dead worker was doing, as with workers on
+      remote machines.
+
+    The results are these attributes:
+
+    - `now`: the virtual time.
+    - `history`: all actions so far.
+    - `choices`: all numbers that `choose` has returned. `replay(choices)` repeats the simulation.
+    - `open`: the backends that were not closed.
     """
 
     choose: Choose | None = None
@@ -154,7 +170,7 @@ class Simulation:
         return actions[at]
 
     def kills(self, action: Action, task: Task | None, seat: int) -> bool:
-        """True if a fault kills the worker that is about to do this with this task."""
+        """True if a fault kills the worker that is about to do this action with this task. Uses up one such fault."""
         for fault in self._faults:
             if isinstance(fault, Kill) and fault.times and fault.concerns(action, task, seat):
                 fault.times -= 1
@@ -162,7 +178,7 @@ class Simulation:
         return False
 
     def refuse(self, seat: int) -> None:
-        """Raises the error of a fault that keeps a worker in this seat from being started."""
+        """Raises an error if a fault keeps a worker in this seat (worker slot) from being started."""
         for fault in self._faults:
             if isinstance(fault, Refuse) and fault.seat in (None, seat):
                 if fault.after:

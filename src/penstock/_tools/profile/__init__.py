@@ -1,1 +1,1 @@
-"""`penstock profile`: tries a dataset with different workers, and recommends settings."""
+"""The command `penstock profile`, which tries a dataset with different numbers of workers and recommends settings."""

@@ -1,12 +1,14 @@
-"""What `penstock profile` tries next, and what it recommends: pure functions of the trials so far.
+"""Decides what `penstock profile` tries next and what it recommends, by pure functions of the trials so far.
 
-    1  the plain loop
-    2  two threads and two processes; then twice as many of each, as long as that helps
-    3  around the best number of workers: half as many more, and a quarter fewer (for 2 workers, 1)
+The trials are, in this order:
 
-If processes are not faster than the same number of threads, more processes are tried only beyond the number at which
-threads stop scaling. For a stream with one reader, only one worker of each kind is tried. Once the loop no longer
-waits, only fewer workers are tried.
+    1  the plain loop, without workers
+    2  two threads and two processes, and then twice as many of each as long as that is faster
+    3  50 % more and 25 % fewer workers than the best number so far (if that is 2, only 1 worker)
+
+If processes are not faster than the same number of threads, larger numbers of processes are tried only above the
+number at which threads stop scaling. For a stream with one reader, only one thread and one process are tried. As soon
+as the training loop no longer waits for data, only fewer workers are tried.
 """
 
 from __future__ import annotations
@@ -18,23 +20,26 @@ from typing import NamedTuple
 from penstock.stats._units import count, seconds, share
 
 HELPS = 1.1
-"""More workers are tried if the last trial was this many times faster. Short timings vary by a few percent."""
+"""More workers are tried if the last increase made loading at least this many times faster.
+
+The factor is above 1 because short timings vary by a few percent.
+"""
 
 SCALES = 0.8
-"""Threads scale while each of them makes at least this share of the batches that each of the first ones made."""
+"""Threads scale while the rate per thread is at least this share of the rate per thread in their first trial."""
 
 AS_GOOD = 0.95
-"""A trial with at least this share of the best rate counts as equally fast. Then fewer workers win."""
+"""A trial with at least this share of the best rate counts as equally fast, so that fewer workers are preferred."""
 
 NOT_WAITING = 0.01
-"""The training loop is the bottleneck if it waits less than this share of the time."""
+"""The training loop is the bottleneck if it waits for data during less than this share of the time."""
 
 SHORT = 0.001
-"""Seconds. If a batch takes less, a worker that loads during the training step gains nothing."""
+"""If loading a batch takes less than this many seconds, workers that load during the training step gain nothing."""
 
 
 class Choice(NamedTuple):
-    """The settings of a trial. `backend` is "inline" (with 0 workers), "thread" or "process"."""
+    """The settings of one trial. `backend` is "inline" (with 0 workers), "thread" or "process"."""
 
     backend: str
     workers: int
@@ -52,9 +57,11 @@ _KINDS = ("thread", "process")
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The result of a trial. `rate`: batches a second. `waiting`: the share of the time in which the loop waited.
+    """The result of one trial.
 
-    `first`: seconds to the first batch. `error`: why the trial failed.
+    `rate` is the number of batches per second, `waiting` is the share of the time that the loop spent waiting, and
+    `first` is the number of seconds until the first batch. `error` says why the trial failed, or is "" if it
+    succeeded.
     """
 
     choice: Choice
@@ -66,7 +73,12 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`cpus`: processors. `most`: the most workers to try. `step`: seconds of the simulated training step, or 0."""
+    """The limits of the trials.
+
+    `cpus` is the number of CPUs, `most` is the largest number of workers to try, and `step` is the duration of the
+    simulated training step in seconds, or 0. `one_reader` is True if the dataset is a stream that only one worker can
+    read.
+    """
 
     cpus: float = 1.0
     most: int = 32
@@ -75,7 +87,7 @@ class Limits:
 
 
 def next_choice(done: Sequence[Trial], limits: Limits) -> Choice | None:
-    """Returns the choice to try next; None if nothing is left to try."""
+    """Returns the settings to try next, or None if nothing is left to try."""
     tried = {trial.choice for trial in done}
     if INLINE not in tried:
         return INLINE
@@ -83,7 +95,7 @@ def next_choice(done: Sequence[Trial], limits: Limits) -> Choice | None:
 
 
 def _wanted(done: Sequence[Trial], limits: Limits) -> Iterator[Choice]:
-    """Yields the choices to try, the most important first."""
+    """Yields the settings to try, the most important first. Some of them may have been tried already."""
     rates = {trial.choice: trial.rate for trial in done}
     enough = any(trial.waiting < NOT_WAITING for trial in done)
     begin = 1 if limits.one_reader else min(2, limits.most)
@@ -101,7 +113,7 @@ def _wanted(done: Sequence[Trial], limits: Limits) -> Iterator[Choice]:
 
 
 def _more(rates: dict[Choice, float], most: int) -> Iterator[Choice]:
-    """Yields twice as many workers of each kind, as long as that has helped."""
+    """Yields settings for threads and then for processes, with twice as many workers each time, while that helps."""
     begin = min(2, most)
     for kind in _KINDS:
         workers, before = begin, rates[INLINE]
@@ -116,39 +128,39 @@ def _more(rates: dict[Choice, float], most: int) -> Iterator[Choice]:
 
 
 def _scales(rates: dict[Choice, float], workers: int, begin: int) -> bool:
-    """True if each of this many threads makes almost as many batches as each of the first ones."""
+    """True if each of `workers` threads is almost as fast as each thread in the first trial, with `begin` threads."""
     first = rates.get(Choice("thread", begin), 0.0) / begin
     return rates.get(Choice("thread", workers), 0.0) / workers > SCALES * first
 
 
 def _best(done: Sequence[Trial]) -> Trial:
-    """Returns the fastest trial. Of equally fast ones, the fewest workers win, and threads before processes."""
+    """Returns the fastest trial. Among equally fast trials, it prefers fewer workers, and then threads."""
     fastest = max(trial.rate for trial in done)
     as_good = [trial for trial in done if trial.rate >= AS_GOOD * fastest]
     return min(as_good, key=lambda trial: (trial.choice.workers, trial.choice.backend == "process"))
 
 
 class Advice(NamedTuple):
-    """The recommended trial, and the reason."""
+    """The recommended trial, and the reason for the recommendation."""
 
     trial: Trial
     reason: str
 
 
 def advice(done: Sequence[Trial], limits: Limits) -> Advice:
-    """Returns the trial whose settings to use, with the reason."""
+    """Returns the trial whose settings are recommended, with the reason."""
     inline = next(trial for trial in done if trial.choice == INLINE)
     best = _best(done)
     beside = [trial for trial in done if trial.choice.workers and not trial.error]
     if best is inline and beside and not limits.step and limits.cpus > 1 and 1 / inline.rate > SHORT:
-        # A trial only loads. In training, workers also load while the step computes, so they gain more than here.
+        # A trial only loads data. In training, workers also load while the step computes, so they gain more there.
         best = _best(beside)
         return Advice(best, f"{_compared(best, inline)} Unlike the plain loop, they load while your step computes.")
     return Advice(best, " ".join([_compared(best, inline), *_reasons(best, done, limits)]))
 
 
 def best_processes(done: Sequence[Trial]) -> Trial | None:
-    """Returns the best trial with processes, for loaders without threads; None if all of these failed."""
+    """Returns the best trial with processes, for loaders that have no threads, or None if all such trials failed."""
     found = [trial for trial in done if trial.choice.backend == "process" and not trial.error]
     return _best(found) if found else None
 

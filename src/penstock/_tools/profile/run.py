@@ -31,7 +31,7 @@ from penstock.stats._units import count, seconds, share
 from penstock.stats._verdict import rule_of
 
 WARM = 0.25
-"""The share of each trial, at its start, that is not counted: its batches were prefetched."""
+"""This share of each trial, at its beginning, is not counted, because the first batches were prefetched."""
 
 Tell = Callable[[float], None]
 """A function that is called with the progress of a trial, from 0 to 1."""
@@ -41,7 +41,10 @@ TrialResults = dict[Choice, tuple[Trial, Stats | None]]
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The dataset, the settings that all trials share, and their length in seconds."""
+    """The dataset, the settings that all trials share, and the length of each trial in seconds.
+
+    `step` is the duration of the simulated training step in seconds, or 0.
+    """
 
     dataset: Any
     batch_size: int
@@ -63,7 +66,10 @@ class Subject:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs all trials, prints table and advice, and returns the exit code. Errors in the user's code are raised."""
+    """Runs all trials, prints a table and the advice, and returns the exit code.
+
+    Errors that come from the user's code are raised.
+    """
     errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     try:
         _check_page(options.html)
@@ -107,7 +113,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _of_its_guest(subject: Subject, trials: Sequence[Trial]) -> Iterator[str]:
-    """Yields the settings for the loader of the dataset's own library (torch), which has no threads."""
+    """Yields advice for the loader of the dataset's own library (torch), which has processes but no threads."""
     guest, best = guest_of(type(subject.dataset)), best_processes(trials)
     if guest is not None and best is not None:
         call = settings(best.choice, subject).replace("penstock.", f"penstock.{guest}.")
@@ -115,13 +121,13 @@ def _of_its_guest(subject: Subject, trials: Sequence[Trial]) -> Iterator[str]:
 
 
 def _is_of_user(error: BaseException) -> bool:
-    """True if the error comes from the user's code. Only then does its traceback help more than the message."""
+    """True if the error comes from the user's code, so that its traceback is worth showing."""
     frames = traceback.extract_tb(error.__traceback__)
     return any(not is_ours(frame.filename) for frame in frames) or error.__cause__ is not None
 
 
 def _check_page(path: str | None) -> None:
-    """Raises before the trials, and not after them, if the page cannot be written."""
+    """Raises TargetError if the report cannot be written to `path`. Called before the trials, to save time."""
     if path is not None and (os.path.isdir(path) or not os.path.isdir(os.path.dirname(path) or ".")):
         raise TargetError(f"--html is the path of a file in an existing folder, and {path} is not.")
 
@@ -132,7 +138,10 @@ def _limits(subject: Subject, most: int) -> Limits:
 
 
 def try_out(subject: Subject, choice: Choice, tell: Tell) -> tuple[Trial, Stats | None]:
-    """Runs one trial. An error in the plain loop is raised; an error with workers becomes part of the result."""
+    """Runs one trial. Returns its result, and the loader's figures (None if the trial failed).
+
+    An error in the plain loop (without workers) is raised. An error with workers becomes part of the result.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # about more workers than processors
         loader = subject.loader(choice)
@@ -147,7 +156,7 @@ def try_out(subject: Subject, choice: Choice, tell: Tell) -> tuple[Trial, Stats 
 
 
 def measure(loader: DataLoader[Any], choice: Choice, subject: Subject, tell: Tell) -> Trial:
-    """Reads batches, one epoch after the other, each followed by the simulated step."""
+    """Runs a trial: reads batches, epoch after epoch, and simulates a training step after each batch."""
     clock, batches, waited, warm = time.perf_counter, 0, 0.0, None
     begun = asked = clock()
     first = drawn = 0.0
@@ -186,9 +195,9 @@ def _endless(loader: DataLoader[Any]) -> Generator[Any, None, None]:
 
 @contextmanager
 def _live_display(console: Console, subject: Subject) -> Iterator[Callable[[TrialResults, Choice, float], None]]:
-    """Shows the finished trials, and the progress of the current one, if there is a terminal.
+    """Shows the finished trials, and the progress of the current one, if standard error is a terminal.
 
-    It draws in this thread: with a second thread, workers would not be forked.
+    The display is drawn in the calling thread, because workers are not forked if the process has a second thread.
     """
     if not console.is_terminal:
         yield lambda done, choice, part: None
@@ -206,7 +215,7 @@ def _live_display(console: Console, subject: Subject) -> Iterator[Callable[[Tria
 
 
 def table(trials: Sequence[Trial], subject: Subject, best: Trial | None = None) -> Table:
-    """Draws a table with a row for each trial, sorted by the number of workers."""
+    """Returns a table with one row for each trial, sorted by the number of workers. The row of `best` is marked."""
     found = Table(box=None, pad_edge=False, header_style="bold")
     found.add_column("workers")
     for name in ("batches/s", "samples/s", "speed-up", "waiting", "first batch"):
@@ -231,6 +240,6 @@ def table(trials: Sequence[Trial], subject: Subject, best: Trial | None = None) 
 
 
 def settings(choice: Choice, subject: Subject) -> str:
-    """Returns the call that the user should write."""
+    """Returns the recommended call of `DataLoader`, as Python code."""
     backend = ', backend="thread"' if choice.backend == "thread" else ""
     return f"penstock.DataLoader(dataset, batch_size={subject.batch_size}, num_workers={choice.workers}{backend})"

@@ -1,4 +1,4 @@
-"""Imports the objects that `penstock profile` gets by name: `module:dataset`, or `train.py:dataset`."""
+"""Imports objects for `penstock profile` by their names, such as `module:dataset` or `train.py:dataset`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from types import ModuleType
 from typing import Any
 
 SIZED = ("__getitem__", "__getitems__", "__iter__")
-"""Methods of datasets. A function that makes a dataset has none of them."""
+"""A dataset has at least one of these methods. A function that makes a dataset has none of them."""
 
 
 class TargetError(Exception):
-    """The given name does not lead to a dataset or function. The message says what to do."""
+    """Raised if a command-line argument cannot be used. The message says what to do."""
 
 
 def dataset(name: str) -> Any:
-    """Returns the dataset of this name. A class or a function is called without arguments."""
+    """Returns the dataset with this name. A class or function with this name is called without arguments."""
     found = target(name)
     if isinstance(found, (type, partial)) or inspect.isroutine(found):
         _check_arguments(found, name)
@@ -44,7 +44,7 @@ def dataset(name: str) -> Any:
 def _check_arguments(maker: Any, name: str) -> None:
     try:
         signature = inspect.signature(maker)
-    except ValueError:  # of a class or function in C: not known
+    except ValueError:  # the signature of a class or function in C is unknown
         return
     try:
         signature.bind()
@@ -56,7 +56,7 @@ def _check_arguments(maker: Any, name: str) -> None:
 
 
 def target(name: str) -> Any:
-    """Returns the object of this name, from a module or a file. The current directory is searched first."""
+    """Returns the object with this name, from a module or a file. The current directory is searched first."""
     where, colon, attribute = name.rpartition(":")
     if not colon or not where or not attribute:
         raise TargetError(
@@ -99,7 +99,7 @@ def _noted(error: Exception, where: str) -> Exception:
 
 
 def _from_file(path: Path) -> ModuleType:
-    """Imports a file under its own name, so that worker processes can import it as well."""
+    """Imports a file as the module of the same name, so that worker processes can import it as well."""
     if not path.is_file():
         raise TargetError(f"There is no file {path} in {os.getcwd()}.")
     folder, name = str(path.resolve().parent), path.stem
