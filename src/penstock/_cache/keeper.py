@@ -1,4 +1,4 @@
-"""Lets processes share the decoded blocks of a table while a loader reads it, and claims the blocks that it needs."""
+"""Shares the decoded blocks of a table between processes while a loader reads it, and claims the blocks it needs."""
 
 from __future__ import annotations
 
@@ -28,9 +28,11 @@ _keepers: weakref.WeakSet[Keeper] = weakref.WeakSet()
 
 
 class Keeper:
-    """Opens the inventory of a table. In a block order, a thread claims the blocks that the loader needs next.
+    """Opens the inventory of a table's shared blocks, and claims the blocks that a loader needs.
 
-    In other orders the keeper claims `keep` bytes. `kept` holds the blocks of this process: needed ones stay there.
+    Claimed blocks stay in memory. In a block order, a thread claims the blocks that the loader needs next. In other
+    orders, the keeper claims `keep` bytes of any blocks. `kept` is this process's own cache of decoded blocks, where
+    the needed ones stay too.
     """
 
     def __init__(
@@ -57,7 +59,7 @@ class Keeper:
             started("penstock-keeper", work, partial(self._bell.put, None))
 
     def look(self) -> None:
-        """Claims the blocks that are needed now, and drops those that no loader on this machine claims."""
+        """Claims the blocks that the loader needs now, and drops those that no loader on this machine claims."""
         self._inventory.claim(self._claim() if self._planned else self._at_first)
 
     def _claim(self) -> Claim:

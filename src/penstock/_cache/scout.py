@@ -1,4 +1,4 @@
-"""Scouts: threads in the loader's process that fetch pieces before the loader needs them."""
+"""Scouts: threads in the loader's process that fetch pieces of remote files before the loader needs them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from penstock._system.threads import started
 from penstock.plan._forecast import Forecast
 
 AHEAD = 512 << 20
-"""The largest number of bytes to fetch ahead of time: some seconds of a fast network."""
+"""The largest number of bytes to fetch ahead of time. A fast network transfers them in a few seconds."""
 
 NEAR = 128 << 20
-"""Bytes for which the cache always makes room, up to a quarter of the cache: see `lookout`."""
+"""The number of bytes for which the cache always makes room, up to a quarter of the cache: see `lookout`."""
 
 THREADS = 16
-"""The number of pieces that are fetched at the same time."""
+"""The number of pieces to fetch at the same time."""
 
 _FIRST = 4  # the same until the first batch is handed out: workers are waiting for their own downloads
 
@@ -39,7 +39,8 @@ _MOMENT = 0.1  # seconds after which a waiting fetch notices that the scout is c
 class Scout:
     """Fetches pieces ahead of a loader, from `start()` until it is closed or dropped. `__foresee__` returns a scout.
 
-    It raises nothing. If a piece cannot be fetched, the worker that needs it raises an error that names the sample.
+    A scout never raises. If it cannot fetch a piece, the worker that needs the piece raises an error that names the
+    sample.
     """
 
     def __init__(
@@ -52,7 +53,10 @@ class Scout:
         self._thread: threading.Thread | None = None
 
     def joins(self, other: Scout) -> bool:
-        """Takes over the work of `other` if it has the same loader and folder. Only before both are started."""
+        """Takes over the work of `other` and returns True if both have the same loader and the same cache folder.
+
+        Neither scout may have been started yet.
+        """
         return self._lookout.joins(other._lookout)
 
     def start(self) -> None:
@@ -60,7 +64,7 @@ class Scout:
             self._thread = started("penstock-scout", self._work, self._fetches.stop)
 
     def close(self) -> None:
-        """Stops the scout. Fetches in flight finish in the background."""
+        """Stops the scout. Fetches that are in flight finish in the background."""
         self._fetches.stop()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():  # the garbage collector may run in it
@@ -68,7 +72,7 @@ class Scout:
 
 
 class _Stopped(Exception):
-    """The scout was closed while a fetch waited for its next retry."""
+    """Raised if the scout is closed while a fetch waits for its next retry."""
 
 
 class _Fetches:
@@ -103,7 +107,7 @@ class _Fetches:
                 self.bell.get(timeout=left)
 
     def rest(self) -> None:
-        """Stops fetching for a while, because the folder cannot be used."""
+        """Starts no fetches for a while, because the cache folder cannot be used."""
         self._not_before, self._seen = time.monotonic() + _AFTER_FAILURE, None
 
     def look(self, lookout: Lookout, publisher: Publisher) -> None:
@@ -134,7 +138,7 @@ class _Fetches:
             started("penstock-fetch", partial(self._fetch, lookout.cache), self.stop)
 
     def _fetch(self, cache: Cache) -> None:
-        """Runs in a thread: fetches pieces until none is queued."""
+        """Fetches pieces until none is queued. This is the main function of a fetching thread."""
         while (piece := self._next()) is not None:
             failed = True
             with working_at(self._counting), suppress(Exception):
@@ -165,7 +169,10 @@ class _Fetches:
 
 
 def _look_out(fetches: _Fetches, reference: weakref.ref[Lookout]) -> None:
-    """Runs in the thread of a scout. Does not warn if the folder cannot be used, because workers do."""
+    """Looks for pieces to fetch until the scout is closed or dropped. This is the main function of a scout's thread.
+
+    It does not warn if the cache folder cannot be used, because workers warn about that.
+    """
     lookout = reference()
     if lookout is None:
         return
