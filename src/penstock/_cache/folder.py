@@ -168,7 +168,7 @@ class Folder:
         return evicted, stamp_of(about)
 
     def _evict(self, size: int, digest: str) -> tuple[int, int]:
-        """Evicts pieces until `size` more bytes fit. Returns the total that is left, and the number of evictions."""
+        """Evicts pieces until `size` more bytes fit. Returns the new total size, and the number of evicted pieces."""
         found = self.listed(sweeps=True)
         total, evicted = found.total, 0
         most = self.limit - size - (self.limit // 100 if len(found.pieces) > _FEW else 0)

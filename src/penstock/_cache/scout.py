@@ -111,7 +111,7 @@ class _Fetches:
         self._not_before, self._seen = time.monotonic() + _AFTER_FAILURE, None
 
     def look(self, lookout: Lookout, publisher: Publisher) -> None:
-        """Publishes a new agenda if there is one, and starts the fetches that are due."""
+        """Publishes the pieces that the loader will need, if the list is new, and starts the fetches that are due."""
         if time.monotonic() < self._not_before:
             return
         agenda, position = lookout.agenda(), lookout.position

@@ -1,1 +1,1 @@
-"""Bytes, local and remote: paths, URLs, one identity for each file, pieces, indexes."""
+"""Reads the bytes of local and remote files: paths, URLs, a unique identity for each file, pieces, indexes."""

@@ -1,4 +1,4 @@
-"""The only module that imports fsspec, which reads the schemes that obstore does not know: hf://, memory://, ..."""
+"""The only module that imports fsspec, which reads the URL schemes that obstore does not: hf://, memory://, ..."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PASSING = ("Timeout", "Connection", "ServerDisconnected", "ClientError", "Clien
 
 
 class FileSystem:
-    """A store that fsspec reads. fsspec has no conditional requests, so the object is checked after each read."""
+    """A store that fsspec reads. Each read is followed by a check, because fsspec has no conditional requests."""
 
     def __init__(self, scheme: str, root: str, storage: Mapping[str, Any]) -> None:
         try:
@@ -64,7 +64,7 @@ class FileSystem:
         return found
 
     def _look(self, key: str) -> StoredObject:
-        """Asks for the current size and mark of an object, bypassing the caches of fsspec."""
+        """Returns the current size and version of an object, bypassing fsspec's caches."""
         path = self._path(key)
         with self._turn:
             if not self._refresh:
@@ -110,12 +110,15 @@ class FileSystem:
 
 
 def _mark(value: Any) -> str:
-    """Returns a mark as text. The same time may have one type in a listing and another in `info`."""
+    """Returns a checksum, version or time as text. A time may have one type in a listing and another in `info`."""
     seconds = value.timestamp() if isinstance(value, datetime) else value
     return f"{seconds:.6f}" if isinstance(seconds, (int, float)) else str(seconds)
 
 
 def _differ(one: StoredObject, other: StoredObject) -> bool:
-    """True if the contents differ. Marks of different kinds, as in a listing and in `info`, cannot be compared."""
+    """True if two descriptions of an object show that its content has changed.
+
+    Tokens of different kinds, as in a listing and in `info`, cannot be compared.
+    """
     kinds = {each.token.partition(" ")[0] for each in (one, other)}
     return one.size != other.size or (len(kinds) == 1 and one.token != other.token)
