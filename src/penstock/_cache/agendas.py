@@ -32,7 +32,7 @@ from penstock._system.interrupts import acquire, interrupts_deferred
 
 SUFFIX = ".penstock-agenda"
 FAR = np.iinfo(np.int64).max // 2
-"""The distance in samples of a piece that is in no agenda."""
+"""The distance, in samples, of a piece that no loader will need."""
 
 _HEAD = struct.Struct("<8sqq")
 _MAGIC = b"pnstagnd"
@@ -41,15 +41,16 @@ _ROW = np.dtype([("key", "<u8"), ("first", "<i8"), ("stop", "<i8")])
 
 
 class Agenda(NamedTuple):
-    """The coming uses of pieces by one loader, and the loader's position."""
+    """One loader's future uses of cached pieces, and the loader's current position."""
 
     position: int
     rows: NDArray[Any]
 
     def distances(self, ahead: int = 0) -> NDArray[np.int64]:
-        """Returns for each use the number of samples from the loader's position until the use needs its piece.
+        """Returns the number of samples from the loader's position to each use of a piece.
 
-        The next `ahead` samples do not count. The distance is FAR if the use is over after them.
+        The next `ahead` samples are skipped. A use that continues beyond them has the distance `ahead`, and a use
+        that ends within them has the distance FAR.
         """
         rows, at = self.rows, self.position + ahead
         coming: NDArray[np.int64] = np.maximum(rows["first"], at) - self.position
@@ -68,7 +69,7 @@ def key_of(digest: str) -> int:
 
 
 class Needs:
-    """Computes when each piece is needed next, by any of the loaders that have published these agendas."""
+    """Computes when each piece is needed next by any loader. Each agenda lists the future uses of one loader."""
 
     def __init__(self, keys: Sequence[int], agendas: Sequence[Agenda]) -> None:
         self._keys = np.array(keys, np.uint64)
@@ -84,7 +85,8 @@ class Needs:
     def after(self, ahead: int) -> NDArray[np.int64]:
         """Returns for each piece the number of samples until any loader needs it.
 
-        The next `ahead` samples do not count. The result is FAR for a piece that no agenda needs after them.
+        The next `ahead` samples are skipped, so that the result is at least `ahead`. It is FAR for a piece that no
+        loader needs after them.
         """
         needs = np.full(len(self._keys), FAR, np.int64)
         for agenda, begins, at, known in self._rows:
@@ -105,10 +107,10 @@ class Ranking(NamedTuple):
 
 
 def ranking(keys: Sequence[int], times: Sequence[int], agendas: Sequence[Agenda], new: int = 0) -> Ranking:
-    """Ranks pieces for eviction, starting with the pieces in no agenda, from the oldest to the newest.
+    """Ranks pieces for eviction. Pieces in no agenda come first, from the oldest to the newest.
 
-    Then come the other pieces, starting with the one that is needed last (Belady's rule). `times` are the
-    modification times of the pieces.
+    After them come the pieces that loaders will need, starting with the one that is needed last (Belady's rule).
+    `times` are the modification times of the pieces.
 
     The ranking is for the moment when the piece with the key `new` is needed, which is later than the moment when it
     is fetched. A piece that is used between these two moments may be the best one to evict later, but cannot be
@@ -123,7 +125,7 @@ def ranking(keys: Sequence[int], times: Sequence[int], agendas: Sequence[Agenda]
 
 
 class Publisher:
-    """Writes the agenda of one scout (a thread that fetches ahead) to a folder.
+    """Writes a loader's agenda (the list of pieces that it will need) to the cache folder.
 
     Only one thread may call its methods.
     """
@@ -133,7 +135,7 @@ class Publisher:
         self._locks: list[ByteLock] = []  # on the published file; a list, so that an interrupt loses none
 
     def publish(self, agenda: Agenda) -> None:
-        """Replaces the agenda. The caller must hold the folder's lock, so that no other process deletes the draft."""
+        """Replaces the agenda's file. The caller must hold the folder's lock, so that nobody deletes the draft."""
         draft = f"{self._path}.draft"
         lock = ByteLock(partial(trust.make_file, draft, self._group), 0)
         try:
@@ -164,9 +166,9 @@ class Publisher:
 
 
 def read(path: str, group: int | None = None, *, sweeps: bool) -> Agenda | None:
-    """Returns the agenda in a file, or None if the scout that wrote the file has died, or if the file is not valid.
+    """Returns the agenda in a file, or None if the process that wrote it has died or the file is not valid.
 
-    If the scout has died and `sweeps` is True, the file is deleted.
+    If that process has died and `sweeps` is True, the file is deleted.
     """
     with suppress(OSError, ValueError, struct.error):
         fd = acquire(partial(trust.open_ours, path, os.O_RDWR, group), os.close)

@@ -36,7 +36,7 @@ class _TooLarge(OSError):
 
 
 class _MadePiece(NamedTuple):
-    """The bytes of a piece, and the error if they could not be written to the folder."""
+    """The bytes of a piece, and the error if they could not be written to the cache folder."""
 
     buffers: list[memoryview]
     refused: OSError | None = None
@@ -247,5 +247,5 @@ def _flat(buffer: Any) -> memoryview:
 
 
 def digest_of(name: str) -> str:
-    """Returns the digest of a piece's name, which is used as its file name."""
+    """Returns the digest of a piece's name. The piece's file is named after it."""
     return hashlib.blake2b(name.encode(), digest_size=16).hexdigest()

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from penstock._cache.uses import Uses
 
 MOST_NEEDS = 4096
-"""The largest number of blocks in a claim, which equals the largest number of rows in an inventory."""
+"""The largest number of blocks in a claim. An inventory (the list of shared blocks) has as many rows."""
 
 ROW = np.dtype([(name, "<i8") for name in ("block", "pid", "fd", "inode", "nbytes", "number")])
-"""The dtype of a row of the inventory, which describes one decoded block and the process that has it.
+"""The dtype of an inventory's rows. Each row describes a decoded block and the process that has it.
 
-`number` is the value of the table's counter of decoded blocks when this block was added. A free row is all zeros.
+`number` is the block's sequence number among all decoded blocks of the table. A free row is all zeros.
 """
 
 Rows = NDArray[Any]
@@ -32,8 +32,9 @@ Rows = NDArray[Any]
 class Claim(NamedTuple):
     """The decoded blocks that one loader wants to keep in shared memory.
 
-    `needs` are the blocks that the loader will use soon. `keep` is for an order in which any block may be used at any
-    time: it is the number of bytes of other blocks to keep, newest first. In a block order, `keep` is None.
+    `needs` are the blocks that the loader will use soon. If the loader may use any block at any time, `keep` is the
+    number of bytes of other blocks to keep, newest first. If the loader reads the samples block by block, `keep` is
+    None.
     """
 
     needs: NDArray[np.int64]
@@ -51,7 +52,7 @@ def near(uses: Uses, position: int) -> NDArray[np.int64]:
 
 
 def surplus(rows: Rows, claims: Sequence[Claim], coming: int = 0) -> NDArray[np.bool_]:
-    """Returns a mask of the rows to drop when a block of `coming` bytes is added.
+    """Returns a boolean mask of the rows (shared blocks) to drop when a block of `coming` bytes is added.
 
     Rows that a claim needs are never dropped. Of the others, the oldest are dropped until the rest fits into the
     largest `keep` of all claims.

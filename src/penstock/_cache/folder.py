@@ -49,7 +49,7 @@ class FolderTotals(NamedTuple):
 
 
 class PieceFileInfo(NamedTuple):
-    """The piece's key in agendas, the size of its file, and the file's modification time in nanoseconds."""
+    """A cached piece: its key in agendas, the size of its file, and the file's modification time in nanoseconds."""
 
     key: int
     size: int
@@ -57,7 +57,7 @@ class PieceFileInfo(NamedTuple):
 
 
 class FolderListing(NamedTuple):
-    """The pieces in a folder, by digest, and the agendas of live loaders, which say what the loaders will need."""
+    """The pieces in a folder, by digest, and the agendas of live loaders (the lists of pieces they will need)."""
 
     pieces: dict[str, PieceFileInfo]
     agendas: list[Agenda]
@@ -69,7 +69,7 @@ class FolderListing(NamedTuple):
     def ranked(self, digest: str) -> Iterator[tuple[str, int, bool]]:
         """Yields (digest, size, may be evicted now) for each piece, starting with the piece to evict first.
 
-        The order is the one for making room for the piece with this digest.
+        The order is the best one for making room for the piece with this digest.
         """
         digests = list(self.pieces)
         keys, sizes, times = zip(*self.pieces.values(), strict=True) if digests else ((), (), ())
@@ -87,9 +87,9 @@ class FreeSpace:
     def take(self, digest: str, nbytes: int, *, waits: bool = False) -> bool:
         """Reserves space for a piece that will be needed later. Returns False if the piece must not be fetched yet.
 
-        The piece must not be fetched yet if making room for it would evict a piece that is needed sooner. If `waits`
-        is True, it must not be fetched yet either if the best piece to evict will be used before the new piece is
-        needed. Pieces that are being fetched count as present.
+        The result is False if making room would evict a piece that is needed sooner. If `waits` is True, it is also
+        False if the best piece to evict will be used before the new piece is needed. Pieces that are being fetched
+        count as present.
         """
         over = self._others + self._listed.total + nbytes + pieces.EXTRA - self._folder.limit
         if over > 0 and not self._is_listed:
@@ -136,10 +136,11 @@ class Folder:
         return ByteLock(self._opened, 0, self._patience)
 
     def add(self, digest: str, buffers: Sequence[memoryview]) -> tuple[int, FileStamp]:
-        """Writes a piece, and evicts other pieces if the size limit is exceeded. The caller must hold its lock.
+        """Writes a piece, and evicts other pieces if the size limit is exceeded.
 
-        Returns the number of evicted pieces, and the stamp of the new file. The new piece may itself be evicted at
-        any moment. Raises OSError if the piece cannot be written.
+        The caller must hold the piece's lock. Returns the number of evicted pieces, and the new file's stamp (its
+        inode number and modification time). The new piece may itself be evicted at any moment. Raises OSError if the
+        piece cannot be written.
         """
         part = os.path.join(self.path, f"{digest}-{secrets.token_hex(8)}.penstock-part")
         pieces.write(part, digest, buffers, self.group)
@@ -185,8 +186,8 @@ class Folder:
     def listed(self, *, sweeps: bool = False) -> FolderListing:
         """Lists the pieces, and the agendas of live loaders.
 
-        If `sweeps` is True, also deletes the files that dead processes have left behind. The caller must then hold
-        the folder's lock.
+        If `sweeps` is True, also deletes the files that dead processes have left behind. In that case, the caller
+        must hold the folder's lock.
         """
         found = FolderListing({}, [])
         for name in os.listdir(self.path):
@@ -207,7 +208,7 @@ class Folder:
         return found
 
     def noted(self) -> FolderTotals:
-        """Returns the stored totals. If there are no valid ones, the folder counts as full."""
+        """Returns the stored totals. If they are missing or not valid, the folder counts as full."""
         with suppress(OSError):
             fd = acquire(partial(trust.open_ours, self._state, group=self.group), os.close)
             try:
@@ -241,6 +242,9 @@ def _note(fd: int, noted: FolderTotals, *, is_changing: bool) -> None:
 
 @cache
 def _boot() -> bytes:
-    """Returns the id of the current boot. Totals of an earlier boot may be wrong, because of a power failure."""
+    """Returns the id of the current boot.
+
+    Totals that were stored before a reboot are not used, because they may be wrong after a power failure.
+    """
     with open("/proc/sys/kernel/random/boot_id", "rb") as file:
         return file.read(36)

@@ -1,4 +1,4 @@
-"""Shares the decoded blocks of a table between processes while a loader reads it, and claims the blocks it needs."""
+"""Shares the decoded blocks of a table between processes, and claims the blocks that a loader needs."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _keepers: weakref.WeakSet[Keeper] = weakref.WeakSet()
 
 
 class Keeper:
-    """Opens the inventory of a table's shared blocks, and claims the blocks that a loader needs.
+    """Opens the inventory (the list of a table's shared blocks), and claims the blocks that a loader needs.
 
-    Claimed blocks stay in memory. In a block order, a thread claims the blocks that the loader needs next. In other
-    orders, the keeper claims `keep` bytes of any blocks. `kept` is this process's own cache of decoded blocks, where
-    the needed ones stay too.
+    Claimed blocks stay in memory. If the loader reads the samples block by block, a thread claims the blocks that are
+    needed next. Otherwise, the keeper claims `keep` bytes of any blocks. `kept` is this process's own cache of
+    decoded blocks, where the needed ones stay too.
     """
 
     def __init__(

@@ -51,16 +51,15 @@ class LockPatience:
 
 
 class ByteLock:
-    """A lock on one byte of a file, for `with_loan`. Each object is used once. `opened()` opens the file.
+    """A lock on one byte of a file, for use by `with_loan`. Each object is used once. `opened()` opens the file.
 
-    The byte need not exist, so that a file has a lock for each number from 0 to 2**62, and there are no lock files
-    that could be left behind. The lock belongs to the file descriptor (`F_OFD_SETLK`), so it also works between
-    threads. A forked child closes its copy of the descriptor, so that it cannot keep the lock of a parent that has
-    died.
+    The byte need not exist. So a file has one lock for each number from 0 to 2**62, and there are no lock files that
+    could be left behind. The lock belongs to the file descriptor (`F_OFD_SETLK`), so it also works between threads. A
+    forked child closes its copy of the descriptor, so that it cannot keep the lock of a parent that has died.
 
-    Without `patience`, `begin` raises at once if the lock is held. If `long` is True, it waits for as long as the
-    holder runs, up to `trust.LONGEST` seconds; otherwise up to `trust.WAIT` seconds. The kernel's own way to wait
-    (F_OFD_SETLKW) is not used, because it has no time limit.
+    Without `patience`, `begin` raises at once if the lock is held. If `long` is True, `begin` waits for as long as
+    the holder runs, up to `trust.LONGEST` seconds; otherwise it waits up to `trust.WAIT` seconds. The kernel's own
+    way to wait (F_OFD_SETLKW) is not used, because it has no time limit.
     """
 
     __slots__ = ("_byte", "_fds", "_long", "_opened", "_patience")
@@ -101,7 +100,7 @@ class ByteLock:
             time.sleep(max(_LEAST_PAUSE, min(waited / _SHARE, _MOST_PAUSE)))
 
     def _look(self, patience: LockPatience, waited: float) -> None:
-        """Raises TimeoutError after a wait that is too long, or if the lock's holder cannot be doing useful work."""
+        """Raises TimeoutError if waiting longer makes no sense, for example because the lock's holder is stopped."""
         holders = [*_holders(self.fd, self._byte)]
         if waited < trust.LONGEST and self._long and all(one.may_work for one in holders):
             return
@@ -116,7 +115,7 @@ class ByteLock:
 
 
 def again(fd: int) -> Callable[[], int]:
-    """Returns a function that opens the descriptor's file again, because each lock needs its own descriptor."""
+    """Returns a function that reopens the file of a descriptor, because each lock needs its own descriptor."""
     return partial(os.open, f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
 
 
@@ -141,7 +140,7 @@ class _Holder(NamedTuple):
 
 
 def _holders(fd: int, byte: int) -> Iterator[_Holder]:
-    """Yields this user's processes that hold the lock on a byte, as far as `/proc` shows them."""
+    """Yields this user's processes that hold the lock on a byte, if `/proc` shows them."""
     file = os.fstat(fd)
     for pid in trust.processes(os.geteuid()):
         with suppress(OSError):  # the process has ended, or is hidden from us
@@ -153,7 +152,7 @@ def _holders(fd: int, byte: int) -> Iterator[_Holder]:
 
 
 def _locks_of(process: str, number: str, file: os.stat_result) -> list[tuple[str, str, str]]:
-    """Returns (kind, first byte, last byte) of each lock that a descriptor holds; an empty list for another file."""
+    """Returns (kind, first byte, last byte) for each lock on this file that a descriptor of a process holds."""
     with suppress(OSError):  # the descriptor was closed
         if os.path.samestat(os.stat(f"{process}/fd/{number}"), file):
             return _LOCK_OF_FILE.findall(_text(f"{process}/fdinfo/{number}"))

@@ -1,8 +1,8 @@
-"""Decides which pieces to fetch ahead of time, from a loader's forecast and the pieces in the cache folder.
+"""Decides which pieces to fetch ahead of time, from the keys that a loader will read and the pieces in the cache.
 
-A piece is a byte range of a remote file. A piece that will be needed soon (within the next `near` bytes) is fetched
-unless that would evict a piece that is needed earlier. Then workers need not wait for the download, but until the
-piece is used, it takes up space in the cache that another piece could use.
+A piece is a byte range of a remote file. A piece that will be needed soon (among the next `near` bytes of pieces) is
+fetched unless that would evict a piece that is needed earlier. Then workers need not wait for the download. The price
+is that, until the piece is used, it takes up space in the cache that another piece could use.
 
 A piece that will be needed later is fetched only if this causes no additional download, that is, once the best piece
 to evict for it can be evicted (the conservative strategy of Cao, Felten, Karlin and Li, 1995). With `near=0`, the
@@ -32,7 +32,8 @@ _REMEMBERED = 4096  # blocks whose pieces are cached
 class WantedPiece(NamedTuple):
     """A piece that a block needs: its name in the cache, its approximate size, and the function that fetches it.
 
-    `make(pause)` returns the bytes. To wait, `make` calls `pause(seconds)`, which raises once the scout is closed.
+    `make(pause)` returns the bytes. To wait, `make` calls `pause(seconds)`, which raises once fetching ahead has been
+    stopped.
     """
 
     name: str
@@ -41,20 +42,20 @@ class WantedPiece(NamedTuple):
 
 
 class InPieces(Protocol):
-    """A dataset whose blocks of samples consist of one or more pieces each. Two blocks may have a piece in common."""
+    """A dataset whose blocks consist of one or more pieces (byte ranges of files). Two blocks may share a piece."""
 
     @property
     def blocks(self) -> NDArray[np.int64]:
-        """The first key of each block, followed by the end of the last block."""
+        """The first key of each block, followed by the total number of samples."""
 
     def pieces_of(self, block: int) -> Sequence[WantedPiece]:
         """Returns the pieces from which the samples of a block are read."""
 
 
 class Lookout:
-    """Finds the next pieces to fetch, up to `ahead` bytes. The first `near` bytes of them count as needed soon.
+    """Finds the next pieces to fetch, up to `ahead` bytes.
 
-    The module docstring explains how pieces that are needed soon are treated.
+    The pieces in the first `near` bytes count as needed soon: see the module docstring.
     """
 
     def __init__(self, forecast: Forecast, dataset: InPieces, cache: Cache, ahead: int, near: int) -> None:
@@ -70,7 +71,7 @@ class Lookout:
         self.forget()
 
     def forget(self) -> None:
-        """Starts a new agenda, because the last one could not be published or is out of date."""
+        """Starts a new agenda (list of future uses), because the old one could not be published or is outdated."""
         self._uses: Uses | None = None
         self._listed: list[list[int]] = []  # for each of the first uses: the keys of its pieces
         self._rows = 0  # the number of keys in `_listed`

@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 
 class LruCache(Generic[K, T]):
-    """Keeps up to `most` bytes of values by key. `get` reads missing values, and the least recently used are dropped.
+    """A cache of values by key, up to `most` bytes in total. The least recently used values are dropped first.
 
-    At least one value is kept, even if it is larger than `most`. If several threads request the same value, one of
-    them reads it while the others wait. A forked child has its parent's values and its own locks.
+    At least one value is kept, even if it is larger than `most`. If several threads request the same missing value,
+    one of them reads it while the others wait. A forked child has its parent's values and its own locks.
     """
 
     def __init__(self, most: int) -> None:
@@ -24,7 +24,7 @@ class LruCache(Generic[K, T]):
         self.dropped = 0
         """The number of values dropped so far."""
         self.needed: set[K] = set()
-        """Keys of values that must stay and do not count towards `most`. A `Keeper` updates the set every 50 ms."""
+        """Keys of values that must stay and do not count towards `most`. A `Keeper` updates them every 50 ms."""
         self._values: OrderedDict[K, tuple[T, int]] = OrderedDict()
         self._renew()
 

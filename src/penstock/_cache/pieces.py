@@ -67,7 +67,7 @@ def checksum(view: memoryview) -> int:
 
 
 FileStamp = tuple[int, int]
-"""The inode number, which may be reused, and the modification time. They distinguish files with the same name."""
+"""A file's inode number (which may be reused) and modification time, to tell apart files with the same name."""
 
 
 def stamp_of(about: os.stat_result) -> FileStamp:
@@ -77,7 +77,7 @@ def stamp_of(about: os.stat_result) -> FileStamp:
 def mapped(
     path: str, digest: str, checked: FileStamp | None = None, group: int | None = None
 ) -> tuple[memoryview, FileStamp]:
-    """Maps a piece into memory, and returns its bytes and the stamp of its file.
+    """Maps a piece into memory. Returns its bytes, and its file's stamp (inode number and modification time).
 
     Raises ValueError if the piece is damaged. If the file's stamp equals `checked`, the checksum is not verified
     again.

@@ -22,7 +22,10 @@ AHEAD = 512 << 20
 """The largest number of bytes to fetch ahead of time. A fast network transfers them in a few seconds."""
 
 NEAR = 128 << 20
-"""The number of bytes for which the cache always makes room, up to a quarter of the cache: see `lookout`."""
+"""The cache always makes room for this many bytes that are needed next: see `lookout`.
+
+In a small cache, the number is a quarter of the cache's size instead.
+"""
 
 THREADS = 16
 """The number of pieces to fetch at the same time."""
@@ -37,10 +40,10 @@ _MOMENT = 0.1  # seconds after which a waiting fetch notices that the scout is c
 
 
 class Scout:
-    """Fetches pieces ahead of a loader, from `start()` until it is closed or dropped. `__foresee__` returns a scout.
+    """Fetches pieces of remote files ahead of a loader, from `start()` until it is closed or dropped.
 
-    A scout never raises. If it cannot fetch a piece, the worker that needs the piece raises an error that names the
-    sample.
+    A dataset's `__foresee__` method returns a scout. A scout never raises. If it cannot fetch a piece, the worker
+    that needs the piece raises an error that names the sample.
     """
 
     def __init__(
@@ -72,7 +75,7 @@ class Scout:
 
 
 class _Stopped(Exception):
-    """Raised if the scout is closed while a fetch waits for its next retry."""
+    """Raised in a fetch that waits for its next retry when the scout is closed."""
 
 
 class _Fetches:

@@ -1,9 +1,10 @@
 """Decoded blocks that all processes of a machine share, so that each block is decoded by only one of them.
 
-A process that reads a table with a loader opens an *inventory*, which says which process has which block. It is a
-memfd (shared memory without a name), which other processes find among the descriptors of that process (see
-`_measure/page.py`). A block is a memfd as well, in the process that has decoded it. Other processes open it there,
-and map it into their memory. An inventory contains:
+A process that reads a table with a loader opens an *inventory*. It says which process has which block, and has a
+*claim* for each loader, which lists the blocks that the loader needs. The inventory is a memfd (shared memory without
+a name), which other processes find among the descriptors of that process (see `_measure/page.py`). A block is a memfd
+as well, in the process that has decoded it. Other processes open it there, and map it into their memory. An inventory
+contains:
 
     magic (8 bytes), time when the inventory was opened, number of rows, number of decoded blocks (8 bytes each)
     rows: block, process id, file descriptor, inode, size, number of the decoded block (8 bytes each; a free row has
@@ -13,10 +14,10 @@ and map it into their memory. An inventory contains:
           has space for 4,096 needs.
 
 A process accepts only memfds that belong to this user, whatever their name (see `_system/trust.py`). An inventory
-never shrinks, and a complete block is sealed, so that no process can change it, or truncate it while others have it
+never shrinks. A complete block is sealed, so that no process can change it, or truncate it while others have it
 mapped.
 
-Because nothing has a name, nothing can be left behind: memory is freed when the last process that maps it has ended.
+Because nothing has a name, nothing can be left behind. Memory is freed when the last process that maps it has ended.
 If a process dies, the next process that needs one of its blocks decodes the block again.
 
 The locks are those of the kernel (see `_cache/locks.py`). Byte 0 guards the rows and claims, byte 1 + n guards block
@@ -66,10 +67,10 @@ _UNFINISHED = 0.2  # seconds to wait for the head of an inventory that was opene
 
 
 class Inventory:
-    """A loader's access to the inventory of one table, and the loader's claim, whose first value is `claim`.
+    """The list of a table's shared blocks, and one loader's claim, which says which blocks that loader needs.
 
-    The inventory says which process has which decoded block. The claim says which blocks the loader needs. Each
-    loader and rank opens an inventory, but all processes use the one that was opened first.
+    The claim is `claim` at first. Each loader and rank opens an inventory, but all processes use the one that was
+    opened first.
     """
 
     def __init__(self, table: str, claim: Claim) -> None:
@@ -115,7 +116,7 @@ class Inventory:
             _write_rows(lock.fd, rows)
 
     def _move(self, fd: int) -> None:
-        """Moves the claim to the inventory with the descriptor `fd`, under the lowest number that is not in use."""
+        """Moves this loader's claim to the inventory with the descriptor `fd`, under the lowest free number."""
         number = next(number for number in count() if not is_locked(fd, _CLAIM_LOCKS + number))
         lock = _claim_lock(fd, number)
         with interrupts_deferred(), descriptors.no_fork():
@@ -128,7 +129,10 @@ class Inventory:
                 lock.end()
 
     def _used(self) -> int:
-        """Returns the descriptor of the oldest inventory. Raises OSError if another thread has closed this object."""
+        """Returns the descriptor of the inventory that all processes use, which is the oldest one.
+
+        Raises OSError if another thread has closed this object.
+        """
         found = _first_inventory(self._name) if self._first is None else None
         with interrupts_deferred(), descriptors.no_fork():
             if self._fd != -1:
@@ -151,7 +155,7 @@ def _claim_lock(fd: int, number: int) -> ByteLock:
 
 
 def _check_is_inventory(fd: int, name: str) -> None:
-    """Raises OSError if the file is not the inventory with this name.
+    """Raises OSError if the descriptor `fd` does not belong to the inventory with this name.
 
     A thread may close an inventory's descriptor while another thread is about to write. The next file that is opened,
     maybe one of the user's files, then gets the same descriptor number. So a writer opens its own descriptor, and
@@ -164,7 +168,7 @@ def _check_is_inventory(fd: int, name: str) -> None:
 class Shared:
     """The decoded blocks of one table that this process shares with others.
 
-    If no loader has a claim any more, the blocks of an inventory take up to `most` bytes.
+    When no loader claims blocks any more, the blocks in an inventory may take up to `most` bytes.
     """
 
     def __init__(self, table: str, most: int) -> None:
@@ -292,7 +296,7 @@ class Shared:
 
 
 def _most_own() -> int:
-    """Returns how many blocks a process may share: half of its limit of open descriptors, which is often 1,024."""
+    """Returns how many blocks a process may share, which is half of its limit on open descriptors (often 1,024)."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
 
 
@@ -376,11 +380,11 @@ def _blocks_in(rows: Rows) -> set[int]:
 
 
 def _first_inventory(name: str) -> int | None:
-    """Opens the oldest inventory with this name that a process of this user has; returns None if there is none.
+    """Opens this user's oldest inventory with this name. Returns None if there is none.
 
     All processes must agree on one inventory. The opening time is written after the file has become visible to
     others. So an inventory that is not found here is younger than those that are found. If an inventory has no time
-    yet, this function waits for a moment until it is written.
+    yet, this function waits for a moment until the time is written.
     """
     deadline = time.monotonic() + _UNFINISHED
     found = [*_inventories(name)]

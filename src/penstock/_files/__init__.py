@@ -1,1 +1,1 @@
-"""Reads the bytes of local and remote files: paths, URLs, a unique identity for each file, pieces, indexes."""
+"""Local and remote files: finds them by path or URL, identifies them, reads their bytes, and keeps their indexes."""

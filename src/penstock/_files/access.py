@@ -50,7 +50,10 @@ class Access(NamedTuple):
 
     @classmethod
     def of(cls, reader: str, files: RemoteOptions) -> Access:
-        """Returns the keyword arguments as one object. Raises TypeError if the class `reader` does not accept one."""
+        """Returns the keyword arguments as one object. Raises TypeError if one of them is unknown.
+
+        `reader` is the name of the class that was called, for the error message.
+        """
         if unknown := sorted(files.keys() - set(cls._fields)):
             raise TypeError(f"{reader}.__init__() got an unexpected keyword argument {unknown[0]!r}")
         return cls(**files)
@@ -58,7 +61,7 @@ class Access(NamedTuple):
     def check(self) -> None:
         """Raises TypeError or ValueError if a value is wrong.
 
-        Local files do not need these options, but they are checked for them too, because the next run may use URLs.
+        The options are checked even if all files are local, because the paths of the next run may be URLs.
         """
         if self.storage is not None and not isinstance(self.storage, Mapping):
             raise TypeError(f"storage must be a dict of options, but it is a {type(self.storage).__name__}.")
@@ -137,7 +140,7 @@ def check_bytes(name: str, value: object) -> None:
 
 
 def _nearest(path: Path) -> Path:
-    """Returns the path if it exists and this user can see it, otherwise the nearest folder above it that does."""
+    """Returns the path if this user can see it, otherwise the nearest visible folder above it."""
     path = path.absolute()
     return next(each for each in (path, *path.parents) if os.path.exists(each))
 

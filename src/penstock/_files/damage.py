@@ -27,7 +27,10 @@ def is_damage(error: Exception) -> bool:
 
 
 def raise_unless_damage(error: Exception, where: str) -> None:
-    """Raises the error again, with a note that says `where` it occurred, unless it means that the file is damaged."""
+    """Raises the error again unless it means that the file is damaged.
+
+    The error gets a note that says where it occurred.
+    """
     if is_damage(error):
         return
     error.add_note(f"While reading {where}.")

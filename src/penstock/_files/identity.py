@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 
 class Identity(NamedTuple):
-    """Identifies the content of a file. `name` is unique to the file; it is hashed, never shown (see `identified`).
+    """Identifies the content of a file. `name` is unique to the file. It is hashed, never shown (see `identified`).
 
     `version` changes with the content. It is the modification time of a local file, or the ETag or modification time
     of a remote one. It is "" if the store sends neither. New content of the same size then has the same identity, so
-    nothing is kept beyond this process.
+    nothing about the file is kept beyond this process.
     """
 
     name: str

@@ -87,7 +87,7 @@ class Index(Mapping[str, NDArray[Any]]):
         return self._origin[0].path
 
     def check(self, name: str) -> int:
-        """Returns the CRC-32 of an array. If the index was read from a file, it need not be computed."""
+        """Returns the CRC-32 of an array, which is already known if the index was read from a file."""
         if name not in self._checks:
             self._checks[name] = zlib.crc32(np.ascontiguousarray(self._arrays[name]).data)
         return self._checks[name]
@@ -110,8 +110,8 @@ def cached(file: AnyFile, kind: str, make: MakeIndex, elsewhere: OtherIndexes | 
 
     `kind` identifies what `make` does and its version, such as "tar-1". Change it whenever `make` changes. `make`
     must be a module-level function, so that it can be pickled. If neither the file's folder nor the cache folder is
-    writable, the index is made again each time. An index of another program in `elsewhere` is used before `make` is
-    called.
+    writable, the index is made again each time. If `elsewhere` has an index that another program has made, `make` is
+    not called.
     """
     kept = _loaded(file, kind, make)
     if kept is None and elsewhere is not None and (arrays := elsewhere.arrays(file)) is not None:
@@ -124,7 +124,7 @@ def cached_each(
 ) -> list[Index]:
     """Returns the index of each file. Missing indexes are made in parallel, with a progress bar.
 
-    An index of another program in `elsewhere` is used before `make` is called.
+    If `elsewhere` has an index that another program has made, that index is used.
     """
     found = [_loaded(file, kind, make) for file in files]
     missing = [at for at, index in enumerate(found) if index is None]
@@ -153,7 +153,7 @@ def _made_each(files: Sequence[AnyFile], kind: str, make: MakeIndex) -> Iterator
 
 
 class _Making(Dataset[dict[str, NDArray[Any]]]):
-    """Makes indexes in workers. A sample is the arrays of an index, or an empty dict if the index was stored."""
+    """A dataset that makes indexes in workers. A sample is an index's arrays, or an empty dict if it was stored."""
 
     def __init__(self, files: Sequence[AnyFile], kind: str, make: MakeIndex) -> None:
         self._files, self._kind, self._make = files, kind, make
@@ -176,7 +176,7 @@ def with_progress_bar(made: Iterable[Any], total: int | None, what: str = _WHAT)
 
 
 def for_each(call: Callable[[AnyFile], T], files: Sequence[AnyFile], threads: int = 1) -> Iterator[T]:
-    """Yields `call(file)` for each file, in order, with a progress bar. Many remote files are read at a time."""
+    """Yields `call(file)` for each file, in order, with a progress bar. Reads many remote files at the same time."""
     if any(isinstance(file, RemoteFile) for file in files):
         threads = IN_FLIGHT
     return with_progress_bar(in_parallel(lambda file, _: call(file), files, threads), len(files))
@@ -223,7 +223,10 @@ def _places(file: AnyFile, kind: str) -> Iterator[_IndexBeside | _InCache]:
 
 
 def _is_shared(file: AnyFile, folder: Path) -> bool:
-    """True if a group of users shares the cache folder, that is, if it has the file's pieces and these are shared."""
+    """True if the members of a group share the cache folder.
+
+    This is known only if the cache folder has the file's pieces.
+    """
     pieces = file.pieces if isinstance(file, RemoteFile) else None
     if not isinstance(pieces, PiecesOnDisk):
         return False
@@ -244,7 +247,7 @@ class _IndexBeside(NamedTuple):
         return trust.check_beside(os.fspath(self.path), self.of)
 
     def write(self, write: Callable[[int], None]) -> None:
-        """Writes the index. Raises OSError if another user's index is there that must not be used."""
+        """Writes the index. Raises OSError if there is already an index of another user that must not be used."""
         with suppress(FileNotFoundError):
             if os.lstat(self.path).st_uid != os.geteuid():
                 self.check()
@@ -328,7 +331,7 @@ def _read(place: _IndexBeside | _InCache, file: AnyFile, kind: str) -> tuple[Arr
 
 
 def _check(index: File, start: int, stop: int) -> int:
-    """Returns the CRC-32 of these bytes. Reads them in parts, so that the whole map does not count as used memory."""
+    """Returns the CRC-32 of these bytes. Reads them in parts, because mapped pages would count as used memory."""
     check = 0
     for at in range(start, stop, _PIECE):
         check = zlib.crc32(index.read(at, min(_PIECE, stop - at)), check)

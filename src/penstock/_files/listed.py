@@ -19,7 +19,7 @@ _MAGIC = re.compile(r"[*?[]")
 
 
 def find_remote(urls: list[str], suffixes: tuple[str, ...], reader: str, access: Access) -> Iterator[RemoteFile]:
-    """Yields the files that the URLs name, looking up many at a time. A URL may also be a pattern or a folder."""
+    """Yields the files that the URLs name, and looks up many at a time. A URL may also be a pattern or a folder."""
     if not urls:
         return
     pieces = access.pieces()
@@ -115,7 +115,7 @@ def translated(pattern: str) -> re.Pattern[str]:
     """Returns a regular expression for a pattern. As in a shell, `*` matches no slash, and no dot at the beginning.
 
     Names come from servers, so matching must be fast for any name. Each `*` takes the shortest match and never
-    backtracks (an atomic group), which matches the same names as backtracking would.
+    backtracks (an atomic group). The same names match as with backtracking.
     """
     parts: list[str] = []
     segments = pattern.split("/")

@@ -53,7 +53,7 @@ class AnyFile:
         raise NotImplementedError
 
     def read_each(self, starts: Sequence[int], lengths: Sequence[int]) -> Iterable[bytes]:
-        """Returns the bytes of several extents, in the order given. An extent is an offset and a length."""
+        """Returns the bytes of several extents (ranges of bytes), in the order given."""
         raise NotImplementedError
 
     def peek(self, start: int, length: int) -> bytes:
@@ -73,7 +73,7 @@ class AnyFile:
         return cast(BinaryIO, _FileObject(self))
 
     def beyond(self, start: int, length: int) -> NoReturn:
-        """Raises FormatError, because the file ends before these bytes."""
+        """Raises FormatError for bytes beyond the end of the file."""
         self.damaged(start, f"{length:,} bytes were expected here, but the file ends at byte {self.size:,}")
 
     def refused(self, place: int, what: str) -> NoReturn:
@@ -172,7 +172,7 @@ class File(AnyFile):
         return mapped([self])[0][: self.size]
 
     def descriptor(self) -> Descriptor:
-        """Returns the file's descriptor, which stays open for as long as the caller keeps a reference to it."""
+        """Returns the file's descriptor, which stays open for as long as the caller has a reference to it."""
         descriptor = self._descriptor
         if descriptor is None:
             descriptor = Descriptor(self.path)

@@ -36,7 +36,10 @@ def mapped(files: Sequence[File]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
 def reserved(nbytes: int) -> NDArray[np.uint8]:
-    """Reserves a range of addresses, as a read-only array of zeros. Dropping the array unmaps the files in it."""
+    """Reserves a range of addresses, as a read-only array of zeros.
+
+    When the array is dropped, the files that are mapped into the range are unmapped.
+    """
     room = mmap.mmap(-1, nbytes, flags=_NOTHING, prot=mmap.PROT_READ)
     return np.frombuffer(room, np.uint8)  # keeps the map alive
 
@@ -59,9 +62,9 @@ def map_file(file: File, address: int) -> None:
 
 
 def map_again(memory: memoryview, address: int) -> bool:
-    """Maps a file into a reserved range that is already mapped at `memory`. Returns False if the system refuses.
+    """Maps a file that is already mapped at `memory` a second time, into a reserved range.
 
-    This needs no descriptor, and works even if the file was deleted.
+    Returns False if the system refuses. This needs no descriptor, and works even if the file was deleted.
     """
     try:
         copy_map(np.frombuffer(memory, np.uint8).ctypes.data, len(memory), address)
@@ -72,6 +75,6 @@ def map_again(memory: memoryview, address: int) -> bool:
 
 
 def clear(address: int, nbytes: int) -> None:
-    """Unmaps a part of a reserved range, which then contains zeros again."""
+    """Unmaps a part of a reserved range, so that it contains zeros again."""
     with suppress(OSError):  # there are too many maps: it stays mapped
         map_memory(address, nbytes, mmap.PROT_READ, _NOTHING | _FIXED, -1, 0)

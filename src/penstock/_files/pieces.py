@@ -29,11 +29,11 @@ FetchPiece = Callable[[Piece], Any]
 
 
 class Pieces(Protocol):
-    """Keeps the pieces of files. Any number of threads may use it."""
+    """Keeps the pieces of remote files. Any number of threads may use it."""
 
     @property
     def passing(self) -> Pieces:
-        """Where to keep pieces that must not outlive this process: see `Identity`."""
+        """The object that keeps pieces which must not outlive this process: see `Identity`."""
 
     def get(self, piece: Piece, fetch: FetchPiece) -> memoryview:
         """Returns the bytes of a piece. Calls `fetch(piece)` if they are not kept here."""

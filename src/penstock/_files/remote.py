@@ -146,7 +146,7 @@ class RemoteFile(AnyFile):
         return self.has_changed()
 
     def beside(self, suffix: str) -> RemoteFile:
-        """Returns the file in the same folder that has the same name with another suffix."""
+        """Returns the file in the same folder that has the same name, but another suffix."""
         stem = self._stored.key.rpartition(".")[0]
         return RemoteFile(self._remote, self._remote.find(stem + suffix), self.pieces)
 
@@ -165,7 +165,7 @@ class RemoteFile(AnyFile):
     def _views(self, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, memoryview]]:
         """Yields (piece, bytes) for each piece: first the cached ones, then the others, fetched several at a time.
 
-        The caller must copy from each view and drop it before the next one, because all of them may not fit into
+        The caller must copy from each view and drop it before the next one, because together they may not fit into
         memory.
         """
         missing = []
@@ -192,7 +192,7 @@ class RemoteFile(AnyFile):
 
 
 class FromTheStart(AnyFile):
-    """A remote file that is read from beginning to end, so that the next pieces are fetched ahead of time.
+    """A remote file that is read from beginning to end. The next pieces are fetched ahead of time.
 
     It holds the last two pieces. Bytes before these, or far beyond them, are read from the file directly.
     """

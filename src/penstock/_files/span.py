@@ -3,10 +3,10 @@
 With a span, samples of remote files are copied like those of local files, by their positions in one array, even if
 they extend over two pieces. The range consists of slots that have the size of a piece. Each file starts at a slot,
 and has one slot for each of its pieces. The cache maps a piece anywhere in memory. The span maps the same piece a
-second time into its slot, and clears the slot when the cache drops the piece. So the cache limits the number of
+second time, into its slot, and clears the slot when the cache drops the piece. So the cache limits the number of
 mapped pieces.
 
-64 rows of 1,025 ids from random places in 32 pieces take 50 µs, as in a local file. Read piece by piece, they take
+64 rows of 1,025 ids from random positions in 32 pieces take 50 µs, as in a local file. Read piece by piece, they take
 300 µs.
 """
 
@@ -35,8 +35,8 @@ from penstock._system.interrupts import CallAtEnd, call_at_end, interrupts_defer
 class Span:
     """All files of a dataset in one array, `memory`. `begins` has the offset of each file. Unmapped pieces are zeros.
 
-    Another thread may clear a slot while its bytes are being copied. So a reader first gets `mark`, then calls `has`,
-    and then copies. If `mark` is a different object after that, the copy may be wrong.
+    Another thread may unmap a piece while its bytes are being copied. So a reader first gets `mark`, then calls
+    `has`, and then copies. If `mark` is a different object after that, the copy may be wrong.
     """
 
     def __init__(self, files: Sequence[AnyFile]) -> None:
@@ -71,7 +71,10 @@ class Span:
         return True
 
     def map(self, at: NDArray[np.int64], nbytes: int) -> None:
-        """Maps the pieces of these bytes that the cache has mapped. Returns at once if another thread is doing it."""
+        """Maps the pieces with these bytes, if the cache has them mapped in this process.
+
+        Returns at once if another thread is mapping pieces.
+        """
         with interrupts_deferred():
             if self._lock.acquire(blocking=False):
                 try:
@@ -110,7 +113,7 @@ class Span:
 
 
 def span_of(files: Sequence[AnyFile], nbytes: int) -> Span | None:
-    """Returns a span of the files for reads of `nbytes` bytes each; None if it would be useless or cannot be made."""
+    """Returns a span of the files for reads of `nbytes` bytes each; None if it cannot be made, or would not help."""
     if all(isinstance(file, RemoteFile) and isinstance(file.pieces, PiecesInMemory) for file in files):
         return None
     if nbytes > _remotefile.PIECE or _remotefile.PIECE % mmap.PAGESIZE:

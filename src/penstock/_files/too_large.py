@@ -17,7 +17,7 @@ has 1.2 GB.
 """
 
 AT_ONCE = 16
-"""The number of samples of the largest size that a block may hold."""
+"""A block may be as large as this many samples of the largest allowed size."""
 
 
 def checked_limit(value: object) -> int | None:

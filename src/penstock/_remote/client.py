@@ -36,7 +36,7 @@ CERTIFICATES = {  # by the beginning of rustls' name for the problem
 
 
 class Client:
-    """The settings for connections to one store. `options` has the settings under obstore's names."""
+    """The settings for connections to one store. `options` contains the settings under obstore's names."""
 
     def __init__(self, root: str, user: str, storage: Mapping[str, Any]) -> None:
         self.options: dict[str, Any] = {**_DEFAULTS, **client_options(root, storage)}
@@ -97,7 +97,7 @@ class HttpAnswer(NamedTuple):
 
 
 class WebServer:
-    """Sends requests to one web server by `http.client`, with the settings of a client, from any number of threads.
+    """One web server. Requests are sent by `http.client`, with the settings in `client`, from any number of threads.
 
     `place` is the server's URL without path and query. Raises ValueError if the URL of the server or of its proxy is
     not valid.

@@ -21,7 +21,11 @@ _PASSING = ("Timeout", "Connection", "ServerDisconnected", "ClientError", "Clien
 
 
 class FileSystem:
-    """A store that fsspec reads. Each read is followed by a check, because fsspec has no conditional requests."""
+    """A store that fsspec reads.
+
+    After each read, the object is looked up again to see if it has changed, because fsspec has no conditional
+    requests.
+    """
 
     def __init__(self, scheme: str, root: str, storage: Mapping[str, Any]) -> None:
         try:
@@ -118,7 +122,8 @@ def _mark(value: Any) -> str:
 def _differ(one: StoredObject, other: StoredObject) -> bool:
     """True if two descriptions of an object show that its content has changed.
 
-    Tokens of different kinds, as in a listing and in `info`, cannot be compared.
+    Tokens (checksums, versions or times) of different kinds, as in a listing and in fsspec's `info`, cannot be
+    compared.
     """
     kinds = {each.token.partition(" ")[0] for each in (one, other)}
     return one.size != other.size or (len(kinds) == 1 and one.token != other.token)

@@ -62,8 +62,8 @@ def _some(
 def cuts(last: str, until: str, begin: int) -> list[str]:
     """Returns sorted names between `last` and `until` at which new ranges may start.
 
-    Each of them starts like `last`, and ends with a greater digit (or letter a-f, if the name looks hexadecimal) than
-    `last` has there. The first `begin` characters are never changed.
+    Each name is a prefix of `last` with at least `begin` characters, followed by a digit that is greater than the
+    next character of `last`. If `last` looks hexadecimal, the letters a-f are used too.
     """
     while begin < min(len(last), len(until)) and last[begin] == until[begin]:
         begin += 1

@@ -69,7 +69,7 @@ class Objects:
     """A store that obstore reads."""
 
     def __init__(self, root: str, user: str, storage: Mapping[str, Any]) -> None:
-        """`storage` has the options under the names that `options.named` returns."""
+        """`storage` contains options in the form that `options.named` returns."""
         obstore = _imported()
         settings = {"retry_config": {"max_retries": 0}, **storage}
         settings.pop("client_options", None)
@@ -141,7 +141,7 @@ class Objects:
         return (self._is_s3 and self._wrong_region(str(error))) or _failed(error)
 
     def _wrong_region(self, text: str) -> RequestFailed | None:
-        """Returns the failure if the request went to another region than the bucket's; None for all other errors."""
+        """Returns the failure if the request went to the wrong region for the bucket; None for all other errors."""
         head, asked = text.partition("\n\nDebug source")[0], _ASKED.search(text)
         named = _REGION.search(head)
         if "redirect without LOCATION" in head:
@@ -197,7 +197,7 @@ def _imported() -> Any:
 
 
 def _stored(meta: Any) -> StoredObject:
-    """Converts obstore's metadata of an object."""
+    """Converts obstore's metadata of an object to a `StoredObject`."""
     time = meta["last_modified"]
     token = (meta["e_tag"] or "").removeprefix('"').removesuffix('"')
     if not token and time is not None and time.timestamp() > 0:  # obstore returns 1970 if the server sends no time
@@ -232,7 +232,7 @@ def _failed(error: Exception) -> RequestFailed:
 
 
 def _broken(kind: str, head: str, text: str) -> RequestFailed:
-    """Converts obstore's error about a failed connection, or a request that was never sent, to `RequestFailed`."""
+    """Converts obstore's error to `RequestFailed`, if the connection failed or the request was never sent."""
     cause = _CAUSE.search(text)
     why = next(filter(None, cause.groups()), "") if cause else ""
     if "ertificate" in text:
@@ -263,13 +263,13 @@ def _broken(kind: str, head: str, text: str) -> RequestFailed:
 
 
 def _host(head: str) -> str:
-    """Returns the host that the request went to. The user may not know it if an option or a variable named it."""
+    """Returns the host that the request was sent to. An option or a variable may have named it instead of the URL."""
     asked = _ASKED.search(head)
     return redacted(asked[1]).partition("://")[2].partition("/")[0] if asked else "the server"
 
 
 def _status_of(error: Exception) -> int:
-    """Returns the HTTP status that caused an error of obstore; 0 if there was no response."""
+    """Returns the HTTP status that caused obstore's error; 0 if there was no response."""
     known = _STATUSES.get(type(error).__name__)
     if known is not None:
         return known

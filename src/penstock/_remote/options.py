@@ -1,8 +1,8 @@
 """Translates the options in `storage=` to obstore's names.
 
 The names of boto3, s3fs, pyarrow, gcsfs, adlfs and environment variables are also understood. obstore decides which
-options exist. It panics if a connection option is among the store's options, or if the server is not a URL, so
-neither is passed to it.
+options exist. It panics if a connection option is among the store's options, or if the server's address is not a URL,
+so neither is passed to it.
 """
 
 from __future__ import annotations
@@ -119,11 +119,11 @@ _UNKNOWN = re.compile(r"Configuration key: '([^']*)'|Invalid key: (\S+?)\.?$|une
 
 
 def named(url: str, storage: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Returns the options under obstore's names, with the connection options in a dict "client_options".
+    """Returns the options under obstore's names. The connection options are in a dict with the key "client_options".
 
-    If an environment variable names the server, it is read here, when the dataset is made, so that workers on other
-    machines use the same server. Raises ValueError or TypeError for invalid options. Options that are already
-    translated stay unchanged.
+    If an environment variable names the server, the variable is read here, when the dataset is made, so that workers
+    on other machines use the same server. Raises ValueError or TypeError for invalid options. Options that are
+    already translated stay unchanged.
     """
     kind, scheme = _KINDS[scheme_of(url)], scheme_of(url)
     found: dict[str, Any] = {}
@@ -178,7 +178,7 @@ def client_options(
 
 
 def unknown(url: str, error: Exception) -> ValueError | None:
-    """Returns the error for an option that obstore does not know, or None for other errors.
+    """Returns a ValueError if `error` is about an option that obstore does not know, otherwise None.
 
     The message suggests the most similar option.
     """

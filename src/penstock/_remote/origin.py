@@ -161,7 +161,7 @@ class Origin:
 
 
 def _read(store: Objects, key: str, stored: StoredObject, start: int, stop: int) -> Any:
-    """Reads bytes from the server that a redirect leads to."""
+    """Reads an object's bytes from the server that a redirect leads to."""
     return attempt(store, lambda: store.read(stored._replace(key=key), start, stop))
 
 

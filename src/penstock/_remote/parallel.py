@@ -1,4 +1,4 @@
-"""Makes many network calls at the same time, in threads that end with the call."""
+"""Makes many network calls at the same time, in threads that end when the results have been returned."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Pause = Callable[[float], object]
 
 
 class Abandoned(Exception):
-    """The caller no longer waits for this call."""
+    """Raised in a call whose result is no longer wanted."""
 
 
 def in_parallel(call: Callable[[A, Pause], T], items: Iterable[A], threads: int) -> Iterator[T]:

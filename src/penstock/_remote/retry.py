@@ -1,4 +1,4 @@
-"""Decides what a failed request means, and when to retry it. Pure: time and random numbers are arguments.
+"""Decides what a failed request means, and when to retry it. Pure code: time and random numbers are arguments.
 
 PASSING   overload, a reset, a timeout            retried for minutes, with increasing pauses
 ODD       a malformed or unexpected response      retried a few times, because a proxy may be at fault
@@ -68,8 +68,8 @@ class Patience:
     def pause(self, fault: RequestFault, failures: int, odd: int, elapsed: float, dice: float) -> float | None:
         """Returns the number of seconds until the next attempt, or None if the request must not be retried.
 
-        `failures` attempts have failed in `elapsed` seconds, and `odd` of them with a malformed or unexpected
-        response. Only these count towards the limit on such responses. `dice` is a random number from 0 to 1, so that
+        `failures` is the number of failed attempts in the last `elapsed` seconds. `odd` is the number of malformed or
+        unexpected responses among them, which has its own limit. `dice` is a random number from 0 to 1, so that
         workers that failed at the same time do not retry at the same time.
         """
         tries_left = fault is RequestFault.ODD and odd < self.odd
@@ -81,7 +81,7 @@ class Patience:
 
 
 READING = Patience()
-"""For reading files that were found before. A training run survives an outage of a few minutes."""
+"""The retry limits for reading files that were found before. A training run survives an outage of a few minutes."""
 
 FINDING = Patience(seconds=20.0)
-"""For the first request to a store. It is shorter, because a misspelt host looks like an outage."""
+"""The retry limits for the first request to a store. They are short, because a misspelt host looks like an outage."""

@@ -1,4 +1,4 @@
-"""Stores of objects, as formats use them. Requests are retried, and the process may be forked."""
+"""Remote stores of objects, as formats use them. Requests are retried, and the process may be forked."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Page(NamedTuple):
 
 
 class Store(Protocol):
-    """A store, read by one library. Each call makes one attempt, and may raise any error: see `attempt`."""
+    """A remote store that one library reads. Each call makes one attempt, and may raise any error: see `attempt`."""
 
     def find(self, key: str) -> StoredObject: ...
 
@@ -73,7 +73,7 @@ class Store(Protocol):
         """Yields pages of the objects below a folder whose keys are greater than `after`."""
 
     def failed(self, error: Exception) -> RequestFailed:
-        """Converts an error of the library."""
+        """Converts an error of the library to `RequestFailed`."""
 
 
 def attempt(store: Store, call: Callable[[], T]) -> T:
@@ -95,7 +95,10 @@ class Remote:
     """
 
     def __init__(self, root: str, user: str, storage: Storage, places: str | None = None) -> None:
-        """`places` is for a copy: the value of the original, which may come from a machine with other variables."""
+        """`places` is passed only for a pickled copy.
+
+        It is the original's value, because a copy on another machine may have other environment variables.
+        """
         self._is_own = scheme_of(root) in SCHEMES
         self._root, self._user, self._storage = root, user, named(root, storage) if self._is_own else dict(storage)
         self._places = _places(scheme_of(root), self._storage) if places is None else places
@@ -130,7 +133,7 @@ class Remote:
 
     @property
     def sorts(self) -> bool:
-        """True if the store lists objects in key order, and can start at any key. (Directory buckets cannot.)"""
+        """True if the store lists objects in key order and can start at any key. (S3's directory buckets cannot.)"""
         return scheme_of(self._root) in ("s3", "s3a", "gs") and not self._root.endswith("--x-s3")
 
     def below(self, folder: str, deep: bool, after: str = "", pause: Pause = time.sleep) -> Iterator[Page]:
@@ -162,11 +165,11 @@ class Remote:
         return redacted(f"{self._root.partition('/?')[0]}/{key}")
 
     def path(self, key: str) -> str:
-        """Returns the URL of an object that exists, without credentials. No other object of the store has it."""
+        """Returns the URL of an existing object, without credentials. No two objects in a store have the same URL."""
         return faithful(self._root, key)
 
     def identity(self, key: str) -> str:
-        """Returns a string that identifies an object among those of all stores, whatever credentials are used."""
+        """Returns a string that identifies an object among those of all stores, whichever credentials are used."""
         return identified(self._root, key, self._user) + self._places
 
     def _tried(
@@ -231,7 +234,7 @@ class Remote:
 
 
 def remotes(urls: Sequence[str], storage: Storage) -> list[tuple[Remote, str]]:
-    """Returns the store and the key of each URL. URLs of the same store share one object and its connections."""
+    """Returns the store and the key of each URL. URLs in the same store share one `Remote` and its connections."""
     stores: dict[tuple[str, str], Remote] = {}
     found = []
     for url in urls:

@@ -1,4 +1,7 @@
-"""Splits URLs into parts, and removes users, passwords and queries, which may be secret, from URLs in messages."""
+"""Splits URLs into parts, and prepares URLs for messages by removing users, passwords and queries.
+
+These may contain credentials.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +81,10 @@ _SIGNATURES = (
 
 
 class UrlParts(NamedTuple):
-    """The parts of a URL. `root`: the store, with a signed query if there is one. `user`: "name:password", or ""."""
+    """The parts of a URL.
+
+    `root` is the store, with a signed query if there is one. `user` is "name:password", or "".
+    """
 
     root: str
     key: str
@@ -113,10 +119,10 @@ def split(url: str) -> UrlParts:
 
 
 def redacted(url: str) -> str:
-    """Returns a URL, or a path that may be meant as one, for messages: without user, password and query.
+    """Returns a URL, or a path that may be a mistyped URL, as it may be shown: without user, password and query.
 
-    In doubt it hides more: everything up to the last @, if the text is not a URL, has no valid host, or may have a
-    password with a slash. So two URLs may look the same: see `faithful`.
+    In doubt, more is hidden: everything up to the last @ if the text is not a URL, has no valid host, or may have a
+    password with a slash. So the results for two different URLs may be the same: see `faithful`.
     """
     found = _URL.match(url)
     if found is None:
@@ -138,7 +144,10 @@ def redacted(url: str) -> str:
 
 
 def _unlike_url(text: str) -> str:
-    """Returns a path for messages. A path with a colon and an @ may be a mistyped URL with a password."""
+    """Returns a path as it may be shown in messages.
+
+    A path with a colon and an @ may be a mistyped URL with a password, which is hidden.
+    """
     plain = unquote(unquote("".join(text.split())))
     mark = _MARK.search(plain)
     if mark is None:
@@ -150,7 +159,7 @@ def _unlike_url(text: str) -> str:
 
 
 def faithful(root: str, key: str) -> str:
-    """Returns the URL of an existing object, without user and query. No two objects of a store have the same one."""
+    """Returns the URL of an existing object, without user and query. No two objects of a store get the same URL."""
     scheme, _, place = root.partition("/?")[0].partition("://")
     host = place if _CONTAINER.fullmatch(root) else _AT.split(place)[-1]
     return f"{scheme}://{host}/{key if is_web(root) else _QUERY.sub('', key)}"
@@ -159,7 +168,7 @@ def faithful(root: str, key: str) -> str:
 def suspicious(rest: str) -> list[str]:
     """Returns the parts of a URL that may be secret: everything before the last @, and the query.
 
-    The URL is passed without its scheme.
+    `rest` is the URL without its scheme.
     """
     ats = list(_AT.finditer(rest))
     hidden = [rest[: ats[-1].start()]] if ats else []
