@@ -36,7 +36,7 @@ FAR = np.iinfo(np.int64).max // 2
 
 _HEAD = struct.Struct("<8sqq")
 _MAGIC = b"pnstagnd"
-_MOST_BYTES = 1 << 26  # of a file that are read; an agenda has at most 2**18 rows
+_MOST_BYTES = 1 << 26  # the largest number of bytes to read from a file; an agenda has at most 2**18 rows
 _ROW = np.dtype([("key", "<u8"), ("first", "<i8"), ("stop", "<i8")])
 
 
@@ -73,7 +73,7 @@ class Needs:
 
     def __init__(self, keys: Sequence[int], agendas: Sequence[Agenda]) -> None:
         self._keys = np.array(keys, np.uint64)
-        # For each agenda: the first row of each piece; for each of our pieces, its place there, and if it is there.
+        # For each agenda: the first row of each piece; the index in it of each of our pieces, and if it is found.
         self._rows = []
         for agenda in agendas:
             theirs = agenda.rows["key"]

@@ -161,7 +161,7 @@ class Cache:
         mapped = self._map(name, digest)
         if mapped is not None:
             return mapped
-        # In the memory of this process, because more of its samples may be needed soon.
+        # Kept in the memory of this process, because more samples of the piece may be needed soon.
         whole = made.buffers[0] if len(made.buffers) == 1 else memoryview(b"".join(made.buffers))
         return self._loose.get(name, lambda _: (whole.toreadonly(), len(whole)))
 

@@ -44,7 +44,7 @@ class Claim(NamedTuple):
 def near(uses: Uses, position: int) -> NDArray[np.int64]:
     """Returns the blocks that a loader at this position will use soon, in the order of their first use."""
     first, stop = uses.first, uses.stop
-    # Workers are ahead of the loader by less than the positions over which the samples of a block are spread.
+    # `spread` is the number of positions over which a block's samples are spread. Workers are less far ahead.
     # A rank that has just begun may be a few steps behind, and have no claim yet.
     spread = int((stop - first).max(initial=0))
     found = (stop > position - spread // 8) & (first < position + 2 * spread)

@@ -28,7 +28,7 @@ from penstock._cache.pieces import FileStamp, stamp_of
 from penstock._system import trust
 from penstock._system.interrupts import acquire, with_loan
 
-# Older versions gave parts no random number.
+# In older versions, the names of parts have no random number.
 _OURS = re.compile(
     r"([0-9a-f]{32})(?:-[0-9a-f]{16})?\.penstock-(piece|part)|\d+-[0-9a-f]{8}\.penstock-agenda(\.draft)?"
 )
@@ -155,7 +155,7 @@ class Folder:
         if not self._is_swept:
             self.listed(sweeps=True)
             self._is_swept = True
-        # If the stored totals cannot be trusted, the pieces are counted, and evictions from a new random number on.
+        # If the stored totals cannot be trusted, the pieces are counted, and the eviction counter starts at random.
         total, before = _noted(lock.fd) or FolderTotals(self.listed().total, secrets.randbits(40))
         about = os.stat(part)
         size = about.st_size
@@ -173,7 +173,7 @@ class Folder:
         found = self.listed(sweeps=True)
         total, evicted = found.total, 0
         most = self.limit - size - (self.limit // 100 if len(found.pieces) > _FEW else 0)
-        # First the pieces that are needed later than the new one (a stable sort).
+        # The pieces that are needed later than the new one are evicted first. The sort is stable.
         for other, other_size, _ in sorted(found.ranked(digest), key=lambda one: not one[2]):
             if total <= most:
                 break

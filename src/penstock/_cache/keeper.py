@@ -39,23 +39,23 @@ class Keeper:
         self, forecast: Forecast, table: str, edges: NDArray[np.int64], kept: LruCache[int, Any], keep: int
     ) -> None:
         self._forecast, self._edges, self._kept = forecast, edges, kept
-        # In other orders a block may be needed at any time. In sequence, only a few steps need it, close together.
+        # In other orders, a block may be needed at any time. In sequential order, only a few steps in a row need it.
         self._planned = forecast.knows(Grouping(edges)) and not isinstance(forecast.order, Sequential)
         self._at_first = Claim(np.empty(0, np.int64), None if self._planned else keep)
         self._inventory = Inventory(table, self._at_first)
         self._needed: set[int] = set()
         _keepers.add(self)
         self._uses: Uses | None = None
-        self._bell: SimpleQueue[None] = SimpleQueue()  # written in C: takes no lock of Python's
+        self._bell: SimpleQueue[None] = SimpleQueue()  # written in C, so it takes no lock of Python's
 
     def start(self) -> None:
         if not self._planned:
-            with suppress(Exception):  # too many descriptors are open: nothing is shared then
+            with suppress(Exception):  # if too many descriptors are open, nothing is shared
                 self.look()
             return
         # The thread has only a weak reference between two looks, so it ends when the keeper is dropped.
         work = partial(_look_on, weakref.ref(self), self._bell)
-        with suppress(RuntimeError):  # no thread can be started: blocks stay until the epoch is over
+        with suppress(RuntimeError):  # if no thread can be started, blocks stay until the epoch is over
             started("penstock-keeper", work, partial(self._bell.put, None))
 
     def look(self) -> None:

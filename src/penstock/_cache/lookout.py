@@ -24,8 +24,8 @@ from penstock._cache.cache import Cache, digest_of
 from penstock._cache.uses import Uses, uses
 from penstock.plan._forecast import Forecast
 
-_MOST_ROWS = 1 << 18  # of an agenda, which lists the first uses of pieces
-_ASKED = 64  # blocks whose pieces are looked up in one call: this takes some milliseconds
+_MOST_ROWS = 1 << 18  # the largest number of rows in an agenda, which lists only the first uses of pieces
+_ASKED = 64  # blocks whose pieces are looked up in one call, which takes a few milliseconds
 _REMEMBERED = 4096  # blocks whose pieces are cached
 
 
@@ -66,7 +66,7 @@ class Lookout:
         self._keys: dict[int, list[int]] = {}  # by block: the keys of its pieces in agendas
         self._there: set[str] = set()  # names of pieces that are in the folder
         self._evicted = -1  # the cache's counter of evictions when `_there` was last valid
-        # A partial without a reference to the lookout, which must end with its last outside reference.
+        # A partial has no reference to the lookout, which must be freed with its last outside reference.
         self._pieces_of = lru_cache(_REMEMBERED)(partial(_asked, self._datasets, self._edges))
         self.forget()
 

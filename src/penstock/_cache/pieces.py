@@ -27,7 +27,7 @@ _CHECK = struct.Struct("<I")
 EXTRA = _END.size + _CHECK.size
 """The number of bytes that follow the piece's own bytes in its file."""
 
-_WORDS = 512  # of 8 bytes in a page: disk and kernel write 4 KB as a whole
+_WORDS = 512  # 8-byte words in a page, because disk and kernel write 4 KB as a whole
 _AT_ONCE = 1 << 30  # bytes of one write: the kernel accepts at most 2 GB
 
 

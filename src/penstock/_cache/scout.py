@@ -30,11 +30,11 @@ In a small cache, the number is a quarter of the cache's size instead.
 THREADS = 16
 """The number of pieces to fetch at the same time."""
 
-_FIRST = 4  # the same until the first batch is handed out: workers are waiting for their own downloads
+_FIRST = 4  # the number until the first batch is handed out, because workers wait for their own downloads
 
 _PAUSE = 0.02  # seconds after which a scout checks the position of its loader
-_SHARE = 10  # looks take at most a tenth of the time: listing 100,000 pieces takes 0.2 s
-_LONGEST = 1.0  # longest time in seconds between two looks: the first of an epoch may take half a second
+_SHARE = 10  # looks take at most a tenth of the time, because listing 100,000 pieces takes 0.2 s
+_LONGEST = 1.0  # longest time in seconds between two looks; the first look of an epoch may take half a second
 _AFTER_FAILURE = 10.0  # seconds without fetches after a piece could not be written to the folder
 _MOMENT = 0.1  # seconds after which a waiting fetch notices that the scout is closed
 
@@ -63,7 +63,7 @@ class Scout:
         return self._lookout.joins(other._lookout)
 
     def start(self) -> None:
-        with suppress(RuntimeError):  # no thread can be started: workers fetch what they need themselves
+        with suppress(RuntimeError):  # if no thread can be started, workers fetch what they need
             self._thread = started("penstock-scout", self._work, self._fetches.stop)
 
     def close(self) -> None:
@@ -83,13 +83,13 @@ class _Fetches:
 
     def __init__(self, most: int, counts: CacheCounts) -> None:
         self.stopped = False
-        self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()  # written in C: takes no lock of Python's
+        self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()  # written in C, so it takes no lock of Python's
         self._counting = Counting(counts)
         self._most = most
         self._threads = 0
         self._lock = threading.Lock()  # guards the attributes that fetching threads change
         self._coming: dict[str, int] = {}  # sizes of the pieces that are being fetched, by name
-        self._queue: deque[WantedPiece] = deque()  # those of `_coming` that no thread has begun
+        self._queue: deque[WantedPiece] = deque()  # the pieces in `_coming` that no thread has started to fetch
         self._failed: set[str] = set()
         self._start: int | None = None  # the position of the loader at the first look
         self._done = 0
@@ -195,7 +195,7 @@ def _look_out(fetches: _Fetches, reference: weakref.ref[Lookout]) -> None:
         if not fetches.stopped:
             import logging
 
-            # Logged, not warned: in this thread, there is no line of the user's code that a warning could name.
+            # A log record, not a warning, because no line of the user's code in this thread could be named.
             logging.getLogger("penstock").warning(
                 "Fetching ahead has stopped because of the error below: each worker waits for its own downloads. The "
                 "samples are the same. If the error does not come from your dataset, please report it.",

@@ -56,9 +56,9 @@ MakeBlock = Callable[[], Sequence[Any]]
 _NAME, _BLOCK = "penstock-inventory-", "penstock-block"
 _HEAD = struct.Struct("<8sqqq")
 _MAGIC = b"pnstinv3"
-_ROWS = 4096  # at most. Each stands for an open descriptor of some process: see `_most_own`.
+_ROWS = 4096  # the largest number. Each row is an open descriptor of some process: see `_most_own`.
 _CLAIM = struct.Struct("<qq")
-_CLAIMS = _HEAD.size + _ROWS * ROW.itemsize  # where claims begin
+_CLAIMS = _HEAD.size + _ROWS * ROW.itemsize  # the offset of the first claim
 _CLAIM_SIZE = _CLAIM.size + MOST_NEEDS * 8
 _CLAIM_LOCKS = 1 << 61
 _NEVER_SMALLER = fcntl.F_SEAL_SHRINK
@@ -81,7 +81,7 @@ class Inventory:
         self._patience = LockPatience()
         try:
             trust.seal(self._fd, _NEVER_SMALLER)
-            # Finding the oldest inventory takes milliseconds. It is mostly this one, so the claim is written here.
+            # Finding the oldest inventory takes milliseconds. Usually it is this one, so the claim is written here.
             self._lock.begin()
             _write_claim(self._fd, 0, claim)
             # The time is taken after the file has become visible to others: see `_first_inventory`.
@@ -263,7 +263,7 @@ class Shared:
         _, _, decoded = _head(lock.fd)
         rows, claims = _rows(lock.fd), _claims(lock.fd) or [Claim(np.empty(0, np.int64), self._most)]
         rows[rows["block"] == about[0]] = 0  # its process has died
-        # Loaders with a block order drop blocks themselves when they renew their claims; these may be a moment old.
+        # Loaders that read block by block drop blocks when they renew their claims, which may be slightly old here.
         if any(claim.keep is not None for claim in claims):
             rows[surplus(rows, claims, about[-1])] = 0
         row = place(rows, claims, _ROWS)
@@ -312,7 +312,7 @@ def _mapped(inventory: int, block: int) -> memoryview | None:
         block_of_row = _map_block(f"/proc/{pid}/fd/{number}", inode, nbytes)
     except OSError:  # the process has ended
         return None
-    # The row is read again: it may have been read while another process was writing it.
+    # The row is read again, because another process may have been writing it.
     same = os.pread(inventory, ROW.itemsize, _HEAD.size + int(found[0]) * ROW.itemsize) == row.tobytes()
     return block_of_row if same else None
 

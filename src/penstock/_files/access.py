@@ -148,7 +148,7 @@ def _nearest(path: Path) -> Path:
 def _size_for(folder: Path) -> int:
     """Returns the default size of the cache: half of the disk space that is free or already used by the cache."""
     free = used = 0
-    with suppress(OSError):  # the folder is missing or not readable: the cache warns of that
+    with suppress(OSError):  # if the folder is missing or not readable, the cache warns about it
         free = shutil.disk_usage(_nearest(folder)).free
         for entry in os.scandir(folder):
             with suppress(OSError):  # another program has just deleted it

@@ -54,4 +54,4 @@ def fingerprint(files: Iterable[tuple[str, int, object]]) -> str:
 def digest_of(identities: Iterable[Identity], *more: object) -> str:
     """Returns one digest of several identities and of the values in `more`."""
     about = [tuple(identity) for identity in identities], more
-    return hashlib.sha256(repr(about).encode()).hexdigest()[:32]  # repr: different lists have different ones
+    return hashlib.sha256(repr(about).encode()).hexdigest()[:32]  # different lists have a different repr

@@ -57,8 +57,8 @@ class OtherIndexes(Protocol):
 _MAGIC, _VERSION = b"penstock", 1
 _HEAD = struct.Struct("<8sIII")
 _ALIGNED = 64
-_SMALL = 64 << 10  # bytes; smaller indexes are read, not mapped: a process may have about 65,000 maps
-_ALONE = 64 << 20  # bytes; fewer are indexed by this process alone: starting workers would take longer
+_SMALL = 64 << 10  # bytes; smaller indexes are read, not mapped, because a process may have only about 65,000 maps
+_ALONE = 64 << 20  # bytes; fewer are indexed by this process alone, because starting workers would take longer
 _PIECE = 1 << 20
 _IN_CACHE = re.compile(r"\.penstock-|^pieces$")  # names of files in penstock's cache folder
 _WHAT = "indexing files"
@@ -145,7 +145,7 @@ def _made_each(files: Sequence[AnyFile], kind: str, make: MakeIndex) -> Iterator
     if workers < 2:
         yield from for_each(lambda file: _made(file, kind, make), files)
         return
-    # In processes, not threads: half of the work is Python code that holds the GIL.
+    # In processes, not threads, because half of the work is Python code that holds the GIL.
     loader: DataLoader[Any] = DataLoader(_Making(files, kind, make), batch_size=None, num_workers=workers)
     with loader:
         for file, arrays in zip(files, with_progress_bar(loader, len(files), what), strict=True):
@@ -223,10 +223,7 @@ def _places(file: AnyFile, kind: str) -> Iterator[_IndexBeside | _InCache]:
 
 
 def _is_shared(file: AnyFile, folder: Path) -> bool:
-    """True if the members of a group share the cache folder.
-
-    This is known only if the cache folder has the file's pieces.
-    """
+    """True if the file's pieces are in the cache folder and shared with a group. Then the index is shared too."""
     pieces = file.pieces if isinstance(file, RemoteFile) else None
     if not isinstance(pieces, PiecesOnDisk):
         return False

@@ -1,4 +1,4 @@
-"""Finds the remote files that a URL names. A URL may be a file, a pattern or a folder; on web servers only a file."""
+"""Finds the remote files that a URL names: a file or, except on web servers, the files of a pattern or a folder."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ class File(AnyFile):
         """Returns exactly `length` bytes, starting at the offset `start`."""
         if start < 0 or length < 0 or start + length > self.size:  # before memory is allocated for them
             self.beyond(start, length)
-        descriptor = self.descriptor()  # this reference keeps it open: another thread may close the file
+        descriptor = self.descriptor()  # this reference keeps it open even if another thread closes the file
         try:
             found = os.pread(descriptor.number, length, start)
             while 0 < len(found) < length:
@@ -155,7 +155,10 @@ class File(AnyFile):
         return found
 
     def read_each(self, starts: Sequence[int], lengths: Sequence[int]) -> Iterator[bytes]:
-        """Yields the bytes of several extents, in order. The disk starts reading all of them at once."""
+        """Yields the bytes of several extents (byte ranges), in order. The disk begins to read all of them at once.
+
+        This is faster, because a disk handles many requests at the same time.
+        """
         descriptor = self.descriptor()
         if len(starts) > 1:  # a disk is faster if it gets many requests at once
             for start, length in zip(starts, lengths, strict=True):
@@ -239,7 +242,7 @@ class Descriptor:
     __slots__ = ("number",)
 
     def __init__(self, path: str) -> None:
-        # Without blocking: if a pipe has replaced the file, its size and time differ, and it is refused.
+        # O_NONBLOCK is for a pipe that has replaced the file. It is then refused, because its size and time differ.
         self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:  # globals may be gone at exit

@@ -76,5 +76,5 @@ def map_again(memory: memoryview, address: int) -> bool:
 
 def clear(address: int, nbytes: int) -> None:
     """Unmaps a part of a reserved range, so that it contains zeros again."""
-    with suppress(OSError):  # there are too many maps: it stays mapped
+    with suppress(OSError):  # if there are too many maps, it stays mapped
         map_memory(address, nbytes, mmap.PROT_READ, _NOTHING | _FIXED, -1, 0)

@@ -30,7 +30,7 @@ def find_files(paths: Paths, suffixes: Collection[str], reader: str, access: Acc
     `reader` is the name of the format, for error messages. `access` has the options for remote files.
     """
     access.check()
-    found: dict[str, AnyFile] = {}  # by name of identity: URLs may differ in parts that `path` hides
+    found: dict[str, AnyFile] = {}  # by the identity's name, because URLs may differ in parts that `path` hides
     local: list[str] = []
     urls: list[str] = []
     for path in _given(paths, reader):

@@ -69,7 +69,7 @@ class RemoteFile(AnyFile):
         return self.read_each([start], [length])[0]
 
     def read_each(self, starts: Sequence[int], lengths: Sequence[int]) -> list[bytes]:
-        wanted: dict[Piece, list[int]] = {}  # numbers of extents, by piece
+        wanted: dict[Piece, list[int]] = {}  # the indexes of extents, by piece
         for number, (start, length) in enumerate(zip(starts, lengths, strict=True)):
             if start < 0 or length < 0 or start + length > self.size:
                 self.beyond(start, length)
@@ -113,7 +113,7 @@ class RemoteFile(AnyFile):
             if len(rows):
                 windows = np.ndarray((len(view) - width + 1,), row, view, strides=(1,))
                 batch[places[rows]] = windows[starts[rows] - piece.start]
-        for at in np.flatnonzero(first != last).tolist():  # from one piece to the next
+        for at in np.flatnonzero(first != last).tolist():  # rows that extend into the next piece
             out[places[at]] = np.frombuffer(self.read(int(starts[at]), width), np.uint8)
 
     def peek(self, start: int, length: int) -> bytes:

@@ -42,7 +42,7 @@ class Span:
     def __init__(self, files: Sequence[AnyFile]) -> None:
         """Raises OSError if there is not enough address space."""
         self._files, self._size = files, _remotefile.PIECE
-        # One slot more than a file has pieces, so that each piece is followed by a slot of the same file.
+        # Each file has one slot more than pieces, so that each piece is followed by a slot of the same file.
         counts = [-(-file.size // self._size) + 1 for file in files]
         self._edges = np.concatenate([[0], np.cumsum(counts)])
         self.begins: NDArray[np.int64] = self._edges[:-1] * self._size

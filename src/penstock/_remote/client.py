@@ -109,7 +109,7 @@ class WebServer:
         self._client = client
         self._proxy, self._proxy_headers = self._find_proxy()
         self._idle: list[HTTPConnection] = []  # only one thread at a time uses a connection
-        # Not __del__: in a cycle, such as that of an error, sockets may be finalized before it, and would warn.
+        # __del__ is not used, because in a reference cycle sockets may be finalized before it, and would warn.
         weakref.finalize(self, _close, self._idle)
 
     def _find_proxy(self) -> tuple[tuple[str, int] | None, dict[str, str]]:
@@ -131,7 +131,7 @@ class WebServer:
             except (HTTPException, OSError):
                 connection.close()
                 if is_new:
-                    raise  # an idle connection may have been closed by the server meanwhile, so that one is retried
+                    raise  # only a new connection raises: the server may have closed an idle one
 
     def _connection(self) -> HTTPConnection:
         """Returns a connection, through the proxy if there is one. The first request opens it."""

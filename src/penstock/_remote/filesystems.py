@@ -42,7 +42,7 @@ class FileSystem:
             self._system = system(**{**system._get_kwargs_from_urls(f"{root}/"), **storage})
             with suppress(Exception):  # fsspec shares file systems, and their caches, between datasets
                 self._system.invalidate_cache()
-            # Otherwise some systems answer from an earlier list of the folder.
+            # Without this, some systems answer from an earlier listing of the folder.
             self._refresh = {"refresh": True} if "refresh" in signature(self._system.info).parameters else {}
             self._turn: AbstractContextManager[Any] = threading.Lock() if scheme in _ALONE else nullcontext()
         except Exception as error:  # the package for this scheme may raise anything
@@ -62,7 +62,7 @@ class FileSystem:
         with self._turn:
             found = self._system.cat_file(self._path(stored.key), start=start, end=stop)
         now = self._look(stored.key)
-        # A listing may have marks of another kind, but all looks at one object have the same kind.
+        # A listing may have tokens of another kind, but all results of `_look` for one object have the same kind.
         if _differ(now, stored) or now != self._looks.setdefault(stored.key, now):
             raise RequestFailed(RequestFault.CHANGED, "the file has another size, mark or time now")
         return found
@@ -114,7 +114,10 @@ class FileSystem:
 
 
 def _mark(value: Any) -> str:
-    """Returns a checksum, version or time as text. A time may have one type in a listing and another in `info`."""
+    """Returns a checksum, version or time as text.
+
+    The text is the same for a time that has different types in a listing and in fsspec's `info`.
+    """
     seconds = value.timestamp() if isinstance(value, datetime) else value
     return f"{seconds:.6f}" if isinstance(seconds, (int, float)) else str(seconds)
 

@@ -27,9 +27,10 @@ NO_RANGES = (
 )
 """The failure and the remedy for a server that does not support range requests."""
 
-_PAGE = 1000  # objects: the most that S3 lists in one answer
-# What is done about an error depends on its class, or else on the status in its message. The rest of the text, which
-# is meant for debugging, only adds words: if obstore changes it, at worst a request is retried in vain.
+_PAGE = 1000  # objects; S3 lists no more in one response
+# The reaction to an error depends on its class or, if that says nothing, on the status in its message. The rest of
+# the message is meant for debugging, and only adds words. If obstore changes it, at worst a request is retried in
+# vain.
 _STATUSES = {
     "FileNotFoundError": 404,
     "NotFoundError": 404,
@@ -45,12 +46,12 @@ _ASKED = re.compile(r"performing [A-Z]+ (https?://\S+)")
 _KIND = re.compile(r"kind: (Connect|Timeout|Interrupted|Request|Decode|Unknown)\b")
 _CAUSE = re.compile(r'(?:message|error): "([^"]{1,200})"|InvalidCertificate\(\s*(\w+)')
 _PEER = re.compile(r'ConnectError\(\s*"[^"]*",\s*([0-9a-f.:\[\]]+),')  # the address, which may be that of a proxy
-_CAUSES = (  # words of the library, and ours
+_CAUSES = (  # the library's words, and penstock's
     ("IncompleteMessage", "the server closed it without an answer"),
     ("Parse(", "the answer is not HTTP"),
 )
 _S3_SERVER = "AWS_ENDPOINT_URL_S3"
-# Services of clouds that give credentials to their machines: the last place where obstore looks for credentials.
+# Cloud services that give credentials to their machines. obstore asks them last.
 _METADATA = re.compile(r"169\.254\.1(69\.254|70\.2)/|metadata\.google\.internal|/latest/(api/token|meta-data)")
 _NO_CREDENTIALS = (
     "Set them as for the tools of the cloud (environment variables, a role), pass them in storage=, or, for public "
@@ -100,7 +101,7 @@ class Objects:
             except Exception as error:
                 if _status_of(error) not in (400, 403):
                     raise
-            # Only the answer to a GET says why.
+            # Only the response to a GET says why.
         return self._peeked(key)
 
     def _peeked(self, key: str) -> StoredObject:

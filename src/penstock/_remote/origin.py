@@ -40,7 +40,7 @@ def has_secrets(root: str, user: str, storage: Mapping[str, Any]) -> bool:
     client = Client(root, user, storage)
     if not client.headers.keys() <= _KEPT_BACK or "/?" in root:
         return True
-    # obstore takes a redirect to http on the same host and port for the same server.
+    # obstore treats a redirect to http on the same host and port as the same server.
     return bool(root.startswith("https") and client.allows_http and client.options.get("default_headers"))
 
 
@@ -82,7 +82,7 @@ class Origin:
             except RequestFailed as failed:
                 if failed.fault not in (RequestFault.FINAL, RequestFault.MISSING):
                     raise
-                del self._elsewhere[key]  # the signature of a redirect may expire in minutes: ask for another
+                del self._elsewhere[key]  # ask for a new redirect, because its signature may expire in minutes
         found = self._ask(key, "GET", how)
         if not isinstance(found, HttpAnswer):
             return _read(*found, stored, start, stop)

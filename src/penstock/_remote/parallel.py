@@ -105,7 +105,7 @@ class _ParallelRun:
                 raise error
             return value
         finally:
-            del error  # its traceback refers to this frame: a cycle
+            del error  # its traceback refers to this frame, which would be a cycle
 
     def end(self) -> None:
         self._ended.set()

@@ -40,7 +40,7 @@ _dice = random.SystemRandom()  # does not advance the caller's generator, and di
 # Names of options that distinguish buckets of the same name, and of options that only give access.
 _PLACE = re.compile(r"endpoint|url|host|server|account|bucket|container|project|(^|_)port$|revision")
 _NO_PLACE = re.compile(r"key|secret|token|passw|credential|sas|sign|proxy")
-_ACCOUNT = "AZURE_STORAGE_ACCOUNT_NAME"  # `named` makes options of the other variables that name a place
+_ACCOUNT = "AZURE_STORAGE_ACCOUNT_NAME"  # `named` converts the other variables of this kind to options
 _OPEN = ("endpoint", "base_url", "account_name", "region", "bucket", "container_name")  # options that are not secret
 
 
@@ -85,7 +85,7 @@ def attempt(store: Store, call: Callable[[], T]) -> T:
         raise
     except Exception as error:
         failed = store.failed(error)
-    raise failed  # outside of `except`: the library's error, which may hold credentials, is not chained
+    raise failed  # outside of `except`, so that the library's error, which may hold credentials, is not chained
 
 
 class Remote:
@@ -219,7 +219,7 @@ class Remote:
 
     def _connected(self) -> Store:
         """Returns this process's connection to the store, connecting first if necessary."""
-        if self._process != os.getpid():  # a new lock, too: a thread of the parent may have held it at the fork
+        if self._process != os.getpid():  # a new lock too, because a parent's thread may have held it
             self._store, self._lock, self._process = None, threading.Lock(), os.getpid()
         with self._lock:
             if self._store is None:

@@ -46,7 +46,7 @@ def _signed(needs: str, more: str = "", hosts: str = "") -> _Signature:
 
 _AZURE = r"\.(core\.(windows\.net|chinacloudapi\.cn|usgovcloudapi\.net|cloudapi\.de)|storage\.azure\.net)(:\d+)?$"
 _SIGNATURES = (
-    # S3 and the many stores with its protocol, which have hosts of all names.
+    # S3 and the many stores with its protocol, whose hosts may have any name.
     _signed(
         "x-amz-algorithm x-amz-credential x-amz-date x-amz-signature",
         "x-amz-expires x-amz-signedheaders x-amz-security-token x-amz-content-sha256",
