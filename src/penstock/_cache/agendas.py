@@ -135,7 +135,7 @@ class Publisher:
         self._locks: list[ByteLock] = []  # on the published file; a list, so that an interrupt loses none
 
     def publish(self, agenda: Agenda) -> None:
-        """Replaces the agenda's file. The caller must hold the folder's lock, so that nobody deletes the draft."""
+        """Replaces the agenda file. The caller must hold the folder's lock, so that no process deletes the draft."""
         draft = f"{self._path}.draft"
         lock = ByteLock(partial(trust.make_file, draft, self._group), 0)
         try:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from penstock._cache.uses import Uses
 
 MOST_NEEDS = 4096
-"""The largest number of blocks in a claim. An inventory (the list of shared blocks) has as many rows."""
+"""The largest number of blocks in a claim, and of rows in an inventory (the list of shared blocks)."""
 
 ROW = np.dtype([(name, "<i8") for name in ("block", "pid", "fd", "inode", "nbytes", "number")])
 """The dtype of an inventory's rows. Each row describes a decoded block and the process that has it.
@@ -54,8 +54,8 @@ def near(uses: Uses, position: int) -> NDArray[np.int64]:
 def surplus(rows: Rows, claims: Sequence[Claim], coming: int = 0) -> NDArray[np.bool_]:
     """Returns a boolean mask of the rows (shared blocks) to drop when a block of `coming` bytes is added.
 
-    Rows that a claim needs are never dropped. Of the others, the oldest are dropped until the rest fits into the
-    largest `keep` of all claims.
+    Rows that a claim needs are never dropped. Of the others, the oldest are dropped until the remaining ones fit into
+    the largest `keep` of all claims.
     """
     keep = max((claim.keep for claim in claims if claim.keep is not None), default=0)
     newest = np.argsort(-rows["number"])
@@ -68,8 +68,8 @@ def surplus(rows: Rows, claims: Sequence[Claim], coming: int = 0) -> NDArray[np.
 def place(rows: Rows, claims: Sequence[Claim], most: int) -> int | None:
     """Returns the index of the row for a new block: a free row, a new row, or the oldest row that no claim needs.
 
-    There are at most `most` rows. Returns None if claims need all of them. If a needed block were dropped, its loader
-    would decode the block again, and drop another one.
+    There are at most `most` rows. Returns None if claims need all of them, because a loader whose block is dropped
+    would decode it again, and drop another one.
     """
     free = np.flatnonzero(rows["pid"] == 0)
     if len(free):

@@ -24,7 +24,7 @@ from penstock.plan._order import Sequential
 _PAUSE = 0.05  # seconds between two looks
 
 _keepers: weakref.WeakSet[Keeper] = weakref.WeakSet()
-"""The open keepers of this process."""
+"""The open keepers of this process. Each of them claims shared blocks for one loader."""
 
 
 class Keeper:
@@ -32,7 +32,7 @@ class Keeper:
 
     Claimed blocks stay in memory. If the loader reads the samples block by block, a thread claims the blocks that are
     needed next. Otherwise, the keeper claims `keep` bytes of any blocks. `kept` is this process's own cache of
-    decoded blocks, where the needed ones stay too.
+    decoded blocks, which also keeps the needed ones.
     """
 
     def __init__(

@@ -28,7 +28,7 @@ _LOCK_OF_FILE = re.compile(r"^lock:\s+\d+: OFDLCK +\S+ +(\w+) .* (\d+) (\d+|EOF)
 
 
 class LockError(OSError):
-    """The file of a lock cannot be opened, or another process has held the lock for longer than the time limit."""
+    """Raised if a lock's file cannot be opened, or if another process holds the lock beyond the time limit."""
 
 
 class LockPatience:
@@ -152,7 +152,7 @@ def _holders(fd: int, byte: int) -> Iterator[_Holder]:
 
 
 def _locks_of(process: str, number: str, file: os.stat_result) -> list[tuple[str, str, str]]:
-    """Returns (kind, first byte, last byte) for each lock on this file that a descriptor of a process holds."""
+    """Returns (kind, first byte, last byte) for each lock on `file` that a process holds through one descriptor."""
     with suppress(OSError):  # the descriptor was closed
         if os.path.samestat(os.stat(f"{process}/fd/{number}"), file):
             return _LOCK_OF_FILE.findall(_text(f"{process}/fdinfo/{number}"))

@@ -71,14 +71,14 @@ class Lookout:
         self.forget()
 
     def forget(self) -> None:
-        """Starts a new agenda (list of future uses), because the old one could not be published or is outdated."""
+        """Discards the agenda (list of future uses), because it could not be published or is outdated."""
         self._uses: Uses | None = None
         self._listed: list[list[int]] = []  # for each of the first uses: the keys of its pieces
         self._rows = 0  # the number of keys in `_listed`
         self._published = 0  # how many uses are published
 
     def joins(self, other: Lookout) -> bool:
-        """Takes over the datasets of `other` and returns True if both have the same loader and the same cache folder.
+        """Takes over the datasets of `other` if both have the same loader and cache folder. Returns False otherwise.
 
         Call this before `agenda()`.
         """

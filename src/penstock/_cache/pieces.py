@@ -56,7 +56,8 @@ def checksum(view: memoryview) -> int:
 
     It is a hash of two kinds of sums: the sum of the 8-byte words in each page, and the sum of the words at the same
     offset in all pages. So damage within a page changes the sums by offset, and missing or swapped pages change the
-    sums by page. CRC-32 would take three to seven times as long, and each process checks each piece that it maps.
+    sums by page. CRC-32 is not used, because it takes three to seven times as long, and each process checks every
+    piece that it maps.
     """
     count = len(view) // (8 * _WORDS)
     pages = np.frombuffer(view, np.uint64, count * _WORDS).reshape(count, _WORDS)

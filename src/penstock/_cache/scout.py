@@ -56,7 +56,7 @@ class Scout:
         self._thread: threading.Thread | None = None
 
     def joins(self, other: Scout) -> bool:
-        """Takes over the work of `other` and returns True if both have the same loader and the same cache folder.
+        """Takes over the work of `other` if both have the same loader and cache folder. Returns False otherwise.
 
         Neither scout may have been started yet.
         """
@@ -75,7 +75,7 @@ class Scout:
 
 
 class _Stopped(Exception):
-    """Raised in a fetch that waits for its next retry when the scout is closed."""
+    """Raised when the scout is closed while a fetch waits for its next retry."""
 
 
 class _Fetches:

@@ -212,7 +212,7 @@ class Shared:
             )
 
     def blocks(self) -> set[int]:
-        """Returns the blocks in the inventory, and closes this process's blocks that are no longer there."""
+        """Returns the blocks in the inventory, and closes this process's blocks that are no longer in it."""
         inventory = self._find_inventory()
         if inventory is None:
             return set()

@@ -17,7 +17,7 @@ _MOST = 1 << 16  # the largest number of uses that are computed from single keys
 
 
 class Uses(NamedTuple):
-    """The next uses of blocks, sorted by `first`. Each use lasts from position `first` until before position `stop`.
+    """The next uses of blocks, sorted by `first`. A use covers the positions from `first` to `stop` - 1.
 
     The uses must be computed again when the loader has reached the position `until`.
     """
@@ -80,9 +80,9 @@ def _of_spans(sources: Sequence[Blocked], blocks: Sequence[Grouping], epoch: int
 
 
 def _of_keys(forecast: Forecast, sources: Sequence[Blocked], at: int, end: int) -> tuple[list[_UseArrays], int]:
-    """Returns one use for each run of positions whose keys are in the same block, and the position that was reached.
+    """Returns one use for each series of positions whose keys are in the same block, and the position reached.
 
-    It stops at the position `end`, or earlier if there are many uses.
+    The search stops at the position `end`, or earlier if there are many uses.
     """
     parts: list[_UseArrays] = []
     count = 0

@@ -29,7 +29,7 @@ def is_damage(error: Exception) -> bool:
 def raise_unless_damage(error: Exception, where: str) -> None:
     """Raises the error again unless it means that the file is damaged.
 
-    The error gets a note that says where it occurred.
+    An error that is raised gets a note that says `where` it occurred.
     """
     if is_damage(error):
         return

@@ -204,7 +204,10 @@ _open_files: deque[weakref.ref[File]] = deque()
 
 
 class _FileObject(io.RawIOBase):
-    """A file object without a buffer. Libraries read only what they need, and remote files are read in pieces."""
+    """An unbuffered file object.
+
+    A buffer would not help, because libraries read only what they need, and remote files are read in pieces.
+    """
 
     def __init__(self, file: AnyFile) -> None:
         self._file, self._at = file, 0

@@ -1,6 +1,7 @@
-"""The limit on the decoded size of one sample, because a few bytes can decode to more than a machine's memory.
+"""The limit on the decoded size of one sample.
 
-Wherever a file states a size, the size is checked before memory is allocated.
+A few bytes of a file can decode to more than a machine's memory. So, wherever a file states a size, the size is
+checked before memory is allocated.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def refuse_large(name: object, nbytes: int, limit: int) -> NoReturn:
 
 
 def check_block(name: object, rows: int, nbytes: int, limit: int) -> None:
-    """Raises SampleTooLarge if a block is too large for its number of samples. A block is decoded as a whole.
+    """Raises SampleTooLarge if a block, which is decoded as a whole, is too large for its number of samples.
 
     A block may have up to `limit` bytes for each of its samples, but no more than 16 times `limit`.
     """

@@ -22,7 +22,7 @@ class Abandoned(Exception):
 def in_parallel(call: Callable[[A, Pause], T], items: Iterable[A], threads: int) -> Iterator[T]:
     """Yields `call(item, pause)` for each item, in order, computed by at most `threads` threads at a time.
 
-    At most twice as many results are computed ahead. To wait, `call` must use `pause(seconds)`, which raises once the
+    Up to `2 * threads` results are computed ahead. To wait, `call` must use `pause(seconds)`, which raises once the
     caller no longer wants the result, after an error or an interrupt. The threads are daemon threads, so that Ctrl-C
     does not wait for requests in flight.
     """

@@ -60,7 +60,7 @@ class Page(NamedTuple):
 
 
 class Store(Protocol):
-    """A remote store that one library reads. Each call makes one attempt, and may raise any error: see `attempt`."""
+    """A store, accessed through one library. Each call makes one attempt, and may raise any error: see `attempt`."""
 
     def find(self, key: str) -> StoredObject: ...
 
@@ -70,7 +70,7 @@ class Store(Protocol):
     def write(self, key: str, content: bytes) -> None: ...
 
     def below(self, folder: str, deep: bool, after: str) -> Iterator[Page]:
-        """Yields pages of the objects below a folder whose keys are greater than `after`."""
+        """Yields pages of the objects that are below a folder and have keys greater than `after`."""
 
     def failed(self, error: Exception) -> RequestFailed:
         """Converts an error of the library to `RequestFailed`."""
@@ -95,9 +95,9 @@ class Remote:
     """
 
     def __init__(self, root: str, user: str, storage: Storage, places: str | None = None) -> None:
-        """`places` is passed only for a pickled copy.
+        """`places` is the result of `_places`, and is passed only to a pickled copy.
 
-        It is the original's value, because a copy on another machine may have other environment variables.
+        The copy uses the original's value, because environment variables may differ on another machine.
         """
         self._is_own = scheme_of(root) in SCHEMES
         self._root, self._user, self._storage = root, user, named(root, storage) if self._is_own else dict(storage)
@@ -137,7 +137,7 @@ class Remote:
         return scheme_of(self._root) in ("s3", "s3a", "gs") and not self._root.endswith("--x-s3")
 
     def below(self, folder: str, deep: bool, after: str = "", pause: Pause = time.sleep) -> Iterator[Page]:
-        """Yields pages of the objects below a folder whose keys are greater than `after`.
+        """Yields pages of the objects that are below a folder and have keys greater than `after`.
 
         If a page fails, the listing continues after the last page that was read. If the store does not sort objects,
         the listing starts again from the beginning, and may contain some objects twice.

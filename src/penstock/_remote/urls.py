@@ -1,7 +1,4 @@
-"""Splits URLs into parts, and prepares URLs for messages by removing users, passwords and queries.
-
-These may contain credentials.
-"""
+"""Splits URLs into parts, and hides the parts that may be secret (user, password and query) in messages."""
 
 from __future__ import annotations
 
