@@ -1,1 +1,1 @@
-"""What is kept for all processes of a machine: pieces of remote files on a disk, and decoded blocks in memory."""
+"""Caches that all processes of a machine share: pieces of remote files on disk, and decoded blocks in memory."""

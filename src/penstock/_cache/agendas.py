@@ -1,12 +1,15 @@
-"""Agendas: files in which loaders publish what they will read, so that any process knows which piece to evict.
+"""Agendas: files in which loaders publish what they will read, so that any process can choose which piece to evict.
 
-    magic (8 bytes), position, number of rows (8 each)
-    rows, one for each use of a piece: its key, the first position that needs the piece, the one after the last
+A piece is a byte range of a remote file that is cached as a whole. The file of an agenda contains:
 
-A key is the first half of a digest, as a number. Rows are sorted by key.
+    magic (8 bytes), loader's position, number of rows (8 bytes each)
+    one row for each use of a piece: key, first position that needs the piece, position after the last one
 
-Positions count the samples of all ranks and epochs. The scout that wrote an agenda updates the loader's position in
-it, and holds a lock on the file. If the lock is free, the scout has died.
+A key is the first half of a piece's digest, as an integer. Rows are sorted by key.
+
+Positions count the samples of all ranks and epochs. The scout that wrote an agenda (a background thread of the
+loader) keeps the loader's position in the file up to date, and holds a lock on the file. If the lock is free, the
+scout has died.
 """
 
 from __future__ import annotations
@@ -29,22 +32,26 @@ from penstock._system.interrupts import acquire, interrupts_deferred
 
 SUFFIX = ".penstock-agenda"
 FAR = np.iinfo(np.int64).max // 2
-"""The distance of a piece that is in no agenda."""
+"""The distance, in samples, of a piece that no loader will need."""
 
 _HEAD = struct.Struct("<8sqq")
 _MAGIC = b"pnstagnd"
-_MOST_BYTES = 1 << 26  # of a file that are read; an agenda has at most 2**18 rows
+_MOST_BYTES = 1 << 26  # the largest number of bytes to read from a file; an agenda has at most 2**18 rows
 _ROW = np.dtype([("key", "<u8"), ("first", "<i8"), ("stop", "<i8")])
 
 
 class Agenda(NamedTuple):
-    """The coming uses of pieces by one loader, and the position of that loader."""
+    """One loader's future uses of cached pieces, and the loader's current position."""
 
     position: int
     rows: NDArray[Any]
 
     def distances(self, ahead: int = 0) -> NDArray[np.int64]:
-        """Returns how many samples from now each use comes, `ahead` at least; FAR if the use is over by then."""
+        """Returns the number of samples from the loader's position to each use of a piece.
+
+        The next `ahead` samples are skipped. A use that continues beyond them has the distance `ahead`, and a use
+        that ends within them has the distance FAR.
+        """
         rows, at = self.rows, self.position + ahead
         coming: NDArray[np.int64] = np.maximum(rows["first"], at) - self.position
         return np.where(at < rows["stop"], coming, FAR)
@@ -62,11 +69,11 @@ def key_of(digest: str) -> int:
 
 
 class Needs:
-    """Computes when pieces are needed next by any of the loaders with these agendas."""
+    """Computes when each piece is needed next by any loader. Each agenda lists the future uses of one loader."""
 
     def __init__(self, keys: Sequence[int], agendas: Sequence[Agenda]) -> None:
         self._keys = np.array(keys, np.uint64)
-        # For each agenda: the first row of each piece; for each of our pieces, its place there, and if it is there.
+        # For each agenda: the first row of each piece; the index in it of each of our pieces, and if it is found.
         self._rows = []
         for agenda in agendas:
             theirs = agenda.rows["key"]
@@ -76,7 +83,11 @@ class Needs:
                 self._rows.append((agenda, begins, at, theirs[begins][at] == self._keys))
 
     def after(self, ahead: int) -> NDArray[np.int64]:
-        """Returns how many samples from now each piece is needed, `ahead` at least; FAR if it is in no agenda."""
+        """Returns for each piece the number of samples until any loader needs it.
+
+        The next `ahead` samples are skipped, so that the result is at least `ahead`. It is FAR for a piece that no
+        loader needs after them.
+        """
         needs = np.full(len(self._keys), FAR, np.int64)
         for agenda, begins, at, known in self._rows:
             nearest = np.minimum.reduceat(agenda.distances(ahead), begins)
@@ -85,9 +96,10 @@ class Needs:
 
 
 class Ranking(NamedTuple):
-    """The order in which pieces are evicted to make room for a new one: their numbers, the first one to evict first.
+    """The order in which to evict pieces to make room for a new piece.
 
-    `spare[number]`: True if the piece may be evicted now, because it is needed later than the new one.
+    `order` has the indexes of the pieces, starting with the piece to evict first. `spare[index]` is True if that
+    piece may be evicted now, because it is needed later than the new piece.
     """
 
     order: NDArray[np.intp]
@@ -95,10 +107,14 @@ class Ranking(NamedTuple):
 
 
 def ranking(keys: Sequence[int], times: Sequence[int], agendas: Sequence[Agenda], new: int = 0) -> Ranking:
-    """Ranks pieces for eviction: first those in no agenda, by age, then those needed furthest in the future (Belady).
+    """Ranks pieces for eviction. Pieces in no agenda come first, from the oldest to the newest.
 
-    The ranking is for the moment when the piece with the key `new` is needed, which is later than its fetch. A piece
-    that is used before that moment may be the best one to evict then, but cannot be evicted now.
+    After them come the pieces that loaders will need, starting with the one that is needed last (Belady's rule).
+    `times` are the modification times of the pieces.
+
+    The ranking is for the moment when the piece with the key `new` is needed, which is later than the moment when it
+    is fetched. A piece that is used between these two moments may be the best one to evict later, but cannot be
+    evicted now.
     """
     needs = Needs([*keys, new], agendas)
     now = needs.after(0)
@@ -109,14 +125,17 @@ def ranking(keys: Sequence[int], times: Sequence[int], agendas: Sequence[Agenda]
 
 
 class Publisher:
-    """Writes the agenda of one scout to a folder. Only one thread may call its methods."""
+    """Writes a loader's agenda (the list of pieces that it will need) to the cache folder.
+
+    Only one thread may call its methods.
+    """
 
     def __init__(self, folder: str, group: int | None = None) -> None:
         self._path, self._group = os.path.join(folder, f"{os.getpid()}-{secrets.token_hex(4)}{SUFFIX}"), group
         self._locks: list[ByteLock] = []  # on the published file; a list, so that an interrupt loses none
 
     def publish(self, agenda: Agenda) -> None:
-        """Replaces the agenda. The caller must hold the folder's lock: otherwise others may delete the draft."""
+        """Replaces the agenda file. The caller must hold the folder's lock, so that no process deletes the draft."""
         draft = f"{self._path}.draft"
         lock = ByteLock(partial(trust.make_file, draft, self._group), 0)
         try:
@@ -134,7 +153,7 @@ class Publisher:
             del self._locks[0]
 
     def move(self, position: int) -> None:
-        """Updates the position of the loader."""
+        """Updates the loader's position in the published agenda."""
         if self._locks:
             os.pwrite(self._locks[-1].fd, struct.pack("<q", position), 8)
 
@@ -147,7 +166,10 @@ class Publisher:
 
 
 def read(path: str, group: int | None = None, *, sweeps: bool) -> Agenda | None:
-    """Returns the agenda in a file, or None if its scout has died; then `sweeps=True` deletes the file."""
+    """Returns the agenda in a file, or None if the process that wrote it has died or the file is not valid.
+
+    If that process has died and `sweeps` is True, the file is deleted.
+    """
     with suppress(OSError, ValueError, struct.error):
         fd = acquire(partial(trust.open_ours, path, os.O_RDWR, group), os.close)
         try:

@@ -1,4 +1,4 @@
-"""The cache of a machine: named pieces of bytes in a folder, each fetched once for all processes."""
+"""A cache for all processes of a machine: named pieces of bytes in a folder, each fetched only once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from penstock._system.interrupts import with_loan
 from penstock._system.warnings import warn_caller
 
 MakePiece = Callable[[], Any]
-"""Returns the bytes of a piece: a bytes-like object, or a list of them."""
+"""A function that returns the bytes of a piece, as one bytes-like object or a list of them."""
 
 _MOST_MAPPED = 1 << 13  # 64 GB in pieces of 8 MB. A process may have about 65,000 maps, and a piece may have two.
 _MOST_LOOSE = 256 << 20  # bytes
@@ -32,28 +32,28 @@ _LOOKED_AT = 4
 
 
 class _TooLarge(OSError):
-    """A piece is larger than the limit of the cache."""
+    """Raised if a piece is larger than the size limit of the cache."""
 
 
 class _MadePiece(NamedTuple):
-    """The bytes of a piece, and the error if they could not be written to the folder."""
+    """The bytes of a piece, and the error if they could not be written to the cache folder."""
 
     buffers: list[memoryview]
     refused: OSError | None = None
 
 
 class Cache:
-    """Keeps pieces in a folder, on a local disk or in memory (/dev/shm), for all processes of this machine.
+    """Keeps pieces of bytes in a folder, on a local disk or in memory (/dev/shm), for all processes of this machine.
 
-    The pieces take up to `limit` bytes. To make room, the piece that is needed last is evicted (see `agendas`), or
-    the oldest if no loader has published what it will need. A process keeps the pieces that it used last mapped, so
-    using one of them again costs a dict lookup.
+    The pieces take up to `limit` bytes. To make room, the cache evicts the piece that will be needed last (see
+    `agendas`), or the oldest piece if no loader has published what it will need. A process keeps its most recently
+    used pieces mapped, so that using one of them again costs only a dict lookup.
 
     Any number of processes and programs may use the folder. The kernel releases the locks of a process that dies, and
-    no incomplete piece is ever used. Files that the cache did not create are not touched.
+    an incomplete piece is never used. Files that the cache did not create are not touched.
 
-    Other users can neither read nor write the pieces. With `shared`, members of the folder's group can. Raises
-    Untrusted if anybody else could write them (see `_system/trust.py`).
+    Other users can neither read nor write the pieces, except members of the folder's group if `shared` is True.
+    Raises Untrusted if any other user could write to the folder (see `_system/trust.py`).
     """
 
     def __init__(self, folder: str | os.PathLike[str], limit: int, shared: bool = False) -> None:
@@ -87,8 +87,9 @@ class Cache:
     def get(self, name: str, make: MakePiece) -> memoryview:
         """Returns the bytes of a piece, read-only. They stay valid after the piece is evicted.
 
-        If the piece is not in the folder, one thread of one process calls `make()` for it, and the others wait. If
-        `make` raises, its error is raised here, and the next one that waits calls its own `make`.
+        If the piece is not in the folder, one thread of one process calls `make()` to get its bytes, while the other
+        callers wait. If `make` raises an error, `get` raises the same error, and the next waiting caller calls its
+        own `make`.
         """
         found = self.found(name)
         return self._get(name, make) if found is None else found
@@ -108,7 +109,10 @@ class Cache:
         return found
 
     def mapped(self, name: str) -> memoryview | None:
-        """Returns a piece if this process has mapped it, and always the same object until the piece is dropped."""
+        """Returns the bytes of a piece if this process has mapped the piece, otherwise None.
+
+        Repeated calls return the same object until the piece is dropped.
+        """
         return self._mapped.get(name)
 
     def fetch(self, name: str, make: MakePiece) -> bool:
@@ -127,20 +131,20 @@ class Cache:
         return os.path.exists(self._folder.piece(digest_of(name)))
 
     def free_space(self) -> FreeSpace:
-        """Returns the free space of the folder at this moment."""
+        """Returns an object that describes the free space in the folder at this moment."""
         return FreeSpace(self._folder)
 
     @property
     def evicted(self) -> int:
-        """A number that grows with each eviction from the folder, by any process; -1 if it is not known."""
+        """A counter that grows with each eviction from the folder by any process; -1 if its value is unknown."""
         return self._folder.noted().evicted
 
     def publisher(self) -> Publisher:
-        """Returns the publisher of a new agenda in this folder."""
+        """Returns a new publisher, which writes one loader's agenda (the pieces that it will need) to this folder."""
         return Publisher(self.path, self._folder.group)
 
     def publish(self, publisher: Publisher, agenda: Agenda) -> None:
-        """Publishes what a loader will need. Raises OSError if the folder cannot be written."""
+        """Publishes the pieces that a loader will need. Raises OSError if the folder is not writable."""
         with_loan(self._folder.own_lock(), publisher.publish, agenda)
 
     # For pieces that this process has not mapped.
@@ -157,7 +161,7 @@ class Cache:
         mapped = self._map(name, digest)
         if mapped is not None:
             return mapped
-        # In the memory of this process, because more of its samples may be needed soon.
+        # Kept in the memory of this process, because more samples of the piece may be needed soon.
         whole = made.buffers[0] if len(made.buffers) == 1 else memoryview(b"".join(made.buffers))
         return self._loose.get(name, lambda _: (whole.toreadonly(), len(whole)))
 
@@ -166,7 +170,7 @@ class Cache:
         return self.has(name) or self._stored(digest, self._call(make)).refused is None
 
     def _made(self, digest: str, make: MakePiece) -> _MadePiece:
-        """Opens or makes the piece: another process may have made it while this one waited for the lock."""
+        """Opens the piece if another process has made it while this one waited for the lock; otherwise makes it."""
         with suppress(OSError, ValueError, MemoryError):
             return _MadePiece([self._opened(digest)])
         return self._stored(digest, self._call(make))
@@ -217,7 +221,7 @@ class Cache:
         return view
 
     def _warn(self, error: OSError) -> None:
-        """Warns once for each kind of error."""
+        """Warns about a piece that could not be written, once for each error number."""
         if error.errno not in self._warned:
             self._warned.add(error.errno)
             remedy = "Make room on the disk, or use another folder."
@@ -243,5 +247,5 @@ def _flat(buffer: Any) -> memoryview:
 
 
 def digest_of(name: str) -> str:
-    """Returns the digest that names the file of a piece."""
+    """Returns the digest of a piece's name. The piece's file is named after it."""
     return hashlib.blake2b(name.encode(), digest_size=16).hexdigest()

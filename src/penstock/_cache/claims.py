@@ -1,8 +1,9 @@
-"""Decides from the claims of all loaders of a machine which decoded blocks of a table stay in shared memory.
+"""Decides which decoded blocks of a table stay in shared memory, from the claims of all loaders on the machine.
 
-Each loader has a claim. A block that is needed by a claim stays; the others may be dropped. So programs and ranks
-that are at different positions, or read in different orders, never drop each other's blocks: each of them decodes a
-block at most once, and finds it decoded if another one has needed it lately.
+Each loader has a claim, which lists the blocks that it needs. A block that some claim needs stays, and all others may
+be dropped. So programs and ranks that are at different positions, or read in different orders, never drop each
+other's blocks. Each of them decodes a block at most once, and does not decode it at all if another one has needed it
+recently.
 """
 
 from __future__ import annotations
@@ -16,20 +17,24 @@ from numpy.typing import NDArray
 from penstock._cache.uses import Uses
 
 MOST_NEEDS = 4096
-"""The largest number of blocks in a claim: as many as an inventory has rows."""
+"""The largest number of blocks in a claim, and of rows in an inventory (the list of shared blocks)."""
 
 ROW = np.dtype([(name, "<i8") for name in ("block", "pid", "fd", "inode", "nbytes", "number")])
-"""A block that a process has decoded. `number` counts the decoded blocks of the table. A free row is all zeros."""
+"""The dtype of an inventory's rows. Each row describes a decoded block and the process that has it.
+
+`number` is the block's sequence number among all decoded blocks of the table. A free row is all zeros.
+"""
 
 Rows = NDArray[Any]
-"""An array of ROW."""
+"""An array with the dtype ROW."""
 
 
 class Claim(NamedTuple):
-    """The blocks that one loader wants to be kept.
+    """The decoded blocks that one loader wants to keep in shared memory.
 
-    `needs`: the blocks that it will use soon. `keep`: how many bytes of other blocks to keep, the newest ones, for an
-    order in which any block may be used at any time; None for a block order.
+    `needs` are the blocks that the loader will use soon. If the loader may use any block at any time, `keep` is the
+    number of bytes of other blocks to keep, newest first. If the loader reads the samples block by block, `keep` is
+    None.
     """
 
     needs: NDArray[np.int64]
@@ -39,7 +44,7 @@ class Claim(NamedTuple):
 def near(uses: Uses, position: int) -> NDArray[np.int64]:
     """Returns the blocks that a loader at this position will use soon, in the order of their first use."""
     first, stop = uses.first, uses.stop
-    # Workers are ahead of the loader by less than the positions over which the samples of a block are spread.
+    # `spread` is the number of positions over which a block's samples are spread. Workers are less far ahead.
     # A rank that has just begun may be a few steps behind, and have no claim yet.
     spread = int((stop - first).max(initial=0))
     found = (stop > position - spread // 8) & (first < position + 2 * spread)
@@ -47,7 +52,11 @@ def near(uses: Uses, position: int) -> NDArray[np.int64]:
 
 
 def surplus(rows: Rows, claims: Sequence[Claim], coming: int = 0) -> NDArray[np.bool_]:
-    """Marks the rows to drop when a block of `coming` bytes is added: of those that no claim needs, the oldest."""
+    """Returns a boolean mask of the rows (shared blocks) to drop when a block of `coming` bytes is added.
+
+    Rows that a claim needs are never dropped. Of the others, the oldest are dropped until the remaining ones fit into
+    the largest `keep` of all claims.
+    """
     keep = max((claim.keep for claim in claims if claim.keep is not None), default=0)
     newest = np.argsort(-rows["number"])
     free = ~_needed(rows, claims)[newest]
@@ -57,9 +66,10 @@ def surplus(rows: Rows, claims: Sequence[Claim], coming: int = 0) -> NDArray[np.
 
 
 def place(rows: Rows, claims: Sequence[Claim], most: int) -> int | None:
-    """Chooses the row for a new block: a free one, a new one below `most`, or the oldest that no claim needs.
+    """Returns the index of the row for a new block: a free row, a new row, or the oldest row that no claim needs.
 
-    Returns None if all are needed. If one were dropped, its loader would decode the block again, and drop another.
+    There are at most `most` rows. Returns None if claims need all of them, because a loader whose block is dropped
+    would decode it again, and drop another one.
     """
     free = np.flatnonzero(rows["pid"] == 0)
     if len(free):

@@ -1,9 +1,11 @@
 """The folder of a cache: lists its pieces, counts their bytes, adds pieces and evicts others.
 
-    penstock-cache               the number of bytes of all pieces; on its bytes, the locks of the folder and pieces
+A piece is a byte range of a remote file. The folder contains these files:
+
+    penstock-cache               total size of all pieces; the locks of the folder and the pieces are on its bytes
     <digest>.penstock-piece      a piece: see `pieces`
-    <digest>-<random>.penstock-part   a piece that is being written by the process that holds the lock of the piece
-    <name>.penstock-agenda       what a loader will need: see `agendas`
+    <digest>-<random>.penstock-part   a piece that the holder of its lock is writing
+    <name>.penstock-agenda       the pieces that a loader will need: see `agendas`
 
 Files with other names are not touched.
 """
@@ -26,7 +28,7 @@ from penstock._cache.pieces import FileStamp, stamp_of
 from penstock._system import trust
 from penstock._system.interrupts import acquire, with_loan
 
-# Older versions gave parts no random number.
+# In older versions, the names of parts have no random number.
 _OURS = re.compile(
     r"([0-9a-f]{32})(?:-[0-9a-f]{16})?\.penstock-(piece|part)|\d+-[0-9a-f]{8}\.penstock-agenda(\.draft)?"
 )
@@ -40,14 +42,14 @@ _FEW = 1000
 
 
 class FolderTotals(NamedTuple):
-    """The bytes of all pieces, and a number that grows with each eviction."""
+    """The total size of all pieces in bytes, and a counter that grows with each eviction."""
 
     total: int
     evicted: int
 
 
 class PieceFileInfo(NamedTuple):
-    """The file of a piece: its key in agendas, its size, and its modification time in nanoseconds."""
+    """A cached piece: its key in agendas, the size of its file, and the file's modification time in nanoseconds."""
 
     key: int
     size: int
@@ -55,7 +57,7 @@ class PieceFileInfo(NamedTuple):
 
 
 class FolderListing(NamedTuple):
-    """The pieces in a folder, by digest, and the agendas of live loaders."""
+    """The pieces in a folder, by digest, and the agendas of live loaders (the lists of pieces they will need)."""
 
     pieces: dict[str, PieceFileInfo]
     agendas: list[Agenda]
@@ -65,7 +67,10 @@ class FolderListing(NamedTuple):
         return sum(about.size for about in self.pieces.values())
 
     def ranked(self, digest: str) -> Iterator[tuple[str, int, bool]]:
-        """Yields digest and bytes of the pieces in the order of their eviction, and if each may be evicted now."""
+        """Yields (digest, size, may be evicted now) for each piece, starting with the piece to evict first.
+
+        The order is the best one for making room for the piece with this digest.
+        """
         digests = list(self.pieces)
         keys, sizes, times = zip(*self.pieces.values(), strict=True) if digests else ((), (), ())
         order, spare = ranking(keys, times, self.agendas, key_of(digest))
@@ -73,17 +78,18 @@ class FolderListing(NamedTuple):
 
 
 class FreeSpace:
-    """The free space of a folder for pieces to be fetched. The folder is listed only if it may be full."""
+    """The free space in a folder for pieces that will be fetched. The folder is listed only if it may be full."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder, self._listed = folder, FolderListing({}, [])
         self._is_listed, self._others = False, folder.noted().total
 
     def take(self, digest: str, nbytes: int, *, waits: bool = False) -> bool:
-        """Reserves space for a piece that will be needed later. Returns False if it must not be fetched now.
+        """Reserves space for a piece that will be needed later. Returns False if the piece must not be fetched yet.
 
-        This is so if a piece that is needed earlier would be evicted for it; with `waits`, also if the best piece to
-        evict will still be used before then. Pieces that are being fetched count as present.
+        The result is False if making room would evict a piece that is needed sooner. If `waits` is True, it is also
+        False if the best piece to evict will be used before the new piece is needed. Pieces that are being fetched
+        count as present.
         """
         over = self._others + self._listed.total + nbytes + pieces.EXTRA - self._folder.limit
         if over > 0 and not self._is_listed:
@@ -100,14 +106,14 @@ class FreeSpace:
         return over <= 0
 
     def add(self, digest: str, nbytes: int) -> None:
-        """Counts a piece that is being fetched as present, unless it is in the folder already."""
+        """Counts a piece that is being fetched as present, unless it is already in the folder."""
         self._listed.pieces.setdefault(digest, PieceFileInfo(key_of(digest), nbytes + pieces.EXTRA, 0))
 
 
 class Folder:
-    """The folder of a cache. Its pieces take up to `limit` bytes, apart from those that are being written.
+    """The folder of a cache. Its pieces take up to `limit` bytes, not counting those that are being written.
 
-    Members of `group` may use the folder too; if it is None, only this user may.
+    Members of the group with the id `group` may use the folder too. If `group` is None, only this user may use it.
     """
 
     def __init__(self, path: str, limit: int, group: int | None = None) -> None:
@@ -122,18 +128,19 @@ class Folder:
         return os.path.join(self.path, f"{digest}.penstock-piece")
 
     def lock(self, digest: str, *, waits: bool = True) -> ByteLock:
-        """Returns the lock of a piece: only the process that holds it may fetch the piece."""
+        """Returns the lock of a piece. Only the process that holds this lock may fetch the piece."""
         return ByteLock(self._opened, 1 + int(digest[:15], 16), self._patience if waits else None, long=True)
 
     def own_lock(self) -> ByteLock:
-        """Returns the lock of the folder, which is never held for more than some milliseconds."""
+        """Returns the lock of the folder, which is never held for more than a few milliseconds."""
         return ByteLock(self._opened, 0, self._patience)
 
     def add(self, digest: str, buffers: Sequence[memoryview]) -> tuple[int, FileStamp]:
-        """Writes a piece, whose lock the caller holds, and evicts others if the limit is exceeded.
+        """Writes a piece, and evicts other pieces if the size limit is exceeded.
 
-        Returns the number of evicted pieces, and the stamp of the new file, which may be evicted itself at any
-        moment. Raises OSError if the piece cannot be written.
+        The caller must hold the piece's lock. Returns the number of evicted pieces, and the new file's stamp (its
+        inode number and modification time). The new piece may itself be evicted at any moment. Raises OSError if the
+        piece cannot be written.
         """
         part = os.path.join(self.path, f"{digest}-{secrets.token_hex(8)}.penstock-part")
         pieces.write(part, digest, buffers, self.group)
@@ -148,7 +155,7 @@ class Folder:
         if not self._is_swept:
             self.listed(sweeps=True)
             self._is_swept = True
-        # If the stored totals cannot be trusted, the pieces are counted, and evictions from a new random number on.
+        # If the stored totals cannot be trusted, the pieces are counted, and the eviction counter starts at random.
         total, before = _noted(lock.fd) or FolderTotals(self.listed().total, secrets.randbits(40))
         about = os.stat(part)
         size = about.st_size
@@ -162,11 +169,11 @@ class Folder:
         return evicted, stamp_of(about)
 
     def _evict(self, size: int, digest: str) -> tuple[int, int]:
-        """Evicts pieces until `size` more bytes fit. Returns the total that is left, and the number of evictions."""
+        """Evicts pieces until `size` more bytes fit. Returns the new total size, and the number of evicted pieces."""
         found = self.listed(sweeps=True)
         total, evicted = found.total, 0
         most = self.limit - size - (self.limit // 100 if len(found.pieces) > _FEW else 0)
-        # First the pieces that are needed later than the new one (a stable sort).
+        # The pieces that are needed later than the new one are evicted first. The sort is stable.
         for other, other_size, _ in sorted(found.ranked(digest), key=lambda one: not one[2]):
             if total <= most:
                 break
@@ -179,7 +186,8 @@ class Folder:
     def listed(self, *, sweeps: bool = False) -> FolderListing:
         """Lists the pieces, and the agendas of live loaders.
 
-        `sweeps` deletes files that dead processes have left behind. Then the caller must hold the lock of the folder.
+        If `sweeps` is True, also deletes the files that dead processes have left behind. In that case, the caller
+        must hold the folder's lock.
         """
         found = FolderListing({}, [])
         for name in os.listdir(self.path):
@@ -200,7 +208,7 @@ class Folder:
         return found
 
     def noted(self) -> FolderTotals:
-        """Returns the stored totals. If there are none, the folder counts as full."""
+        """Returns the stored totals. If they are missing or not valid, the folder counts as full."""
         with suppress(OSError):
             fd = acquire(partial(trust.open_ours, self._state, group=self.group), os.close)
             try:
@@ -211,7 +219,7 @@ class Folder:
 
 
 def is_file_of_cache(name: str) -> bool:
-    """True if a file of this name was created by a cache."""
+    """True if this is the name of a file that a cache creates."""
     return name == _STATE or _OURS.fullmatch(name) is not None
 
 
@@ -234,6 +242,9 @@ def _note(fd: int, noted: FolderTotals, *, is_changing: bool) -> None:
 
 @cache
 def _boot() -> bytes:
-    """Returns the id of the last boot: after a power failure, the stored totals may not match the files."""
+    """Returns the id of the current boot.
+
+    Totals that were stored before a reboot are not used, because they may be wrong after a power failure.
+    """
     with open("/proc/sys/kernel/random/boot_id", "rb") as file:
         return file.read(36)

@@ -1,4 +1,4 @@
-"""Lets processes share the decoded blocks of a table while a loader reads it, and claims the blocks that it needs."""
+"""Shares the decoded blocks of a table between processes, and claims the blocks that a loader needs."""
 
 from __future__ import annotations
 
@@ -24,40 +24,42 @@ from penstock.plan._order import Sequential
 _PAUSE = 0.05  # seconds between two looks
 
 _keepers: weakref.WeakSet[Keeper] = weakref.WeakSet()
-"""The open keepers of this process."""
+"""The open keepers of this process. Each of them claims shared blocks for one loader."""
 
 
 class Keeper:
-    """Opens the inventory of a table. In a block order, a thread claims the blocks that the loader needs next.
+    """Opens the inventory (the list of a table's shared blocks), and claims the blocks that a loader needs.
 
-    In other orders the keeper claims `keep` bytes. `kept` holds the blocks of this process: needed ones stay there.
+    Claimed blocks stay in memory. If the loader reads the samples block by block, a thread claims the blocks that are
+    needed next. Otherwise, the keeper claims `keep` bytes of any blocks. `kept` is this process's own cache of
+    decoded blocks, which also keeps the needed ones.
     """
 
     def __init__(
         self, forecast: Forecast, table: str, edges: NDArray[np.int64], kept: LruCache[int, Any], keep: int
     ) -> None:
         self._forecast, self._edges, self._kept = forecast, edges, kept
-        # In other orders a block may be needed at any time. In sequence, only a few steps need it, close together.
+        # In other orders, a block may be needed at any time. In sequential order, only a few steps in a row need it.
         self._planned = forecast.knows(Grouping(edges)) and not isinstance(forecast.order, Sequential)
         self._at_first = Claim(np.empty(0, np.int64), None if self._planned else keep)
         self._inventory = Inventory(table, self._at_first)
         self._needed: set[int] = set()
         _keepers.add(self)
         self._uses: Uses | None = None
-        self._bell: SimpleQueue[None] = SimpleQueue()  # written in C: takes no lock of Python's
+        self._bell: SimpleQueue[None] = SimpleQueue()  # written in C, so it takes no lock of Python's
 
     def start(self) -> None:
         if not self._planned:
-            with suppress(Exception):  # too many descriptors are open: nothing is shared then
+            with suppress(Exception):  # if too many descriptors are open, nothing is shared
                 self.look()
             return
         # The thread has only a weak reference between two looks, so it ends when the keeper is dropped.
         work = partial(_look_on, weakref.ref(self), self._bell)
-        with suppress(RuntimeError):  # no thread can be started: blocks stay until the epoch is over
+        with suppress(RuntimeError):  # if no thread can be started, blocks stay until the epoch is over
             started("penstock-keeper", work, partial(self._bell.put, None))
 
     def look(self) -> None:
-        """Claims the blocks that are needed now, and drops those that no loader on this machine claims."""
+        """Claims the blocks that the loader needs now, and drops those that no loader on this machine claims."""
         self._inventory.claim(self._claim() if self._planned else self._at_first)
 
     def _claim(self) -> Claim:

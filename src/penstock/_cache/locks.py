@@ -1,6 +1,6 @@
-"""Locks between all threads and processes of a machine. The kernel releases them when their holder dies.
+"""Locks between all threads and processes of a machine. The kernel releases a lock when its holder dies.
 
-A holder may also be suspended (SIGSTOP), or be some other program, so every wait for a lock has a time limit.
+Every wait for a lock has a time limit, because the holder may be suspended (SIGSTOP), or may be an unrelated program.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _LOCK_OF_FILE = re.compile(r"^lock:\s+\d+: OFDLCK +\S+ +(\w+) .* (\d+) (\d+|EOF)
 
 
 class LockError(OSError):
-    """The file of a lock cannot be opened, or another process holds the lock for longer than we may wait."""
+    """Raised if a lock's file cannot be opened, or if another process holds the lock beyond the time limit."""
 
 
 class LockPatience:
-    """Limits the waits for the locks of a file: after a wait that timed out, no lock is waited for during a minute.
+    """Limits the waits for the locks of a file. After one wait has timed out, further waits fail for a minute.
 
-    Otherwise a suspended program with many locks would delay this one again and again.
+    Without this limit, a suspended program that holds many locks would delay this one again and again.
     """
 
     def __init__(self) -> None:
@@ -51,14 +51,15 @@ class LockPatience:
 
 
 class ByteLock:
-    """A lock on one byte of a file, for `with_loan`. Each object is used once. `opened()` opens the file.
+    """A lock on one byte of a file, for use by `with_loan`. Each object is used once. `opened()` opens the file.
 
-    The byte need not exist: a file has a lock for each number from 0 to 2**62. So there are no lock files that could
-    be left behind. The lock belongs to the descriptor (`F_OFD_SETLK`), so threads exclude each other too. A forked
-    child closes its copy of the descriptor, and so cannot keep the lock of a parent that has died.
+    The byte need not exist. So a file has one lock for each number from 0 to 2**62, and there are no lock files that
+    could be left behind. The lock belongs to the file descriptor (`F_OFD_SETLK`), so it also works between threads. A
+    forked child closes its copy of the descriptor, so that it cannot keep the lock of a parent that has died.
 
-    Without `patience`, a lock that is held raises at once. If `long`, we wait for as long as the holder runs, up to
-    `trust.LONGEST`; otherwise up to `trust.WAIT`. The kernel's own way to wait (F_OFD_SETLKW) has no time limit.
+    Without `patience`, `begin` raises at once if the lock is held. If `long` is True, `begin` waits for as long as
+    the holder runs, up to `trust.LONGEST` seconds; otherwise it waits up to `trust.WAIT` seconds. The kernel's own
+    way to wait (F_OFD_SETLKW) is not used, because it has no time limit.
     """
 
     __slots__ = ("_byte", "_fds", "_long", "_opened", "_patience")
@@ -71,11 +72,11 @@ class ByteLock:
 
     @property
     def fd(self) -> int:
-        """The descriptor of the file, open for reading and writing while the lock is held."""
+        """The file's descriptor, which is open for reading and writing while the lock is held."""
         return self._fds[0]
 
     def begin(self) -> None:
-        """Opens the file and waits for the lock. Raises LockError."""
+        """Opens the file and waits for the lock. Raises LockError if either fails."""
         try:
             self._fds.append(open_alone(self._opened))
             self._take()
@@ -99,7 +100,7 @@ class ByteLock:
             time.sleep(max(_LEAST_PAUSE, min(waited / _SHARE, _MOST_PAUSE)))
 
     def _look(self, patience: LockPatience, waited: float) -> None:
-        """Raises TimeoutError unless the holder may be working on what we wait for."""
+        """Raises TimeoutError if waiting longer makes no sense, for example because the lock's holder is stopped."""
         holders = [*_holders(self.fd, self._byte)]
         if waited < trust.LONGEST and self._long and all(one.may_work for one in holders):
             return
@@ -107,19 +108,19 @@ class ByteLock:
         patience.lose(f"{' and '.join(known) or 'another program'} has kept a lock for more than {waited:.0f} s")
 
     def end(self) -> None:
-        """Releases the lock, if it is held."""
+        """Releases the lock if it is held."""
         if self._fds:
             with interrupts_deferred():
                 descriptors.close(self._fds.pop())
 
 
 def again(fd: int) -> Callable[[], int]:
-    """Returns a function that opens the file of a descriptor again: each lock needs its own descriptor."""
+    """Returns a function that reopens the file of a descriptor, because each lock needs its own descriptor."""
     return partial(os.open, f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
 
 
 def open_alone(opened: Callable[[], int]) -> int:
-    """Returns the descriptor that `opened()` opens; forked children close theirs."""
+    """Returns the file descriptor that `opened()` opens. Forked children close their copies of it."""
 
     def alone() -> int:
         with descriptors.no_fork():
@@ -131,7 +132,7 @@ def open_alone(opened: Callable[[], int]) -> int:
 
 
 class _Holder(NamedTuple):
-    """A process that holds a lock. `may_work`: it runs, and the lock has the form of a `ByteLock`."""
+    """A process that holds a lock. `may_work` is True if the process runs and its lock looks like a `ByteLock`."""
 
     pid: int
     is_stopped: bool
@@ -139,7 +140,7 @@ class _Holder(NamedTuple):
 
 
 def _holders(fd: int, byte: int) -> Iterator[_Holder]:
-    """Yields the processes of this user that hold the lock on a byte, if `/proc` shows them."""
+    """Yields this user's processes that hold the lock on a byte, if `/proc` shows them."""
     file = os.fstat(fd)
     for pid in trust.processes(os.geteuid()):
         with suppress(OSError):  # the process has ended, or is hidden from us
@@ -151,7 +152,7 @@ def _holders(fd: int, byte: int) -> Iterator[_Holder]:
 
 
 def _locks_of(process: str, number: str, file: os.stat_result) -> list[tuple[str, str, str]]:
-    """Returns kind, first and last byte of each lock of a descriptor, if the descriptor belongs to this file."""
+    """Returns (kind, first byte, last byte) for each lock on `file` that a process holds through one descriptor."""
     with suppress(OSError):  # the descriptor was closed
         if os.path.samestat(os.stat(f"{process}/fd/{number}"), file):
             return _LOCK_OF_FILE.findall(_text(f"{process}/fdinfo/{number}"))
@@ -164,7 +165,7 @@ def _text(path: str) -> str:
 
 
 def is_locked(fd: int, byte: int = 0) -> bool:
-    """True if another descriptor holds the lock on this byte."""
+    """True if the lock on this byte is held through another descriptor."""
     asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
     answer: bytes = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked)
     kind: int = _FLOCK.unpack(answer)[0]

@@ -1,11 +1,12 @@
-"""Decides which pieces are fetched ahead of time, from the forecast of a loader and the pieces in the folder.
+"""Decides which pieces to fetch ahead of time, from the keys that a loader will read and the pieces in the cache.
 
-A piece that is `near` is fetched unless a piece that is needed earlier would be evicted for it. So workers need not
-wait for it. The price is space: until it is used, it takes the place of another piece in the cache.
+A piece is a byte range of a remote file. A piece that will be needed soon (among the next `near` bytes of pieces) is
+fetched unless that would evict a piece that is needed earlier. Then workers need not wait for the download. The price
+is that, until the piece is used, it takes up space in the cache that another piece could use.
 
-A piece that is further away is fetched only if that causes no other download later (the conservative strategy of Cao,
-Felten, Karlin and Li, 1995): as soon as the best piece to evict for it can be evicted. With `near=0`, fetching ahead
-causes no downloads beyond the fewest possible (Belady).
+A piece that will be needed later is fetched only if this causes no additional download, that is, once the best piece
+to evict for it can be evicted (the conservative strategy of Cao, Felten, Karlin and Li, 1995). With `near=0`, the
+total number of downloads is the smallest possible (Belady).
 """
 
 from __future__ import annotations
@@ -23,15 +24,16 @@ from penstock._cache.cache import Cache, digest_of
 from penstock._cache.uses import Uses, uses
 from penstock.plan._forecast import Forecast
 
-_MOST_ROWS = 1 << 18  # of an agenda, which lists the first uses of pieces
-_ASKED = 64  # blocks whose pieces are looked up in one call: this takes some milliseconds
+_MOST_ROWS = 1 << 18  # the largest number of rows in an agenda, which lists only the first uses of pieces
+_ASKED = 64  # blocks whose pieces are looked up in one call, which takes a few milliseconds
 _REMEMBERED = 4096  # blocks whose pieces are cached
 
 
 class WantedPiece(NamedTuple):
     """A piece that a block needs: its name in the cache, its approximate size, and the function that fetches it.
 
-    `make(pause)` returns the bytes. To wait, it calls `pause(seconds)`, which raises once the scout is closed.
+    `make(pause)` returns the bytes. To wait, `make` calls `pause(seconds)`, which raises once fetching ahead has been
+    stopped.
     """
 
     name: str
@@ -40,18 +42,21 @@ class WantedPiece(NamedTuple):
 
 
 class InPieces(Protocol):
-    """A dataset whose blocks consist of one or more pieces each. Two blocks may have a piece in common."""
+    """A dataset whose blocks consist of one or more pieces (byte ranges of files). Two blocks may share a piece."""
 
     @property
     def blocks(self) -> NDArray[np.int64]:
-        """The first key of each block, and the end."""
+        """The first key of each block, followed by the total number of samples."""
 
     def pieces_of(self, block: int) -> Sequence[WantedPiece]:
         """Returns the pieces from which the samples of a block are read."""
 
 
 class Lookout:
-    """Finds the next pieces to fetch: up to `ahead` bytes, of which the first `near` bytes are near (see above)."""
+    """Finds the next pieces to fetch, up to `ahead` bytes.
+
+    The pieces in the first `near` bytes count as needed soon: see the module docstring.
+    """
 
     def __init__(self, forecast: Forecast, dataset: InPieces, cache: Cache, ahead: int, near: int) -> None:
         self.cache = cache
@@ -61,19 +66,22 @@ class Lookout:
         self._keys: dict[int, list[int]] = {}  # by block: the keys of its pieces in agendas
         self._there: set[str] = set()  # names of pieces that are in the folder
         self._evicted = -1  # the cache's counter of evictions when `_there` was last valid
-        # A partial without a reference to the lookout, which must end with its last outside reference.
+        # A partial has no reference to the lookout, which must be freed with its last outside reference.
         self._pieces_of = lru_cache(_REMEMBERED)(partial(_asked, self._datasets, self._edges))
         self.forget()
 
     def forget(self) -> None:
-        """Starts a new agenda, because the last one could not be published or is out of date."""
+        """Discards the agenda (list of future uses), because it could not be published or is outdated."""
         self._uses: Uses | None = None
         self._listed: list[list[int]] = []  # for each of the first uses: the keys of its pieces
         self._rows = 0  # the number of keys in `_listed`
         self._published = 0  # how many uses are published
 
     def joins(self, other: Lookout) -> bool:
-        """Takes over the datasets of `other` if it has the same loader and folder. Call it before `agenda()`."""
+        """Takes over the datasets of `other` if both have the same loader and cache folder. Returns False otherwise.
+
+        Call this before `agenda()`.
+        """
         if self._forecasts[0].root is not other._forecasts[0].root or repr(self.cache) != repr(other.cache):
             return False
         self._forecasts += other._forecasts
@@ -86,10 +94,10 @@ class Lookout:
         return self._forecasts[0].position
 
     def agenda(self) -> Agenda | None:
-        """Returns what the loader will need; None if little has changed since the last agenda.
+        """Returns an agenda (the pieces that the loader will need), or None if little has changed since the last one.
 
-        Looking up the pieces of all blocks may take seconds. So each call looks up those of a few blocks, and there
-        is a new agenda whenever the number of listed uses has doubled.
+        Looking up the pieces of all blocks may take seconds. So each call looks up those of a few blocks, and returns
+        a new agenda whenever the number of listed uses has doubled.
         """
         position = self.position
         if self._uses is None or position >= self._uses.until:
@@ -108,7 +116,7 @@ class Lookout:
         return Agenda(position, rows_of(list(chain.from_iterable(self._listed)), first, stop))
 
     def at_once(self) -> int:
-        """Returns the largest number of bytes that are in use at the same time, according to the published uses."""
+        """Returns the peak number of bytes that are in use at the same time, according to the published agenda."""
         number = self._published
         if self._uses is None or not number:
             return 0
@@ -135,9 +143,10 @@ class Lookout:
             self._rows += len(keys)
 
     def look(self, most: int, coming: Mapping[str, int], failed: Collection[str]) -> list[WantedPiece]:
-        """Returns up to `most` pieces to fetch now. `coming`: sizes of the pieces that are being fetched, by name.
+        """Returns up to `most` pieces to fetch now, starting with the missing piece that is needed first.
 
-        The missing piece that is needed next comes first. If there is no space for it, no later one is fetched.
+        If there is no space for a piece, no later one is returned. `coming` maps the names of the pieces that are
+        being fetched to their sizes. `failed` has the names of pieces that could not be fetched.
         """
         found: list[WantedPiece] = []
         space, ahead = None, 0
@@ -163,7 +172,7 @@ class Lookout:
         return found
 
     def _upcoming(self) -> Iterator[WantedPiece]:
-        """Yields each piece that is or will be in use, once, in the order in which they are needed."""
+        """Yields each piece that is in use or will be used, once, in the order in which the pieces are needed."""
         seen: set[str] = set()
         if self._uses is not None:
             for at in np.flatnonzero(self._uses.stop[: self._published] > self.position).tolist():

@@ -1,4 +1,4 @@
-"""A least-recently-used cache in memory, limited by a number of bytes."""
+"""An in-memory cache with a size limit in bytes, which drops the least recently used values first."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ T = TypeVar("T")
 
 
 class LruCache(Generic[K, T]):
-    """Keeps values by key, up to `most` bytes. Missing values are read; the least recently used are dropped.
+    """A cache of values by key, up to `most` bytes in total. The least recently used values are dropped first.
 
-    At least one value is kept, however large. If several threads request a value, one of them reads it while the
-    others wait. A forked child has the values of its parent, and its own locks.
+    At least one value is kept, even if it is larger than `most`. If several threads request the same missing value,
+    one of them reads it while the others wait. A forked child has its parent's values and its own locks.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self.dropped = 0
-        """The number of values that were dropped so far."""
+        """The number of values dropped so far."""
         self.needed: set[K] = set()
-        """Keys of values that must stay, and do not count towards `most`. A keeper updates the set every 50 ms."""
+        """Keys of values that must stay and do not count towards `most`. A `Keeper` updates them every 50 ms."""
         self._values: OrderedDict[K, tuple[T, int]] = OrderedDict()
         self._renew()
 
@@ -35,7 +35,7 @@ class LruCache(Generic[K, T]):
         self._process = os.getpid()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A pickled copy is empty: values are read again where they are needed."""
+        """A pickled copy is empty, and reads values again where they are needed."""
         return LruCache, (self._most,)
 
     def __contains__(self, number: K) -> bool:
@@ -59,7 +59,10 @@ class LruCache(Generic[K, T]):
         return found[0]
 
     def get(self, number: K, read: Callable[[K], tuple[T, int]]) -> T:
-        """Returns the value. If it is missing, `read(number)` returns it with its size in bytes."""
+        """Returns the value with this key, from the cache if possible.
+
+        If the value is missing, `read(number)` is called, which returns the value and its size in bytes.
+        """
         value = self.found(number)
         if value is not None:
             return value

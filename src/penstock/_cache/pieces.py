@@ -1,9 +1,9 @@
-"""The file of a piece: its bytes, followed by their length and a checksum.
+"""The file of a piece in the cache: the piece's bytes, followed by their length and a checksum.
 
     the bytes
     magic (8 bytes), length (8), checksum of the bytes (4), CRC-32 of the piece's digest and of these 20 bytes (4)
 
-The bytes come first, so they begin at a page. A truncated or damaged file is detected and never used.
+The bytes come first, so that they are aligned to a page. A truncated or damaged file is detected and never used.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _MAGIC = b"pnstpie2"
 _END = struct.Struct("<8sQI")
 _CHECK = struct.Struct("<I")
 EXTRA = _END.size + _CHECK.size
-"""The number of bytes in a file after those of its piece."""
+"""The number of bytes that follow the piece's own bytes in its file."""
 
-_WORDS = 512  # of 8 bytes in a page: disk and kernel write 4 KB as a whole
+_WORDS = 512  # 8-byte words in a page, because disk and kernel write 4 KB as a whole
 _AT_ONCE = 1 << 30  # bytes of one write: the kernel accepts at most 2 GB
 
 
 def write(path: str, digest: str, buffers: Sequence[memoryview], group: int | None = None) -> None:
-    """Creates the file of a piece from buffers of bytes. After an error the file is deleted."""
+    """Creates the file of a piece from these buffers. Deletes the file if an error occurs."""
     whole = buffers[0] if len(buffers) == 1 else memoryview(b"".join(buffers))
     fd = acquire(partial(trust.make_file, path, group), os.close)
     try:
@@ -52,11 +52,12 @@ def write_all(fd: int, view: memoryview) -> None:
 
 
 def checksum(view: memoryview) -> int:
-    """Returns the checksum of the bytes of a piece. Computes 14 GB per second of processor time.
+    """Returns the checksum of a piece's bytes, at 14 GB per second of processor time.
 
-    It is a hash of two kinds of sums: of the words of each page, and of the words at the same offset in all pages. So
-    damage within a page changes the sums by offset, and missing or swapped pages change the sums by page. Refused:
-    CRC-32, which takes three to seven times as long. Each process checks each piece that it maps.
+    It is a hash of two kinds of sums: the sum of the 8-byte words in each page, and the sum of the words at the same
+    offset in all pages. So damage within a page changes the sums by offset, and missing or swapped pages change the
+    sums by page. CRC-32 is not used, because it takes three to seven times as long, and each process checks every
+    piece that it maps.
     """
     count = len(view) // (8 * _WORDS)
     pages = np.frombuffer(view, np.uint64, count * _WORDS).reshape(count, _WORDS)
@@ -67,7 +68,7 @@ def checksum(view: memoryview) -> int:
 
 
 FileStamp = tuple[int, int]
-"""Distinguishes files of the same name: the inode number, which may be reused, and the modification time."""
+"""A file's inode number (which may be reused) and modification time, to tell apart files with the same name."""
 
 
 def stamp_of(about: os.stat_result) -> FileStamp:
@@ -77,9 +78,10 @@ def stamp_of(about: os.stat_result) -> FileStamp:
 def mapped(
     path: str, digest: str, checked: FileStamp | None = None, group: int | None = None
 ) -> tuple[memoryview, FileStamp]:
-    """Maps a piece: returns its bytes, and the stamp of its file. Raises ValueError if the piece is damaged.
+    """Maps a piece into memory. Returns its bytes, and its file's stamp (inode number and modification time).
 
-    If the file still has the stamp `checked`, its checksum is not verified again.
+    Raises ValueError if the piece is damaged. If the file's stamp equals `checked`, the checksum is not verified
+    again.
     """
     fd = acquire(partial(trust.open_ours, path, group=group), os.close)
     try:
@@ -100,7 +102,7 @@ def mapped(
 
 
 def unlink(path: str) -> None:
-    """Deletes a file if that is possible."""
+    """Deletes a file. Does nothing if the file cannot be deleted."""
     try:
         os.unlink(path)
     except OSError:

@@ -1,4 +1,4 @@
-"""Scouts: threads in the loader's process that fetch pieces before the loader needs them."""
+"""Scouts: threads in the loader's process that fetch pieces of remote files before the loader needs them."""
 
 from __future__ import annotations
 
@@ -19,27 +19,31 @@ from penstock._system.threads import started
 from penstock.plan._forecast import Forecast
 
 AHEAD = 512 << 20
-"""The largest number of bytes to fetch ahead of time: some seconds of a fast network."""
+"""The largest number of bytes to fetch ahead of time. A fast network transfers them in a few seconds."""
 
 NEAR = 128 << 20
-"""Bytes for which the cache always makes room, up to a quarter of the cache: see `lookout`."""
+"""The cache always makes room for this many bytes that are needed next: see `lookout`.
+
+In a small cache, the number is a quarter of the cache's size instead.
+"""
 
 THREADS = 16
-"""The number of pieces that are fetched at the same time."""
+"""The number of pieces to fetch at the same time."""
 
-_FIRST = 4  # the same until the first batch is handed out: workers are waiting for their own downloads
+_FIRST = 4  # the number until the first batch is handed out, because workers wait for their own downloads
 
 _PAUSE = 0.02  # seconds after which a scout checks the position of its loader
-_SHARE = 10  # looks take at most a tenth of the time: listing 100,000 pieces takes 0.2 s
-_LONGEST = 1.0  # longest time in seconds between two looks: the first of an epoch may take half a second
+_SHARE = 10  # looks take at most a tenth of the time, because listing 100,000 pieces takes 0.2 s
+_LONGEST = 1.0  # longest time in seconds between two looks; the first look of an epoch may take half a second
 _AFTER_FAILURE = 10.0  # seconds without fetches after a piece could not be written to the folder
 _MOMENT = 0.1  # seconds after which a waiting fetch notices that the scout is closed
 
 
 class Scout:
-    """Fetches pieces ahead of a loader, from `start()` until it is closed or dropped. `__foresee__` returns a scout.
+    """Fetches pieces of remote files ahead of a loader, from `start()` until it is closed or dropped.
 
-    It raises nothing. If a piece cannot be fetched, the worker that needs it raises an error that names the sample.
+    A dataset's `__foresee__` method returns a scout. A scout never raises. If it cannot fetch a piece, the worker
+    that needs the piece raises an error that names the sample.
     """
 
     def __init__(
@@ -52,15 +56,18 @@ class Scout:
         self._thread: threading.Thread | None = None
 
     def joins(self, other: Scout) -> bool:
-        """Takes over the work of `other` if it has the same loader and folder. Only before both are started."""
+        """Takes over the work of `other` if both have the same loader and cache folder. Returns False otherwise.
+
+        Neither scout may have been started yet.
+        """
         return self._lookout.joins(other._lookout)
 
     def start(self) -> None:
-        with suppress(RuntimeError):  # no thread can be started: workers fetch what they need themselves
+        with suppress(RuntimeError):  # if no thread can be started, workers fetch what they need
             self._thread = started("penstock-scout", self._work, self._fetches.stop)
 
     def close(self) -> None:
-        """Stops the scout. Fetches in flight finish in the background."""
+        """Stops the scout. Fetches that are in flight finish in the background."""
         self._fetches.stop()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():  # the garbage collector may run in it
@@ -68,7 +75,7 @@ class Scout:
 
 
 class _Stopped(Exception):
-    """The scout was closed while a fetch waited for its next retry."""
+    """Raised when the scout is closed while a fetch waits for its next retry."""
 
 
 class _Fetches:
@@ -76,13 +83,13 @@ class _Fetches:
 
     def __init__(self, most: int, counts: CacheCounts) -> None:
         self.stopped = False
-        self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()  # written in C: takes no lock of Python's
+        self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()  # written in C, so it takes no lock of Python's
         self._counting = Counting(counts)
         self._most = most
         self._threads = 0
         self._lock = threading.Lock()  # guards the attributes that fetching threads change
         self._coming: dict[str, int] = {}  # sizes of the pieces that are being fetched, by name
-        self._queue: deque[WantedPiece] = deque()  # those of `_coming` that no thread has begun
+        self._queue: deque[WantedPiece] = deque()  # the pieces in `_coming` that no thread has started to fetch
         self._failed: set[str] = set()
         self._start: int | None = None  # the position of the loader at the first look
         self._done = 0
@@ -103,11 +110,11 @@ class _Fetches:
                 self.bell.get(timeout=left)
 
     def rest(self) -> None:
-        """Stops fetching for a while, because the folder cannot be used."""
+        """Starts no fetches for a while, because the cache folder cannot be used."""
         self._not_before, self._seen = time.monotonic() + _AFTER_FAILURE, None
 
     def look(self, lookout: Lookout, publisher: Publisher) -> None:
-        """Publishes a new agenda if there is one, and starts the fetches that are due."""
+        """Publishes the pieces that the loader will need, if the list is new, and starts the fetches that are due."""
         if time.monotonic() < self._not_before:
             return
         agenda, position = lookout.agenda(), lookout.position
@@ -134,7 +141,7 @@ class _Fetches:
             started("penstock-fetch", partial(self._fetch, lookout.cache), self.stop)
 
     def _fetch(self, cache: Cache) -> None:
-        """Runs in a thread: fetches pieces until none is queued."""
+        """Fetches pieces until none is queued. This is the main function of a fetching thread."""
         while (piece := self._next()) is not None:
             failed = True
             with working_at(self._counting), suppress(Exception):
@@ -165,7 +172,10 @@ class _Fetches:
 
 
 def _look_out(fetches: _Fetches, reference: weakref.ref[Lookout]) -> None:
-    """Runs in the thread of a scout. Does not warn if the folder cannot be used, because workers do."""
+    """Looks for pieces to fetch until the scout is closed or dropped. This is the main function of a scout's thread.
+
+    It does not warn if the cache folder cannot be used, because workers warn about that.
+    """
     lookout = reference()
     if lookout is None:
         return
@@ -185,7 +195,7 @@ def _look_out(fetches: _Fetches, reference: weakref.ref[Lookout]) -> None:
         if not fetches.stopped:
             import logging
 
-            # Logged, not warned: in this thread, there is no line of the user's code that a warning could name.
+            # A log record, not a warning, because no line of the user's code in this thread could be named.
             logging.getLogger("penstock").warning(
                 "Fetching ahead has stopped because of the error below: each worker waits for its own downloads. The "
                 "samples are the same. If the error does not come from your dataset, please report it.",

@@ -1,23 +1,28 @@
-"""Decoded blocks that the processes of a machine share: each block is decoded by one of them.
+"""Decoded blocks that all processes of a machine share, so that each block is decoded by only one of them.
 
-A process that reads a table with a loader opens an *inventory*: shared memory without a name, a memfd, which others
-find among the descriptors of that process (see `_measure/page.py`). The inventory says which process has which block.
-A block is a memfd as well, in the process that has decoded it; other processes open it there, and map it.
+A process that reads a table with a loader opens an *inventory*. It says which process has which block, and has a
+*claim* for each loader, which lists the blocks that the loader needs. The inventory is a memfd (shared memory without
+a name), which other processes find among the descriptors of that process (see `_measure/page.py`). A block is a memfd
+as well, in the process that has decoded it. Other processes open it there, and map it into their memory. An inventory
+contains:
 
-    magic (8 bytes), when the inventory was opened, number of rows, blocks decoded so far (8 each)
-    rows: block, process, descriptor, inode, bytes, number of the decoded block (8 each; a free row has process 0).
-          There are only as many rows as were in use at the same time so far, because every reader reads all of them.
-    claims, after the space for 4,096 rows: bytes to keep (-1: none), number of needs, needs (8 each). Each has space
-          for 4,096 needs.
+    magic (8 bytes), time when the inventory was opened, number of rows, number of decoded blocks (8 bytes each)
+    rows: block, process id, file descriptor, inode, size, number of the decoded block (8 bytes each; a free row has
+          process id 0). There are only as many rows as were ever in use at the same time, because every reader reads
+          all of them.
+    claims, after the space for 4,096 rows: bytes to keep (-1: none), number of needs, needs (8 bytes each). A claim
+          has space for 4,096 needs.
 
 A process accepts only memfds that belong to this user, whatever their name (see `_system/trust.py`). An inventory
-never shrinks, and a complete block is sealed, so that no process can change it, or truncate it while others have it
+never shrinks. A complete block is sealed, so that no process can change it, or truncate it while others have it
 mapped.
 
-Nothing has a name, so nothing can be left behind: memory is freed when the last process that maps it has ended. If a
-process dies, the next process that needs one of its blocks decodes it again. Locks are the kernel's
-(`_cache/locks.py`): byte 0 guards rows and claims, byte 1 + n guards block n, and byte 2**61 + n claim n. A loader
-holds the lock of its claim for as long as it reads: a claim without a lock belongs to a loader that has ended.
+Because nothing has a name, nothing can be left behind. Memory is freed when the last process that maps it has ended.
+If a process dies, the next process that needs one of its blocks decodes the block again.
+
+The locks are those of the kernel (see `_cache/locks.py`). Byte 0 guards the rows and claims, byte 1 + n guards block
+n, and byte 2**61 + n guards claim n. A loader holds the lock of its claim for as long as it reads. So a claim whose
+lock is free belongs to a loader that has ended.
 """
 
 from __future__ import annotations
@@ -46,14 +51,14 @@ from penstock._system.interrupts import acquire, finalizer, interrupts_deferred,
 from penstock._system.warnings import warn_caller
 
 MakeBlock = Callable[[], Sequence[Any]]
-"""Decodes a block, and returns its bytes as a list of buffers."""
+"""A function that decodes a block, and returns its bytes as a list of buffers."""
 
 _NAME, _BLOCK = "penstock-inventory-", "penstock-block"
 _HEAD = struct.Struct("<8sqqq")
 _MAGIC = b"pnstinv3"
-_ROWS = 4096  # at most. Each stands for an open descriptor of some process: see `_most_own`.
+_ROWS = 4096  # the largest number. Each row is an open descriptor of some process: see `_most_own`.
 _CLAIM = struct.Struct("<qq")
-_CLAIMS = _HEAD.size + _ROWS * ROW.itemsize  # where claims begin
+_CLAIMS = _HEAD.size + _ROWS * ROW.itemsize  # the offset of the first claim
 _CLAIM_SIZE = _CLAIM.size + MOST_NEEDS * 8
 _CLAIM_LOCKS = 1 << 61
 _NEVER_SMALLER = fcntl.F_SEAL_SHRINK
@@ -62,9 +67,10 @@ _UNFINISHED = 0.2  # seconds to wait for the head of an inventory that was opene
 
 
 class Inventory:
-    """The inventory of one table, and the claim of its loader, which is `claim` at first.
+    """The list of a table's shared blocks, and one loader's claim, which says which blocks that loader needs.
 
-    Each loader and rank opens an inventory. All processes use the one that was opened first.
+    The claim is `claim` at first. Each loader and rank opens an inventory, but all processes use the one that was
+    opened first.
     """
 
     def __init__(self, table: str, claim: Claim) -> None:
@@ -75,7 +81,7 @@ class Inventory:
         self._patience = LockPatience()
         try:
             trust.seal(self._fd, _NEVER_SMALLER)
-            # Finding the oldest inventory takes milliseconds. It is mostly this one, so the claim is written here.
+            # Finding the oldest inventory takes milliseconds. Usually it is this one, so the claim is written here.
             self._lock.begin()
             _write_claim(self._fd, 0, claim)
             # The time is taken after the file has become visible to others: see `_first_inventory`.
@@ -86,15 +92,15 @@ class Inventory:
 
     @property
     def decoded(self) -> int:
-        """The number of blocks that all processes have decoded so far."""
+        """The total number of blocks decoded so far, over all processes."""
         return _head(self._used())[2]
 
     def blocks(self) -> set[int]:
-        """Returns the blocks that are in the inventory."""
+        """Returns the numbers of the blocks that are in the inventory."""
         return _blocks_in(_rows(self._used()))
 
     def claim(self, claim: Claim) -> None:
-        """Replaces the claim of this loader, and drops the blocks that no loader claims."""
+        """Replaces this loader's claim, and drops the blocks that no loader claims."""
         lock = ByteLock(again(self._used()), 0, self._patience)
         with_loan(lock, self._claim, lock, claim)
 
@@ -110,7 +116,7 @@ class Inventory:
             _write_rows(lock.fd, rows)
 
     def _move(self, fd: int) -> None:
-        """Moves the claim to the inventory `fd`, under the first number that no loader uses."""
+        """Moves this loader's claim to the inventory with the descriptor `fd`, under the lowest free number."""
         number = next(number for number in count() if not is_locked(fd, _CLAIM_LOCKS + number))
         lock = _claim_lock(fd, number)
         with interrupts_deferred(), descriptors.no_fork():
@@ -123,7 +129,10 @@ class Inventory:
                 lock.end()
 
     def _used(self) -> int:
-        """Returns the descriptor of the oldest inventory. Raises OSError if another thread has closed this one."""
+        """Returns the descriptor of the inventory that all processes use, which is the oldest one.
+
+        Raises OSError if another thread has closed this object.
+        """
         found = _first_inventory(self._name) if self._first is None else None
         with interrupts_deferred(), descriptors.no_fork():
             if self._fd != -1:
@@ -146,19 +155,20 @@ def _claim_lock(fd: int, number: int) -> ByteLock:
 
 
 def _check_is_inventory(fd: int, name: str) -> None:
-    """Raises OSError for a file that is not the inventory of this name.
+    """Raises OSError if the descriptor `fd` does not belong to the inventory with this name.
 
-    One thread may close the descriptor of an inventory while another is about to write. Then its number belongs to
-    the next file that is opened, maybe one of the user. So a writer opens its own descriptor, and checks it.
+    A thread may close an inventory's descriptor while another thread is about to write. The next file that is opened,
+    maybe one of the user's files, then gets the same descriptor number. So a writer opens its own descriptor, and
+    checks it.
     """
     if not trust.is_memfd(f"/proc/self/fd/{fd}", name):
         raise OSError("not an inventory")
 
 
 class Shared:
-    """The blocks of one table that this process shares with others.
+    """The decoded blocks of one table that this process shares with others.
 
-    If no loader has a claim any more, the blocks of an inventory take up to `most` bytes.
+    When no loader claims blocks any more, the blocks in an inventory may take up to `most` bytes.
     """
 
     def __init__(self, table: str, most: int) -> None:
@@ -174,7 +184,11 @@ class Shared:
         self._own: dict[int, int] = {}  # descriptors of blocks, by inode
 
     def get(self, block: int, make: MakeBlock) -> memoryview | None:
-        """Returns the bytes of a block; None if no loader on this machine has an inventory of the table."""
+        """Returns the bytes of a block. Calls `make()` to decode the block if no other process has decoded it.
+
+        Returns None if no loader on this machine has an inventory of the table, or if another program holds the
+        block's lock for too long.
+        """
         inventory = self._find_inventory()
         if inventory is None:
             return None
@@ -198,7 +212,7 @@ class Shared:
             )
 
     def blocks(self) -> set[int]:
-        """Returns the blocks in the inventory, and closes those of this process that are no longer in it."""
+        """Returns the blocks in the inventory, and closes this process's blocks that are no longer in it."""
         inventory = self._find_inventory()
         if inventory is None:
             return set()
@@ -249,7 +263,7 @@ class Shared:
         _, _, decoded = _head(lock.fd)
         rows, claims = _rows(lock.fd), _claims(lock.fd) or [Claim(np.empty(0, np.int64), self._most)]
         rows[rows["block"] == about[0]] = 0  # its process has died
-        # Loaders with a block order drop blocks themselves when they renew their claims; these may be a moment old.
+        # Loaders that read block by block drop blocks when they renew their claims, which may be slightly old here.
         if any(claim.keep is not None for claim in claims):
             rows[surplus(rows, claims, about[-1])] = 0
         row = place(rows, claims, _ROWS)
@@ -263,7 +277,7 @@ class Shared:
             raise OSError("all blocks of the inventory are needed")
 
     def _let_go(self, rows: Rows) -> None:
-        """Closes the blocks of this process that are not in the inventory."""
+        """Closes this process's blocks that are not in the inventory."""
         with interrupts_deferred():
             for inode in {*self._own} - {*rows["inode"].tolist()}:
                 descriptors.close(self._own.pop(inode))
@@ -282,12 +296,12 @@ class Shared:
 
 
 def _most_own() -> int:
-    """Returns how many blocks a process may share: half of its limit of descriptors, which is often 1,024."""
+    """Returns how many blocks a process may share, which is half of its limit on open descriptors (often 1,024)."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
 
 
 def _mapped(inventory: int, block: int) -> memoryview | None:
-    """Maps the block if a live process has it; otherwise returns None."""
+    """Maps a block into memory if a live process has decoded it; otherwise returns None."""
     rows = _rows(inventory)
     found = np.flatnonzero((rows["block"] == block) & (rows["pid"] > 0))
     if not len(found):
@@ -298,13 +312,13 @@ def _mapped(inventory: int, block: int) -> memoryview | None:
         block_of_row = _map_block(f"/proc/{pid}/fd/{number}", inode, nbytes)
     except OSError:  # the process has ended
         return None
-    # The row is read again: it may have been read while another process was writing it.
+    # The row is read again, because another process may have been writing it.
     same = os.pread(inventory, ROW.itemsize, _HEAD.size + int(found[0]) * ROW.itemsize) == row.tobytes()
     return block_of_row if same else None
 
 
 def _map_block(path: str, inode: int, nbytes: int) -> memoryview:
-    """Maps a sealed block. Raises OSError if the path leads to another file."""
+    """Maps a sealed block into memory. Raises OSError if the path leads to another file."""
     if not trust.is_memfd(path, _BLOCK):
         raise OSError("not a block")
     fd = acquire(partial(trust.open_sealed, path, _BLOCK, trust.UNCHANGING), os.close)
@@ -318,7 +332,7 @@ def _map_block(path: str, inode: int, nbytes: int) -> memoryview:
 
 
 def _head(fd: int) -> tuple[int, int, int]:
-    """Returns when the inventory was opened, its number of rows, and the number of blocks decoded so far."""
+    """Returns the time when the inventory was opened, its number of rows, and the number of blocks decoded so far."""
     magic, opened, rows, decoded = _HEAD.unpack(os.pread(fd, _HEAD.size, 0).ljust(_HEAD.size, b"\0"))
     if magic != _MAGIC or not 0 <= rows * ROW.itemsize <= _CLAIMS - _HEAD.size:
         raise OSError("not an inventory")
@@ -331,14 +345,14 @@ def _rows(fd: int) -> Rows:
 
 
 def _write_rows(fd: int, rows: Rows, decoded: int | None = None) -> None:
-    """Writes the rows. The caller holds the lock; others may read at the same time."""
+    """Writes the rows of the inventory. The caller must hold the lock, but others may read at the same time."""
     opened, _, before = _head(fd)
     os.pwrite(fd, rows.tobytes(), _HEAD.size)
     os.pwrite(fd, _HEAD.pack(_MAGIC, opened, len(rows), before if decoded is None else decoded), 0)
 
 
 def _claims(fd: int) -> list[Claim]:
-    """Returns the claims of live loaders. The caller holds the lock."""
+    """Returns the claims of live loaders. The caller must hold the lock."""
     return [
         _read_claim(fd, number)
         for number in range(-(-(os.fstat(fd).st_size - _CLAIMS) // _CLAIM_SIZE))
@@ -347,14 +361,14 @@ def _claims(fd: int) -> list[Claim]:
 
 
 def _write_claim(fd: int, number: int, claim: Claim) -> None:
-    """Writes a claim. The caller holds the lock."""
+    """Writes a loader's claim (the blocks that it needs). The caller must hold the lock."""
     keep = -1 if claim.keep is None else claim.keep
     data = _CLAIM.pack(keep, len(claim.needs)) + claim.needs.astype("<i8").tobytes()
     os.pwrite(fd, data, _CLAIMS + number * _CLAIM_SIZE)
 
 
 def _read_claim(fd: int, number: int) -> Claim:
-    """Reads a claim. Accepts any bytes, because a killed program may have left them half written."""
+    """Reads a claim. Accepts any bytes, because a killed program may have left a claim half written."""
     data = os.pread(fd, _CLAIM_SIZE, _CLAIMS + number * _CLAIM_SIZE)
     numbers = np.frombuffer(data.ljust(_CLAIM_SIZE, b"\0"), "<i8")
     keep, needs = numbers[:2].tolist()
@@ -366,10 +380,11 @@ def _blocks_in(rows: Rows) -> set[int]:
 
 
 def _first_inventory(name: str) -> int | None:
-    """Opens the oldest inventory of this name among those of this user's processes; None if there is none.
+    """Opens this user's oldest inventory with this name. Returns None if there is none.
 
-    All processes must agree on one. An inventory gets its time after its file has become visible, so an inventory
-    that is not found here is younger than those that are. One that has no time yet is waited for.
+    All processes must agree on one inventory. The opening time is written after the file has become visible to
+    others. So an inventory that is not found here is younger than those that are found. If an inventory has no time
+    yet, this function waits for a moment until the time is written.
     """
     deadline = time.monotonic() + _UNFINISHED
     found = [*_inventories(name)]
@@ -383,7 +398,7 @@ def _first_inventory(name: str) -> int | None:
 
 
 def _inventories(name: str) -> Iterator[tuple[int | None, str]]:
-    """Yields for each inventory of this name when it was opened (None if it is not complete yet), and its path."""
+    """Yields (opening time, path) for each inventory with this name. The time is None if it is not written yet."""
     for _, path in memfds(os.geteuid(), name):
         with suppress(OSError):  # the process has ended, or the memfd is no inventory of this user
             yield _opened_at(path, name), path

@@ -1,4 +1,4 @@
-"""Computes from the forecast of a loader when each block is used next."""
+"""Computes from a loader's forecast (the keys that it will read) when each block is used next."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _MOST = 1 << 16  # the largest number of uses that are computed from single keys
 
 
 class Uses(NamedTuple):
-    """The next uses of blocks, each from position `first` until before `stop`; sorted by `first`.
+    """The next uses of blocks, sorted by `first`. A use covers the positions from `first` to `stop` - 1.
 
-    Compute them again when the loader has reached the position `until`.
+    The uses must be computed again when the loader has reached the position `until`.
     """
 
     until: int
@@ -28,19 +28,24 @@ class Uses(NamedTuple):
     stop: NDArray[np.int64]
 
     def before(self, number: int, position: int) -> Uses:
-        """Returns the first `number` uses, for a loader at this position."""
+        """Returns the first `number` uses, for a loader at this position.
+
+        The new `until` is halfway between the position and the first use that is left out.
+        """
         until = max(position + 1, (position + int(self.first[number])) // 2)
         return Uses(min(self.until, until), self.blocks[:number], self.first[:number], self.stop[:number])
 
 
 Blocked = tuple[Forecast, NDArray[np.int64]]
-"""The forecast of a dataset, and its edges: the first key of each block, and the end."""
+"""A dataset's forecast, and its block edges: the first key of each block, and the total number of samples."""
 
 
 def uses(sources: Sequence[Blocked]) -> Uses:
-    """Returns the uses in this epoch and the next; only the first ones, if they are computed from single keys.
+    """Returns the uses of blocks in this epoch and the next one.
 
-    The sources are datasets that one loader reads. Block numbers continue from one source to the next.
+    If the loader's order does not say when it uses each block, the uses are computed from single keys, and only the
+    first ones are returned. The sources are datasets that one loader reads. Block numbers continue from one source to
+    the next.
     """
     forecast = sources[0][0].root.snapshot()
     position = forecast.position
@@ -75,7 +80,10 @@ def _of_spans(sources: Sequence[Blocked], blocks: Sequence[Grouping], epoch: int
 
 
 def _of_keys(forecast: Forecast, sources: Sequence[Blocked], at: int, end: int) -> tuple[list[_UseArrays], int]:
-    """Returns a use for each run of keys of the same block, up to the position `end` or until there are many."""
+    """Returns one use for each series of positions whose keys are in the same block, and the position reached.
+
+    The search stops at the position `end`, or earlier if there are many uses.
+    """
     parts: list[_UseArrays] = []
     count = 0
     while at < end and count < _MOST:

@@ -1,4 +1,4 @@
-"""The objects that `__foresee__` of datasets returns, which a loader starts and closes."""
+"""The objects that the `__foresee__` methods of datasets return. A loader starts and closes them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from penstock._cache.scout import Scout
 
 
 class Watches:
-    """Several objects that `__foresee__` has returned, started and closed as one.
+    """Several objects that `__foresee__` has returned, started and closed together.
 
-    Scouts of the same folder are merged: the next piece to fetch or to evict depends on all of them.
+    Scouts with the same cache folder are merged, because the next piece to fetch or to evict depends on all of them.
     """
 
     def __init__(self, *found: Any) -> None:
@@ -20,7 +20,7 @@ class Watches:
             self.add(each)
 
     def add(self, found: Any) -> None:
-        """Adds an object that `__foresee__` has returned; None is ignored."""
+        """Adds an object that `__foresee__` has returned. Ignores None."""
         for each in found._all if isinstance(found, Watches) else [found]:
             scouts = [one for one in self._all if isinstance(one, Scout) and isinstance(each, Scout)]
             if each is not None and not any(one.joins(each) for one in scouts):

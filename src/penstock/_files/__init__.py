@@ -1,1 +1,1 @@
-"""Bytes, local and remote: paths, URLs, one identity for each file, pieces, indexes."""
+"""Local and remote files: finds them by path or URL, identifies them, reads their bytes, and keeps their indexes."""

@@ -23,7 +23,7 @@ _LEAST, _MOST = 1 << 30, 100 << 30  # bounds of the default size of a cache, in 
 
 
 class RemoteOptions(TypedDict, total=False):
-    """The keywords for remote files, which all formats take: see `penstock.formats`."""
+    """The keyword arguments for remote files, which all formats take: see `penstock.formats`."""
 
     storage: Storage | None
     cache: CachePath
@@ -32,7 +32,7 @@ class RemoteOptions(TypedDict, total=False):
 
 
 class FileOptions(RemoteOptions, total=False):
-    """The keywords that formats have in common: see `penstock.formats`.
+    """The keyword arguments that all formats have in common: see `penstock.formats`.
 
     A format takes them as `**files: Unpack[FileOptions]` and passes them on to `Format`.
     """
@@ -41,7 +41,7 @@ class FileOptions(RemoteOptions, total=False):
 
 
 class Access(NamedTuple):
-    """The keywords for remote files as one value, with the defaults."""
+    """The keyword arguments for remote files as one object, with default values."""
 
     storage: Storage | None = None
     cache: CachePath = None
@@ -50,13 +50,19 @@ class Access(NamedTuple):
 
     @classmethod
     def of(cls, reader: str, files: RemoteOptions) -> Access:
-        """Makes one value of the keywords. Raises TypeError for an unknown keyword of the class `reader`."""
+        """Returns the keyword arguments as one object. Raises TypeError if one of them is unknown.
+
+        `reader` is the name of the class that was called, for the error message.
+        """
         if unknown := sorted(files.keys() - set(cls._fields)):
             raise TypeError(f"{reader}.__init__() got an unexpected keyword argument {unknown[0]!r}")
         return cls(**files)
 
     def check(self) -> None:
-        """Raises for wrong values, even if all files are local: the paths of the next run may be URLs."""
+        """Raises TypeError or ValueError if a value is wrong.
+
+        The options are checked even if all files are local, because the paths of the next run may be URLs.
+        """
         if self.storage is not None and not isinstance(self.storage, Mapping):
             raise TypeError(f"storage must be a dict of options, but it is a {type(self.storage).__name__}.")
         if self.cache_bytes is not None:
@@ -83,7 +89,7 @@ class Access(NamedTuple):
             raise ValueError(f"cache must be a folder, but {str(there)!r} is a file. Name another folder.")
 
     def pieces(self) -> Pieces:
-        """Returns the object that keeps pieces, on disk or in memory."""
+        """Returns the object that keeps pieces of remote files, on disk or in memory."""
         if self.cache is False:
             return PiecesInMemory()
         given = None if isinstance(self.cache, bool) else self.cache
@@ -106,7 +112,7 @@ class Access(NamedTuple):
 
 
 class PiecesOnDisk:
-    """Keeps pieces in a folder. Each is fetched once for all processes of this machine."""
+    """Keeps pieces of remote files in a folder. Each piece is fetched once for all processes of this machine."""
 
     def __init__(self, cache: Cache) -> None:
         self.cache = cache
@@ -123,12 +129,12 @@ class PiecesOnDisk:
 
 
 def cache_folder() -> Path:
-    """Returns the folder for indexes and pieces. Raises RuntimeError if there is no home folder."""
+    """Returns the folder for indexes and pieces. Raises RuntimeError if the user has no home folder."""
     return Path(os.environ.get("PENSTOCK_CACHE") or Path.home() / ".cache" / "penstock")
 
 
 def check_bytes(name: str, value: object) -> None:
-    """Raises ValueError unless the argument of this name is a number of bytes."""
+    """Raises ValueError unless `value`, the argument called `name`, is a number of bytes."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError(f"{name} must be a whole number of bytes, such as 10 * 10**9 for 10 GB, got {value!r}.")
 
@@ -140,9 +146,9 @@ def _nearest(path: Path) -> Path:
 
 
 def _size_for(folder: Path) -> int:
-    """Returns half of the disk space that is free or already used by the cache."""
+    """Returns the default size of the cache: half of the disk space that is free or already used by the cache."""
     free = used = 0
-    with suppress(OSError):  # the folder is missing or not readable: the cache warns of that
+    with suppress(OSError):  # if the folder is missing or not readable, the cache warns about it
         free = shutil.disk_usage(_nearest(folder)).free
         for entry in os.scandir(folder):
             with suppress(OSError):  # another program has just deleted it

@@ -1,4 +1,4 @@
-"""Decides if an error means that a file is damaged: only if a decoder complains about its content."""
+"""Decides whether an error means that a file is damaged. Only a decoder's error about the file's content does."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ _ALLOCATION = re.compile(r"alloc of size (\d+) failed")  # pyarrow's message
 
 
 def is_damage(error: Exception) -> bool:
-    """True if an error of a decoder is about the bytes that it was given.
+    """True if a decoder's error is about the bytes that it was given.
 
-    False for system errors, which have a number (too many open files, a deleted file), for a missing library, and for
-    a lack of memory, unless the decoder wanted more than this machine has: then a length in the file is wrong.
+    False for system errors, which have an errno (too many open files, a deleted file), for a missing library, and for
+    a lack of memory. If a decoder asks for more memory than this machine has, the error does count as damage, because
+    a length in the file must be wrong.
     """
     if isinstance(error, MemoryError):
         wanted = _ALLOCATION.search(str(error))
@@ -26,7 +27,10 @@ def is_damage(error: Exception) -> bool:
 
 
 def raise_unless_damage(error: Exception, where: str) -> None:
-    """Raises the error itself, with a note that names the place, unless it means that the file is damaged."""
+    """Raises the error again unless it means that the file is damaged.
+
+    An error that is raised gets a note that says `where` it occurred.
+    """
     if is_damage(error):
         return
     error.add_note(f"While reading {where}.")

@@ -1,7 +1,7 @@
-"""The identity of a file: whether two files have the same content is decided by it everywhere.
+"""The identity of a file. All of penstock uses it to decide whether two files have the same content.
 
-A list of files contains each identity once. Indexes, pieces in the cache and shared decoded blocks belong to an
-identity. `AnyFile.identity` returns it.
+A list of files contains each identity once. Indexes, cached pieces and shared decoded blocks belong to an identity.
+`AnyFile.identity` returns it.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from typing import NamedTuple
 
 
 class Identity(NamedTuple):
-    """Identifies the content of a file. `name` is unique to the file; it is hashed, never shown (see `identified`).
+    """Identifies the content of a file. `name` is unique to the file. It is hashed, never shown (see `identified`).
 
-    `version` changes with the content: the time of a local file; the ETag or time of a remote one. It is "" if the
-    store sends neither. Then other content of the same size looks the same, so nothing is kept beyond this process.
+    `version` changes with the content. It is the modification time of a local file, or the ETag or modification time
+    of a remote one. It is "" if the store sends neither. New content of the same size then has the same identity, so
+    nothing about the file is kept beyond this process.
     """
 
     name: str
@@ -24,12 +25,12 @@ class Identity(NamedTuple):
 
     @property
     def lasts(self) -> bool:
-        """True if another process, or a later run, can distinguish this content from any other."""
+        """True if the identity also identifies this content in other processes and in later runs."""
         return bool(self.version)
 
     @property
     def digest(self) -> str:
-        """A digest: the same in all processes, different for all other identities."""
+        """A digest that is the same in all processes, and different for every other identity."""
         return digest_of([self])
 
     @property
@@ -39,9 +40,10 @@ class Identity(NamedTuple):
 
 
 def fingerprint(files: Iterable[tuple[str, int, object]]) -> str:
-    """Returns a text that is the same for copies of the files: from names without folders, sizes and checks.
+    """Returns a short text that is the same for all copies of the files.
 
-    It does not include times and ETags, which differ between copies.
+    It is computed from file names without folders, sizes and checksums. It does not include times and ETags, because
+    they differ between copies.
     """
     listed = [(path.rpartition("/")[2], size, check) for path, size, check in files]
     digest = hashlib.sha256(repr(listed).encode()).hexdigest()[:16]
@@ -50,6 +52,6 @@ def fingerprint(files: Iterable[tuple[str, int, object]]) -> str:
 
 
 def digest_of(identities: Iterable[Identity], *more: object) -> str:
-    """Returns one digest of several files and of the values in `more`."""
+    """Returns one digest of several identities and of the values in `more`."""
     about = [tuple(identity) for identity in identities], more
-    return hashlib.sha256(repr(about).encode()).hexdigest()[:32]  # repr: different lists have different ones
+    return hashlib.sha256(repr(about).encode()).hexdigest()[:32]  # different lists have a different repr

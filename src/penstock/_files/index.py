@@ -1,7 +1,9 @@
 """Indexes of files: arrays that are computed once, and stored beside the file or in the cache folder.
 
+An index is stored as a file with these parts:
+
     magic (8 bytes) | version, length of the description, its CRC-32 (4 bytes each)
-    description: JSON with the kind, size and time of the indexed file, and name, dtype, shape, CRC-32 of each array
+    description: JSON with kind, size and time of the indexed file, and name, dtype, shape and CRC-32 of each array
     the arrays, each at a multiple of 64 bytes
 
 Numbers are little-endian. An index that does not match its file, or is damaged in any way, is made again.
@@ -49,14 +51,14 @@ class OtherIndexes(Protocol):
     def arrays(self, file: AnyFile) -> Arrays | None: ...
 
     def all_others(self, files: Sequence[AnyFile]) -> None:
-        """Called before indexes are made, with the files that have none."""
+        """Called before missing indexes are made, with the files that have no index."""
 
 
 _MAGIC, _VERSION = b"penstock", 1
 _HEAD = struct.Struct("<8sIII")
 _ALIGNED = 64
-_SMALL = 64 << 10  # bytes; smaller indexes are read, not mapped: a process may have about 65,000 maps
-_ALONE = 64 << 20  # bytes; fewer are indexed by this process alone: starting workers would take longer
+_SMALL = 64 << 10  # bytes; smaller indexes are read, not mapped, because a process may have only about 65,000 maps
+_ALONE = 64 << 20  # bytes; fewer are indexed by this process alone, because starting workers would take longer
 _PIECE = 1 << 20
 _IN_CACHE = re.compile(r"\.penstock-|^pieces$")  # names of files in penstock's cache folder
 _WHAT = "indexing files"
@@ -85,7 +87,7 @@ class Index(Mapping[str, NDArray[Any]]):
         return self._origin[0].path
 
     def check(self, name: str) -> int:
-        """Returns the CRC-32 of an array, which is known if the index was read from a file."""
+        """Returns the CRC-32 of an array, which is already known if the index was read from a file."""
         if name not in self._checks:
             self._checks[name] = zlib.crc32(np.ascontiguousarray(self._arrays[name]).data)
         return self._checks[name]
@@ -106,9 +108,10 @@ class Index(Mapping[str, NDArray[Any]]):
 def cached(file: AnyFile, kind: str, make: MakeIndex, elsewhere: OtherIndexes | None = None) -> Index:
     """Returns the stored index of a file. If there is none, calls `make(file)`, and stores the result.
 
-    `kind` names what `make` does, with a version: "tar-1". Change it whenever `make` changes. `make` must be a
-    function of a module, so that it can be pickled. If neither the file's folder nor the cache folder can be written,
-    the index is made again each time.
+    `kind` identifies what `make` does and its version, such as "tar-1". Change it whenever `make` changes. `make`
+    must be a module-level function, so that it can be pickled. If neither the file's folder nor the cache folder is
+    writable, the index is made again each time. If `elsewhere` has an index that another program has made, `make` is
+    not called.
     """
     kept = _loaded(file, kind, make)
     if kept is None and elsewhere is not None and (arrays := elsewhere.arrays(file)) is not None:
@@ -121,7 +124,7 @@ def cached_each(
 ) -> list[Index]:
     """Returns the index of each file. Missing indexes are made in parallel, with a progress bar.
 
-    Before an index is made, it is looked for in `elsewhere`.
+    If `elsewhere` has an index that another program has made, that index is used.
     """
     found = [_loaded(file, kind, make) for file in files]
     missing = [at for at, index in enumerate(found) if index is None]
@@ -142,7 +145,7 @@ def _made_each(files: Sequence[AnyFile], kind: str, make: MakeIndex) -> Iterator
     if workers < 2:
         yield from for_each(lambda file: _made(file, kind, make), files)
         return
-    # In processes, not threads: half of the work is Python code that holds the GIL.
+    # In processes, not threads, because half of the work is Python code that holds the GIL.
     loader: DataLoader[Any] = DataLoader(_Making(files, kind, make), batch_size=None, num_workers=workers)
     with loader:
         for file, arrays in zip(files, with_progress_bar(loader, len(files), what), strict=True):
@@ -150,7 +153,7 @@ def _made_each(files: Sequence[AnyFile], kind: str, make: MakeIndex) -> Iterator
 
 
 class _Making(Dataset[dict[str, NDArray[Any]]]):
-    """Makes indexes in workers: a sample is the arrays of an index, or an empty dict if the index was stored."""
+    """A dataset that makes indexes in workers. A sample is an index's arrays, or an empty dict if it was stored."""
 
     def __init__(self, files: Sequence[AnyFile], kind: str, make: MakeIndex) -> None:
         self._files, self._kind, self._make = files, kind, make
@@ -173,7 +176,7 @@ def with_progress_bar(made: Iterable[Any], total: int | None, what: str = _WHAT)
 
 
 def for_each(call: Callable[[AnyFile], T], files: Sequence[AnyFile], threads: int = 1) -> Iterator[T]:
-    """Yields `call(file)` for each file, in order, with a progress bar. Remote files are read many at a time."""
+    """Yields `call(file)` for each file, in order, with a progress bar. Reads many remote files at the same time."""
     if any(isinstance(file, RemoteFile) for file in files):
         threads = IN_FLIGHT
     return with_progress_bar(in_parallel(lambda file, _: call(file), files, threads), len(files))
@@ -220,7 +223,7 @@ def _places(file: AnyFile, kind: str) -> Iterator[_IndexBeside | _InCache]:
 
 
 def _is_shared(file: AnyFile, folder: Path) -> bool:
-    """True if the cache folder belongs to a group: if it has the pieces of the file, and these are shared."""
+    """True if the file's pieces are in the cache folder and shared with a group. Then the index is shared too."""
     pieces = file.pieces if isinstance(file, RemoteFile) else None
     if not isinstance(pieces, PiecesOnDisk):
         return False
@@ -228,17 +231,20 @@ def _is_shared(file: AnyFile, folder: Path) -> bool:
 
 
 class _IndexBeside(NamedTuple):
-    """An index beside its file. All who can read the file can read it. Its owner must be able to write the file."""
+    """An index beside its file.
+
+    Every user who can read the file can read the index. The index is used only if its owner can write the file.
+    """
 
     path: Path
     of: str
 
     def check(self) -> os.stat_result:
-        """Returns the stat of the index. Raises OSError if it must not be used."""
+        """Returns the index's stat result. Raises OSError if the index must not be used."""
         return trust.check_beside(os.fspath(self.path), self.of)
 
     def write(self, write: Callable[[int], None]) -> None:
-        """Writes the index. Raises OSError if the existing one belongs to another user and must not be used."""
+        """Writes the index. Raises OSError if there is already an index of another user that must not be used."""
         with suppress(FileNotFoundError):
             if os.lstat(self.path).st_uid != os.geteuid():
                 self.check()
@@ -258,7 +264,7 @@ class _InCache(NamedTuple):
     is_shared: bool
 
     def check(self) -> os.stat_result:
-        """Returns the stat of the index. Raises OSError if it must not be used."""
+        """Returns the index's stat result. Raises OSError if the index must not be used."""
         about, group = os.lstat(self.path), self._group()
         trust.check(about, group)
         if group is None and about.st_mode & 0o077 and about.st_uid == os.geteuid():  # created by an older version
@@ -290,7 +296,10 @@ def _write(file: AnyFile, kind: str, arrays: Arrays, fd: int) -> None:
 
 
 def _read(place: _IndexBeside | _InCache, file: AnyFile, kind: str) -> tuple[Arrays, dict[str, int]]:
-    """Reads an index: returns its arrays, and the CRC-32 of each. Raises if it does not match, or is not trusted."""
+    """Reads an index, and returns its arrays and the CRC-32 of each.
+
+    Raises an error if the index does not match the file, is damaged or cannot be trusted.
+    """
     index = File(os.fspath(place.path))
     if not os.path.samestat(place.check(), os.fstat(index.descriptor().number)):
         raise ValueError("another file was put in its place")
@@ -319,7 +328,7 @@ def _read(place: _IndexBeside | _InCache, file: AnyFile, kind: str) -> tuple[Arr
 
 
 def _check(index: File, start: int, stop: int) -> int:
-    """Returns the CRC-32 of these bytes, read in parts: through the map, all would count as used memory."""
+    """Returns the CRC-32 of these bytes. Reads them in parts, because mapped pages would count as used memory."""
     check = 0
     for at in range(start, stop, _PIECE):
         check = zlib.crc32(index.read(at, min(_PIECE, stop - at)), check)

@@ -1,4 +1,4 @@
-"""Finds the files that a URL names: a file, a pattern or a folder. A web server has no list of its files."""
+"""Finds the remote files that a URL names: a file or, except on web servers, the files of a pattern or a folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAGIC = re.compile(r"[*?[]")
 
 
 def find_remote(urls: list[str], suffixes: tuple[str, ...], reader: str, access: Access) -> Iterator[RemoteFile]:
-    """Yields the files that URLs name, looked up many at a time. A URL may also be a pattern or a folder."""
+    """Yields the files that the URLs name, and looks up many at a time. A URL may also be a pattern or a folder."""
     if not urls:
         return
     pieces = access.pieces()
@@ -34,7 +34,7 @@ def find_remote(urls: list[str], suffixes: tuple[str, ...], reader: str, access:
 
 
 class _GivenUrl:
-    """A URL that the user has given: a file, a pattern or a folder."""
+    """A URL that the user has passed. It names a file, a pattern or a folder."""
 
     def __init__(self, remote: Remote, key: str, is_web: bool, suffixes: tuple[str, ...], reader: str) -> None:
         self.remote, self._key, self._is_web = remote, key, is_web
@@ -82,7 +82,10 @@ class _GivenUrl:
         return inside.lower().endswith(self._suffixes) and not any(p.startswith(".") for p in inside.split("/"))
 
     def _matching(self) -> Iterator[StoredObject]:
-        """Yields the files that match. Lists only folders that match so far, and below `**` all folders."""
+        """Yields the files that match the pattern.
+
+        Lists only the folders that match the beginning of the pattern, and all folders below a `**`.
+        """
         segments = self._key.split("/")
         first = next(at for at, segment in enumerate(segments) if _MAGIC.search(segment))
         folders, pattern = ["/".join(segments[:first])], translated(self._key)
@@ -109,10 +112,10 @@ class _GivenUrl:
 
 
 def translated(pattern: str) -> re.Pattern[str]:
-    """Makes a regular expression of a pattern. As in a shell, `*` matches no slash, and no dot at the beginning.
+    """Returns a regular expression for a pattern. As in a shell, `*` matches no slash, and no dot at the beginning.
 
-    Names come from servers, so matching must be fast whatever the name: each `*` takes the shortest match, and never
-    backtracks (an atomic group). This finds the same names.
+    Names come from servers, so matching must be fast for any name. Each `*` takes the shortest match and never
+    backtracks (an atomic group). The same names match as with backtracking.
     """
     parts: list[str] = []
     segments = pattern.split("/")
@@ -148,7 +151,7 @@ def _segment(segment: str) -> str:
 
 
 def _choice(inside: str) -> str:
-    """Translates letters in brackets. As in a shell, an empty range (9-0) matches nothing."""
+    """Translates letters in brackets to a regular expression. As in a shell, an empty range (9-0) matches nothing."""
     text = inside.replace("\\", r"\\").replace("[", r"\[")
     try:
         found = f"[{'^' + text[1:] if text[0] == '!' else text}]"

@@ -1,7 +1,7 @@
-"""Files that formats read by position: `AnyFile` is the interface, `File` is a local file.
+"""Files that formats read by position. `AnyFile` is the interface, and `File` is a local file.
 
-A local file is read from any number of threads and processes, with a bounded number of descriptors. Remote files are
-in `remote.py`.
+A local file can be read from any number of threads and processes, and a process keeps only a limited number of
+descriptors open. Remote files are in `remote.py`.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class AnyFile:
 
     A format has its files as `self.files`. They may be pickled, and read from any number of threads.
 
-    `path` names the file in messages, without credentials.
-    `modified` changes with the content, if the size does not: the time of a local file, in ns; the ETag or time of a
-    remote one.
+    `path` names the file in messages, without credentials. `modified` changes when the content changes but the size
+    does not. It is the modification time of a local file in nanoseconds, or the ETag or modification time of a remote
+    one.
     """
 
     __slots__ = ("modified", "path", "size")
@@ -49,34 +49,35 @@ class AnyFile:
         return Identity(self.path, self.size, str(self.modified))
 
     def read(self, start: int, length: int) -> bytes:
-        """Returns exactly `length` bytes from `start` on."""
+        """Returns exactly `length` bytes, starting at the offset `start`."""
         raise NotImplementedError
 
     def read_each(self, starts: Sequence[int], lengths: Sequence[int]) -> Iterable[bytes]:
-        """Returns the bytes of several extents, in the order given."""
+        """Returns the bytes of several extents (ranges of bytes), in the order given."""
         raise NotImplementedError
 
     def peek(self, start: int, length: int) -> bytes:
-        """Reads a few bytes, such as a header. Unlike `read`, does not fetch a whole piece of a remote file."""
+        """Reads a few bytes, such as a header. Unlike `read`, it does not fetch a whole piece of a remote file."""
         return self.read(start, length)
 
     def neighbour(self, name: str) -> AnyFile:
-        """Returns the file of this name in the same folder. Raises FileNotFoundError if there is none."""
+        """Returns the file with this name in the same folder. Raises FileNotFoundError if there is none."""
         raise NotImplementedError
 
     def open(self) -> BinaryIO:
         """Returns a read-only file object with a position, for a library that needs one.
 
-        Each call returns a new one, so that threads do not share a position. It holds no descriptor of its own.
+        Each call returns a new object, so that threads do not share a position. The object holds no descriptor of its
+        own.
         """
         return cast(BinaryIO, _FileObject(self))
 
     def beyond(self, start: int, length: int) -> NoReturn:
-        """Raises FormatError for bytes that the file does not have."""
+        """Raises FormatError for bytes beyond the end of the file."""
         self.damaged(start, f"{length:,} bytes were expected here, but the file ends at byte {self.size:,}")
 
     def refused(self, place: int, what: str) -> NoReturn:
-        """Raises FormatError about the byte `place` of this file. `what` says what is wrong, and what to do."""
+        """Raises FormatError about the byte at the offset `place`. `what` says what is wrong, and how to fix it."""
         raise FormatError(f"{self.path}, byte {place:,}: {what}.")
 
     def damaged(self, place: int, what: str) -> NoReturn:
@@ -84,7 +85,7 @@ class AnyFile:
 
     @contextmanager
     def decoding(self, what: str) -> Iterator[None]:
-        """Turns errors of a library inside the block into FormatError if they are about the content of the file.
+        """Converts a library's errors inside the `with` block to FormatError if they are about the file's content.
 
         `what` names the part that is read, such as "chunk 3". A lack of memory, a deleted file and other system
         errors keep their type, and get a note with the path.
@@ -113,15 +114,16 @@ class AnyFile:
 class File(AnyFile):
     """A local file that is read by position and must not change.
 
-    The file is opened at the first read. Threads share its descriptor, forked workers inherit it, and a pickled copy,
-    which has only the path, the size and the time, opens its own. If too many files are open, the one that was opened
-    first is closed; it is opened again when it is read. Reading a file that has changed since raises FormatError.
+    The file is opened at the first read. Threads share its descriptor, and forked workers inherit it. A pickled copy
+    contains only the path, the size and the modification time, and opens its own descriptor. If too many files are
+    open, the one that was opened first is closed, and opened again when it is next read. Reading a file that has
+    changed raises FormatError.
     """
 
     __slots__ = ("__weakref__", "_descriptor")
 
     def __init__(self, path: str, known: tuple[int, int] | None = None) -> None:
-        """`known`: size and time of the file, if it is a copy of another `File`."""
+        """`known` has the file's size and modification time if this is a copy of another `File`."""
         if known is None:
             found = os.stat(path)
             if not stat.S_ISREG(found.st_mode):
@@ -131,10 +133,10 @@ class File(AnyFile):
         self._descriptor: Descriptor | None = None
 
     def read(self, start: int, length: int) -> bytes:
-        """Returns exactly `length` bytes from `start` on."""
+        """Returns exactly `length` bytes, starting at the offset `start`."""
         if start < 0 or length < 0 or start + length > self.size:  # before memory is allocated for them
             self.beyond(start, length)
-        descriptor = self.descriptor()  # this reference keeps it open: another thread may close the file
+        descriptor = self.descriptor()  # this reference keeps it open even if another thread closes the file
         try:
             found = os.pread(descriptor.number, length, start)
             while 0 < len(found) < length:
@@ -153,7 +155,10 @@ class File(AnyFile):
         return found
 
     def read_each(self, starts: Sequence[int], lengths: Sequence[int]) -> Iterator[bytes]:
-        """Yields the bytes of several extents, in order. The disk begins to read all of them at once."""
+        """Yields the bytes of several extents (byte ranges), in order. The disk begins to read all of them at once.
+
+        This is faster, because a disk handles many requests at the same time.
+        """
         descriptor = self.descriptor()
         if len(starts) > 1:  # a disk is faster if it gets many requests at once
             for start, length in zip(starts, lengths, strict=True):
@@ -161,7 +166,7 @@ class File(AnyFile):
         return map(self.read, starts, lengths)
 
     def map(self) -> NDArray[np.uint8]:
-        """Maps the whole file as read-only memory, which needs no descriptor.
+        """Maps the whole file as read-only memory, which needs no open descriptor.
 
         If another program truncates the file while it is mapped, reading beyond its new end kills the process.
         """
@@ -170,7 +175,7 @@ class File(AnyFile):
         return mapped([self])[0][: self.size]
 
     def descriptor(self) -> Descriptor:
-        """Returns the open file, which stays open as long as the caller keeps the reference."""
+        """Returns the file's descriptor, which stays open for as long as the caller has a reference to it."""
         descriptor = self._descriptor
         if descriptor is None:
             descriptor = Descriptor(self.path)
@@ -199,7 +204,10 @@ _open_files: deque[weakref.ref[File]] = deque()
 
 
 class _FileObject(io.RawIOBase):
-    """A file object without a buffer: libraries read what they need, and remote files are read in pieces."""
+    """An unbuffered file object.
+
+    A buffer would not help, because libraries read only what they need, and remote files are read in pieces.
+    """
 
     def __init__(self, file: AnyFile) -> None:
         self._file, self._at = file, 0
@@ -232,12 +240,12 @@ class _FileObject(io.RawIOBase):
 
 
 class Descriptor:
-    """A file descriptor that is closed with the last reference to this object, so never while a thread reads."""
+    """A file descriptor that is closed with the last reference to this object, and so never while a thread reads."""
 
     __slots__ = ("number",)
 
     def __init__(self, path: str) -> None:
-        # Without blocking: if a pipe has replaced the file, its size and time differ, and it is refused.
+        # O_NONBLOCK is for a pipe that has replaced the file. It is then refused, because its size and time differ.
         self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:  # globals may be gone at exit

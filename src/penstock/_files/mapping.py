@@ -1,7 +1,7 @@
 """Maps several files into one range of addresses, without keeping their descriptors open.
 
-Python's `mmap` keeps a duplicate of the descriptor for as long as the map lives, so that 10,000 files would need
-10,000 descriptors. Here Python's `mmap` only reserves and frees the range; files are mapped into it by `mmap(2)`.
+Python's `mmap` keeps a duplicate of the descriptor for as long as the map exists, so that 10,000 files would need
+10,000 descriptors. Here Python's `mmap` only reserves and frees the range, and files are mapped into it by `mmap(2)`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ _FIXED = 0x10  # MAP_FIXED, which the module mmap does not have
 
 
 def mapped(files: Sequence[File]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Returns the bytes of all files as one read-only array, and where each begins in it: at a multiple of a page."""
+    """Returns the bytes of all files as one read-only array, and the offset of each file in it.
+
+    Each offset is a multiple of the page size.
+    """
     sizes = np.array([file.size for file in files], np.int64)
     edges = np.concatenate([[0], (-(-sizes // mmap.PAGESIZE) * mmap.PAGESIZE).cumsum()])
     if not edges[-1]:
@@ -33,13 +36,16 @@ def mapped(files: Sequence[File]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
 def reserved(nbytes: int) -> NDArray[np.uint8]:
-    """Reserves a range of addresses: a read-only array of zeros. Files in it are unmapped when it is dropped."""
+    """Reserves a range of addresses, as a read-only array of zeros.
+
+    When the array is dropped, the files that are mapped into the range are unmapped.
+    """
     room = mmap.mmap(-1, nbytes, flags=_NOTHING, prot=mmap.PROT_READ)
     return np.frombuffer(room, np.uint8)  # keeps the map alive
 
 
 def map_file(file: File, address: int) -> None:
-    """Maps a file into a reserved range."""
+    """Maps a file into a reserved range, at this address."""
     if not file.size:
         return
     descriptor = file.descriptor()
@@ -56,9 +62,9 @@ def map_file(file: File, address: int) -> None:
 
 
 def map_again(memory: memoryview, address: int) -> bool:
-    """Maps a file that is mapped at `memory` into a reserved range too. Returns False if the system refuses.
+    """Maps a file that is already mapped at `memory` a second time, into a reserved range.
 
-    This needs no descriptor, and the file may have been deleted.
+    Returns False if the system refuses. This needs no descriptor, and works even if the file was deleted.
     """
     try:
         copy_map(np.frombuffer(memory, np.uint8).ctypes.data, len(memory), address)
@@ -69,6 +75,6 @@ def map_again(memory: memoryview, address: int) -> bool:
 
 
 def clear(address: int, nbytes: int) -> None:
-    """Unmaps a part of a reserved range. It has zeros there again."""
-    with suppress(OSError):  # there are too many maps: it stays mapped
+    """Unmaps a part of a reserved range, so that it contains zeros again."""
+    with suppress(OSError):  # if there are too many maps, it stays mapped
         map_memory(address, nbytes, mmap.PROT_READ, _NOTHING | _FIXED, -1, 0)

@@ -23,14 +23,14 @@ _ALMOST_URL = re.compile(r"pipe:|[A-Za-z][A-Za-z0-9]+(:/|//)")  # s3:/bucket, s3
 
 
 def find_files(paths: Paths, suffixes: Collection[str], reader: str, access: Access) -> list[AnyFile]:
-    """Returns the files that these paths name, sorted by path, each once.
+    """Returns the files that these paths name, each once, sorted by path.
 
-    A folder means all files below it that end in one of the suffixes, except hidden ones. A pattern (`*`,
-    `?`, `[...]`, `**`) means the files that match; a range (`{000..099}`) means the files with each of its numbers.
-    `reader` is the name of the format, for errors. `access` says how remote files are read.
+    A folder means all files below it that end in one of the suffixes, except hidden ones. A pattern (`*`, `?`,
+    `[...]`, `**`) means the files that match it. A range (`{000..099}`) means the files with each of its numbers.
+    `reader` is the name of the format, for error messages. `access` has the options for remote files.
     """
     access.check()
-    found: dict[str, AnyFile] = {}  # by name of identity: URLs may differ in parts that `path` hides
+    found: dict[str, AnyFile] = {}  # by the identity's name, because URLs may differ in parts that `path` hides
     local: list[str] = []
     urls: list[str] = []
     for path in _given(paths, reader):
@@ -47,7 +47,7 @@ def find_files(paths: Paths, suffixes: Collection[str], reader: str, access: Acc
 
 
 def _spelt_out(path: str) -> list[str]:
-    """Expands ranges of numbers in a path, such as `shard-{000..099}.tar`: WebDataset's notation."""
+    """Expands the number ranges in a path, such as `shard-{000..099}.tar` (WebDataset's notation)."""
     found = _RANGE.search(path)
     if found is None or os.path.exists(path):
         return [path]
@@ -77,7 +77,7 @@ def _refuse(path: object, reader: str) -> NoReturn:
 
 
 def text_of(path: FilePath, reader: str) -> str:
-    """Returns a path or URL as text. A file:// URL becomes a path."""
+    """Returns a path or URL as a string. A file:// URL becomes a path."""
     text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
     if not isinstance(text, str):
         _refuse(path, reader)
@@ -117,7 +117,10 @@ def _files_of(given: str, suffixes: Collection[str], reader: str) -> list[str]:
 
 
 def _matching(pattern: str) -> Iterator[str]:
-    """Yields the files that match. Python's glob would follow a link to a folder above 40 times."""
+    """Yields the files that match a pattern.
+
+    Python's glob is not used for `**`, because it would follow a symbolic link to a parent folder 40 times.
+    """
     segments = pattern.split("/")
     if "**" not in segments:
         yield from (match for match in glob.iglob(pattern) if not os.path.isdir(match))

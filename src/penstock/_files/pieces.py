@@ -1,4 +1,4 @@
-"""Pieces: the parts of a remote file, each fetched and kept as a whole."""
+"""Pieces: byte ranges of remote files, each of which is fetched and kept as a whole."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MOST = 128 << 20  # bytes that each process keeps in memory
 
 
 class Piece(NamedTuple):
-    """Bytes `start` to `stop` of a file. `identity` is a digest, which changes when the file changes."""
+    """The bytes from `start` to `stop` of a file. `identity` is a digest that changes when the file changes."""
 
     identity: str
     start: int
@@ -20,33 +20,36 @@ class Piece(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of the piece in a cache: the same in all processes, different for all other bytes."""
+        """The name of the piece in a cache. It is the same in all processes, and different for any other bytes."""
         return f"{self.identity} {self.start} {self.stop}"
 
 
 FetchPiece = Callable[[Piece], Any]
-"""Fetches the bytes of a piece, and returns them as a buffer."""
+"""A function that fetches the bytes of a piece, and returns them as a buffer."""
 
 
 class Pieces(Protocol):
-    """Keeps the pieces of files, for any number of threads."""
+    """Keeps the pieces of remote files. Any number of threads may use it."""
 
     @property
     def passing(self) -> Pieces:
-        """Keeps the pieces that must not outlive this process: see `Identity`."""
+        """The object that keeps pieces which must not outlive this process: see `Identity`."""
 
     def get(self, piece: Piece, fetch: FetchPiece) -> memoryview:
-        """Returns the bytes of a piece; calls `fetch(piece)` if they are not kept."""
+        """Returns the bytes of a piece. Calls `fetch(piece)` if they are not kept here."""
 
     def found(self, piece: Piece) -> memoryview | None:
-        """Returns the bytes of a piece if they are kept, otherwise None."""
+        """Returns the bytes of a piece if they are kept here, otherwise None."""
 
     def mapped(self, piece: Piece) -> memoryview | None:
-        """Returns the piece if it is kept as a map of a file: the same object until it is dropped."""
+        """Returns the bytes of a piece if they are kept in a memory-mapped file, otherwise None.
+
+        Repeated calls return the same object until the piece is dropped.
+        """
 
 
 class PiecesInMemory:
-    """Keeps the pieces that this process used last. A pickled copy is empty."""
+    """Keeps this process's most recently used pieces in memory. A pickled copy is empty."""
 
     def __init__(self, most: int = _MOST) -> None:
         self._most = most

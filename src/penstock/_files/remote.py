@@ -20,10 +20,10 @@ from penstock._remote.store import Remote, StoredObject
 from penstock.errors import RemoteError
 
 PIECE = 8 << 20
-"""Bytes of a piece: large enough that a request spends most of its time on the transfer."""
+"""The size of a piece in bytes. It is large enough that a request spends most of its time on the transfer."""
 
 THREADS = 16
-"""The number of pieces that one call fetches at the same time."""
+"""The largest number of pieces that one call fetches at the same time."""
 
 _AHEAD = 4  # pieces to fetch ahead while a file is read from beginning to end
 _FAR = 8  # a read beyond this many pieces does not fetch the pieces in between
@@ -32,10 +32,11 @@ _FAR = 8  # a read beyond this many pieces does not fetch the pieces in between
 class RemoteFile(AnyFile):
     """A remote file that is read by position and must not change.
 
-    It is read in pieces of 8 MB, or in those between the `edges` that a format sets. A piece that `pieces` does not
-    have is fetched by one request, and several pieces at the same time. Pieces of a file without ETag and time stay
-    in this process. A pickled copy has the size and the version of the content, so that no other process requests
-    them again. Reading a file that has changed since raises FormatError.
+    The file is read in pieces of 8 MB, or in pieces between the `edges` that a format sets. A piece that is not in
+    `pieces` is fetched with one request, and several pieces are fetched at the same time. If a file has neither an
+    ETag nor a modification time, its pieces are kept only in this process. A pickled copy contains the size and the
+    version of the content, so that no other process requests them again. Reading a file that has changed raises
+    FormatError.
     """
 
     __slots__ = ("_digest", "_identity", "_remote", "_stored", "edges", "pieces")
@@ -48,7 +49,7 @@ class RemoteFile(AnyFile):
         self._digest = self._identity.digest
         self.pieces = pieces if self._identity.lasts else pieces.passing
         self.edges = edges
-        """The first byte of each piece, and the end of the file. None means pieces of 8 MB."""
+        """The offset of each piece, followed by the size of the file. None means pieces of 8 MB."""
         self._remote, self._stored = remote, stored
 
     @property
@@ -68,7 +69,7 @@ class RemoteFile(AnyFile):
         return self.read_each([start], [length])[0]
 
     def read_each(self, starts: Sequence[int], lengths: Sequence[int]) -> list[bytes]:
-        wanted: dict[Piece, list[int]] = {}  # numbers of extents, by piece
+        wanted: dict[Piece, list[int]] = {}  # the indexes of extents, by piece
         for number, (start, length) in enumerate(zip(starts, lengths, strict=True)):
             if start < 0 or length < 0 or start + length > self.size:
                 self.beyond(start, length)
@@ -90,7 +91,7 @@ class RemoteFile(AnyFile):
         return found
 
     def read_rows(self, starts: NDArray[np.int64], out: NDArray[np.uint8], places: NDArray[np.intp]) -> None:
-        """Fills rows of `out`: the bytes from `starts[i]` on are written to row `places[i]`."""
+        """Fills rows of `out`. The bytes from the offset `starts[i]` on are written to row `places[i]`."""
         width = out.shape[1]
         if not len(starts):
             return
@@ -112,7 +113,7 @@ class RemoteFile(AnyFile):
             if len(rows):
                 windows = np.ndarray((len(view) - width + 1,), row, view, strides=(1,))
                 batch[places[rows]] = windows[starts[rows] - piece.start]
-        for at in np.flatnonzero(first != last).tolist():  # from one piece to the next
+        for at in np.flatnonzero(first != last).tolist():  # rows that extend into the next piece
             out[places[at]] = np.frombuffer(self.read(int(starts[at]), width), np.uint8)
 
     def peek(self, start: int, length: int) -> bytes:
@@ -121,7 +122,7 @@ class RemoteFile(AnyFile):
         return bytes(self.fetch(Piece("", start, start + length))) if length else b""
 
     def pieces_of(self, start: int, stop: int) -> list[Piece]:
-        """Returns the pieces that contain these bytes."""
+        """Returns the pieces that contain the bytes from `start` to `stop`."""
         if start >= stop:
             return []
         edges = self.edges
@@ -130,13 +131,13 @@ class RemoteFile(AnyFile):
         return list(map(self.piece, range(bisect_right(edges, start) - 1, int(edges.searchsorted(stop)))))
 
     def piece(self, number: int) -> Piece:
-        """Returns the piece with this number."""
+        """Returns the piece with this index."""
         if self.edges is None:
             return Piece(self._digest, number * PIECE, min((number + 1) * PIECE, self.size))
         return Piece(self._digest, int(self.edges[number]), int(self.edges[number + 1]))
 
     def fetch(self, piece: Piece, pause: Pause = time.sleep) -> Any:
-        """Fetches the bytes of a piece from the store, as a buffer."""
+        """Fetches the bytes of a piece from the store, and returns them as a buffer."""
         try:
             return self._remote.read(self._stored, piece.start, piece.stop, pause)
         except RemoteError as error:
@@ -145,16 +146,16 @@ class RemoteFile(AnyFile):
         return self.has_changed()
 
     def beside(self, suffix: str) -> RemoteFile:
-        """Returns the file with the same name and another suffix."""
+        """Returns the file in the same folder that has the same name, but another suffix."""
         stem = self._stored.key.rpartition(".")[0]
         return RemoteFile(self._remote, self._remote.find(stem + suffix), self.pieces)
 
     def neighbour(self, name: str) -> RemoteFile:
-        """Returns the file of this name in the same folder."""
+        """Returns the file with this name in the same folder."""
         return RemoteFile(self._remote, self._remote.find(self._key_of(name)), self.pieces)
 
     def write_neighbour(self, name: str, content: bytes) -> None:
-        """Writes a file of this name into the same folder."""
+        """Writes a file with this name to the same folder."""
         self._remote.write(self._key_of(name), content)
 
     def _key_of(self, name: str) -> str:
@@ -162,9 +163,10 @@ class RemoteFile(AnyFile):
         return folder + slash + name
 
     def _views(self, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, memoryview]]:
-        """Yields each piece with its bytes: first those that are kept, then the others, fetched several at a time.
+        """Yields (piece, bytes) for each piece: first the cached ones, then the others, fetched several at a time.
 
-        Copy from a view and drop it before the next one: together, they may not fit into memory.
+        The caller must copy from each view and drop it before the next one, because together they may not fit into
+        memory.
         """
         missing = []
         for piece in pieces:
@@ -190,9 +192,9 @@ class RemoteFile(AnyFile):
 
 
 class FromTheStart(AnyFile):
-    """A remote file that is read from beginning to end: the next pieces are fetched ahead of time.
+    """A remote file that is read from beginning to end. The next pieces are fetched ahead of time.
 
-    Holds the last two pieces. Bytes before them, and far beyond them, are read from the file itself.
+    It holds the last two pieces. Bytes before these, or far beyond them, are read from the file directly.
     """
 
     __slots__ = ("_coming", "_file", "_have")

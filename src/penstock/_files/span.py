@@ -1,11 +1,12 @@
 """A span: one range of addresses for all files of a dataset, into which the cached pieces of remote files are mapped.
 
-So samples of remote files are copied like those of local files: by their positions in one array, even across
-pieces. The range consists of slots of the size of a piece. Each file begins at a slot, and has one for each of its
-pieces. The cache maps a piece anywhere; the span maps the same file again into its slot, and clears the slot when the
-cache drops the piece. So the cache limits the number of mapped pieces.
+With a span, samples of remote files are copied like those of local files, by their positions in one array, even if
+they extend over two pieces. The range consists of slots that have the size of a piece. Each file starts at a slot,
+and has one slot for each of its pieces. The cache maps a piece anywhere in memory. The span maps the same piece a
+second time, into its slot, and clears the slot when the cache drops the piece. So the cache limits the number of
+mapped pieces.
 
-64 rows of 1,025 ids from random places in 32 pieces take 50 µs, as in a local file; read piece by piece, they take
+64 rows of 1,025 ids from random positions in 32 pieces take 50 µs, as in a local file. Read piece by piece, they take
 300 µs.
 """
 
@@ -32,16 +33,16 @@ from penstock._system.interrupts import CallAtEnd, call_at_end, interrupts_defer
 
 
 class Span:
-    """All files in one array, `memory`: each begins at its position in `begins`. A piece that is not mapped is zeros.
+    """All files of a dataset in one array, `memory`. `begins` has the offset of each file. Unmapped pieces are zeros.
 
-    Another thread may clear a slot while its bytes are copied. So a reader takes `mark` first, then calls `has`, and
-    copies. If `mark` is another object after that, the copy may be wrong.
+    Another thread may unmap a piece while its bytes are being copied. So a reader first gets `mark`, then calls
+    `has`, and then copies. If `mark` is a different object after that, the copy may be wrong.
     """
 
     def __init__(self, files: Sequence[AnyFile]) -> None:
         """Raises OSError if there is not enough address space."""
         self._files, self._size = files, _remotefile.PIECE
-        # One slot more than a file has pieces, so that each piece is followed by a slot of the same file.
+        # Each file has one slot more than pieces, so that each piece is followed by a slot of the same file.
         counts = [-(-file.size // self._size) + 1 for file in files]
         self._edges = np.concatenate([[0], np.cumsum(counts)])
         self.begins: NDArray[np.int64] = self._edges[:-1] * self._size
@@ -61,7 +62,7 @@ class Span:
             self._note(slot, is_mapped=True)
 
     def has(self, at: NDArray[np.int64], nbytes: int) -> bool:
-        """True if `nbytes` (at most a piece) from each of these positions on are mapped."""
+        """True if `nbytes` bytes from each of these offsets on are mapped. `nbytes` is at most a piece's size."""
         slots = set((at // self._size).tolist())
         if not slots <= self._ready and not self._slots(at, nbytes) <= self._mapped:
             return False
@@ -70,7 +71,10 @@ class Span:
         return True
 
     def map(self, at: NDArray[np.int64], nbytes: int) -> None:
-        """Maps the pieces of these bytes that the cache has mapped. Returns at once if another thread is doing it."""
+        """Maps the pieces with these bytes, if the cache has them mapped in this process.
+
+        Returns at once if another thread is mapping pieces.
+        """
         with interrupts_deferred():
             if self._lock.acquire(blocking=False):
                 try:
@@ -109,7 +113,7 @@ class Span:
 
 
 def span_of(files: Sequence[AnyFile], nbytes: int) -> Span | None:
-    """Returns a span of the files for reads of `nbytes` each; None if it would be of no use, or cannot be made."""
+    """Returns a span of the files for reads of `nbytes` bytes each; None if it cannot be made, or would not help."""
     if all(isinstance(file, RemoteFile) and isinstance(file.pieces, PiecesInMemory) for file in files):
         return None
     if nbytes > _remotefile.PIECE or _remotefile.PIECE % mmap.PAGESIZE:

@@ -1,6 +1,7 @@
-"""The limit on the decoded size of one sample: a few bytes of a file can decode to more than a machine's memory.
+"""The limit on the decoded size of one sample.
 
-Wherever a file states a size, it is checked before memory is allocated.
+A few bytes of a file can decode to more than a machine's memory. So, wherever a file states a size, the size is
+checked before memory is allocated.
 """
 
 from __future__ import annotations
@@ -10,10 +11,14 @@ from typing import NoReturn
 from penstock.errors import SampleTooLarge
 
 LIMIT = 2 << 30
-"""Bytes: a scan of 512 x 512 x 1000 float32 has 1.05 GB, a satellite image of 20,000 x 20,000 pixels 1.2 GB."""
+"""The default limit in bytes.
+
+For comparison, a scan of 512 x 512 x 1000 float32 values has 1.05 GB, and a satellite image of 20,000 x 20,000 pixels
+has 1.2 GB.
+"""
 
 AT_ONCE = 16
-"""Samples of the largest size that a block may hold."""
+"""A block may be as large as this many samples of the largest allowed size."""
 
 
 def checked_limit(value: object) -> int | None:
@@ -37,7 +42,7 @@ def refuse_large(name: object, nbytes: int, limit: int) -> NoReturn:
 def check_block(name: object, rows: int, nbytes: int, limit: int) -> None:
     """Raises SampleTooLarge if a block, which is decoded as a whole, is too large for its number of samples.
 
-    A block may have the size of up to 16 samples at the limit.
+    A block may have up to `limit` bytes for each of its samples, but no more than 16 times `limit`.
     """
     if nbytes > limit * min(max(rows, 1), AT_ONCE):
         refuse_large(f"{name} of {rows:,} rows", nbytes // max(rows, 1), limit)

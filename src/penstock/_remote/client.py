@@ -1,6 +1,6 @@
-"""The settings of connections, declared once: time limits, proxies, certificates and headers.
+"""The connection settings, declared once: time limits, proxies, certificates and headers.
 
-obstore gets these settings under its own names. `WebServer` makes requests with the same settings by `http.client`.
+obstore gets these settings under its own names. `WebServer` makes requests by `http.client`, with the same settings.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ CERTIFICATES = {  # by the beginning of rustls' name for the problem
     "Expired": "It has expired, or the clock of this machine is wrong: renew it on the server.",
     "NotValidYet": "It is not valid yet: check the clock of this machine.",
 }
-"""What the user can do about an invalid certificate."""
+"""Maps each problem with a certificate to a text that tells the user what to do."""
 
 
 class Client:
-    """The settings of connections to one store. `options`: the settings under obstore's names."""
+    """The settings for connections to one store. `options` contains the settings under obstore's names."""
 
     def __init__(self, root: str, user: str, storage: Mapping[str, Any]) -> None:
         self.options: dict[str, Any] = {**_DEFAULTS, **client_options(root, storage)}
@@ -57,7 +57,7 @@ class Client:
         return _is_true(self.options.get("allow_http"))
 
     def seconds(self, name: str) -> float:
-        """Returns a time limit in seconds."""
+        """Returns the time limit with this name, in seconds."""
         found = _DURATION.fullmatch(str(self.options[name]))
         return float(found[1]) * _UNITS.get(found[2] or "s", 1.0) if found else 30.0
 
@@ -80,7 +80,7 @@ class ServerAddress(NamedTuple):
 
     @classmethod
     def of(cls, url: str) -> ServerAddress:
-        """Returns the address in a URL. Raises ValueError if the URL is not that of a web server."""
+        """Returns the address in a URL. Raises ValueError if it is not the URL of a web server."""
         parts = urlsplit(url)
         port = parts.port or _PORTS.get(parts.scheme, 0)
         if not parts.hostname or not port or parts.scheme not in _PORTS:
@@ -89,7 +89,7 @@ class ServerAddress(NamedTuple):
 
 
 class HttpAnswer(NamedTuple):
-    """An answer of a server. The names of the headers are in lower case."""
+    """A web server's response. The names of the headers are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -97,9 +97,10 @@ class HttpAnswer(NamedTuple):
 
 
 class WebServer:
-    """One web server, asked by `http.client` with the settings of a client, from any number of threads.
+    """One web server. Requests are sent by `http.client`, with the settings in `client`, from any number of threads.
 
-    `place`: its URL without path and query. Raises ValueError if the URL of the server or of its proxy is not valid.
+    `place` is the server's URL without path and query. Raises ValueError if the URL of the server or of its proxy is
+    not valid.
     """
 
     def __init__(self, url: str, client: Client) -> None:
@@ -108,7 +109,7 @@ class WebServer:
         self._client = client
         self._proxy, self._proxy_headers = self._find_proxy()
         self._idle: list[HTTPConnection] = []  # only one thread at a time uses a connection
-        # Not __del__: in a cycle, such as that of an error, sockets may be finalized before it, and would warn.
+        # __del__ is not used, because in a reference cycle sockets may be finalized before it, and would warn.
         weakref.finalize(self, _close, self._idle)
 
     def _find_proxy(self) -> tuple[tuple[str, int] | None, dict[str, str]]:
@@ -122,7 +123,7 @@ class WebServer:
         return (parts.hostname or "", parts.port or 80), {"proxy-authorization": _basic(user)} if user else {}
 
     def ask(self, method: str, target: str, headers: Mapping[str, str]) -> HttpAnswer:
-        """Sends one request, and returns the answer. Raises OSError or HTTPException if the connection fails."""
+        """Sends one request, and returns the response. Raises OSError or HTTPException if the connection fails."""
         while True:
             connection, is_new = (self._idle.pop(), False) if self._idle else (self._connection(), True)
             try:
@@ -130,10 +131,10 @@ class WebServer:
             except (HTTPException, OSError):
                 connection.close()
                 if is_new:
-                    raise  # an idle connection may have been closed by the server meanwhile, so that one is retried
+                    raise  # only a new connection raises: the server may have closed an idle one
 
     def _connection(self) -> HTTPConnection:
-        """Returns a connection that its first request opens, through the proxy if there is one."""
+        """Returns a connection, through the proxy if there is one. The first request opens it."""
         scheme, host, port = self.address
         peer, timeout = self._proxy or (host, port), self._client.seconds("connect_timeout")
         if scheme == "http":
@@ -158,7 +159,10 @@ class WebServer:
         return answer
 
     def _body(self, response: HTTPResponse) -> bytes:
-        """Reads the whole body of a 206 answer, within the time limit of a request; of others, only the beginning."""
+        """Reads the whole body of a 206 response, within the time limit of a request.
+
+        Of other responses, only the beginning is read.
+        """
         wanted = response.status == 206
         until = time.monotonic() + self._client.seconds("timeout")
         parts = []

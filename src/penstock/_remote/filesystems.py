@@ -1,4 +1,4 @@
-"""The only module that imports fsspec, which reads the schemes that obstore does not know: hf://, memory://, ..."""
+"""The only module that imports fsspec, which reads the URL schemes that obstore does not: hf://, memory://, ..."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ _PASSING = ("Timeout", "Connection", "ServerDisconnected", "ClientError", "Clien
 
 
 class FileSystem:
-    """A store that fsspec reads. fsspec has no conditional requests, so the object is checked after each read."""
+    """A store that fsspec reads.
+
+    After each read, the object is looked up again to see if it has changed, because fsspec has no conditional
+    requests.
+    """
 
     def __init__(self, scheme: str, root: str, storage: Mapping[str, Any]) -> None:
         try:
@@ -38,7 +42,7 @@ class FileSystem:
             self._system = system(**{**system._get_kwargs_from_urls(f"{root}/"), **storage})
             with suppress(Exception):  # fsspec shares file systems, and their caches, between datasets
                 self._system.invalidate_cache()
-            # Otherwise some systems answer from an earlier list of the folder.
+            # Without this, some systems answer from an earlier listing of the folder.
             self._refresh = {"refresh": True} if "refresh" in signature(self._system.info).parameters else {}
             self._turn: AbstractContextManager[Any] = threading.Lock() if scheme in _ALONE else nullcontext()
         except Exception as error:  # the package for this scheme may raise anything
@@ -58,13 +62,13 @@ class FileSystem:
         with self._turn:
             found = self._system.cat_file(self._path(stored.key), start=start, end=stop)
         now = self._look(stored.key)
-        # A listing may have marks of another kind, but all looks at one object have the same kind.
+        # A listing may have tokens of another kind, but all results of `_look` for one object have the same kind.
         if _differ(now, stored) or now != self._looks.setdefault(stored.key, now):
             raise RequestFailed(RequestFault.CHANGED, "the file has another size, mark or time now")
         return found
 
     def _look(self, key: str) -> StoredObject:
-        """Asks for the current size and mark of an object, bypassing the caches of fsspec."""
+        """Returns the current size and version of an object, bypassing fsspec's caches."""
         path = self._path(key)
         with self._turn:
             if not self._refresh:
@@ -110,12 +114,19 @@ class FileSystem:
 
 
 def _mark(value: Any) -> str:
-    """Returns a mark as text. The same time may have one type in a listing and another in `info`."""
+    """Returns a checksum, version or time as text.
+
+    The text is the same for a time that has different types in a listing and in fsspec's `info`.
+    """
     seconds = value.timestamp() if isinstance(value, datetime) else value
     return f"{seconds:.6f}" if isinstance(seconds, (int, float)) else str(seconds)
 
 
 def _differ(one: StoredObject, other: StoredObject) -> bool:
-    """True if the contents differ. Marks of different kinds, as in a listing and in `info`, cannot be compared."""
+    """True if two descriptions of an object show that its content has changed.
+
+    Tokens (checksums, versions or times) of different kinds, as in a listing and in fsspec's `info`, cannot be
+    compared.
+    """
     kinds = {each.token.partition(" ")[0] for each in (one, other)}
     return one.size != other.size or (len(kinds) == 1 and one.token != other.token)

@@ -1,9 +1,10 @@
 """Lists the objects below a folder of a store, many pages at a time.
 
-A page of S3 has 1,000 objects, and each request needs the end of the page before: a million objects would take 1,000
-requests, one after another. But a page may begin after any name, even if no object has that name. So, if the store
-sorts objects, the names after a page are divided into ranges that are listed at the same time: after `part-000999`
-they begin at `part-01`, `part-02`, ..., `part-1`, `part-2`, .... A range that turns out to be long is divided again.
+A page of S3 has 1,000 objects, and each request needs the end of the previous page. A million objects would take
+1,000 requests, one after another. But a page may start after any name, even if no object has that name. So, if the
+store sorts objects, the names after a page are divided into ranges that are listed at the same time. For example,
+after `part-000999` the ranges start at `part-01`, `part-02`, ..., `part-1`, `part-2`, .... A range that turns out to
+be long is divided again.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ _POSITIONS = 2  # positions in a name at which ranges begin
 _HEX = re.compile(r"[0-9a-f]{8}")
 
 NameRange = tuple[str, str]
-"""Names greater than the first text, up to the second; "" means no limit."""
+"""The names that are greater than the first string, up to and including the second; "" means no limit."""
 
 
 def listed(remote: Remote, folder: str) -> Iterator[list[StoredObject]]:
-    """Yields lists of all objects below a folder, in no particular order."""
+    """Yields lists of objects that together contain all objects below a folder, in no particular order."""
     if not remote.sorts:
         yield from (page.objects for page in remote.below(folder, True))
         return
@@ -43,7 +44,7 @@ def listed(remote: Remote, folder: str) -> Iterator[list[StoredObject]]:
 def _some(
     remote: Remote, folder: str, pages: int, limits: NameRange, pause: Pause
 ) -> tuple[list[StoredObject], list[NameRange]]:
-    """Returns the objects of the first pages of a range, and the ranges that are still to be listed."""
+    """Returns the objects in the first pages of a range, and the ranges that still need to be listed."""
     after, until = limits
     objects: list[StoredObject] = []
     for page in remote.below(folder, True, after, pause):
@@ -59,9 +60,10 @@ def _some(
 
 
 def cuts(last: str, until: str, begin: int) -> list[str]:
-    """Returns sorted names between `last` and `until` at which new ranges may begin.
+    """Returns sorted names between `last` and `until` at which new ranges may start.
 
-    They differ from `last` in one digit after the first `begin` characters, or in a-f if the name looks hexadecimal.
+    Each name is a prefix of `last` with at least `begin` characters, followed by a digit that is greater than the
+    next character of `last`. If `last` looks hexadecimal, the letters a-f are used too.
     """
     while begin < min(len(last), len(until)) and last[begin] == until[begin]:
         begin += 1

@@ -1,7 +1,7 @@
 """The only module that imports obstore, which reads S3, Google Cloud Storage, Azure and web servers.
 
 obstore retries failed requests by itself, but not those with the status 408 or 429. Its retries are switched off, so
-that they do not multiply with ours, and every attempt is counted.
+that they do not multiply with penstock's own, and every attempt is counted.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ NO_RANGES = (
     "the server answered with the whole file instead of a part",
     "It cannot serve ranges of bytes, as Python's http.server cannot. Use another server, or copy the file.",
 )
-"""The failure and the remedy for a server without range requests."""
+"""The failure and the remedy for a server that does not support range requests."""
 
-_PAGE = 1000  # objects: the most that S3 lists in one answer
-# What is done about an error depends on its class, or else on the status in its message. The rest of the text, which
-# is meant for debugging, only adds words: if obstore changes it, at worst a request is retried in vain.
+_PAGE = 1000  # objects; S3 lists no more in one response
+# The reaction to an error depends on its class or, if that says nothing, on the status in its message. The rest of
+# the message is meant for debugging, and only adds words. If obstore changes it, at worst a request is retried in
+# vain.
 _STATUSES = {
     "FileNotFoundError": 404,
     "NotFoundError": 404,
@@ -45,12 +46,12 @@ _ASKED = re.compile(r"performing [A-Z]+ (https?://\S+)")
 _KIND = re.compile(r"kind: (Connect|Timeout|Interrupted|Request|Decode|Unknown)\b")
 _CAUSE = re.compile(r'(?:message|error): "([^"]{1,200})"|InvalidCertificate\(\s*(\w+)')
 _PEER = re.compile(r'ConnectError\(\s*"[^"]*",\s*([0-9a-f.:\[\]]+),')  # the address, which may be that of a proxy
-_CAUSES = (  # words of the library, and ours
+_CAUSES = (  # the library's words, and penstock's
     ("IncompleteMessage", "the server closed it without an answer"),
     ("Parse(", "the answer is not HTTP"),
 )
 _S3_SERVER = "AWS_ENDPOINT_URL_S3"
-# Services of clouds that give credentials to their machines: the last place where obstore looks for credentials.
+# Cloud services that give credentials to their machines. obstore asks them last.
 _METADATA = re.compile(r"169\.254\.1(69\.254|70\.2)/|metadata\.google\.internal|/latest/(api/token|meta-data)")
 _NO_CREDENTIALS = (
     "Set them as for the tools of the cloud (environment variables, a role), pass them in storage=, or, for public "
@@ -69,7 +70,7 @@ class Objects:
     """A store that obstore reads."""
 
     def __init__(self, root: str, user: str, storage: Mapping[str, Any]) -> None:
-        """`storage` has the names of `options.named`."""
+        """`storage` contains options in the form that `options.named` returns."""
         obstore = _imported()
         settings = {"retry_config": {"max_retries": 0}, **storage}
         settings.pop("client_options", None)
@@ -100,11 +101,11 @@ class Objects:
             except Exception as error:
                 if _status_of(error) not in (400, 403):
                     raise
-            # Only the answer to a GET says why.
+            # Only the response to a GET says why.
         return self._peeked(key)
 
     def _peeked(self, key: str) -> StoredObject:
-        """Finds an object by reading its first byte: a URL that is signed for GET is not valid for HEAD."""
+        """Finds an object by reading its first byte, because a URL that is signed for GET is not valid for HEAD."""
         try:
             answer = self._store.get(key, options={"range": (0, 1)})
         except Exception as error:
@@ -141,7 +142,7 @@ class Objects:
         return (self._is_s3 and self._wrong_region(str(error))) or _failed(error)
 
     def _wrong_region(self, text: str) -> RequestFailed | None:
-        """Returns the failure if S3 was asked in another region than the bucket's; None for all other errors."""
+        """Returns the failure if the request went to the wrong region for the bucket; None for all other errors."""
         head, asked = text.partition("\n\nDebug source")[0], _ASKED.search(text)
         named = _REGION.search(head)
         if "redirect without LOCATION" in head:
@@ -162,7 +163,7 @@ class Objects:
     def _region_at(self, url: str) -> str:
         """Asks S3 for the region of the bucket in a URL, without a signature. Returns "" if S3 does not name it.
 
-        S3 names the region in a header of every answer, but obstore does not show headers.
+        S3 names the region in a header of every response, but obstore does not expose headers.
         """
         try:
             answer = WebServer(url, self._client).ask("HEAD", urlsplit(url).path or "/", {})
@@ -173,7 +174,10 @@ class Objects:
 
 
 def is_strong(token: str) -> bool:
-    """True if the token can be sent in If-Match. A weak ETag never matches there, and a time is not an ETag."""
+    """True if the token is a strong ETag, so that it can be sent in an If-Match header.
+
+    A weak ETag never matches there. A token may also be a modification time ("at ..."), which is not an ETag.
+    """
     return bool(token) and not token.startswith(("W/", "at "))
 
 
@@ -194,7 +198,7 @@ def _imported() -> Any:
 
 
 def _stored(meta: Any) -> StoredObject:
-    """Converts what obstore returns about an object."""
+    """Converts obstore's metadata of an object to a `StoredObject`."""
     time = meta["last_modified"]
     token = (meta["e_tag"] or "").removeprefix('"').removesuffix('"')
     if not token and time is not None and time.timestamp() > 0:  # obstore returns 1970 if the server sends no time
@@ -203,7 +207,10 @@ def _stored(meta: Any) -> StoredObject:
 
 
 def _failed(error: Exception) -> RequestFailed:
-    """Translates an error of obstore. Its text has URLs and answers of servers: only a few words of it are kept."""
+    """Converts obstore's error to `RequestFailed`.
+
+    The error's text contains URLs and responses of servers, so only a few words of it are kept.
+    """
     text, kind = str(error), type(error).__name__
     head = text.partition("\n\nDebug source")[0]
     status = _status_of(error)
@@ -226,7 +233,7 @@ def _failed(error: Exception) -> RequestFailed:
 
 
 def _broken(kind: str, head: str, text: str) -> RequestFailed:
-    """Translates the error of a connection that failed, or of a request that was never sent."""
+    """Converts obstore's error to `RequestFailed`, if the connection failed or the request was never sent."""
     cause = _CAUSE.search(text)
     why = next(filter(None, cause.groups()), "") if cause else ""
     if "ertificate" in text:
@@ -257,13 +264,13 @@ def _broken(kind: str, head: str, text: str) -> RequestFailed:
 
 
 def _host(head: str) -> str:
-    """Returns the host that was asked. It may come from `storage=` or a variable, so the user may not know it."""
+    """Returns the host that the request was sent to. An option or a variable may have named it instead of the URL."""
     asked = _ASKED.search(head)
     return redacted(asked[1]).partition("://")[2].partition("/")[0] if asked else "the server"
 
 
 def _status_of(error: Exception) -> int:
-    """Returns the HTTP status behind an error of obstore; 0 if there was no answer."""
+    """Returns the HTTP status that caused obstore's error; 0 if there was no response."""
     known = _STATUSES.get(type(error).__name__)
     if known is not None:
         return known

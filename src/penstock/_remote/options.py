@@ -1,8 +1,8 @@
-"""Translates the options of `storage=` to obstore's names.
+"""Translates the options in `storage=` to obstore's names.
 
-The names of boto3, s3fs, pyarrow, gcsfs, adlfs and environment variables are understood, too. obstore decides which
-options exist. It panics if a connection option is among those of the store, or if the server is not a URL, so neither
-is passed to it.
+The names of boto3, s3fs, pyarrow, gcsfs, adlfs and environment variables are also understood. obstore decides which
+options exist. It panics if a connection option is among the store's options, or if the server's address is not a URL,
+so neither is passed to it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from penstock._remote.urls import is_web, scheme_of
 class _StoreKind(NamedTuple):
     """The options of one kind of store.
 
-    `prefixes`: of its environment variables. `others`: other names of options. `server`: the option with the server;
-    `variables`: environment variables that name it. `known`: options to suggest; obstore may have more.
+    `prefixes` are the prefixes of its environment variables. `others` maps other names of options to obstore's names.
+    `server` is the option that holds the server's URL, and `variables` are environment variables that may also hold
+    it. `known` are option names to suggest in error messages; obstore may accept more.
     """
 
     prefixes: tuple[str, ...]
@@ -94,7 +95,7 @@ _KINDS = {
     **dict.fromkeys(("http", "https"), _WEB),
 }
 SCHEMES = tuple(_KINDS)
-"""The schemes that obstore reads."""
+"""The URL schemes that obstore reads."""
 
 _SECONDS = ("timeout", "connect_timeout", "read_timeout", "pool_idle_timeout", "http2_keep_alive_timeout")
 _CLIENT = {
@@ -118,11 +119,11 @@ _UNKNOWN = re.compile(r"Configuration key: '([^']*)'|Invalid key: (\S+?)\.?$|une
 
 
 def named(url: str, storage: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Returns the options under obstore's names, with those of connections below "client_options".
+    """Returns the options under obstore's names. The connection options are in a dict with the key "client_options".
 
-    If a variable names the server, it is read here, when the dataset is made, so that workers on other machines use
-    the same server. Raises ValueError or TypeError for invalid options. Options that were translated before stay as
-    they are.
+    If an environment variable names the server, the variable is read here, when the dataset is made, so that workers
+    on other machines use the same server. Raises ValueError or TypeError for invalid options. Options that are
+    already translated stay unchanged.
     """
     kind, scheme = _KINDS[scheme_of(url)], scheme_of(url)
     found: dict[str, Any] = {}
@@ -158,10 +159,10 @@ def named(url: str, storage: Mapping[str, Any], environment: Mapping[str, str] =
 def client_options(
     url: str, options: Mapping[str, Any], environment: Mapping[str, str] = os.environ
 ) -> dict[str, Any]:
-    """Returns the options of connections, including those from variables such as AWS_ALLOW_HTTP.
+    """Returns the connection options, including those from environment variables such as AWS_ALLOW_HTTP.
 
-    obstore reads these variables only if it gets no options of connections, and penstock always passes some. If the
-    URL of the server begins with http://, http is allowed.
+    obstore reads these variables only if it gets no connection options, but penstock always passes some. If the
+    server's URL starts with http://, http is allowed.
     """
     kind = _KINDS[scheme_of(url)]
     found: dict[str, Any] = {
@@ -177,7 +178,10 @@ def client_options(
 
 
 def unknown(url: str, error: Exception) -> ValueError | None:
-    """Returns the error for an option that obstore does not know, with the nearest name; None for other errors."""
+    """Returns a ValueError if `error` is about an option that obstore does not know, otherwise None.
+
+    The message suggests the most similar option.
+    """
     found = _UNKNOWN.search(str(error).partition("\n")[0])
     if found is None:
         return None
@@ -191,7 +195,7 @@ def unknown(url: str, error: Exception) -> ValueError | None:
 
 
 def _flat(storage: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yields all options, also those in nested dicts. A value of None counts as not given."""
+    """Yields all options, including those in nested dicts. A value of None counts as not given."""
     for name, value in storage.items():
         if name in _NESTED:
             yield from _flat(_nested(storage, name))
@@ -209,7 +213,7 @@ def _nested(storage: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _plain(name: str, kind: _StoreKind) -> str:
-    """Returns the name in lower case, without the prefix of environment variables."""
+    """Returns the option's name in lower case, without the prefix of environment variables."""
     name = str(name).lower()
     return next((name.removeprefix(each) for each in kind.prefixes if name.startswith(each)), name)
 
@@ -233,7 +237,7 @@ def _by_value(given: str, name: str, value: Any, kind: _StoreKind) -> tuple[str,
 
 
 def _checked(given: str, name: str, value: Any, kind: _StoreKind) -> Any:
-    """Returns the value in the form that obstore takes."""
+    """Returns the value in the form that obstore accepts."""
     if name in _SECONDS and isinstance(value, (int, float)) and not isinstance(value, bool):
         return f"{round(value * 1000)}ms"
     if name not in kind.known or isinstance(value, (str, bool)):

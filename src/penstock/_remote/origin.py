@@ -1,8 +1,8 @@
 """A web server that needs secrets. They are sent to this server only, never to one that it redirects to.
 
-obstore follows redirects by itself. It drops the headers `authorization` and `cookie` when the host changes, but it
-keeps all others, such as `x-api-key`, and its `referer` header shows the first URL with the signature in the query.
-No option changes this. So requests with such secrets are made by `http.client`.
+obstore follows redirects by itself. When the host changes, it drops the headers `authorization` and `cookie`, but it
+keeps all others, such as `x-api-key`, and its `referer` header shows the first URL, including a signature in the
+query. No option changes this. So requests with such secrets are made by `http.client`.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def has_secrets(root: str, user: str, storage: Mapping[str, Any]) -> bool:
     client = Client(root, user, storage)
     if not client.headers.keys() <= _KEPT_BACK or "/?" in root:
         return True
-    # obstore takes a redirect to http on the same host and port for the same server.
+    # obstore treats a redirect to http on the same host and port as the same server.
     return bool(root.startswith("https") and client.allows_http and client.options.get("default_headers"))
 
 
 class Origin:
-    """A store on one web server. Only this scheme, host and port gets the headers and the query."""
+    """A store on one web server. The headers and the query are sent only to this scheme, host and port."""
 
     def __init__(self, root: str, user: str, storage: Mapping[str, Any]) -> None:
         self._storage = storage
@@ -82,7 +82,7 @@ class Origin:
             except RequestFailed as failed:
                 if failed.fault not in (RequestFault.FINAL, RequestFault.MISSING):
                     raise
-                del self._elsewhere[key]  # the signature of a redirect may expire in minutes: ask for another
+                del self._elsewhere[key]  # ask for a new redirect, because its signature may expire in minutes
         found = self._ask(key, "GET", how)
         if not isinstance(found, HttpAnswer):
             return _read(*found, stored, start, stop)
@@ -102,7 +102,7 @@ class Origin:
         raise RequestFailed(RequestFault.FINAL, "web servers have no list of files", "Name the files one by one.")
 
     def _ask(self, key: str, method: str, how: Mapping[str, str]) -> HttpAnswer | tuple[Objects, str]:
-        """Returns this server's answer or, after a redirect to another server, the store and the key there."""
+        """Returns this server's response or, after a redirect to another server, the store and the key there."""
         target = "/" + quote(key, safe="/:@!$&'()*+,;=~-._") + (f"?{self._query}" if self._query else "")
         for _ in range(_HOPS):
             answer = self.server.ask(method, target, {**self._client.headers, **how})
@@ -126,7 +126,7 @@ class Origin:
         raise RequestFailed(RequestFault.FINAL, f"the server redirects more than {_HOPS} times")
 
     def _other_server(self, url: str, there: ServerAddress) -> tuple[Objects, str]:
-        """Returns a store for another server, which gets no headers, and the key in it."""
+        """Returns a store for another server, which gets none of the headers, and the key in that store."""
         here = self.server.address
         if here.scheme == "https" and there.scheme == "http" and not self._client.allows_http:
             raise RequestFailed(
@@ -161,12 +161,12 @@ class Origin:
 
 
 def _read(store: Objects, key: str, stored: StoredObject, start: int, stop: int) -> Any:
-    """Reads from the server that a redirect leads to."""
+    """Reads an object's bytes from the server that a redirect leads to."""
     return attempt(store, lambda: store.read(stored._replace(key=key), start, stop))
 
 
 def _stored(key: str, answer: HttpAnswer) -> StoredObject:
-    """Reads size and token from the headers of an answer."""
+    """Returns the object's size and token (its ETag or modification time) from the headers of a response."""
     headers = answer.headers
     ranged = _RANGE.match(headers.get("content-range", ""))
     if ranged is None and answer.status == 206:

@@ -1,4 +1,4 @@
-"""Runs many calls that wait for a network at the same time, in threads that end with the call."""
+"""Makes many network calls at the same time, in threads that end when the results have been returned."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Pause = Callable[[float], object]
 
 
 class Abandoned(Exception):
-    """The caller no longer waits for this call."""
+    """Raised in a call whose result is no longer wanted."""
 
 
 def in_parallel(call: Callable[[A, Pause], T], items: Iterable[A], threads: int) -> Iterator[T]:
     """Yields `call(item, pause)` for each item, in order, computed by at most `threads` threads at a time.
 
-    At most twice as many results are computed ahead. `call` waits with `pause(seconds)`, which raises once the caller
-    no longer wants the result, after an error or an interrupt. The threads are daemons: Ctrl-C does not wait for
-    requests that are in flight.
+    Up to `2 * threads` results are computed ahead. To wait, `call` must use `pause(seconds)`, which raises once the
+    caller no longer wants the result, after an error or an interrupt. The threads are daemon threads, so that Ctrl-C
+    does not wait for requests in flight.
     """
     items = list(items)
     if threads < 2 or len(items) < 2:
@@ -55,7 +55,7 @@ def _in_threads(call: Callable[[A, Pause], T], items: list[A], threads: int) -> 
 
 
 class _ParallelRun:
-    """The state of one `in_parallel`, guarded by one condition."""
+    """The state of one `in_parallel` call, guarded by one condition variable."""
 
     def __init__(self, call: Callable[[Any, Pause], Any], items: list[Any], ahead: int) -> None:
         self._call, self._items, self._ahead = call, items, ahead
@@ -105,7 +105,7 @@ class _ParallelRun:
                 raise error
             return value
         finally:
-            del error  # its traceback refers to this frame: a cycle
+            del error  # its traceback refers to this frame, which would be a cycle
 
     def end(self) -> None:
         self._ended.set()

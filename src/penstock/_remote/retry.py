@@ -1,10 +1,10 @@
-"""What a failed request means, and when it is retried. Pure: the caller passes the time and the random numbers.
+"""Decides what a failed request means, and when to retry it. Pure code: time and random numbers are arguments.
 
-PASSING   overload, a reset, a timeout            retried for minutes, with longer and longer pauses
-ODD       an answer that does not fit             retried a few times: a proxy may be at fault
-MISSING   no such object                          an error at once
-CHANGED   not the content that was found before   an error at once
-FINAL     any other failure                       an error at once
+PASSING   overload, a reset, a timeout            retried for minutes, with increasing pauses
+ODD       a malformed or unexpected response      retried a few times, because a proxy may be at fault
+MISSING   no such object                          raised at once
+CHANGED   the content has changed                 raised at once
+FINAL     any other failure                       raised at once
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class RequestFault(Enum):
 
 
 class RequestFailed(Exception):
-    """A request that failed. `came`: the answer, or how the connection failed. `remedy`: what the user can do."""
+    """A request that failed. `came` is the response or the connection error. `remedy` is what the user can do."""
 
     def __init__(self, fault: RequestFault, came: str, remedy: str = "") -> None:
         super().__init__(came)
@@ -37,7 +37,7 @@ def is_passing(status: int) -> bool:
 
 
 def answered(status: int, came: str) -> RequestFailed:
-    """Returns the failure that the HTTP status of an answer stands for."""
+    """Returns the failure that an HTTP status stands for."""
     if is_passing(status):
         return RequestFailed(RequestFault.PASSING, came, "The store is overloaded or down: try again later.")
     if status in (404, 410):
@@ -57,7 +57,7 @@ def answered(status: int, came: str) -> RequestFailed:
 class Patience:
     """How long a request is retried: for `seconds` in total, with pauses that double from `first` to `longest`.
 
-    `odd`: the request fails after this many answers that do not fit.
+    After `odd` malformed or unexpected responses, the request fails.
     """
 
     seconds: float = 300.0
@@ -66,11 +66,11 @@ class Patience:
     odd: int = 5
 
     def pause(self, fault: RequestFault, failures: int, odd: int, elapsed: float, dice: float) -> float | None:
-        """Returns the seconds until the next attempt; None if the request must not be retried.
+        """Returns the number of seconds until the next attempt, or None if the request must not be retried.
 
-        There were `failures` failed attempts in `elapsed` seconds, `odd` of them with an answer that does not fit:
-        only these count against that limit. `dice` is a random number from 0 to 1, so that workers that failed
-        together do not retry together.
+        `failures` is the number of failed attempts in the last `elapsed` seconds. `odd` is the number of malformed or
+        unexpected responses among them, which has its own limit. `dice` is a random number from 0 to 1, so that
+        workers that failed at the same time do not retry at the same time.
         """
         tries_left = fault is RequestFault.ODD and odd < self.odd
         time_left = fault is RequestFault.PASSING and elapsed < self.seconds
@@ -81,7 +81,7 @@ class Patience:
 
 
 READING = Patience()
-"""For reading files that were found before: a training run survives an outage of a few minutes."""
+"""The retry limits for reading files that were found before. A training run survives an outage of a few minutes."""
 
 FINDING = Patience(seconds=20.0)
-"""For the first request to a store, where a misspelt host looks like an outage."""
+"""The retry limits for the first request to a store. They are short, because a misspelt host looks like an outage."""

@@ -1,4 +1,4 @@
-"""Stores of objects, as formats use them: requests are retried, and the process may be forked."""
+"""Remote stores of objects, as formats use them. Requests are retried, and the process may be forked."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from penstock.errors import RemoteError, RemoteFileNotFound
 T = TypeVar("T")
 
 Storage = Mapping[str, Any]
-"""Options of a store, such as `{"region": "eu-central-1"}`: see `options`."""
+"""The options of a store, such as `{"region": "eu-central-1"}`: see `options`."""
 
 IN_FLIGHT = 32
-"""The most requests that one process makes at the same time."""
+"""The largest number of requests that one process makes at the same time."""
 
 _dice = random.SystemRandom()  # does not advance the caller's generator, and differs in forked workers
 # Names of options that distinguish buckets of the same name, and of options that only give access.
 _PLACE = re.compile(r"endpoint|url|host|server|account|bucket|container|project|(^|_)port$|revision")
 _NO_PLACE = re.compile(r"key|secret|token|passw|credential|sas|sign|proxy")
-_ACCOUNT = "AZURE_STORAGE_ACCOUNT_NAME"  # `named` makes options of the other variables that name a place
+_ACCOUNT = "AZURE_STORAGE_ACCOUNT_NAME"  # `named` converts the other variables of this kind to options
 _OPEN = ("endpoint", "base_url", "account_name", "region", "bucket", "container_name")  # options that are not secret
 
 
 class StoredObject(NamedTuple):
-    """An object of a store. `token` changes with its content: the ETag, or else the time, or else ""."""
+    """An object in a store. `token` changes with the content: it is the ETag, or the modification time, or ""."""
 
     key: str
     size: int
@@ -60,24 +60,24 @@ class Page(NamedTuple):
 
 
 class Store(Protocol):
-    """A store, read by one library. Each call makes one attempt, and may raise any error: see `attempt`."""
+    """A store, accessed through one library. Each call makes one attempt, and may raise any error: see `attempt`."""
 
     def find(self, key: str) -> StoredObject: ...
 
     def read(self, stored: StoredObject, start: int, stop: int) -> Any:
-        """Returns bytes as a buffer. Raises `RequestFailed` if the object has changed since it was found."""
+        """Returns the bytes as a buffer. Raises `RequestFailed` if the object has changed since it was found."""
 
     def write(self, key: str, content: bytes) -> None: ...
 
     def below(self, folder: str, deep: bool, after: str) -> Iterator[Page]:
-        """Yields pages of the objects below a folder with keys greater than `after`."""
+        """Yields pages of the objects that are below a folder and have keys greater than `after`."""
 
     def failed(self, error: Exception) -> RequestFailed:
-        """Translates an error of the library."""
+        """Converts an error of the library to `RequestFailed`."""
 
 
 def attempt(store: Store, call: Callable[[], T]) -> T:
-    """Returns the result of a call of the store. Raises `RequestFailed` instead of the library's error."""
+    """Returns the result of `call()`. Raises `RequestFailed` instead of the error of the store's library."""
     try:
         with NO_PANICS:
             return call()
@@ -85,17 +85,20 @@ def attempt(store: Store, call: Callable[[], T]) -> T:
         raise
     except Exception as error:
         failed = store.failed(error)
-    raise failed  # outside of `except`: the library's error, which may hold credentials, is not chained
+    raise failed  # outside of `except`, so that the library's error, which may hold credentials, is not chained
 
 
 class Remote:
-    """The store of a URL, with the options of the library that reads it.
+    """The store of a URL, with the options for the library that reads it.
 
-    Each process makes its own connections: the library's threads and connections do not survive a fork.
+    Each process makes its own connections, because the library's threads and connections do not survive a fork.
     """
 
     def __init__(self, root: str, user: str, storage: Storage, places: str | None = None) -> None:
-        """`places`: for a copy, the value of the original, which may come from a machine with another environment."""
+        """`places` is the result of `_places`, and is passed only to a pickled copy.
+
+        The copy uses the original's value, because environment variables may differ on another machine.
+        """
         self._is_own = scheme_of(root) in SCHEMES
         self._root, self._user, self._storage = root, user, named(root, storage) if self._is_own else dict(storage)
         self._places = _places(scheme_of(root), self._storage) if places is None else places
@@ -123,21 +126,21 @@ class Remote:
         return found
 
     def write(self, key: str, content: bytes) -> None:
-        """Writes an object, and replaces an existing one."""
+        """Writes an object, replacing an existing one."""
         self._tried(
             lambda store: store.write(key, content), f"{self.display_url(key)} cannot be written", FINDING, key
         )
 
     @property
     def sorts(self) -> bool:
-        """True if the store lists objects in the order of keys, from any key on. (Directory buckets do not.)"""
+        """True if the store lists objects in key order and can start at any key. (S3's directory buckets cannot.)"""
         return scheme_of(self._root) in ("s3", "s3a", "gs") and not self._root.endswith("--x-s3")
 
     def below(self, folder: str, deep: bool, after: str = "", pause: Pause = time.sleep) -> Iterator[Page]:
-        """Yields pages of the objects below a folder with keys greater than `after`.
+        """Yields pages of the objects that are below a folder and have keys greater than `after`.
 
-        If a page fails, the listing continues after the last page. If the store does not sort objects, it begins
-        again from the start, and some objects may come twice.
+        If a page fails, the listing continues after the last page that was read. If the store does not sort objects,
+        the listing starts again from the beginning, and may contain some objects twice.
         """
         what = f"The files below {self.display_url(folder)} cannot be listed"
         listing: Iterator[Page] | None = None
@@ -158,15 +161,15 @@ class Remote:
             after = page.objects[-1].key if page.objects else after
 
     def display_url(self, key: str) -> str:
-        """Returns the URL of an object for messages, without secrets even if the URL is malformed."""
+        """Returns the URL of an object for messages. It contains no secrets, even if the URL is malformed."""
         return redacted(f"{self._root.partition('/?')[0]}/{key}")
 
     def path(self, key: str) -> str:
-        """Returns the URL of an object that exists, without credentials. No other object of the store has it."""
+        """Returns the URL of an existing object, without credentials. No two objects in a store have the same URL."""
         return faithful(self._root, key)
 
     def identity(self, key: str) -> str:
-        """Returns text that identifies an object among those of all stores, whatever credentials are used."""
+        """Returns a string that identifies an object among those of all stores, whichever credentials are used."""
         return identified(self._root, key, self._user) + self._places
 
     def _tried(
@@ -177,7 +180,7 @@ class Remote:
         key: str,
         pause: Pause = time.sleep,
     ) -> T:
-        """Returns the answer of the store, after as many attempts as it takes. `what` begins the error message."""
+        """Sends a request to the store, with retries, and returns the response. Error messages start with `what`."""
         begun, failures, odd = time.monotonic(), 0, 0
         with Request(counting()) as waits:
             while True:
@@ -204,7 +207,7 @@ class Remote:
             return attempt(store, lambda: call(store))
 
     def _secrets(self, key: str) -> tuple[str, ...]:
-        """Returns the texts that no message may show: all that may be secret in the options or in the URL."""
+        """Returns the strings that no message may show: everything in the options or the URL that may be secret."""
         found = list(_texts({k: v for k, v in self._storage.items() if k not in _OPEN}))
         if self._is_own:  # a variable may hold the password of a proxy
             found += _texts(client_options(self._root, self._storage))
@@ -215,8 +218,8 @@ class Remote:
         return tuple(text for text in found if len(text) > 3)
 
     def _connected(self) -> Store:
-        """Returns the store of this process."""
-        if self._process != os.getpid():  # a new lock, too: a thread of the parent may have held it at the fork
+        """Returns this process's connection to the store, connecting first if necessary."""
+        if self._process != os.getpid():  # a new lock too, because a parent's thread may have held it
             self._store, self._lock, self._process = None, threading.Lock(), os.getpid()
         with self._lock:
             if self._store is None:
@@ -231,7 +234,7 @@ class Remote:
 
 
 def remotes(urls: Sequence[str], storage: Storage) -> list[tuple[Remote, str]]:
-    """Returns the store and the key of each URL. URLs of the same store share one object, and its connections."""
+    """Returns the store and the key of each URL. URLs in the same store share one `Remote` and its connections."""
     stores: dict[tuple[str, str], Remote] = {}
     found = []
     for url in urls:
@@ -265,7 +268,7 @@ def _error(failed: RequestFailed, text: str) -> RemoteError:
 
 
 def _places(scheme: str, storage: Mapping[str, Any]) -> str:
-    """Returns, as one text, the options and variables that choose the server, account or bucket of a URL."""
+    """Returns one string with the options and variables that choose the server, account or bucket of a URL."""
     found = [(_ACCOUNT, os.environ[_ACCOUNT])] if scheme.startswith("a") and _ACCOUNT in os.environ else []
     within: list[Mapping[str, Any]] = [storage]
     for options in within:  # grows: options may be nested, as in client_kwargs

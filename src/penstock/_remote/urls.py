@@ -1,4 +1,4 @@
-"""Parts of URLs, and URLs for messages: without user, password and query, which may hold credentials."""
+"""Splits URLs into parts, and hides the parts that may be secret (user, password and query) in messages."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ _WEB = ("http", "https")
 
 
 class _Signature(NamedTuple):
-    """How a store signs URLs. A query with all names in `needs` is signed; `names` matches its signing parameters.
+    """How a store signs URLs. A query is signed if it has all names in `needs` and the host matches `hosts`.
 
-    Two URLs of one object differ only in the signing parameters. All others may select the content: `versionId`,
-    `x-oss-process`, `id`, and also `token` or `st`, which only some stores have in their signatures.
+    `names` is a pattern that matches the signing parameters. URLs that differ only in signing parameters refer to the
+    same object. Any other parameter may select the content, for example `versionId`, `x-oss-process` or `id`.
+    Parameters such as `token` or `st` are signing parameters in some stores only.
     """
 
     needs: frozenset[str]
@@ -42,7 +43,7 @@ def _signed(needs: str, more: str = "", hosts: str = "") -> _Signature:
 
 _AZURE = r"\.(core\.(windows\.net|chinacloudapi\.cn|usgovcloudapi\.net|cloudapi\.de)|storage\.azure\.net)(:\d+)?$"
 _SIGNATURES = (
-    # S3 and the many stores with its protocol, which have hosts of all names.
+    # S3 and the many stores with its protocol, whose hosts may have any name.
     _signed(
         "x-amz-algorithm x-amz-credential x-amz-date x-amz-signature",
         "x-amz-expires x-amz-signedheaders x-amz-security-token x-amz-content-sha256",
@@ -77,7 +78,10 @@ _SIGNATURES = (
 
 
 class UrlParts(NamedTuple):
-    """The parts of a URL. `root`: the store, with a signed query if there is one. `user`: "name:password", or ""."""
+    """The parts of a URL.
+
+    `root` is the store, with a signed query if there is one. `user` is "name:password", or "".
+    """
 
     root: str
     key: str
@@ -94,7 +98,7 @@ def scheme_of(url: str) -> str:
 
 
 def is_web(url: str) -> bool:
-    """True for http and https, which have no listings of files."""
+    """True for http and https. Web servers cannot list their files."""
     return scheme_of(url) in _WEB
 
 
@@ -112,10 +116,10 @@ def split(url: str) -> UrlParts:
 
 
 def redacted(url: str) -> str:
-    """Returns a URL, or a path that may be meant as one, for messages: without user, password and query.
+    """Returns a URL, or a path that may be a mistyped URL, as it may be shown: without user, password and query.
 
-    In doubt it hides more: everything up to the last @, if the text is not a URL, has no valid host, or may have a
-    password with a slash. So two URLs may look the same: see `faithful`.
+    In doubt, more is hidden: everything up to the last @ if the text is not a URL, has no valid host, or may have a
+    password with a slash. So the results for two different URLs may be the same: see `faithful`.
     """
     found = _URL.match(url)
     if found is None:
@@ -137,7 +141,10 @@ def redacted(url: str) -> str:
 
 
 def _unlike_url(text: str) -> str:
-    """Returns a path for messages. A path with a colon and an @ may be a mistyped URL with a password."""
+    """Returns a path as it may be shown in messages.
+
+    A path with a colon and an @ may be a mistyped URL with a password, which is hidden.
+    """
     plain = unquote(unquote("".join(text.split())))
     mark = _MARK.search(plain)
     if mark is None:
@@ -149,14 +156,17 @@ def _unlike_url(text: str) -> str:
 
 
 def faithful(root: str, key: str) -> str:
-    """Returns the URL of an object that exists, without user and query. No two objects of a store share one."""
+    """Returns the URL of an existing object, without user and query. No two objects of a store get the same URL."""
     scheme, _, place = root.partition("/?")[0].partition("://")
     host = place if _CONTAINER.fullmatch(root) else _AT.split(place)[-1]
     return f"{scheme}://{host}/{key if is_web(root) else _QUERY.sub('', key)}"
 
 
 def suspicious(rest: str) -> list[str]:
-    """Returns the parts that may be secret of a URL without its scheme: all before the last @, and the query."""
+    """Returns the parts of a URL that may be secret: everything before the last @, and the query.
+
+    `rest` is the URL without its scheme.
+    """
     ats = list(_AT.finditer(rest))
     hidden = [rest[: ats[-1].start()]] if ats else []
     hidden.append(rest.partition("?")[2])
@@ -173,9 +183,10 @@ def local(path: str, reader: str) -> str:
 
 
 def identified(root: str, key: str, user: str) -> str:
-    """Returns a text that identifies an object: signed URLs of the same object give the same text, others do not.
+    """Returns a string that identifies an object. All signed URLs of the same object give the same string.
 
-    Takes the parts that `split` returns. The text has no password, but may hold other credentials: never show it.
+    URLs of different objects give different strings. The arguments are the parts that `split` returns. The string has
+    no password, but may contain other credentials, so it must never be shown.
     """
     if not is_web(root):
         scheme, _, place = root.partition("://")
@@ -190,7 +201,7 @@ def identified(root: str, key: str, user: str) -> str:
 
 
 def _unsigned(host: str, query: str) -> str:
-    """Removes the parameters of a signature from a query. A query that has one of them twice is left unchanged."""
+    """Removes the signing parameters from a query. Leaves a query unchanged if it has one of them twice."""
     parts = query.split("&")
     names = [unquote(part.partition("=")[0]).lower() for part in parts]
     for needs, signing, hosts in _SIGNATURES:
@@ -202,7 +213,7 @@ def _unsigned(host: str, query: str) -> str:
 
 
 def scrubbed(text: str, secrets: tuple[str, ...]) -> str:
-    """Returns a library's text with redacted URLs, and *** instead of each secret."""
+    """Returns a library's message with redacted URLs, and with *** instead of each secret."""
     text = _USER_IN_TEXT.sub(r"\1", text)
     text = _IN_TEXT.sub(lambda found: redacted(found[0]), text)
     for secret in sorted(secrets, key=len, reverse=True):
