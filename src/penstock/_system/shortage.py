@@ -17,10 +17,10 @@ _WORDS = re.compile(
 
 
 def is_shortage(error: BaseException | None) -> bool:
-    """True if an error is a shortage, and not the sample's fault: a later attempt, or another machine, may succeed.
+    """True if the cause of an error is a shortage and not the sample, so that another attempt may succeed.
 
-    An error that was raised `from` a shortage also counts, except for a FormatError, which says that a file is
-    damaged: see `is_damage`.
+    An error that was raised `from` a shortage counts as well, unless it is a FormatError, which says that a file is
+    damaged (see `is_damage`).
     """
     while error is not None and not isinstance(error, FormatError):
         kind = type(error)
