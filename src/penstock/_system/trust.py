@@ -178,10 +178,10 @@ def open_or_make(path: str, group: int | None = None) -> int:
 
 
 def replace(path: str, write: Callable[[int], object], mode: int | None = None, group: int | None = None) -> None:
-    """Replaces a file as a whole: `write(fd)` writes it under a temporary name first. Raises OSError.
+    """Replaces a file as a whole. Calls `write(fd)` on a temporary file, and renames that file.
 
-    A reader sees either the old or the new file, and a link in its place is replaced, not followed. Without `mode`,
-    as for files that the user names, the umask decides who may read the file.
+    A reader sees either the old or the new file. If `path` is a link, the link itself is replaced. If `mode` is None,
+    as for files that the user names, the umask decides who may read the file. Raises OSError if something fails.
     """
     draft = f"{path}.{os.urandom(8).hex()}.part"
     made = partial(os.open, draft, _NEW, 0o666) if mode is None else partial(make_file, draft, group, mode)

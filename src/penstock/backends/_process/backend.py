@@ -1,4 +1,4 @@
-"""The backend whose workers are processes. They share no GIL, and each of them may die at any instruction."""
+"""The backend whose workers are processes. Each worker has its own GIL, and may die at any instruction."""
 
 from __future__ import annotations
 
@@ -52,9 +52,11 @@ _FORKED_BESIDE = (
 
 
 class ProcessBackend(Backend):
-    """Moves bytes between the parent and its workers: one board, one pipe of tokens out, one pipe of replies in.
+    """Moves bytes between the parent and its workers. Use `start` to create a backend.
 
-    If tasks are assigned to workers, each seat has its own pipe of tokens. Create a backend with `start`.
+    The parent posts tasks on a board in shared memory, and sends tokens through a pipe to tell workers where to look.
+    A second pipe brings the workers' replies. If tasks are assigned to particular workers, each seat (worker slot)
+    has its own token pipe.
     """
 
     shares_gauges = True  # workers write to them at any moment, also while they are busy
@@ -136,7 +138,10 @@ class ProcessBackend(Backend):
         return self._launchers[-1].start(number)
 
     def _launch_by(self, method: str, number: int) -> WorkerProcess:
-        """Starts this worker and all later ones by another method, with the current dataset and log."""
+        """Starts this worker with another start method, which is used for all later workers, too.
+
+        The workers get the current dataset and the log of its changes.
+        """
         known = len(self._launchers)
         try:
             Launcher(method, main, self._job(), self._theirs, among=self._launchers)
@@ -242,7 +247,7 @@ class ProcessBackend(Backend):
         return [one for one in self._doing(asked, held) if one.stack or one.seq is not None]
 
     def _held(self) -> dict[int, tuple[int, int, int]]:
-        """For each worker that runs a task: the task's seq, and the epoch and the step that it runs."""
+        """Maps each worker that runs a task to the task's seq (number) and to the epoch and the step that it runs."""
         slots = {self._board.claimant(slot): slot for slot, _ in self._posted.values()}
         return {worker: self._board.doing(slots[worker]) for worker in self._workers if worker in slots}
 
@@ -308,7 +313,7 @@ class ProcessBackend(Backend):
         self._close_fds(*self._fds)
 
     def _close_fds(self, *fds: int) -> None:
-        """Closes the descriptors that are still open, so that an interrupted close() can be repeated."""
+        """Closes those descriptors that are still open, so that an interrupted close() can be repeated."""
         with no_fork():
             for fd in fds:
                 if fd in self._fds:
@@ -317,7 +322,10 @@ class ProcessBackend(Backend):
                     close(fd)
 
     def _send_tokens_again(self) -> None:
-        """Sends tokens for all open tasks and wanted leaves: a worker may have died with a token that it had read."""
+        """Sends tokens again for all open tasks and for all wanted leaves (requests to exit).
+
+        This is needed because a worker may have died after it had read a token.
+        """
         tokens = self._theirs["tokens 0"]
         if not self._workers and select.select([tokens], [], [], 0)[0]:
             # No worker is left to read the tokens in the pipe. They are all sent again, so that the only reader of a
@@ -335,7 +343,11 @@ class ProcessBackend(Backend):
         return root
 
     def _read(self, everything: bool = False) -> list[Outcome] | None:
-        """The outcomes of the replies in the pipe; None if the pipe was empty. (A WAKE gives an empty list.)"""
+        """Reads replies from the pipe and returns their outcomes, or None if the pipe is empty.
+
+        A wake-up message has no outcome, so that the list may be empty. If `everything` is True, the pipe is read
+        until it is empty.
+        """
         outcomes: list[Outcome] | None = None
         while True:
             try:
@@ -385,7 +397,7 @@ class ProcessBackend(Backend):
 
 
 def start(job: Job, context: Any) -> ProcessBackend:
-    """Creates a backend for a `multiprocessing_context`, without workers. Closes all that it opened if this fails."""
+    """Creates a backend without workers, for a `multiprocessing_context`. Closes everything again if it fails."""
     made: list[ProcessBackend] = []
     try:
         ProcessBackend(job, choose_method(context), explicit=is_chosen(context), among=made)

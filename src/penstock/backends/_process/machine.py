@@ -1,4 +1,4 @@
-"""What worker processes need of this machine."""
+"""Checks whether this machine can run worker processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _START = 0.015
 
 
 def check_machine(workers: int) -> None:
-    """Raises if this system cannot run worker processes, and warns of more workers than CPUs."""
+    """Raises an error if this system cannot run worker processes, and warns if there are more workers than CPUs."""
     if not (hasattr(os, "memfd_create") and hasattr(os, "pidfd_open")):
         raise RuntimeError(
             f"Worker processes need Linux (memfd and pidfd), but this is {sys.platform}. "

@@ -1,7 +1,7 @@
 """The worker on a node. It runs in the main thread of an actor's process, and serves one driver over one link.
 
 A second thread receives. So the worker can report its stack while the main thread runs the user's code, and the
-process ends with its connection even then.
+process ends when its connection ends, even in the middle of that code.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _NOTHING = bytes(REPLY.size)
 
 
 def serve(call: tuple[Any, ...], node: str, fetch: Callable[[], Any]) -> None:
-    """Serves the driver until the driver dismisses the worker, or is gone. `fetch` returns the shipped job."""
+    """Serves the driver until the driver dismisses the worker or is gone. `fetch` returns the shipped job."""
     address, encrypted, token, worker, seat = Call._make(call)
     link = connect(address, encrypted, token, this_process(worker, node, perf_counter_ns()))
     ended = threading.Event()
@@ -103,7 +103,7 @@ def _serve(link: Link, worker: int, seat: int, node: str, fetch: Callable[[], An
 
 
 class StrayArrays:
-    """The strays of one reply, which are sent after it."""
+    """The strays of one reply (batches that were too large for their slab), which are sent after the reply."""
 
     def __init__(self) -> None:
         self.made: list[tuple[int, NDArray[np.uint8]]] = []
@@ -117,7 +117,7 @@ class StrayArrays:
 
 
 class Inbox:
-    """Receives frames in a separate thread. `orders`: a queue of tasks and changes, with None at the end."""
+    """Receives frames in a separate thread. `orders` is a queue of tasks and changes, with None at the end."""
 
     def __init__(self, link: Link, gauges: Gauges, ended: threading.Event) -> None:
         self._link, self._gauges, self._ended = link, gauges, ended
@@ -157,7 +157,7 @@ class Inbox:
 
 
 class Loop:
-    """Carries out the orders of the inbox, one after another."""
+    """Carries out the orders from the inbox, one after another."""
 
     def __init__(
         self, link: Link, inbox: Inbox, executor: TaskExecutor, gauges: Gauges, strays: StrayArrays, seat: int
