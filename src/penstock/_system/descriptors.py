@@ -61,7 +61,10 @@ def no_fork() -> AbstractContextManager[bool]:
 
 @contextmanager
 def kept_by_child(fds: Iterable[int]) -> Iterator[None]:
-    """Context manager: a child that this thread forks inside the block keeps these descriptors open."""
+    """Context manager that lets this thread's forked child keep these descriptors open.
+
+    It affects only a child that is forked inside the block.
+    """
     _birth.keep = frozenset(fds)
     try:
         yield

@@ -36,7 +36,7 @@ END = NoBatch(None)
 
 
 def raises_instead(take: Callable[[S], T | NoBatch]) -> Callable[[S], T]:
-    """Makes a `__next__` method from a method that returns a batch or a NoBatch. For a NoBatch, `__next__` raises."""
+    """Turns a method that returns a batch or a NoBatch into a `__next__`, which raises an exception for a NoBatch."""
 
     @wraps(take)
     def raising(self: S) -> T:

@@ -181,11 +181,11 @@ _numbers = count()
 
 
 def free_at_end(of: object, action: Callable[[], object]) -> None:
-    """Like `call_at_end`, but keeps the weak reference itself. `action` must not refer to the object.
+    """Like `call_at_end`, but the caller need not keep the weak reference. `action` must not refer to the object.
 
-    This is needed where the weak reference would otherwise be held by something that the object refers to. Such a
-    reference might be gone too early, because numpy 2.5 releases an array's base before it calls the weak references
-    to the array.
+    Use this function if the caller could keep the weak reference only in something that the object refers to. There
+    the reference might be gone too early, because numpy 2.5 releases an array's base before it calls the weak
+    references to the array.
     """
     number = next(_numbers)
     both = partial(_waiting.pop, number), action
@@ -193,7 +193,7 @@ def free_at_end(of: object, action: Callable[[], object]) -> None:
 
 
 class LiveObjects(Generic[T]):
-    """The added objects that are still alive.
+    """A collection of the added objects that are still alive, similar to a WeakSet.
 
     Unlike a WeakSet, it runs no Python code when an object is deallocated.
     """
@@ -306,7 +306,10 @@ class Loan(Protocol):
 
 
 def with_loan(loan: Loan, work: Callable[..., T], *args: Any) -> T:
-    """Begins the loan, calls `work(*args)`, ends the loan, and returns the result. Only an interrupt adds a cost."""
+    """Calls `work(*args)` between the loan's `begin` and `end`, and returns the result.
+
+    This costs extra time only if an interrupt comes.
+    """
     try:
         loan.begin()
         return work(*args)

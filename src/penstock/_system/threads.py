@@ -26,7 +26,7 @@ User code in the thread cannot be interrupted, so it finishes in the background.
 """
 
 PATIENCE = 2.0
-"""The number of seconds after which the exit stops waiting for a thread that has used no CPU time.
+"""The number of seconds after which the interpreter's exit stops waiting for a thread that has used no CPU time.
 
 Such a thread waits for something that may never come, such as a network response, and cannot abort the process while
 it waits. For a thread that computes, the exit waits without a limit, as `concurrent.futures` does.

@@ -31,7 +31,7 @@ WAIT = 5.0
 """The number of seconds to wait for a program that is suspended, or that should hold a resource only for a moment."""
 
 LONGEST = 60.0
-"""The most seconds to wait for another program, which may be downloading data that this program needs."""
+"""The maximum number of seconds to wait for another program, which may be downloading data for this one."""
 
 UNCHANGING = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 """The seals of a complete memfd, whose size and content must not change any more."""
@@ -230,9 +230,9 @@ def open_named(path: str) -> int:
 def use_folder(path: str, shared: bool = False) -> int | None:
     """Creates a folder if it is missing, and checks that the folder can be trusted.
 
-    Returns the id of the group that may use the folder if `shared` is True, otherwise None. Raises Untrusted if users
-    other than this one and root could change the folder's content or replace the folder. In a shared folder, members
-    of the group may do this too. Raises OSError if the folder cannot be created or read.
+    If `shared` is True, returns the id of the group that may use the folder, otherwise None. Raises Untrusted if
+    users other than this one and root could change the folder's content or replace the folder. In a shared folder,
+    members of the group may do this too. Raises OSError if the folder cannot be created or read.
     """
     there = path
     missing = []

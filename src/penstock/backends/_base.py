@@ -20,8 +20,10 @@ class Lost(NamedTuple):
 
     `seq` is the number of the task that the worker was running, or None. `at` is the index of the current step within
     that task, or None if it is unknown. `who` and `how` are for messages: `who` names the worker ("worker 2 (pid
-    8127)"), and `how` says how the worker ended ("was killed by signal 9"). `unborn` says why a replacement could not
-    be started, if one was tried. `phrase` is the text with which torch's loader would report the death.
+    8127)"), and `how` says how the worker ended ("was killed by signal 9"). `signal` is the name of the signal that
+    killed the worker, or "", "unknown" or `HUNG`. `cause` is the error that ended the worker, if it is known.
+    `unborn` says why a replacement could not be started, if one was tried. `phrase` is the text with which torch's
+    loader would report the death.
     """
 
     worker: int
@@ -81,7 +83,7 @@ class Backend(Protocol):
     most_steps: int = 1
     """The maximum number of steps in one task."""
     copies_dataset: bool = True
-    """True if each worker has a copy of the dataset, made at its start. False if it uses the caller's object."""
+    """True if each worker gets a copy of the dataset when it starts. False if workers use the caller's object."""
     leaves_nothing: bool = False
     """True if the backend may be dropped without being closed."""
     shares_gauges: bool = False
@@ -101,7 +103,7 @@ class Backend(Protocol):
     def workers(self) -> list[Any]:
         """The live worker processes, sorted by seat (worker slot). Empty if the workers are threads.
 
-        Each process is a handle like `multiprocessing.Process`.
+        Each element is a handle similar to `multiprocessing.Process`.
         """
 
     @abstractmethod
@@ -171,7 +173,7 @@ class Backend(Protocol):
 
     @abstractmethod
     def doing(self, seq: int | None) -> list[Doing]:
-        """Describes the workers that are running the task, or all busy workers if none is. Used for messages."""
+        """Describes the workers that are running the task, or, if no worker is, all busy workers. For messages."""
 
     def end_hung(self, seconds: float) -> list[Doing]:
         """Kills the workers that have been running the same task for more than this many seconds.

@@ -39,7 +39,7 @@ _GRACE = 0.05
 
 
 def runner_of(job: Job, who: str) -> Runner:
-    """Makes a runner for a worker in the caller's process, where it only borrows the global random generators."""
+    """Makes a task runner that works in the caller's process, and only borrows its global random generators."""
     runner = (job.make_runner or Runner)(job, who)
     assert isinstance(runner, Runner)
     return runner
@@ -55,7 +55,7 @@ def run_task(
 ) -> Filled | Failed | Ended:
     """Runs a task of one step in this process, and returns the outcome.
 
-    If `interruptible` is True, an interrupt such as Ctrl-C is raised. Otherwise it becomes an outcome `Failed`.
+    If `interruptible` is True, Ctrl-C (KeyboardInterrupt) is raised. Otherwise it becomes an outcome `Failed`.
     """
     # No variable holds the outcome: the traceback of its error refers to this frame, and that would be a cycle.
     return _told(runner.run(task, writer, gauge, interruptible=interruptible), worker, task, writer)
@@ -161,7 +161,7 @@ class InlineBackend(_LocalBackend):
 class ThreadBackend(_LocalBackend):
     """Runs tasks in threads.
 
-    The tasks wait in a deque. For each task, a permit is put into a queue, which wakes one thread.
+    The tasks wait in a deque. For each task, a permit is put into a queue, and the permit wakes one thread.
     """
 
     shares_gauges = True

@@ -127,7 +127,10 @@ def of_thread(ident: int | None) -> str:
 
 
 def _user_calls(calls: list[str]) -> str:
-    """Returns the calls as text, without penstock's own frames around the user's code."""
+    """Returns the calls as text, without penstock's own frames around the user's code.
+
+    Returns "" if the worker is waiting for a task.
+    """
     if calls and re.search(_WAITING, calls[0]):
         return ""
     first = next((at for at, call in enumerate(calls) if re.search(_OURS, call)), len(calls))

@@ -247,7 +247,7 @@ class ProcessBackend(Backend):
         return [one for one in self._doing(asked, held) if one.stack or one.seq is not None]
 
     def _held(self) -> dict[int, tuple[int, int, int]]:
-        """Maps each worker that runs a task to the task's seq (number) and to the epoch and the step that it runs."""
+        """Maps each worker that runs a task to the task's number (seq), and to the current epoch and step."""
         slots = {self._board.claimant(slot): slot for slot, _ in self._posted.values()}
         return {worker: self._board.doing(slots[worker]) for worker in self._workers if worker in slots}
 
@@ -345,8 +345,8 @@ class ProcessBackend(Backend):
     def _read(self, everything: bool = False) -> list[Outcome] | None:
         """Reads replies from the pipe and returns their outcomes, or None if the pipe is empty.
 
-        A wake-up message has no outcome, so that the list may be empty. If `everything` is True, the pipe is read
-        until it is empty.
+        A wake-up message has no outcome, so the list may be empty. If `everything` is True, the pipe is read until it
+        is empty.
         """
         outcomes: list[Outcome] | None = None
         while True:
@@ -397,7 +397,10 @@ class ProcessBackend(Backend):
 
 
 def start(job: Job, context: Any) -> ProcessBackend:
-    """Creates a backend without workers, for a `multiprocessing_context`. Closes everything again if it fails."""
+    """Creates a backend without workers, for the given `multiprocessing_context`.
+
+    If this fails, everything that was opened is closed again.
+    """
     made: list[ProcessBackend] = []
     try:
         ProcessBackend(job, choose_method(context), explicit=is_chosen(context), among=made)

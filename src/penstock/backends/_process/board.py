@@ -157,7 +157,7 @@ class Board:
     def withdraw_leaves(self) -> int:
         """Withdraws the leaves (requests to exit) that no worker has taken, and returns their number.
 
-        Returns 0 if a worker is about to take one.
+        Returns 0 if a worker is about to take a leave.
         """
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _NO_SLOT)
@@ -190,7 +190,7 @@ class Board:
         return worker in self._words[_TAKERS:][: self._words[_TAKEN]]
 
     def end(self, worker: int) -> None:
-        """Records that this worker has done its last task. It exits as soon as its exit functions have run."""
+        """Records that this worker has done its last task. It will exit when its exit functions have run."""
         self._memory[_ENDINGS + worker % SLOTS] = 1
 
     def is_ending(self, worker: int) -> bool:

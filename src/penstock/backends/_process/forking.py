@@ -4,11 +4,12 @@ A fork copies only one thread, but copies all locks and thread pools in their cu
 thread holds stays locked forever in the child, and a thread pool waits forever for threads that the child does not
 have.
 
-Nothing tells which library started a thread, and counting threads is only a guess. For example, of two threads, one
-may be OpenBLAS's, which OpenBLAS stops before a fork, and the other libgomp's, which stays. So penstock makes a trial
-fork, whose child exits at once, without running any code of the program. Threads that are still there after the trial
-are the ones that a real fork would leave behind. If there are no other threads, no trial is needed. A trial takes as
-long as a fork, so penstock first asks OpenBLAS to stop its threads, which may make the trial unnecessary.
+The system does not tell which library started a thread, and counting threads is only a guess. For example, of two
+threads, one may be OpenBLAS's, which OpenBLAS stops before a fork, and the other libgomp's, which stays. So penstock
+makes a trial fork, whose child exits at once, without running any code of the program. Threads that are still there
+after the trial are the ones that a real fork would leave behind. If there are no other threads, no trial is needed. A
+trial takes as long as a fork, so penstock first asks OpenBLAS to stop its threads, which may make the trial
+unnecessary.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ def obstacle() -> str:
 def breaks_in_child() -> bool:
     """True if this process uses a library that does not work in a forked child: JAX, or numba with OpenMP threads.
 
-    Other libraries and threads are a risk too, but torch's own loader accepts that risk. The two libraries named here
-    always fail, or warn at each fork.
+    Other libraries and threads are a risk too, but torch's own loader accepts that risk. These two libraries fail in
+    the child, or warn at each fork.
     """
     return "jax" in sys.modules or "numba.np.ufunc.omppool" in sys.modules
 
@@ -64,7 +65,7 @@ def other_threads(count: int) -> str:
 
 
 def threads_beside() -> int:
-    """Returns the number of other threads in this process. Right after a fork, the child lacks these threads."""
+    """Returns the number of other threads in this process. After a fork, these threads are missing in the child."""
     try:
         return len(_others())
     except OSError:
@@ -72,7 +73,7 @@ def threads_beside() -> int:
 
 
 def _left_after_a_trial() -> frozenset[_Thread]:
-    """Returns the other threads that do not end before a fork. Makes a trial fork if this is necessary."""
+    """Returns the threads, except the calling one, that do not end before a fork. Makes a trial fork if necessary."""
     global _stayed
     try:
         others = _others()

@@ -1,12 +1,12 @@
 """Starts worker processes: by fork, as fresh interpreters (spawn), or forked from a template process (forkserver).
 
+Every worker depends on the lifeline, which is a pipe whose write end only the parent holds. When the parent dies or
+closes the write end, the kernel kills all processes that have armed the read end (see `process.py`).
+
 How workers end: the caller closes the token pipe, so that workers end by themselves. Then the caller joins the
 workers, kills those that do not end, and closes their handles and the launcher, in any order. When the last of these
 is closed, the lifeline is closed as well. So `Launcher.close` does not kill a worker that is ending by itself, and no
 worker outlives its handle.
-
-The lifeline is a pipe whose write end only the parent holds. When the parent dies or closes the write end, the kernel
-kills all processes that have armed the read end (see `process.py`).
 
 A fresh interpreter inherits its descriptors, and makes them close-on-exec before it imports anything. Otherwise every
 program that the dataset starts could write to the slabs (the memory of batches), and would keep them open.
@@ -127,7 +127,7 @@ class Launcher:
             raise
 
     def _ship(self, payload: object) -> None:
-        """Writes two files for fresh interpreters: the pickled payload, and how the interpreters become workers."""
+        """Writes two files for fresh interpreters: the pickled payload, and the settings with which they start."""
         descriptors: list[int] = []
         try:
             self.own["shipment"] = pack((self._main, payload), descriptors)
@@ -253,7 +253,7 @@ def _require_linux() -> None:
 
 
 class Template(Handle):
-    """The parent's handle of the template process (from which workers are forked), with the requests to it.
+    """The parent's handle of the template process, from which workers are forked. It sends requests to the template.
 
     `release` kills the template and does not ask it to end, because it may be busy unpacking, and has nothing to
     save.

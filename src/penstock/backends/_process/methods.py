@@ -29,9 +29,10 @@ def choose_method(asked: str | BaseContext | None) -> str:
     If fork is multiprocessing's default, a setting of fork in multiprocessing does not count as a choice. As soon as
     a program makes a lock, as tqdm does, multiprocessing sets its default, and this looks the same as a choice.
 
-    If the requested context is a library's and not Python's own, penstock uses only its start method, if that is one
-    of the three. One warning says which method is used. If a library has only set its own method in multiprocessing,
-    as in joblib's workers, that method is ignored without a warning, because the program did not choose it.
+    If the requested context comes from a library and not from Python itself, penstock uses only its start method, and
+    only if this is fork, spawn or forkserver. One warning says which method is used. If a library has only set its
+    own method in multiprocessing, as in joblib's workers, that method is ignored without a warning, because the
+    program did not choose it.
     """
     method, is_pythons = _asked(asked)
     used = method or _configured() or _safe()
@@ -97,7 +98,7 @@ def give_up_templates(obstacle: str, *, asked: bool) -> None:
 
 
 def _asked(asked: Any) -> tuple[str | None, bool]:
-    """Returns the requested start method, or None if it is not one of the three, and whether it is Python's own."""
+    """Returns the requested start method, or None if it is unknown, and whether the context is Python's own."""
     if asked is None:
         return None, True
     if isinstance(asked, str):
@@ -136,5 +137,5 @@ def _warn(what: str, used: str) -> None:
 
 
 def survives_fork() -> bool:
-    """True if this process can be forked safely, so that no lock of another thread stays locked in the child."""
+    """True if this process can be forked safely, without leaving another thread's lock locked in the child."""
     return not obstacle()

@@ -1,4 +1,4 @@
-"""A process of penstock: its handle in the parent, and its life in the child.
+"""A process that penstock starts: its handle in the parent, and its life in the child.
 
 The parent refers to a process by its pidfd. The child is forked, settles, runs `main`, and exits. A process settles
 by setting up its signal handlers and standard input as a worker needs them, and by making sure that it dies with its
@@ -256,7 +256,10 @@ def fate(exitcode: int | None) -> tuple[str, str]:
 
 
 def phrase(pid: int, exitcode: int | None) -> str:
-    """Returns the text with which torch's loader reports a dead worker, because programs search messages for it."""
+    """Returns the text with which torch's loader reports a dead worker.
+
+    Programs that were written for torch's loader search error messages for this text.
+    """
     said = f"DataLoader worker (pid(s) {pid}) exited unexpectedly."
     if exitcode is None or exitcode == UNKNOWN:
         return said
@@ -282,8 +285,8 @@ def fork() -> int:
 
     Otherwise a signal handler of the parent that raises could unwind the child into the parent's code.
 
-    Python's warning about forking a multi-threaded process (3.12 and later) is suppressed, because the threads are
-    harmless, or the program asked for fork, or penstock has already given a better warning.
+    Python's warning about forking a multi-threaded process (3.12 and later) is suppressed, because either the threads
+    are harmless, or the program asked for fork, or penstock has already given a better warning.
     """
     _flush()  # otherwise both processes would print what is still buffered
     before = block_signals()
@@ -372,10 +375,10 @@ def settle(lifeline: int) -> int:
 def _arm(lifeline: int) -> int:
     """Makes the kernel kill this process when the parent's end of the lifeline (a pipe) is closed.
 
-    The read end of the pipe then sends SIGKILL instead of SIGIO, which works inside a long C call too. This process
-    opens its own file description of the read end, because the description determines which process gets which
-    signal. PR_SET_PDEATHSIG was refused, because it sends the signal when the thread that forked ends, and not when
-    its process does.
+    The kernel then sends SIGKILL instead of SIGIO to the owner of the read end, which works inside a long C call too.
+    This process opens its own file description of the read end, because the owner and the signal belong to the
+    description. Returns the new descriptor. PR_SET_PDEATHSIG is not used, because it sends the signal when the thread
+    that forked ends, and not when the parent process ends.
     """
     try:
         with no_fork():

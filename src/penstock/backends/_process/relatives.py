@@ -44,7 +44,7 @@ class Lineage(NamedTuple):
 
 
 def next_child() -> int:
-    """Takes the serial number of this process's next child from multiprocessing's counter."""
+    """Returns the serial number of this process's next child, and advances multiprocessing's counter."""
     return int(next(_known._process_counter))
 
 
@@ -90,8 +90,8 @@ class CurrentWorker(Relative):
 def inheriting(itself: Relative) -> Iterator[None]:
     """Context manager for a fresh interpreter: inside the block, the process has a worker's name and key.
 
-    The code that runs during unpickling may ask for them. The attribute `_inheriting` makes a manager's proxies
-    register when the worker begins, and not when they are unpickled.
+    The code that runs during unpickling may ask for the name and the key. The attribute `_inheriting` makes a
+    manager's proxies register when the worker begins, and not when they are unpickled.
     """
     current: Any = multiprocessing.current_process()
     current.name, current.authkey, current._inheriting = itself.name, itself.authkey, True
@@ -131,7 +131,7 @@ class _ChildPopen:
 
 
 def _disown() -> None:
-    """Removes the parent's workers from the list in a forked process, which must neither list nor end them."""
+    """Makes a forked process forget the parent's workers, which it must neither list nor end."""
     _known._children = {child for child in _known._children if not isinstance(child, Child)}
 
 

@@ -1,7 +1,7 @@
 """The worker on a node. It runs in the main thread of an actor's process, and serves one driver over one link.
 
-A second thread receives. So the worker can report its stack while the main thread runs the user's code, and the
-process ends when its connection ends, even in the middle of that code.
+A second thread receives frames (messages). So the worker can report its stack while the main thread runs the user's
+code, and the process ends when its connection ends, even in the middle of that code.
 """
 
 from __future__ import annotations
@@ -103,7 +103,10 @@ def _serve(link: Link, worker: int, seat: int, node: str, fetch: Callable[[], An
 
 
 class StrayArrays:
-    """The strays of one reply (batches that were too large for their slab), which are sent after the reply."""
+    """The strays of one reply, which are sent after the reply.
+
+    A stray is a batch that is too large for its slab (the memory for one batch).
+    """
 
     def __init__(self) -> None:
         self.made: list[tuple[int, NDArray[np.uint8]]] = []
@@ -117,7 +120,10 @@ class StrayArrays:
 
 
 class Inbox:
-    """Receives frames in a separate thread. `orders` is a queue of tasks and changes, with None at the end."""
+    """Receives frames (messages) in a separate thread. `orders` is a queue of tasks and of changes of the dataset.
+
+    The queue ends with None.
+    """
 
     def __init__(self, link: Link, gauges: Gauges, ended: threading.Event) -> None:
         self._link, self._gauges, self._ended = link, gauges, ended
@@ -200,7 +206,7 @@ class Loop:
         return seq not in self._inbox.void
 
     def _slab(self, capacity: int) -> NDArray[np.uint8]:
-        """Returns memory for a batch. It is reused: a batch is sent before the next one is begun."""
+        """Returns memory for a batch. All batches share it, because each is sent before the next one begins."""
         if len(self._memory) < capacity:
             self._memory = np.frombuffer(mapped(None, capacity), np.uint8)
         return self._memory[:capacity]

@@ -88,7 +88,7 @@ class Challenge:
         return self._answer(message)
 
     def _check_preface(self, begun: bytes) -> None:
-        """Raises Refused at the first wrong byte, so that it does not wait for more bytes of another protocol."""
+        """Raises Refused at the first wrong byte, instead of waiting for more bytes of another protocol."""
         if not NAME.startswith(begun[: len(NAME)]):
             raise Refused("it does not speak penstock's protocol")
         if not PREFACE.startswith(begun):

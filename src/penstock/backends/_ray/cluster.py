@@ -37,7 +37,7 @@ _CLIENT = (
 )
 
 _pending: set[Any] = set()
-"""References whose callbacks have not been called yet."""
+"""Ray's object references whose callbacks have not been called yet."""
 
 
 class RayCluster:
@@ -137,9 +137,10 @@ def _wanted(options: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _elsewhere(options: dict[str, Any], avoid: Collection[str]) -> dict[str, Any]:
-    """Returns the options for an actor that should avoid these nodes. The user's own strategy is not changed.
+    """Returns the options for an actor that should avoid these nodes.
 
-    The preference is soft, so that an actor is placed on one of these nodes if no other node has room.
+    The preference is soft: if no other node has room, the actor is placed on one of these nodes. If the user has
+    chosen a scheduling strategy, the options are returned unchanged.
     """
     if not avoid or options["scheduling_strategy"] not in ("SPREAD", "DEFAULT"):
         return options

@@ -5,11 +5,11 @@ One thread accepts all connections and does their handshakes, without waiting fo
 stranger costs only a descriptor and a few hundred bytes, for at most ten seconds, and there are at most MOST
 strangers:
 
-- If there are too many strangers, the door picks the network address that has most of them, and drops one of these at
-  random. So a machine that floods the door displaces its own connections, and not workers on other machines. A worker
-  on that same machine may be dropped, but never with certainty, no matter how fast strangers come. It tries again,
-  and gets in eventually. (If the oldest stranger were dropped, fast connections would shut the worker out for good.
-  If the newest were dropped, silent connections would.)
+- If there are too many strangers, the door picks the network address that has the most, and drops one stranger from
+  that address at random. So a machine that floods the door displaces its own connections, and not workers on other
+  machines. A worker on that same machine may be dropped, but never with certainty, no matter how fast strangers come.
+  It tries again, and gets in eventually. (If the oldest stranger were dropped, fast connections would shut the worker
+  out for good. If the newest were dropped, silent connections would do so.)
 - Before a stranger is dropped, the bytes that it has sent are read.
 - If there is no descriptor or memory for another connection, one stranger is dropped, and accepting pauses.
 """
@@ -37,7 +37,10 @@ from penstock.backends._ray.handshake import Hello
 from penstock.backends._ray.link import DRIVER_PATIENCE, Link
 
 MOST = 128
-"""The maximum number of strangers (connections without proof). Each takes one of usually 1,024 file descriptors."""
+"""The maximum number of strangers (unproved connections).
+
+Each stranger takes a file descriptor, and a process may usually have 1,024 of them.
+"""
 
 _SECONDS = 10.0  # for a whole handshake
 _PAUSE = 0.1  # seconds without accepting, after accepting has failed
@@ -55,7 +58,10 @@ class Stranger:
         self.challenge, self.handshake = handshake.awaited(token, tls)
 
     def hear(self) -> bool:
-        """Receives the bytes that have arrived, and answers. True once the stranger has proved to be a worker."""
+        """Receives the bytes that have arrived, and answers.
+
+        Returns True once the other end has proved that it has the token.
+        """
         data = self.sock.recv(self.handshake.wants)
         if not data:
             raise EOFError("the connection has ended")
@@ -159,14 +165,14 @@ class Door:
         return True
 
     def _make_room(self) -> None:
-        """Drops a random stranger (connection without proof) from the network address that has most of them."""
+        """Drops a random stranger (unproved connection) from the network address that has the most strangers."""
         networks = Counter(stranger.network for stranger in self.strangers.values())
         for network, _ in networks.most_common(1):
             # Not from `random`, whose generator belongs to the caller.
             self._expel(secrets.choice([each for each in self.strangers.values() if each.network == network]))
 
     def _expel(self, stranger: Stranger) -> None:
-        """Drops the stranger, unless bytes that have arrived meanwhile prove that it is a worker."""
+        """Drops the stranger (unproved connection), unless bytes that have just arrived prove that it is a worker."""
         self._hear(stranger)
         if stranger.sock.fileno() in self.strangers:
             self._drop(stranger)
@@ -250,7 +256,7 @@ class Door:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def leave_to_parent(self) -> None:
-        """Closes the port and all strangers in a forked child, without ending the parent's connections."""
+        """Closes the port and all unproved connections in a forked child, without ending the parent's connections."""
         for sock in (self._listener, *(stranger.sock for stranger in self.strangers.values())):
             with suppress(OSError):
                 os.close(sock.detach())

@@ -66,7 +66,7 @@ _TOOK = 8  # index of the field of a reply with its nanoseconds
 
 
 class Posted(NamedTuple):
-    """A task that is not answered yet: the rest of its frame, its first step, and the memory of its slab."""
+    """A task that has not been answered yet: the bytes to send, its steps, and the memory for its batch."""
 
     notice: bytes
     keys: bytes
@@ -152,7 +152,7 @@ class Exchange:
             remote.ended.set()
 
     def _welcomed(self, link: Link, hello: Hello) -> RemoteWorker | None:
-        """Returns the worker at the other end, or None if the worker is not expected or cannot be used."""
+        """Welcomes the worker at the other end and returns it, or None if it is unexpected or cannot be used."""
         with self._lock:
             remote = self._remotes.get(hello.worker)
             if remote is None or remote.state is not RemoteWorkerState.COMING or self._closed:
@@ -241,7 +241,7 @@ class Exchange:
         self.gauges.begun(remote.seat, time.perf_counter_ns() if is_busy else 0)
 
     def _dealt(self) -> list[Link]:
-        """Queues tasks and dismissals, and returns the links that need a `push`. The caller must hold the lock."""
+        """Queues tasks and requests to exit, and returns the links that need a `push`. The caller holds the lock."""
         links: dict[Link, None] = {}
         for worker in self._ledger.leave():
             remote = self._remotes[worker]
@@ -334,9 +334,9 @@ class Exchange:
             return {node: now - since for node, since in self._silent.items()}
 
     def _kill(self, remotes: list[RemoteWorker]) -> None:
-        """Cuts the workers' connections, and lets Ray kill the workers. Waits at most a second for Ray.
+        """Cuts the workers' connections, and lets Ray kill the workers.
 
-        The limit is short, because the cluster may be gone.
+        Waits at most a second for Ray, because the cluster may be gone.
         """
         for remote in remotes:
             if remote.link is not None:

@@ -136,7 +136,10 @@ def listen(address: str) -> socket.socket:
 
 
 class Handshake:
-    """The bytes of one handshake, which is a challenge, inside TLS if `secure` is given. Does no I/O."""
+    """One side of a handshake, which computes the bytes to send from the bytes received. Does no I/O.
+
+    The handshake consists of a challenge, which is sent inside TLS if `secure` is given.
+    """
 
     def __init__(self, challenge: Challenge, secure: Secure | None) -> None:
         self._challenge, self.secure = challenge, secure

@@ -3,7 +3,7 @@
     task     WAITING --deal--> AT a worker --answering--> ARRIVING --answered--> forgotten
              WAITING --rescind--> forgotten
              AT a worker --rescind--> VOID --answering, answered--> forgotten
-             AT a worker, ARRIVING, VOID --lose--> the oldest is blamed and forgotten, the others WAIT (but VOID)
+             AT a worker, ARRIVING, VOID --lose--> the oldest is blamed and forgotten, the others WAIT, if not VOID
     worker   COMING --join--> idle or at work --leave--> gone        any --halt--> HALTED --lose--> gone
 
 Tasks wait at the driver, where the next free worker can take them. A worker gets a second task only if its tasks are
@@ -119,7 +119,7 @@ class Ledger:
     def _sort(self, worker: int) -> None:
         """Records whether a worker is free, or ready for a second task.
 
-        As long as some worker is still to leave, no worker is ready for a second task.
+        As long as a request to leave is pending, no worker is ready for a second task.
         """
         self._free.pop(worker, None)
         self._ready.pop(worker, None)
@@ -143,7 +143,7 @@ class Ledger:
         self._sort(worker)
 
     def halt(self, worker: int) -> None:
-        """Gives the worker no more tasks, because its connection has ended and they would be lost with the worker."""
+        """Stops giving tasks to a worker whose connection has ended, because they would be lost with the worker."""
         if worker in self._hands:
             self._halted.add(worker)
             self._sort(worker)
@@ -174,7 +174,7 @@ class Ledger:
         self._halted.discard(worker)
 
     def has(self, worker: int) -> int | None:
-        """Returns the task that this worker is doing, which is the oldest one that it has, or None."""
+        """Returns the task that this worker is doing (the oldest one that it has), or None."""
         hand = self._hands.get(worker)
         return hand[0] if hand else None
 

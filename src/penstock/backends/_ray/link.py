@@ -110,7 +110,7 @@ class Link:
     def push(self) -> None:
         """Sends the queued frames, unless another thread is already sending.
 
-        If sending fails, the connection is cut, so that the receiving thread gets the error.
+        If sending fails, the connection is cut, and only the receiving thread raises an error.
         """
         if self._outbox and self._sending.acquire(blocking=False):
             if sum(map(len, tuple(self._outbox))) > _LARGE:
@@ -162,7 +162,7 @@ class Link:
 def _send_unpaced(sock: socket.socket) -> None:
     """Replaces the congestion control BBR if it is the system's default.
 
-    BBR's timers for pacing would cost CPU time, and pacing is of no use in a cluster.
+    BBR paces packets with timers, which cost CPU time in a cluster.
     """
     if sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).startswith(b"bbr"):
         for algorithm in (b"cubic", b"reno"):  # Linux's default, and one that every user may choose

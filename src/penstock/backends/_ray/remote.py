@@ -25,7 +25,7 @@ class ProcessEnd(NamedTuple):
 
 
 class Call(NamedTuple):
-    """The first argument of `actor.serve`, which runs in the worker's process."""
+    """The data with which a worker's process connects to the driver. It is the first argument of `actor.serve`."""
 
     address: tuple[str, int]
     encrypted: bool
@@ -59,7 +59,7 @@ class Cluster(Protocol):
         """False if the cluster was shut down. No other method may be called after that."""
 
     def shortage(self, workers: int) -> str:
-        """Returns a message that says what this many workers need, what is free, and how to get more if necessary."""
+        """Returns a message about what this many workers need, what is free, and what to do if it is too little."""
 
 
 class RemoteWorkerState(enum.Enum):

@@ -1,4 +1,4 @@
-"""Checks `ray_options=`: the resources that each actor needs, and their defaults. Does not import ray."""
+"""Checks `ray_options=` and adds its defaults. This module can be imported without Ray."""
 
 from __future__ import annotations
 
