@@ -58,7 +58,7 @@ def raises_instead(take: Callable[[S], T | NoBatch]) -> Callable[[S], T]:
                 raise _not_the_end(error) from error
             raise error
         finally:
-            del error  # its traceback holds this frame, which must not hold it in turn
+            del error  # the error's traceback refers to this frame, so this avoids a reference cycle
 
     return raising
 

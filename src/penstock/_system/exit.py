@@ -36,8 +36,8 @@ def ends_at_exit(one: _Open) -> None:
     _open.add(one)
 
 
-# atexit calls the last registered function first, so this one runs before `threads.end_all`. Two functions: an
-# interrupt in one of them does not prevent the other.
+# atexit calls the last registered function first, so this one runs before `threads.end_all`. They are two
+# functions, so that an interrupt in one of them does not prevent the other.
 @atexit.register
 def _end_all() -> None:
     over.append(True)

@@ -69,8 +69,8 @@ class interrupts_deferred:
     this does nothing.
     """
 
-    # Refused: the signal mask. Another thread would receive the signal, and Python would still run the handler in the
-    # main thread, the only thread that runs handlers.
+    # The signal mask does not help, because another thread would receive the signal, and Python would still run the
+    # handler in the main thread, the only thread that runs handlers.
 
     __slots__ = ("_catcher", "_caught", "_handlers")
 
@@ -78,7 +78,7 @@ class interrupts_deferred:
         global _deferring
         self._caught: dict[int, tuple[Any, FrameType | None]] = {}
         self._handlers: dict[int, Any] = {}
-        self._catcher: Any = self._catch  # a cycle, until the end of the block
+        self._catcher: Any = self._catch  # a reference cycle until the end of the block
         if threading.current_thread() is not threading.main_thread() or _deferring is not None:
             return
         _deferring = self
@@ -322,8 +322,8 @@ def with_loan(loan: Loan, work: Callable[..., T], *args: Any) -> T:
             raise
 
 
-# Seconds after which a waiting thread looks by itself. An interrupt may have prevented its wake-up, and a signal just
-# before a wait does not end the wait.
+# Seconds after which a waiting thread checks by itself. An interrupt may have prevented its wake-up, and a signal
+# just before a wait does not end the wait.
 LOOK_AGAIN = 1.0
 
 

@@ -38,7 +38,7 @@ UNCHANGING = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 OF_ONE_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
-_AT_ONCE = os.O_CLOEXEC | os.O_NONBLOCK  # never waits, even if a pipe, or a file with a lease, is in its place
+_AT_ONCE = os.O_CLOEXEC | os.O_NONBLOCK  # never waits, even if the file is a pipe or has a lease
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC  # follows no link
 _MOST_LINKS = 40  # the kernel's own limit
 

@@ -11,7 +11,7 @@ from penstock._printable import printable
 
 _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep  # the folder of the package
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
-_STARTERS = (f"{_LIBRARY}multiprocessing{os.sep}", f"{_LIBRARY}threading.py")  # they start workers
+_STARTERS = (f"{_LIBRARY}multiprocessing{os.sep}", f"{_LIBRARY}threading.py")  # files that start workers
 _between: set[str] = set()  # files of libraries that call penstock for the user
 
 

@@ -62,7 +62,7 @@ class Doing(NamedTuple):
 HUNG = "hung"
 """The value of `Lost.signal` for a worker that was killed because it hung."""
 
-# Seconds that one system call waits at most. A longer timeout takes several calls.
+# The most seconds that one system call waits. A longer timeout takes several calls.
 LONGEST_WAIT = 3600.0
 
 Outcome = Filled | Failed | Bundle | Ended | Lost | Left

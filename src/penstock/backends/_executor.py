@@ -59,12 +59,12 @@ class TaskExecutor:
             where = f"step {notice.step} of epoch {notice.epoch}, as they arrived in {self._who}."
             failure = Failure.capture(error, where=f"In the keys of {where}")
             return replier.failed((seq, 0, perf_counter_ns()), failure, Writer(root), None)
-        # An array of keys stays in the slab, and is read while batches are written behind it.
+        # An array of keys stays in the slab and is read while batches are written after it.
         used, gauge = max(0, notice.keys), self._gauge
         gauge.begin()
         if count == 1:
             reply = self._do_step(task, updates, Writer(root, used))
-            gauge.end(task)  # before the reply is sent: that wakes the parent, which may take the processor
+            gauge.end(task)  # before the reply wakes the parent, which may take over the CPU
             return reply
         began = perf_counter_ns()
         table, used = used, used + count * REPLY.size
@@ -89,7 +89,7 @@ class TaskExecutor:
         head, used = (task.seq, base, perf_counter_ns()), writer.used
         if self._log.end < updates:
             self._runner.change(self._changes(updates))
-        # No variable holds the outcome: the traceback of its error refers to this frame, and that would be a cycle.
+        # No variable holds the outcome, because its error's traceback refers to this frame, which would be a cycle.
         return self._reply(self._runner.run(task, writer, self._gauge), head, task, writer, used)
 
     def _reply(self, outcome: Done | AtEnd | Errored, head: Head, task: Task, writer: Writer, used: int) -> bytes:

@@ -57,7 +57,7 @@ def run_task(
 
     If `interruptible` is True, Ctrl-C (KeyboardInterrupt) is raised. Otherwise it becomes an outcome `Failed`.
     """
-    # No variable holds the outcome: the traceback of its error refers to this frame, and that would be a cycle.
+    # No variable holds the outcome, because its error's traceback refers to this frame, which would be a cycle.
     return _told(runner.run(task, writer, gauge, interruptible=interruptible), worker, task, writer)
 
 
@@ -114,7 +114,7 @@ class InlineBackend(_LocalBackend):
         self._posted: deque[tuple[Task, int]] = deque()
         self._worker = -1
         self._gauge = Gauge(self.gauges, 0, os.getpid(), time.thread_time_ns)
-        self._gauge.cache.warns = True  # of a store that does not answer; other workers leave that to the caller
+        self._gauge.cache.warns = True  # if a remote store does not answer; for other workers, the caller warns
         self._gauge.ready()
 
     def hire(self, worker: int, seat: int) -> None:
@@ -169,7 +169,7 @@ class ThreadBackend(_LocalBackend):
     def __init__(self, job: Job) -> None:
         super().__init__()
         self._job = job
-        # Taking from either is atomic under the GIL: a task is either run once or rescinded.
+        # Taking from either is atomic under the GIL, so that a task is either run once or rescinded.
         self._posted: deque[tuple[Task, NDArray[np.uint8]]] = deque()
         self._permits: SimpleQueue[bool] = SimpleQueue()
         self._outcomes: SimpleQueue[Outcome | None] = SimpleQueue()

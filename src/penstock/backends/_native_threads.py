@@ -38,27 +38,27 @@ _VARIABLES = (
     "RAYON_NUM_THREADS",  # Hugging Face's tokenizers
 )
 
-# For each shared library, by name: the function that sets its number of threads.
+# Maps the name of a shared library to the function that sets its number of threads.
 _FUNCTIONS = {
     **dict.fromkeys(("libgomp", "libiomp5", "libomp"), "omp_set_num_threads"),
     **dict.fromkeys((f"libmkl_{kind}_thread" for kind in ("intel", "gnu", "tbb")), "MKL_Set_Num_Threads"),
     "libblis": "bli_thread_set_num_threads",
 }
 
-# The functions of OpenBLAS. Wheels of numpy and scipy rename them, and the library.
+# OpenBLAS's functions that set the number of threads. The wheels of numpy and scipy rename the library and these.
 _OPENBLAS = [f"{name}openblas_set_num_threads{end}" for name in ("", "scipy_") for end in ("", "64_", "_64")]
 
-# OpenBLAS's variable for the number. Its function first starts all threads again after a fork, and then uses fewer.
+# OpenBLAS's variable for the number of threads. After a fork, its function would first start all threads again.
 _OPENBLAS_NUMBER = "blas_cpu_number"
 
-# Ends OpenBLAS's threads, which start again when needed. OpenBLAS registers it to run before each fork.
+# OpenBLAS's function that ends its threads, which start again when needed. It is registered to run before forks.
 _OPENBLAS_STOP = "blas_thread_shutdown_"
 
-# Python modules, each with its function that sets the number.
+# Maps the name of a Python module to its function that sets the number of threads.
 _MODULES = {
     "cv2": "setNumThreads",
     "numexpr": "set_num_threads",
-    "pyarrow": "set_cpu_count",  # its threads for input and output stay: they wait more than they compute
+    "pyarrow": "set_cpu_count",  # its I/O threads stay, because they mostly wait
 }
 
 Setter = Callable[[int], object]
@@ -117,7 +117,7 @@ def limit() -> None:
         return
     launched = getattr(sys.modules.get("numba.np.ufunc.parallel"), "_is_initialized", False)
     text = str(most)
-    # One by one: `update` would make a forked worker copy 60 more memory pages before its first sample.
+    # One by one, because `update` would make a forked worker copy 60 more memory pages before its first sample.
     for name in _VARIABLES:
         # numba refuses to compile if its variable has changed after its threads were started.
         if not (launched and "NUMBA" in name):
@@ -166,7 +166,7 @@ def _functions_of(library: ctypes.CDLL, *functions: str) -> list[Any]:
 
 _Visit = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 
-# The offset of the path in the C library's dl_phdr_info: it follows an address.
+# The offset of the path in the C library's dl_phdr_info, where the path follows an address.
 _PATH_AT = ctypes.sizeof(ctypes.c_void_p)
 
 

@@ -17,7 +17,7 @@ from penstock._system import trust
 # A signal that hardly any program uses. Python's handler for it writes the stack and does nothing else.
 _SIGNAL = getattr(signal, "SIGRTMIN", 0) + 5
 
-# Seconds that a worker has to write its stack. A stopped one, or one in an uninterruptible read, writes nothing.
+# Seconds that a worker has to write its stack. A worker that is stopped, or in an uninterruptible read, never does.
 _PATIENCE = 0.5
 
 _NAME = "penstock-stack"

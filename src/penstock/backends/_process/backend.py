@@ -59,7 +59,7 @@ class ProcessBackend(Backend):
     has its own token pipe.
     """
 
-    shares_gauges = True  # workers write to them at any moment, also while they are busy
+    shares_gauges = True  # workers write to them at any time, even while they are busy
     clock = staticmethod(time.monotonic)
 
     def __init__(self, job: Job, method: str, *, explicit: bool, among: list[ProcessBackend]) -> None:
@@ -68,7 +68,7 @@ class ProcessBackend(Backend):
         self._fds: list[int] = []
         self._tokens: list[int] = []
         self._workers: dict[int, WorkerProcess] = {}
-        self._hung: dict[int, float] = {}  # workers that were killed because they hung, and after how many seconds
+        self._hung: dict[int, float] = {}  # workers killed because they hung -> seconds
         self.handles: dict[int, WorkerProcess] = {}  # by seat: its last worker, which may be dead
         self._strays = SocketStrays(-1)
         self._launchers: list[Launcher] = []  # the last one starts workers; workers of the others may be alive
@@ -84,10 +84,10 @@ class ProcessBackend(Backend):
                 theirs[f"tokens {pipe}"], tokens = self._opened(*os.pipe())
                 self._tokens.append(tokens)
             self._replies, theirs["replies"] = self._opened(*os.pipe())
-            # Bare numbers, and no socket objects: a forked child has nothing to finalize.
+            # Descriptors instead of socket objects, so that a forked child has nothing to finalize.
             ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             strays, theirs["strays"] = self._opened(*(end.detach() for end in ends))
-        # Only the parent's end of each pipe is non-blocking: workers wait.
+        # Only the parent's end of each pipe is non-blocking, because workers wait.
         for fd in (*self._tokens, self._replies):
             os.set_blocking(fd, False)
         self._slabs = Slabs(theirs["slabs"])
@@ -202,7 +202,7 @@ class ProcessBackend(Backend):
                 try:
                     sent = os.write(self._tokens[pipe], unsent[: select.PIPE_BUF])
                 except BlockingIOError:
-                    break  # the pipe is full of tokens of rescinded tasks: `poll` waits for room
+                    break  # the pipe is full of rescinded tasks' tokens, and `poll` waits for room
                 self._unsent[pipe] = unsent = unsent[sent:]
 
     def rescind(self, seq: int) -> bool:
@@ -228,7 +228,7 @@ class ProcessBackend(Backend):
         if any(fd == self._strays.fd for fd, _ in ready):
             self._strays.receive()
         dead = [fd for fd, _ in ready if fd not in (self._replies, self._strays.fd, *full)]
-        # A dead worker sends no more: all its replies are read before its death is reported.
+        # A dead worker sends nothing more, so all its replies are read before its death is reported.
         outcomes = self._read(everything=bool(dead)) or []
         return outcomes + [self._bury(fd) for fd in dead]
 
@@ -380,7 +380,7 @@ class ProcessBackend(Backend):
         del self._workers[worker]
         who = self._names.pop(worker)
         self._receiver.forget(worker)
-        # The board decides, not the exit code: a worker that took a leave is running no step, however it ends.
+        # The board decides, not the exit code, because a worker that took a leave has no task, however it ends.
         if self._board.took_leave(worker):
             return Left(worker)
         lost, at = None, 0

@@ -36,16 +36,16 @@ SLOTS = 1 << 16
 
 _FREE, _OPEN, _CLAIMED = range(3)
 
-# A slot: bytes, the claimant as a word, and the notice.
+# A slot consists of state bytes, the claimant's id as an 8-byte word, and the notice.
 _STRIDE = 128  # two cache lines, so that neighbours share none
 _STATE, _AT, _VOID = range(3)
-_CLAIMANT = 1  # in words of 8 bytes
+_CLAIMANT = 1  # in 8-byte words
 _NOTICE = 16
 _WORDS = _STRIDE // 8
 
-# Slot 0 holds no task, so that a token can name no task. It has two words: how many leaves were wanted, and how many
-# were taken. After all slots come the ids of the workers that took a leave, in order, a word each. Last comes a byte
-# for each worker: whether it has done its last task.
+# Slot 0 holds no task, so that a token can name no task. It has two words: the number of leaves that were wanted, and
+# the number that were taken. After all slots come the ids of the workers that took a leave, in order, one word each.
+# Last comes one byte per worker, which says whether the worker has done its last task.
 _NO_SLOT = 0
 _WANTED, _TAKEN = 8, 9
 _TAKERS = SLOTS * _WORDS

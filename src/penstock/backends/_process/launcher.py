@@ -58,8 +58,8 @@ from penstock.backends._process.process import UNKNOWN, Handle, Main, WorkerProc
 from penstock.backends._process.relatives import CurrentWorker, Lineage, inheriting, next_child
 from penstock.errors import InternalError, WorkerLost
 
-_REQUEST = struct.Struct("=Bqq")  # what, number or pid, number as a child of the parent
-_ANSWER = struct.Struct("=Bqq")  # what, pid or exit code, bytes that follow
+_REQUEST = struct.Struct("=Bqq")  # kind, worker's number or pid, serial number among the parent's children
+_ANSWER = struct.Struct("=Bqq")  # kind, pid or exit code, number of bytes that follow
 _START, _REAP, _READY, _UNFORKABLE, _STARTED, _REAPED, _FAILED = range(7)
 
 _PIDFD = struct.Struct("i")  # sent beside an answer
@@ -261,7 +261,8 @@ class Template(Handle):
 
     def __init__(self, pid: int, pidfd: int, link: socket.socket) -> None:
         super().__init__(pid, pidfd)
-        # A bare number: a socket object would close it once more in a forked child, where it may be another file.
+        # The bare descriptor, because a socket object would also close the number in a forked child, where it may
+        # belong to another file.
         self._link = link.fileno()
         self._talk = threading.Lock()
         self._is_ready = False
@@ -370,7 +371,7 @@ def start_python(boot: int, role: str, number: int, child: int, fds: tuple[int, 
         )
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     command = [sys.executable, *flags, "-c", _ENTER, str(boot), role, str(number), str(child)]
-    # The child inherits the signal mask: a Ctrl-C stays pending until the child ignores it.
+    # The child inherits the signal mask, so that a Ctrl-C stays pending until the child ignores it.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         environment = {**os.environ, **variables()}
@@ -383,7 +384,7 @@ def start_python(boot: int, role: str, number: int, child: int, fds: tuple[int, 
     return process.pid
 
 
-# From here on: the code that runs in the fresh interpreter itself.
+# The code from here on runs in the fresh interpreter itself.
 
 
 def enter(boot: dict[str, Any], role: str, number: int, child: int) -> NoReturn:

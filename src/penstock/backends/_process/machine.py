@@ -8,7 +8,7 @@ import sys
 from penstock._system import limits
 from penstock._system.warnings import warn_caller
 
-# Seconds of processor time that a forked worker takes to start, about half of it in the parent. Other start methods
+# Seconds of CPU time that a forked worker takes to start, about half of it in the parent. Other start methods
 # take up to 30 times as long.
 _START = 0.015
 

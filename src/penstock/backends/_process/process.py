@@ -277,7 +277,7 @@ def readable(fd: int, timeout: float | None) -> bool:
     return bool(watch.poll(None if timeout is None else math.ceil(timeout * 1000)))
 
 
-# From here on: in the child.
+# The code from here on runs in the child.
 
 
 def fork() -> int:
@@ -367,7 +367,7 @@ def settle(lifeline: int) -> int:
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         os.dup2(null, 0)
         os.close(null)
-        # A new stream: the old one may hold input that the parent has read ahead.
+        # A new stream, because the old one may hold input that the parent has read ahead.
         sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     return _arm(lifeline)
 
@@ -388,7 +388,7 @@ def _arm(lifeline: int) -> int:
         fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(own, fcntl.F_SETFL, fcntl.fcntl(own, fcntl.F_GETFL) | os.O_ASYNC)
     except OSError:
-        # Without the signal, an idle worker ends when the pipe of tokens is closed, and a busy one after its task.
+        # Without the signal, an idle worker ends when the token pipe is closed, and a busy one after its task.
         return os.dup(lifeline)
     watch = select.poll()
     watch.register(own, 0)  # POLLHUP is always reported

@@ -52,7 +52,7 @@ class Relative(BaseProcess):
     """A process with the name, the flags and the authentication key that multiprocessing would have given it."""
 
     def __init__(self, lineage: Lineage, child: int) -> None:
-        # Not BaseProcess.__init__: it describes a child that this process is about to start.
+        # BaseProcess.__init__ is not called, because it describes a child that this process is about to start.
         self._identity = (*lineage.identity, child)
         self._name = "Process-" + ":".join(map(str, self._identity))
         self._config = {**lineage.config, "authkey": _known.AuthenticationString(lineage.config["authkey"])}
@@ -126,7 +126,8 @@ class _ChildPopen:
         return self._child.exitcode
 
     def terminate(self) -> None:
-        # Not here: multiprocessing would wait for a worker that may ignore SIGTERM. The engine's finalizer ends it.
+        # The worker is not ended here, because multiprocessing would then wait for it, and it may ignore SIGTERM. The
+        # engine's finalizer ends it.
         _known._children.discard(self._child)
 
 

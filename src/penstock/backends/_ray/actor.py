@@ -52,7 +52,7 @@ from penstock.backends._ray.remote import Call
 # Seconds that the main thread has to finish after the driver is gone.
 _GRACE = 1.0
 
-# Nanoseconds between two replies that carry all figures, 8 KB.
+# Nanoseconds between two replies that carry all of the worker's counters (8 KB).
 _WHOLE = 100_000_000
 
 _MOST_VOID = 64
@@ -191,7 +191,7 @@ class Loop:
             reply = self._executor.do(notice, root, self._begin)
             used = min(used_bytes(reply), len(root))
         inbox.void.discard(seq)
-        # An array of keys stands before the batch. It is not sent, because the driver has it.
+        # An array of keys comes before the batch. It is not sent, because the driver has it.
         start = min(used, max(0, notice.keys))
         strays, self._strays.made = self._strays.made, []
         figures = self._figures()

@@ -65,8 +65,8 @@ class RayCluster:
         if not self.is_there():
             raise RuntimeError("Ray was shut down, or another cluster is in use now.")
         actor = _worker_class().options(**_elsewhere(self._options, avoid)).remote()
-        # A plain tuple can be unpickled without penstock. In a list, the reference is not resolved before the call:
-        # the worker says hello first, and then fetches the job.
+        # A plain tuple can be unpickled without penstock. In a list, the reference is not resolved before the call,
+        # so that the worker says hello first, and then fetches the job.
         reference = actor.serve.remote(tuple(call), [shipped])
         _pending.add(reference)
         reference.future().add_done_callback(partial(_ended, reference, told))

@@ -52,7 +52,7 @@ class Stranger:
 
     def __init__(self, sock: socket.socket, host: str, token: bytes, tls: ssl.SSLContext | None) -> None:
         self.sock = sock
-        # The first half of an IPv6 address: a machine can choose the second half itself.
+        # Only the first half of an IPv6 address, because a machine can choose the second half itself.
         self.network = socket.inet_pton(sock.family, host.partition("%")[0])[:8]
         self.deadline = time.monotonic() + _SECONDS
         self.challenge, self.handshake = handshake.awaited(token, tls)

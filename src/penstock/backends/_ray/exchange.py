@@ -57,12 +57,12 @@ _QUICK = 50_000_000  # ns
 # Seconds to wait for Ray's reason after the connection of a worker has ended.
 _REASON = 0.5
 
-# Seconds to wait until Ray has killed workers. If the cluster is gone, that may take for ever.
+# Seconds to wait until Ray has killed workers. If the cluster is gone, that may take forever.
 _GRACE = 1.0
 
 _SILENT = 60.0  # seconds for which a node that did not answer is avoided
 
-_TOOK = 8  # index of the field of a reply with its nanoseconds
+_TOOK = 8  # index of the reply's field that holds the duration in ns
 
 
 class Posted(NamedTuple):
@@ -116,7 +116,7 @@ class Exchange:
         self._changes: list[bytes] = []
         self._closed = False
         self._alone_since = time.monotonic()  # when the last worker was lost
-        self._silent: dict[str, float] = {}  # by node that does not answer: since when
+        self._silent: dict[str, float] = {}  # node that does not answer -> since when
         self._versions = handshake.versions()
         self._warned: set[str] = set()
         self._names: dict[int, str] = {}

@@ -36,9 +36,9 @@ from penstock.backends._ray.challenge import (
 from penstock.backends._ray.link import WORKER_PATIENCE, Link, Secure
 
 _CONNECT = 10.0  # seconds for a connection to be made
-_PATIENCE = WORKER_PATIENCE / 1000  # seconds for all attempts of a worker: the driver may be suspended
+_PATIENCE = WORKER_PATIENCE / 1000  # seconds for all attempts of a worker, because the driver may be suspended
 _PAUSE = 0.02, 0.2  # seconds between two attempts
-_PIECE = 1 << 14  # bytes of TLS that are received at once
+_PIECE = 1 << 14  # the most bytes of TLS that are received at once
 
 
 _TLS_FILES = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
@@ -224,7 +224,7 @@ def connect(address: tuple[str, int], encrypted: bool, token: bytes, hello: Hell
         except BaseException:
             sock.close()
             raise
-        # A random pause: other workers may have been dropped at the same moment.
+        # The pause is random, because other workers may have been dropped at the same moment.
         time.sleep(secrets.SystemRandom().uniform(*_PAUSE))
 
 

@@ -33,11 +33,11 @@ class Ledger:
 
     def __init__(self, assigned: bool = False) -> None:
         self._assigned = assigned
-        self._waiting: dict[int, list[int]] = {}  # by seat, or ANY: seqs, the lowest first
-        self._seat_of: dict[int, int] = {}  # of each seq: the seat that it was posted for
+        self._waiting: dict[int, list[int]] = {}  # seat, or ANY -> seqs, lowest first
+        self._seat_of: dict[int, int] = {}  # seq -> the seat that it was posted for
         self._coming: dict[int, int] = {}  # worker -> seat
         self._seats: dict[int, int] = {}  # worker that has joined -> seat
-        self._hands: dict[int, deque[int]] = {}  # by worker that has joined: seqs, the oldest first
+        self._hands: dict[int, deque[int]] = {}  # worker that has joined -> seqs, oldest first
         self._quick: set[int] = set()  # workers whose tasks are quick
         self._halted: set[int] = set()  # workers that get no more tasks
         self._free: dict[int, None] = {}  # workers without a task
@@ -45,7 +45,7 @@ class Ledger:
         self._holder: dict[int, int] = {}  # seq -> worker
         self._void: set[int] = set()
         self._arriving: set[int] = set()
-        self._leaves = 0  # workers that are still to leave
+        self._leaves = 0  # the number of workers that must still leave
         self._ended: set[int] = set()  # seats whose workers leave after their last task
 
     # Tasks.

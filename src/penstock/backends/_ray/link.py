@@ -23,15 +23,15 @@ from penstock._system.interrupts import LiveObjects
 from penstock._system.threads import started
 
 HEAD = struct.Struct("<6q")
-STRAY = struct.Struct("<2q")  # behind a reply, for each of its strays: seq and length
+STRAY = struct.Struct("<2q")  # after a reply, for each of its strays: seq and length
 
 # Kinds of frames, to the worker and from it.
 WELCOME, TASK, CHANGE, VOID, STACK, LEAVE = range(6)
 READY, BROKEN, REPLIED, TOLD = range(10, 14)
 
-# A machine that is off, or cut off, does not answer: the kernel notices after 10 s, whatever Python does. While bytes
+# A machine that is off, or cut off, does not answer. The kernel notices after 10 s, whatever Python does. While bytes
 # wait to be acknowledged, keepalive has no effect, but TCP_USER_TIMEOUT does. That timeout also runs while the other
-# side does not read, so it is longer in a worker: the driver may be suspended (Ctrl-Z, a debugger).
+# side does not read, so it is longer in a worker, because the driver may be suspended (Ctrl-Z, a debugger).
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 4, socket.TCP_KEEPINTVL: 2, socket.TCP_KEEPCNT: 3}
 DRIVER_PATIENCE, WORKER_PATIENCE = 10_000, 60_000  # milliseconds
 
