@@ -199,7 +199,7 @@ def replace(path: str, write: Callable[[int], object], mode: int | None = None, 
 
 
 def open_named(path: str) -> int:
-    """Opens a file whose path the user has given, for writing, and truncates it. Raises OSError if that fails.
+    """Opens the file at a path that the user has given, for writing, and truncates it. Raises OSError if that fails.
 
     In a folder that other users may write to, such as /tmp, links and other users' files may be traps, so they are
     refused. (Linux itself refuses some of them if fs.protected_symlinks and fs.protected_regular are set.)
@@ -252,9 +252,10 @@ def use_folder(path: str, shared: bool = False) -> int | None:
 
 
 def tighten(path: str, is_ours: Callable[[str], object]) -> None:
-    """Makes a folder from an older version of penstock private, if it contains only files of penstock.
+    """Removes other users' permissions from a folder that an older version of penstock has made.
 
-    `is_ours` is a function that returns a true value for the name of such a file.
+    This is done only if all files in the folder are penstock's. `is_ours` is a function that returns a true value for
+    the name of such a file.
     """
     with suppress(OSError):
         about = os.stat(path)

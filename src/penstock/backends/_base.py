@@ -87,7 +87,10 @@ class Backend(Protocol):
     leaves_nothing: bool = False
     """True if the backend may be dropped without being closed."""
     shares_gauges: bool = False
-    """True if workers update `gauges` at any time, even during a task. False if they do so only with each outcome."""
+    """True if workers update their counters (`gauges`) at any time, even during a task.
+
+    False if the counters change only when an outcome arrives.
+    """
     handles: Mapping[int, Any] = MappingProxyType({})
     """The last worker process in each seat (worker slot), dead or alive.
 
@@ -133,7 +136,7 @@ class Backend(Protocol):
         """
 
     def cool(self, slab: int) -> None:
-        """Returns the memory pages of a free slab to the operating system. The slab may be posted again."""
+        """Returns the memory pages of a free slab (memory for a batch) to the system. The slab may be used again."""
         return
 
     @abstractmethod
@@ -169,7 +172,7 @@ class Backend(Protocol):
 
     @abstractmethod
     def memory(self) -> tuple[int, int]:
-        """Returns the number of bytes that batches occupy in slabs, and the number that they occupy elsewhere."""
+        """Returns two numbers of bytes: those that batches occupy in slabs (reserved memory), and those elsewhere."""
 
     @abstractmethod
     def doing(self, seq: int | None) -> list[Doing]:

@@ -88,7 +88,7 @@ def variables() -> dict[str, str]:
 def look_up() -> int:
     """Finds the functions that set the number of threads, in all libraries that this process has loaded.
 
-    The process itself and its forked children use these functions. Returns `count()`.
+    The process itself and its forked children use these functions. Returns the number of threads, as `count` does.
     """
     global _looked_up, _setters, _stops
     most = count()
@@ -104,7 +104,7 @@ def look_up() -> int:
 
 
 def stop_openblas() -> None:
-    """Ends OpenBLAS's threads, as a fork would. Does nothing if the library hides the function (as in numpy 2.5)."""
+    """Ends OpenBLAS's threads, as a fork would. Does nothing if OpenBLAS hides its function for this (numpy 2.5)."""
     look_up()
     for stop in _stops:
         stop()

@@ -324,7 +324,7 @@ class ProcessBackend(Backend):
     def _send_tokens_again(self) -> None:
         """Sends tokens again for all open tasks and for all wanted leaves (requests to exit).
 
-        This is needed because a worker may have died after it had read a token.
+        A token tells a worker where to look for a task. A worker may have died after it had read a token.
         """
         tokens = self._theirs["tokens 0"]
         if not self._workers and select.select([tokens], [], [], 0)[0]:

@@ -84,7 +84,7 @@ class Board:
         return slot
 
     def claim(self, slot: int, seq: int, worker: int) -> Notice | None:
-        """Claims the task `seq` in this slot for a worker. Returns its notice, or None if the task is not open."""
+        """Claims the task `seq` in this slot for a worker. Returns the task's record, or None if it is not open."""
         fcntl.lockf(self._fd, fcntl.LOCK_EX, 1, slot)
         try:
             base = slot * _STRIDE
@@ -146,7 +146,7 @@ class Board:
         return notice.seq, notice.epoch, notice.step + self.at(slot)
 
     def want_leave(self) -> None:
-        """Asks one more worker to exit. The parent sends NO_TASK afterwards, which wakes a worker."""
+        """Asks one more worker to exit. The parent sends the token NO_TASK afterwards, which wakes a worker."""
         self._words[_WANTED] += 1
 
     @property

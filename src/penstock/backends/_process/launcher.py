@@ -156,7 +156,7 @@ class Launcher:
         return acquire(lambda: self._start(number), WorkerProcess.release)
 
     def close(self) -> None:
-        """Frees the memory of the pickled payload at once. The template process ends with the last worker."""
+        """Frees the memory of the pickled job at once. The template process ends with the last worker."""
         with interrupts_deferred():
             if self._closed or self.owner != os.getpid():
                 return
@@ -220,7 +220,7 @@ class Launcher:
                 close(theirs.detach())
 
     def _await_template(self) -> None:
-        """Waits until the template process can fork. The wait can be interrupted.
+        """Waits until the template process, from which workers are forked, is ready. The wait can be interrupted.
 
         If the template has died, it is replaced once. If the template must not be forked, workers are started by
         spawn from now on.

@@ -88,7 +88,7 @@ class CurrentWorker(Relative):
 
 @contextmanager
 def inheriting(itself: Relative) -> Iterator[None]:
-    """Context manager for a fresh interpreter: inside the block, the process has a worker's name and key.
+    """Context manager for a fresh interpreter, which gives the process a worker's name and authentication key.
 
     The code that runs during unpickling may ask for the name and the key. The attribute `_inheriting` makes a
     manager's proxies register when the worker begins, and not when they are unpickled.

@@ -61,7 +61,10 @@ _NOTHING = bytes(REPLY.size)
 
 
 def serve(call: tuple[Any, ...], node: str, fetch: Callable[[], Any]) -> None:
-    """Serves the driver until the driver dismisses the worker or is gone. `fetch` returns the shipped job."""
+    """Serves the driver until the driver dismisses the worker or is gone.
+
+    `call` contains the fields of a `Call`. `fetch` is a function that returns the pickled job.
+    """
     address, encrypted, token, worker, seat = Call._make(call)
     link = connect(address, encrypted, token, this_process(worker, node, perf_counter_ns()))
     ended = threading.Event()
@@ -105,7 +108,7 @@ def _serve(link: Link, worker: int, seat: int, node: str, fetch: Callable[[], An
 class StrayArrays:
     """The strays of one reply, which are sent after the reply.
 
-    A stray is a batch that is too large for its slab (the memory for one batch).
+    A stray is a batch that is too large for the memory reserved for it.
     """
 
     def __init__(self) -> None:
@@ -163,7 +166,7 @@ class Inbox:
 
 
 class Loop:
-    """Carries out the orders from the inbox, one after another."""
+    """Carries out the orders from the inbox (tasks, and changes of the dataset), one after another."""
 
     def __init__(
         self, link: Link, inbox: Inbox, executor: TaskExecutor, gauges: Gauges, strays: StrayArrays, seat: int

@@ -82,8 +82,8 @@ class Stranger:
 class Door:
     """Listens on a free port of the given address, and calls `serve(link, hello)` for each worker that connects.
 
-    Each call runs in a new thread. `refused` is the number of connections that were dropped because the other end did
-    not prove to be a worker.
+    Each call runs in a new thread. `hello` is the worker's description of itself. `refused` is the number of
+    connections that were dropped because the other end did not prove to be a worker.
     """
 
     def __init__(self, address: str, tls: ssl.SSLContext | None, serve: Callable[[Link, Hello], None]) -> None:
@@ -138,7 +138,10 @@ class Door:
                 self._drop(stranger)
 
     def _wait(self, paused: float) -> float | None:
-        """Returns the milliseconds until the next deadline or until the pause ends, or None if there is neither."""
+        """Returns the milliseconds until the next handshake's deadline, or until the pause in accepting ends.
+
+        Returns None if there is neither.
+        """
         oldest = next(iter(self.strangers.values()), None)
         due = [] if oldest is None else [oldest.deadline]
         if paused:

@@ -77,7 +77,7 @@ class Posted(NamedTuple):
 
 
 class LinkStrays:
-    """Strays (batches that were too large for their slab) that have arrived and were not taken yet.
+    """Strays (batches that were too large for the memory reserved for them) that have arrived and were not taken yet.
 
     `nbytes` is the size of all strays that are still in use, including those that were taken.
     """
@@ -103,7 +103,7 @@ class LinkStrays:
 
 
 class Exchange:
-    """The state that all threads share, guarded by one lock, and the code that handles received frames."""
+    """The state that all threads share, guarded by one lock, and the code that handles received frames (messages)."""
 
     def __init__(self, cluster: Cluster, assigned: bool) -> None:
         self._cluster = cluster
@@ -174,7 +174,7 @@ class Exchange:
         return remote
 
     def _receive(self, remote: RemoteWorker, link: Link) -> None:
-        """Receives and handles one frame."""
+        """Receives and handles one frame (message)."""
         kind, one, two, three, four, five = link.receive_head()
         if kind == REPLIED:
             self._receive_reply(remote, link, one, (two, three), four, five)
@@ -201,7 +201,7 @@ class Exchange:
     def _receive_reply(
         self, remote: RemoteWorker, link: Link, seq: int, piece: tuple[int, int], strays: int, figures: int
     ) -> None:
-        """Receives a reply, then the reply's bytes for the slab (the memory for the batch), then its strays.
+        """Receives a reply, then the reply's bytes for the slab (the memory reserved for the batch), then its strays.
 
         `piece` contains the offset and the size of these bytes in the slab. `strays` is the number of strays (batches
         that were too large for their slab). `figures` is the size of the worker's counters in bytes.
@@ -241,7 +241,10 @@ class Exchange:
         self.gauges.begun(remote.seat, time.perf_counter_ns() if is_busy else 0)
 
     def _dealt(self) -> list[Link]:
-        """Queues tasks and requests to exit, and returns the links that need a `push`. The caller holds the lock."""
+        """Queues tasks and requests to exit. Returns the links (connections) on which the caller must call `push`.
+
+        The caller must hold the lock.
+        """
         links: dict[Link, None] = {}
         for worker in self._ledger.leave():
             remote = self._remotes[worker]

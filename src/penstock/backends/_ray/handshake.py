@@ -151,7 +151,7 @@ class Handshake:
 
     @property
     def wants(self) -> int:
-        """The number of bytes that may be received now. Any bytes after the handshake belong to the link."""
+        """The number of bytes that may be received now. Any bytes after the handshake must be left for the link."""
         return self._challenge.wants if self.secure is None else _PIECE
 
     def begin(self) -> bytes:
@@ -255,7 +255,7 @@ def _shake_hands(sock: socket.socket, handshake: Handshake, deadline: float) -> 
 
 
 def told(said: bytes) -> Hello:
-    """Parses a worker's hello. Raises ValueError if the bytes are not a hello."""
+    """Parses a worker's hello (its description of itself). Raises ValueError if the bytes are not a hello."""
     try:
         worker, pid, node, clock, versions = json.loads(said)
     except (ValueError, TypeError, RecursionError):

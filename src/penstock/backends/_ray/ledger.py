@@ -190,7 +190,10 @@ class Ledger:
     # Leaving.
 
     def want_leave(self, seat: int = ANY) -> None:
-        """Asks the first worker without a task to leave, or the worker in `seat` once it has done all its tasks."""
+        """Asks a worker to leave: the first one without a task, or the one in `seat` after all its tasks.
+
+        A seat is a worker slot.
+        """
         if seat == ANY:
             self._leaves += 1
             for worker in tuple(self._ready):

@@ -48,7 +48,7 @@ _ZEROS = (0,) * 5
 
 
 def head(kind: int, *numbers: int) -> bytes:
-    """Returns the head of a frame. Missing numbers are 0."""
+    """Packs the head of a frame (message): its kind, and up to five numbers. Missing numbers are 0."""
     return HEAD.pack(kind, *numbers, *_ZEROS[len(numbers) :])
 
 
@@ -98,13 +98,13 @@ class Link:
     # Sending: any thread.
 
     def send(self, *parts: Any) -> None:
-        """Sends one frame, and waits until the operating system has accepted all of it."""
+        """Sends one frame (message), and waits until the operating system has accepted all of it."""
         with self._sending:
             self._outbox.extend(_views(parts))
             self._send_all()
 
     def post(self, *parts: Any) -> None:
-        """Queues one frame. `push` sends the queued frames."""
+        """Queues one frame (message). `push` sends the queued frames."""
         self._outbox.extend(_views(parts))  # atomic for other threads: guaranteed by the GIL
 
     def push(self) -> None:
