@@ -80,7 +80,7 @@ def never_ends(call: Callable[P, T]) -> Callable[P, T]:
 
 
 def _not_the_end(error: StopIteration) -> RuntimeError:
-    """Returns the RuntimeError to raise in place of a StopIteration. It has the same notes, which name the sample."""
+    """Returns the RuntimeError to raise in place of a StopIteration, with the same notes, which name the sample."""
     wrong = RuntimeError(_NOT_THE_END)
     notes = _dict_of(error).get("__notes__")
     if isinstance(notes, list):

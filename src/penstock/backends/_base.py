@@ -145,7 +145,7 @@ class Backend(Protocol):
 
     @abstractmethod
     def update(self, change: bytes) -> None:
-        """Sends a change of the dataset to the workers. It applies to all tasks that are posted from now on."""
+        """Sends a change of the dataset to the workers. The change applies to all tasks posted from now on."""
 
     def flush(self) -> None:
         """Makes sure that the workers know of all posted tasks."""

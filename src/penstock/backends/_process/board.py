@@ -190,7 +190,7 @@ class Board:
         return worker in self._words[_TAKERS:][: self._words[_TAKEN]]
 
     def end(self, worker: int) -> None:
-        """Records that this worker has done its last task. It will exit when its exit functions have run."""
+        """Records that a worker has done its last task. The worker exits after its exit functions have run."""
         self._memory[_ENDINGS + worker % SLOTS] = 1
 
     def is_ending(self, worker: int) -> bool:

@@ -1,4 +1,4 @@
-"""Decides whether this process may be forked. It may only if it has a single thread at the moment of the fork.
+"""Decides whether this process may be forked, which is safe only while the process has a single thread.
 
 A fork copies only one thread, but copies all locks and thread pools in their current state. A lock that another
 thread holds stays locked forever in the child, and a thread pool waits forever for threads that the child does not

@@ -3,16 +3,16 @@
 Every worker depends on the lifeline, which is a pipe whose write end only the parent holds. When the parent dies or
 closes the write end, the kernel kills all processes that have armed the read end (see `process.py`).
 
-How workers end: the caller closes the token pipe, so that workers end by themselves. Then the caller joins the
-workers, kills those that do not end, and closes their handles and the launcher, in any order. When the last of these
-is closed, the lifeline is closed as well. So `Launcher.close` does not kill a worker that is ending by itself, and no
-worker outlives its handle.
+How workers end: the caller closes the token pipe (which announces tasks), so that workers end by themselves. Then the
+caller joins the workers, kills those that do not end, and closes their handles and the launcher, in any order. When
+the last of these is closed, the lifeline is closed as well. So `Launcher.close` does not kill a worker that is ending
+by itself, and no worker outlives its handle.
 
 A fresh interpreter inherits its descriptors, and makes them close-on-exec before it imports anything. Otherwise every
 program that the dataset starts could write to the slabs (the memory of batches), and would keep them open.
 
-A fresh interpreter becomes either a spawned worker or the template, which forks a worker at each request. `__main__`
-is not imported there, so a program needs no `if __name__ == "__main__"`. The template unpacks the payload (the job
+A fresh interpreter becomes either a spawned worker or the template, which forks a worker at each request. Neither of
+them imports `__main__`, so a program needs no `if __name__ == "__main__"`. The template unpacks the payload (the job
 with its dataset) once, and all its workers share this copy. Parent and template communicate over a socket, with one
 answer to each request:
 

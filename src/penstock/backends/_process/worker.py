@@ -25,8 +25,8 @@ from penstock.backends._stack import tell_when_asked
 def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
     """Claims tasks, runs them and replies, until the worker is asked to exit or the parent closes the token pipe.
 
-    `number` encodes the worker's id and its seat, the worker slot (see `SEATS`). `fds` maps names to the descriptors
-    that the worker got from its parent.
+    The token pipe announces tasks. `number` encodes the worker's id and its seat, the worker slot (see `SEATS`).
+    `fds` maps names to the descriptors that the worker got from its parent.
     """
     job = payload() if isinstance(payload, weakref.ref) else payload
     assert isinstance(job, Job)
