@@ -64,7 +64,7 @@ def raises_instead(take: Callable[[S], T | NoBatch]) -> Callable[[S], T]:
 
 
 def never_ends(call: Callable[P, T]) -> Callable[P, T]:
-    """Wraps a function such as `__iter__`, so that a StopIteration from the user's code becomes a RuntimeError."""
+    """Wraps a function such as `__iter__` or `__len__`, so that a user's StopIteration becomes a RuntimeError."""
 
     @wraps(call)
     def calling(*args: P.args, **kwargs: P.kwargs) -> T:
