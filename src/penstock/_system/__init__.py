@@ -1,1 +1,1 @@
-"""What penstock needs of the interpreter and the operating system: signals, descriptors, threads, exit, trust."""
+"""Access to the interpreter and the operating system: signals, descriptors, threads, exit, and trust in files."""

@@ -1,8 +1,8 @@
 """File descriptors that forked children must close.
 
 The reader of a pipe never sees the end of file while a forked child keeps the write end open. So penstock registers
-its descriptors here when it opens them, and every forked child closes them. A worker keeps the descriptors that its
-launcher passes to it.
+its descriptors here when it opens them, and every forked child closes the registered descriptors. A worker keeps the
+descriptors that its launcher passes to it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _birth = threading.local()
 def close_in_child(*fds: int) -> None:
     """Registers descriptors to be closed in every child that Python forks from this process.
 
-    Open and register them in one `no_fork()` block: otherwise another thread may fork in between.
+    Open and register a descriptor in one `no_fork()` block, so that no other thread can fork in between.
     """
     with _guard:
         _kept_from_children.update(fds)
 
 
 def forget(*fds: int) -> None:
-    """Undoes `close_in_child`. Call it before closing a descriptor, because its number will be reused."""
+    """Undoes `close_in_child`. Call it before closing a descriptor, because the system may reuse its number."""
     with _guard:
         _kept_from_children.difference_update(fds)
 
@@ -43,7 +43,7 @@ def close(*fds: int) -> None:
 
 
 def open_memfd(name: str) -> int:
-    """Creates an unnamed file in memory, which forked children close. It can be sealed (`trust.seal`)."""
+    """Creates a file in memory (a memfd), which forked children close. The file can be sealed with `trust.seal`."""
 
     def made() -> int:
         with no_fork():
@@ -55,13 +55,16 @@ def open_memfd(name: str) -> int:
 
 
 def no_fork() -> AbstractContextManager[bool]:
-    """Prevents other threads from forking during the block. Code in the block must not take another lock."""
+    """Returns a context manager that keeps other threads from forking. Its block must not acquire another lock."""
     return _guard
 
 
 @contextmanager
 def kept_by_child(fds: Iterable[int]) -> Iterator[None]:
-    """Lets a child that this thread forks in the block keep these descriptors."""
+    """Context manager that lets this thread's forked child keep these descriptors open.
+
+    It affects only a child that is forked inside the block.
+    """
     _birth.keep = frozenset(fds)
     try:
         yield
@@ -70,10 +73,10 @@ def kept_by_child(fds: Iterable[int]) -> Iterator[None]:
 
 
 def take_standard_streams() -> None:
-    """Opens /dev/null in the place of each closed standard stream, so that no descriptor of penstock gets its number.
+    """Opens /dev/null for each closed standard stream, so that no other file gets the descriptors 0, 1 and 2.
 
-    Otherwise a library that prints to descriptor 2 would write into shared memory, and a new process would read
-    descriptor 0 as its input.
+    Otherwise a library that prints to descriptor 2 might write into shared memory, and a new process might read one
+    of penstock's files as its standard input.
     """
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)

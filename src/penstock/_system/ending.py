@@ -1,8 +1,8 @@
-"""The end of an iteration, and the only place where an iterator of penstock raises an exception instead of a batch.
+"""Raises the exceptions of penstock's iterators: StopIteration at the end, or an error in place of a batch.
 
-Inside penstock the end is a value, END, and so is an error in place of a batch. Only this module turns them into
-exceptions. So a StopIteration that arrives here comes from the user's code: it is an error, because the caller would
-mistake it for the end of the epoch.
+Inside penstock, the end of an iteration is a value (END), and so is an error that takes the place of a batch. Only
+this module turns these values into exceptions. So a StopIteration that arrives here comes from the user's code. This
+module reports it as an error, because the caller would mistake it for the end of the epoch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NOT_THE_END = (
 
 
 class NoBatch(NamedTuple):
-    """The result of an iterator that has no batch: an error, or None at the end."""
+    """The result of an iterator that has no batch. `error` is the exception to raise, or None at the end."""
 
     error: BaseException | None
 
@@ -36,7 +36,7 @@ END = NoBatch(None)
 
 
 def raises_instead(take: Callable[[S], T | NoBatch]) -> Callable[[S], T]:
-    """Turns a method that returns a batch or a NoBatch into a `__next__`, which raises in place of the NoBatch."""
+    """Turns a method that returns a batch or a NoBatch into a `__next__`, which raises an exception for a NoBatch."""
 
     @wraps(take)
     def raising(self: S) -> T:
@@ -58,13 +58,13 @@ def raises_instead(take: Callable[[S], T | NoBatch]) -> Callable[[S], T]:
                 raise _not_the_end(error) from error
             raise error
         finally:
-            del error  # its traceback holds this frame, which must not hold it in turn
+            del error  # the error's traceback refers to this frame, so this avoids a reference cycle
 
     return raising
 
 
 def never_ends(call: Callable[P, T]) -> Callable[P, T]:
-    """Wraps a function such as `__iter__` or `__len__`: a StopIteration of the user's code becomes a RuntimeError."""
+    """Wraps a function such as `__iter__` or `__len__`, so that a user's StopIteration becomes a RuntimeError."""
 
     @wraps(call)
     def calling(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -80,7 +80,7 @@ def never_ends(call: Callable[P, T]) -> Callable[P, T]:
 
 
 def _not_the_end(error: StopIteration) -> RuntimeError:
-    """The RuntimeError to raise in place of a StopIteration, with the same notes, which name the sample."""
+    """Returns the RuntimeError to raise in place of a StopIteration, with the same notes, which name the sample."""
     wrong = RuntimeError(_NOT_THE_END)
     notes = _dict_of(error).get("__notes__")
     if isinstance(notes, list):
@@ -89,4 +89,4 @@ def _not_the_end(error: StopIteration) -> RuntimeError:
 
 
 RAISING = raises_instead(id).__code__
-"""The code object that raises errors in place of batches, to recognise its frame in tracebacks."""
+"""The code object of the function that raises errors in place of batches, used to find its frame in tracebacks."""

@@ -1,14 +1,15 @@
-"""What penstock ends at the interpreter's exit, and in which order.
+"""Closes penstock's objects and ends its threads at the interpreter's exit, in a safe order.
 
-Python ends a program in this order: it waits for non-daemon threads; calls the functions registered with atexit, last
-registered first; stops handling signals; ends each daemon thread as soon as the thread asks for the GIL; and clears
-the modules, in an order that depends on their references. So:
+Python ends a program in these steps: it waits for non-daemon threads; it calls the functions registered with atexit,
+the last registered one first; it stops handling signals; it ends each daemon thread as soon as the thread asks for
+the GIL; and it clears the modules, in an order that depends on their references. Therefore:
 
-- Open objects are closed by atexit, after the user's non-daemon threads and while everything still works.
-- No thread of penstock is left when Python ends daemon threads. That unwinds a thread's stack, and aborts the process
-  if C++ or Rust code is on the stack.
-- From then on, finalizers do nothing (`interrupts.over`): the globals that they need may be gone, and the system
-  takes back what is left.
+- Open objects are closed by an atexit function, which runs after the user's non-daemon threads have ended and while
+  everything still works.
+- No thread of penstock is left when Python ends daemon threads. Python ends a daemon thread by unwinding its stack,
+  and this aborts the process if C++ or Rust code is on the stack.
+- Once the atexit function has started, finalizers do nothing (see `interrupts.over`), because the globals that they
+  need may be gone. The operating system releases whatever is left.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from penstock._system.interrupts import LiveObjects, interrupts_deferred, over
 
 class _Open(Protocol):
     def at_exit(self) -> None:
-        """Ends the object. Of the user's threads, only daemon threads may still be using it."""
+        """Closes the object. Of the user's threads, only daemon threads may still be using the object."""
 
 
 _open = LiveObjects[_Open]()
 
 
 def ends_at_exit(one: _Open) -> None:
-    """Registers an object: if it is alive at the interpreter's exit, `one.at_exit()` is called."""
+    """Registers an object. If the object is still alive at the interpreter's exit, `one.at_exit()` is called."""
     _open.add(one)
 
 
-# atexit calls the last registered function first, so this one runs before `threads.end_all`. Two functions: an
-# interrupt in one of them does not prevent the other.
+# atexit calls the last registered function first, so this one runs before `threads.end_all`. They are two
+# functions, so that an interrupt in one of them does not prevent the other.
 @atexit.register
 def _end_all() -> None:
     over.append(True)
@@ -48,7 +49,7 @@ def _end_all() -> None:
 
 
 def rest_if_over() -> None:
-    """Blocks a daemon thread of the user for ever, if the program is ending.
+    """Blocks forever if the program is exiting and this is one of the user's daemon threads.
 
     Python will end the thread soon. Until then, an error about a closed object would only be noise.
     """

@@ -1,20 +1,22 @@
-"""Interrupts: Python signal handlers that raise, such as the one for Ctrl-C.
+"""Protection against interrupts: Python signal handlers that raise, such as the one for Ctrl-C.
 
 CPython runs a handler in the main thread, between two instructions: at the start of a Python function, at a backward
-jump, and after a call of C code, whose result is then lost. It runs no handler at an assignment, at an attribute
-access, at the return of a Python function, or at the entry and exit of `with` on a lock. (Python 3.11 to 3.13: the
-opcodes RESUME, JUMP_BACKWARD and CALL.) Hence four rules:
+jump, and after a call of C code. In the last case, the result of the call is lost. CPython runs no handler at an
+assignment, at an attribute access, at the return of a Python function, or at the entry and exit of `with` on a lock.
+(This is true for Python 3.11 to 3.13, where the opcodes RESUME, JUMP_BACKWARD and CALL run handlers.) This leads to
+four rules:
 
-- A resource is registered with its owner before it is acquired, or is acquired by `acquire`. A constructor is C code
-  to its caller: an object that acquires something in its constructor first adds itself to a list of its owner.
-- A temporary change is undone by `with_loan`, in a `finally` of the function that made it. A context manager written
-  in Python cannot do that: the interrupt may come at the entry of its `__exit__`.
+- A resource is registered with its owner before it is acquired, or is acquired by `acquire`. To its caller, a
+  constructor is C code. So an object that acquires something in its constructor first adds itself to a list that its
+  owner holds.
+- A temporary change is undone by `with_loan`, in a `finally` of the function that made the change. A context manager
+  written in Python cannot do this, because the interrupt may come at the entry of its `__exit__`.
 - A resource is released under `interrupts_deferred`.
 - A late import goes through `import_whole`.
 
-Threads wait for each other by `InterruptSafeCondition`, not by a Condition or an Event of `threading`.
+Threads wait for each other with `InterruptSafeCondition`, and not with a Condition or an Event from `threading`.
 
-docs/decisions/0022 has the reasons, and tests/faults/test_interrupts.py interrupts at each of these points.
+docs/decisions/0022 gives the reasons, and tests/faults/test_interrupts.py interrupts at each of these points.
 """
 
 from __future__ import annotations
@@ -46,27 +48,29 @@ _NUMBERS = tuple(sorted(int(number) for number in _signal.valid_signals() - {_si
 
 
 def block_signals() -> set[int]:
-    """Blocks every signal in this thread; returns the signals that were blocked before, for `set_blocked_signals`.
+    """Blocks every signal in this thread. Returns the signals that were blocked before, for `set_blocked_signals`.
 
-    Takes 2 µs; the functions of `signal` take 300, which every fork of a worker would wait for.
+    This takes 2 µs. The functions of the `signal` module take 300 µs, which would delay every fork of a worker.
     """
     before: set[int] = _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
     return before
 
 
 def set_blocked_signals(numbers: Collection[int]) -> None:
-    """Blocks these signals in this thread, and no others."""
+    """Blocks exactly these signals in this thread, and unblocks all others."""
     _signal.pthread_sigmask(_signal.SIG_SETMASK, numbers)
 
 
 class interrupts_deferred:
-    """Delays signal handlers until the end of the block, so that they raise there. Takes about 4 µs.
+    """Context manager that delays Python signal handlers until the end of its block. Takes about 4 µs.
 
-    This applies to every signal with a Python handler, because any of them may raise. A nested block does nothing.
+    A handler that raises an exception therefore raises it at the end of the block. All Python signal handlers are
+    delayed, because any of them may raise. In a thread other than the main thread, and inside another such block,
+    this does nothing.
     """
 
-    # Refused: the signal mask. Another thread would receive the signal, and Python would still run the handler in the
-    # main thread, the only thread that runs handlers.
+    # The signal mask does not help, because another thread would receive the signal, and Python would still run the
+    # handler in the main thread, the only thread that runs handlers.
 
     __slots__ = ("_catcher", "_caught", "_handlers")
 
@@ -74,7 +78,7 @@ class interrupts_deferred:
         global _deferring
         self._caught: dict[int, tuple[Any, FrameType | None]] = {}
         self._handlers: dict[int, Any] = {}
-        self._catcher: Any = self._catch  # a cycle, until the end of the block
+        self._catcher: Any = self._catch  # a reference cycle until the end of the block
         if threading.current_thread() is not threading.main_thread() or _deferring is not None:
             return
         _deferring = self
@@ -105,7 +109,7 @@ class interrupts_deferred:
             self._caught[number] = self._handlers[number], frame
 
     def restore(self) -> None:
-        """Restores the handlers, except those that the block itself has replaced."""
+        """Restores the handlers, except those that code inside the block has replaced."""
         while self._handlers:
             number, handler = next(iter(self._handlers.items()))
             if _getsignal(number) is self._catcher:
@@ -122,7 +126,10 @@ class interrupts_deferred:
 
 
 class interrupts_after(interrupts_deferred):
-    """For finalizers, which cannot raise: the handlers run when this object is deallocated."""
+    """Like `interrupts_deferred`, but runs the delayed handlers when this object is deallocated.
+
+    It is made for finalizers, which cannot raise.
+    """
 
     __slots__ = ("_again",)
 
@@ -132,7 +139,7 @@ class interrupts_after(interrupts_deferred):
 
 
 _deferring: interrupts_deferred | None = None
-"""The block that the main thread is in, if any."""
+"""The `interrupts_deferred` block that the main thread is in, or None."""
 
 
 def _after_fork_in_child() -> None:
@@ -147,7 +154,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class CallAtEnd(weakref.ref):  # type: ignore[type-arg]  # a generic base cannot have slots added
-    """A weak reference that calls `action` when its object is deallocated: see `call_at_end`."""
+    """A weak reference that calls `action` when its object is deallocated. See `call_at_end`."""
 
     __slots__ = ("action",)
 
@@ -159,9 +166,9 @@ _call: Any = operator.call
 
 
 def call_at_end(of: object, action: Callable[[], object]) -> CallAtEnd:
-    """Calls `action`, which must be C code, when the object is deallocated, if the returned reference still exists.
+    """Calls `action` when the object is deallocated, provided that the returned weak reference still exists.
 
-    No Python code may run then: an interrupt in it would be reported as ignored, and lost.
+    `action` must be C code. If it were Python code, an interrupt in it would be reported as ignored, and lost.
     """
     made = CallAtEnd(of, _act)
     made.action = action
@@ -174,10 +181,11 @@ _numbers = count()
 
 
 def free_at_end(of: object, action: Callable[[], object]) -> None:
-    """Like `call_at_end`, but keeps the weak reference itself. `action` must not refer to the object.
+    """Like `call_at_end`, but the caller need not keep the weak reference. `action` must not refer to the object.
 
-    If something that the object refers to held the weak reference, the reference might be gone too early: numpy 2.5
-    releases an array's base before it calls the weak references to the array.
+    Use this function if the caller could keep the weak reference only in something that the object refers to. There
+    the reference might be gone too early, because numpy 2.5 releases an array's base before it calls the weak
+    references to the array.
     """
     number = next(_numbers)
     both = partial(_waiting.pop, number), action
@@ -185,7 +193,10 @@ def free_at_end(of: object, action: Callable[[], object]) -> None:
 
 
 class LiveObjects(Generic[T]):
-    """The added objects that are still alive: a WeakSet that runs no Python code when an object is deallocated."""
+    """A collection of the added objects that are still alive, similar to a WeakSet.
+
+    Unlike a WeakSet, it runs no Python code when an object is deallocated.
+    """
 
     __slots__ = ("_references",)
 
@@ -205,14 +216,16 @@ class LiveObjects(Generic[T]):
 
 
 over: list[bool] = []
-"""Not empty once the program is ending (see `_system/exit.py`)."""
+"""A list that is empty until the program begins to exit (see `_system/exit.py`)."""
 
 
 def finalizer(release: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Returns a `__del__` that calls `release`, perhaps twice. An interrupt in it is raised in the surrounding code.
+    """Makes a `__del__` method that calls `release`, in rare cases twice.
 
-    Only an interrupt at the very entry is reported by Python as ignored, as in every `__del__`. While the interpreter
-    shuts down, the finalizer does nothing: modules are being cleared, and `release` might miss a global.
+    An interrupt during the call is raised in the code that was running when the object was deallocated. Only an
+    interrupt at the very start of `__del__` is reported by Python as ignored, as in every `__del__`. While the
+    interpreter shuts down, the method does nothing, because modules are being cleared and `release` might miss a
+    global.
     """
 
     def __del__(self: Any, over: list[bool] = over) -> None:
@@ -236,7 +249,7 @@ def _release(release: Callable[[Any], None], of: object, ends: list[object]) -> 
 
 
 class _Token:
-    """An object whose only purpose is that its deallocation is noticed."""
+    """An object that exists only so that its deallocation can be noticed."""
 
 
 # Keeps the references alive longer than their tokens, which live for microseconds.
@@ -244,9 +257,10 @@ _latest: deque[CallAtEnd] = deque(maxlen=64)
 
 
 def _raised_with_the_end_of(number: int) -> _Token:
-    """Makes the signal pending again when the returned token is deallocated.
+    """Returns a token. The signal becomes pending again when this token is deallocated.
 
-    Uses `interrupt_main`, which works for any signal: `raise_signal` and `os.kill` would run the handler themselves.
+    Uses `interrupt_main`, which works for any signal, because `raise_signal` and `os.kill` would run the handler
+    themselves.
     """
     token = _Token()
     _latest.append(call_at_end(token, partial(_interrupt_main, number)))
@@ -254,9 +268,11 @@ def _raised_with_the_end_of(number: int) -> _Token:
 
 
 def acquire(take: Callable[[], T], give_back: Callable[[T], object]) -> T:
-    """Returns the result of `take()`; after an interrupt, gives it back and raises. `take` must be short.
+    """Returns the result of `take()`. After an interrupt, passes the result to `give_back`, and raises.
 
-    Bind the result with a plain assignment. Call this with explicit arguments: `*args` makes the call C code.
+    `take` must be short, because signal handlers are delayed while it runs. Bind the result with a plain assignment,
+    and call `acquire` with explicit arguments. A call with `*args` counts as a call of C code, after which an
+    interrupt would lose the result.
     """
     taken: list[T] = []
     try:
@@ -270,9 +286,9 @@ def acquire(take: Callable[[], T], give_back: Callable[[T], object]) -> T:
 
 
 def import_whole(name: str) -> None:
-    """Imports a module with signal handlers delayed: a handler that uses the module would find it half imported.
+    """Imports a module while signal handlers are delayed, so that no handler can find the module half imported.
 
-    Call it before an import inside a function. Costs 0.1 µs if the module is already imported.
+    Call it before an import statement inside a function. It costs 0.1 µs if the module is already imported.
     """
     if name not in sys.modules:
         with interrupts_deferred():
@@ -280,17 +296,20 @@ def import_whole(name: str) -> None:
 
 
 class Loan(Protocol):
-    """A temporary change of something that belongs to the caller."""
+    """A temporary change of something that belongs to the caller, such as the state of a random generator."""
 
     def begin(self) -> object:
-        """Remembers the current state, and changes it."""
+        """Saves the current state, and changes it."""
 
     def end(self) -> None:
-        """Restores the remembered state, even if `begin` or an earlier `end` was interrupted."""
+        """Restores the saved state, even if `begin` or an earlier `end` was interrupted."""
 
 
 def with_loan(loan: Loan, work: Callable[..., T], *args: Any) -> T:
-    """Calls `work(*args)` between the beginning and the end of a loan. Costs nothing extra unless interrupted."""
+    """Calls `work(*args)` between the loan's `begin` and `end`, and returns the result.
+
+    This costs extra time only if an interrupt comes.
+    """
     try:
         loan.begin()
         return work(*args)
@@ -303,16 +322,18 @@ def with_loan(loan: Loan, work: Callable[..., T], *args: Any) -> T:
             raise
 
 
-# Seconds after which a waiting thread looks by itself. An interrupt may have prevented its wake-up, and a signal just
-# before a wait does not end the wait.
+# Seconds after which a waiting thread checks by itself. An interrupt may have prevented its wake-up, and a signal
+# just before a wait does not end the wait.
 LOOK_AGAIN = 1.0
 
 
 class InterruptSafeCondition:
-    """A Condition that survives interrupts: a lock, and the threads that wait for a change of what it guards.
+    """A condition variable whose lock is never left locked by an interrupt.
 
-    The `with` of a Condition or an Event is Python code, and an interrupt could leave its lock locked for ever.
-    Here a thread checks the condition and takes a bell under the lock, then releases the lock and waits:
+    It consists of a lock and the threads that wait for a change in the data that the lock guards. The `with`
+    statement of a Condition or an Event from `threading` runs Python code, so an interrupt could leave its lock
+    locked forever. Here, a thread holds `lock` while it checks the condition and takes a bell (a lock that the next
+    change releases). Then the thread releases `lock`, and waits for the bell:
 
         while True:
             with changes.lock:
@@ -330,14 +351,14 @@ class InterruptSafeCondition:
         self._bells: list[threading.Lock] = []
 
     def bell(self) -> threading.Lock:
-        """Returns a lock that the next change releases. Call it while holding `lock`."""
+        """Returns a bell, which is a lock that the next `tell` releases. Call this method while holding `lock`."""
         bell = threading.Lock()
         bell.acquire()
         self._bells.append(bell)
         return bell
 
     def tell(self) -> None:
-        """Wakes the waiting threads: something has changed."""
+        """Wakes all waiting threads. Call this method after a change."""
         with self.lock:
             bells, self._bells = self._bells, []
         for bell in bells:

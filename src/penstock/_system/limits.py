@@ -1,4 +1,4 @@
-"""The system's limits on processes and threads, for error messages when one is reached."""
+"""Describes the system's limits on processes and threads, for error messages when a limit is reached."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from penstock._system.trust import processes
 
 
 def no_more_processes(error: OSError) -> OSError:
-    """The error of a failed fork, with the limits that may have caused it; other errors are returned unchanged."""
+    """Adds the system's limits to the error of a failed fork. Returns any error other than EAGAIN unchanged."""
     if error.errno != errno.EAGAIN:
         return error
     return OSError(error.errno, f"A worker process could not be started: {room_for_tasks()}")
 
 
 def room_for_tasks() -> str:
-    """Says how many processes and threads exist, how many are allowed, and what to do."""
+    """Returns a text that says how many processes and threads exist, how many are allowed, and what to do."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     found = []
     if limit != resource.RLIM_INFINITY:
@@ -47,5 +47,5 @@ def _number(path: str) -> int:
 
 
 def usable_cpus() -> int:
-    """The number of CPUs that this process may use."""
+    """Returns the number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,7 +1,7 @@
-"""Panics: errors of libraries written in Rust (polars, tokenizers, obstore), which are not an `Exception` in Python.
+"""Turns panics, the errors of libraries written in Rust (polars, tokenizers, obstore), into ordinary errors.
 
-A panic in one sample is a bad sample like any other, but `except Exception` does not catch it, and its type cannot be
-imported from any module. Here it becomes an ordinary error.
+A panic in one sample is a bad sample like any other. But in Python, the type of a panic is not derived from
+`Exception` and cannot be imported from any module, so `except Exception` does not catch a panic.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from penstock.errors import PanicError
 
 
 def ordinary(error: BaseException) -> BaseException:
-    """Returns the error itself; for a panic, a PanicError with the same traceback and notes."""
+    """Returns the error itself, or, if the error is a panic, a PanicError with the same traceback and notes."""
     if isinstance(error, Exception) or type(error).__name__ != "PanicException":
         return error
     made = PanicError(
@@ -25,13 +25,13 @@ def ordinary(error: BaseException) -> BaseException:
 
 
 def raise_ordinary(error: BaseException) -> None:
-    """Raises the PanicError for a panic; returns for any other error."""
+    """Raises a PanicError if the error is a panic. Returns if it is any other error."""
     if (made := ordinary(error)) is not error:
         raise made from error
 
 
 class NoPanics:
-    """`with NO_PANICS:` turns a panic in the block into a PanicError."""
+    """The type of `NO_PANICS`: a context manager that turns a panic in its block into a PanicError."""
 
     def __enter__(self) -> None:
         pass

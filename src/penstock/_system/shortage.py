@@ -8,8 +8,9 @@ import re
 from penstock.errors import FormatError
 
 _LACKS = {errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOSPC, errno.EDQUOT}
-# Errors of libraries that the core does not import: an array that would be too large for its type, a device without
-# memory. Other libraries raise a RuntimeError, an OSError without a number, or an `error`, with these words.
+# Class names of errors in libraries that the core does not import: an array is too large for its type, or a device
+# has no memory left. Other libraries raise a RuntimeError, an OSError without an errno, or a class named `error`, and
+# their messages contain these words.
 _NAMES = ("ArrowCapacityError", "OutOfMemoryError")
 _WORDS = re.compile(
     r"can't allocate memory|can't start new thread|insufficient memory|too many open files|RESOURCE_EXHAUSTED", re.I
@@ -17,10 +18,10 @@ _WORDS = re.compile(
 
 
 def is_shortage(error: BaseException | None) -> bool:
-    """True if an error is a shortage, and not the sample's fault: a later attempt, or another machine, may succeed.
+    """True if a shortage, and not the sample, has caused an error. Another attempt or another machine may succeed.
 
-    An error that was raised `from` a shortage also counts, except for a FormatError, which says that a file is
-    damaged: see `is_damage`.
+    An error that was raised `from` a shortage counts as well, unless it is a FormatError, which says that a file is
+    damaged (see `_files/damage.py`).
     """
     while error is not None and not isinstance(error, FormatError):
         kind = type(error)

@@ -1,8 +1,9 @@
 """Threads that penstock runs in the caller's process. They end before the interpreter does.
 
-They are daemon threads, so that a program can end while one of them only waits for work. But Python ends a daemon
-thread at any point, by unwinding its stack, and that aborts the process if C++ or Rust code (of torch, say) is on the
-stack. So the exit tells each thread to end, and waits for the sample that the thread is working on.
+They are daemon threads, so that a program can exit while such a thread only waits for work. But Python may end a
+daemon thread at any point by unwinding its stack, which aborts the process if C++ or Rust code (for example torch's)
+is on the stack. So at exit, penstock tells each thread to end, and waits until the thread has finished its current
+sample.
 """
 
 from __future__ import annotations
@@ -19,28 +20,31 @@ from penstock._system.interrupts import interrupts_deferred
 from penstock._system.limits import room_for_tasks
 
 GRACE = 1.0
-"""Seconds that `close()` of a prefetcher waits for its thread.
+"""The number of seconds that a prefetcher's `close()` waits for its thread.
 
-User code in the thread cannot be interrupted: it finishes in the background.
+User code in the thread cannot be interrupted, so it finishes in the background.
 """
 
 PATIENCE = 2.0
-"""Seconds after which the exit stops waiting for a thread that has used no processor time.
+"""The number of seconds after which the interpreter's exit stops waiting for a thread that has used no CPU time.
 
-Such a thread waits for something that may never come, such as an answer from a network, and cannot abort the process
-while it waits. The exit waits without a limit for a thread that computes, as `concurrent.futures` does.
+Such a thread waits for something that may never come, such as a network response, and cannot abort the process while
+it waits. For a thread that computes, the exit waits without a limit, as `concurrent.futures` does.
 """
 
 _SILENCE = 10.0  # seconds of waiting at exit before a line on standard error says why
 
 running: dict[threading.Thread, Callable[[], object]] = {}
-"""The live threads, oldest first, each with the function that tells it to end."""
+"""The live threads, oldest first, each with the function that tells the thread to end."""
 
 _ended: list[bool] = []  # not empty once the exit has ended all threads
 
 
 def started(name: str, work: Callable[[], None], stop: Callable[[], object]) -> threading.Thread:
-    """Starts a daemon thread that runs `work`. `stop()` makes it end soon; any thread may call `stop` at any time."""
+    """Starts a daemon thread that runs `work`, and returns the thread.
+
+    `stop` is a function that makes the thread end soon. Any thread may call `stop` at any time.
+    """
     if _ended:
         raise RuntimeError(
             "The program is ending, so penstock can start no more threads: they would be cut off in the middle of a "
@@ -73,7 +77,7 @@ def started(name: str, work: Callable[[], None], stop: Callable[[], object]) -> 
 
 @atexit.register
 def end_all() -> None:
-    """Tells the threads to end, and waits for them. Called at the interpreter's exit."""
+    """Tells all threads to end, and waits for them. Called at the interpreter's exit."""
     said = time.monotonic() + _SILENCE
     # One after the other, oldest first: an older thread may wait for a batch that a younger thread makes.
     while running:
@@ -98,7 +102,10 @@ def _wait(thread: threading.Thread, say_at: float) -> float:
 
 
 def _processor_time(thread: threading.Thread) -> int:
-    """Processor time in system ticks. (`pthread_getcpuclockid` must not be called for a thread that has ended.)"""
+    """Returns the thread's CPU time in clock ticks, or -1 if the thread has ended.
+
+    It reads /proc, because `pthread_getcpuclockid` must not be called for a thread that has ended.
+    """
     with suppress(OSError, ValueError, IndexError):  # the thread has ended
         with open(f"/proc/self/task/{thread.native_id}/stat") as file:
             fields = file.read().rpartition(")")[2].split()

@@ -1,17 +1,17 @@
-"""Decides whether a file, folder or memfd belongs to this user and may be used; makes private files and folders.
+"""Decides whether a file, folder or memfd may be trusted, and creates private files and folders.
 
-Other users of the machine can put anything under any name into a folder that they may write to, can give a memfd any
-name, and can have a set-uid program (`su`) hold it. So penstock judges by what the kernel says about the open file,
-and never by its name or by the process that holds it:
+Other users of the machine can put any file under any name into a folder that they may write to. They can give a memfd
+any name, and can make a set-uid program such as `su` hold it open. So penstock judges a file by what the kernel says
+about the open file, and never by its name or by the process that holds it:
 
-- the owner is this user or root, and no other user may write the file (`check`);
-- a mapped memfd has seals, which cannot be removed, so that it can neither shrink nor change (`open_sealed`);
-- the same holds for a folder and for every folder above it (`use_folder`).
+- The owner is this user or root, and no other user may write to the file (`check`).
+- A mapped memfd has seals, which cannot be removed, so that it can neither shrink nor change (`open_sealed`).
+- A folder and every folder above it must meet the same conditions as a file (`use_folder`).
 
-New files are opened with O_EXCL, so never through a link, and get their mode regardless of the umask.
+New files are opened with O_EXCL, so that no link is followed, and get their mode regardless of the umask.
 
-Other programs of this user are trusted, but may be stopped at any moment: no wait for another program lasts longer
-than LONGEST.
+Other programs of this user are trusted, but may be suspended at any moment. So penstock never waits for another
+program for longer than LONGEST.
 """
 
 from __future__ import annotations
@@ -28,32 +28,33 @@ from functools import cache, partial
 from penstock._system.interrupts import acquire
 
 WAIT = 5.0
-"""Seconds to wait for a program that is stopped, or that should hold a resource only for a moment."""
+"""The number of seconds to wait for a program that is suspended, or that should hold a resource only for a moment."""
 
 LONGEST = 60.0
-"""Seconds to wait for another program at most: a running one may be downloading what this program needs."""
+"""The maximum number of seconds to wait for another program, which may be downloading data for this one."""
 
 UNCHANGING = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-"""Seals of a complete memfd."""
+"""The seals of a complete memfd, whose size and content must not change any more."""
 
 OF_ONE_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
-_AT_ONCE = os.O_CLOEXEC | os.O_NONBLOCK  # never waits, even if a pipe, or a file with a lease, is in its place
+_AT_ONCE = os.O_CLOEXEC | os.O_NONBLOCK  # never waits, even if the file is a pipe or has a lease
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC  # follows no link
 _MOST_LINKS = 40  # the kernel's own limit
 
 
 class Untrusted(PermissionError):
-    """Raised for a file or folder that other users may have written, or could write to."""
+    """Raised for a file or folder that other users can write to, or could have written to."""
 
 
 # Files that exist.
 
 
 def check(about: os.stat_result, group: int | None = None, owner: int | None = None, *, ignored: int = 0) -> None:
-    """Raises Untrusted if a user other than this one and root may have written a file or folder, or may write it.
+    """Raises Untrusted if a user other than this one and root owns a file or folder, or may write to it.
 
-    Members of `group` and the user `owner` count as this user. `ignored`: mode bits that are not checked.
+    `about` is the stat result of the file or folder. Members of `group` and the user `owner` are trusted too.
+    `ignored` contains the mode bits that are not checked.
     """
     mode, of_group = about.st_mode & ~ignored, about.st_gid == group
     if about.st_uid not in (0, _user(), owner) and not of_group:
@@ -64,9 +65,10 @@ def check(about: os.stat_result, group: int | None = None, owner: int | None = N
 
 
 def open_ours(path: str, flags: int = os.O_RDONLY, group: int | None = None) -> int:
-    """Opens a regular file that only this user, or members of `group`, can have written. Raises OSError.
+    """Opens a regular file that only this user, root or members of `group` could have written.
 
-    If others can read the file, because an older version made it so, their permission is removed.
+    Raises OSError if the file cannot be opened, and Untrusted if others could have written it. If `group` is None,
+    the file is also made private, because an older version of penstock may have made it readable for others.
     """
     fd = os.open(path, flags | os.O_NOFOLLOW | _AT_ONCE)
     try:
@@ -86,10 +88,11 @@ def open_ours(path: str, flags: int = os.O_RDONLY, group: int | None = None) -> 
 
 
 def open_sealed(path: str, name: str, seals: int, flags: int = os.O_RDONLY, owner: int | None = None) -> int:
-    """Opens a memfd of another process by a path like /proc/PID/fd/N. Raises OSError.
+    """Opens a memfd of another process, by a path like /proc/PID/fd/N. Raises OSError if that fails.
 
-    Checks the open file: it must have this name and these seals, and belong to this user (or to `owner`). The path
-    alone proves nothing: anyone can choose a name, and the pid may belong to another process by now.
+    Raises Untrusted unless the open file has this name and these seals, and belongs to this user (or to `owner`). The
+    path alone proves nothing, because anyone can choose the name of a memfd, and because the pid may belong to
+    another process by now.
     """
     fd = os.open(path, flags | _AT_ONCE)
     try:
@@ -106,10 +109,10 @@ def open_sealed(path: str, name: str, seals: int, flags: int = os.O_RDONLY, owne
 
 
 def check_beside(path: str, of: str) -> os.stat_result:
-    """Raises Untrusted unless everyone who could write this file could also have changed the file `of` beside it.
+    """Raises Untrusted unless everyone who can write this file can also change the file `of` in the same folder.
 
-    Accepted owners are this user, root and the owner of `of`; or the group of the folder, if that group may replace
-    any file in the folder.
+    The owner of the file must be this user, root or the owner of `of`. If the folder's group may replace any file in
+    the folder, that group is trusted as well. Returns the file's stat result.
     """
     folder, about = os.stat(os.path.dirname(of) or "."), os.lstat(path)
     group = folder.st_gid if folder.st_mode & stat.S_IWGRP and not folder.st_mode & stat.S_ISVTX else None
@@ -122,17 +125,20 @@ def check_beside(path: str, of: str) -> os.stat_result:
 
 
 def is_memfd(path: str, name: str) -> bool:
-    """True if a path like /proc/PID/fd/N is a memfd of this name. Raises OSError if the path does not exist."""
+    """True if a path like /proc/PID/fd/N is a memfd with this name. Raises OSError if the path does not exist."""
     return os.readlink(path) == f"/memfd:{name} (deleted)"
 
 
 def seal(fd: int, seals: int) -> None:
-    """Adds seals to a memfd, and prevents further seals."""
+    """Adds seals to a memfd, and then forbids adding more seals."""
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals | fcntl.F_SEAL_SEAL)
 
 
 def processes(user: int) -> Iterator[int]:
-    """The pids of a user's processes that the system shows (see hidepid). A pid proves nothing about open files."""
+    """Yields the process ids of a user's processes, except those that the system hides (see hidepid in proc(5)).
+
+    A process id alone proves nothing about the files that the process has open, so check each file after opening it.
+    """
     for pid in os.listdir("/proc"):
         with suppress(OSError):  # it has ended
             if pid.isdecimal() and os.stat(f"/proc/{pid}").st_uid == user:
@@ -143,7 +149,11 @@ def processes(user: int) -> Iterator[int]:
 
 
 def make_file(path: str, group: int | None = None, mode: int = 0o600) -> int:
-    """Opens a new file for reading and writing; members of `group` may read and write it. Raises OSError."""
+    """Creates a new file, and opens it for reading and writing. Raises OSError if that fails.
+
+    The file gets the permissions `mode`. If `group` is given and this user belongs to it, the file belongs to the
+    group, and its members may read and write the file.
+    """
     fd = os.open(path, _NEW, 0o600)
     try:
         if group is not None:
@@ -159,7 +169,7 @@ def make_file(path: str, group: int | None = None, mode: int = 0o600) -> int:
 
 
 def open_or_make(path: str, group: int | None = None) -> int:
-    """Opens a private file for reading and writing; creates it if it is missing. Raises OSError."""
+    """Opens a private file for reading and writing, or creates it if it is missing. Raises OSError if that fails."""
     while True:
         with suppress(FileNotFoundError):
             return open_ours(path, os.O_RDWR, group)
@@ -168,10 +178,10 @@ def open_or_make(path: str, group: int | None = None) -> int:
 
 
 def replace(path: str, write: Callable[[int], object], mode: int | None = None, group: int | None = None) -> None:
-    """Replaces a file as a whole: `write(fd)` writes it under a temporary name first. Raises OSError.
+    """Replaces a file as a whole. Calls `write(fd)` on a temporary file, and renames that file.
 
-    A reader sees either the old or the new file, and a link in its place is replaced, not followed. Without `mode`,
-    as for files that the user names, the umask decides who may read the file.
+    A reader sees either the old or the new file. If `path` is a link, the link itself is replaced. If `mode` is None,
+    as for files that the user names, the umask decides who may read the file. Raises OSError if something fails.
     """
     draft = f"{path}.{os.urandom(8).hex()}.part"
     made = partial(os.open, draft, _NEW, 0o666) if mode is None else partial(make_file, draft, group, mode)
@@ -189,10 +199,10 @@ def replace(path: str, write: Callable[[int], object], mode: int | None = None, 
 
 
 def open_named(path: str) -> int:
-    """Opens a file that the user names for writing, and truncates it. Raises OSError.
+    """Opens the file at a path that the user has given, for writing, and truncates it. Raises OSError if that fails.
 
-    In a folder that others may write to, such as /tmp, links and files of other users may be traps, and are refused.
-    (Linux refuses some of them itself where fs.protected_symlinks and fs.protected_regular are set.)
+    In a folder that other users may write to, such as /tmp, links and other users' files may be traps, so they are
+    refused. (Linux itself refuses some of them if fs.protected_symlinks and fs.protected_regular are set.)
     """
     flags, is_shared = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, False
     try:
@@ -218,10 +228,11 @@ def open_named(path: str) -> int:
 
 
 def use_folder(path: str, shared: bool = False) -> int | None:
-    """Creates a folder if it is missing, and checks it; returns the group that may use it, if `shared`.
+    """Creates a folder if it is missing, and checks that the folder can be trusted.
 
-    Raises Untrusted if users other than this one and root could change the folder's content or replace the folder. In
-    a shared folder, members of its group may. Raises OSError if the folder cannot be created or read.
+    If `shared` is True, returns the id of the group that may use the folder, otherwise None. Raises Untrusted if
+    users other than this one and root could change the folder's content or replace the folder. In a shared folder,
+    members of the group may do this too. Raises OSError if the folder cannot be created or read.
     """
     there = path
     missing = []
@@ -241,7 +252,11 @@ def use_folder(path: str, shared: bool = False) -> int | None:
 
 
 def tighten(path: str, is_ours: Callable[[str], object]) -> None:
-    """Removes the permissions of others from a folder of an older version, if all files in it are penstock's."""
+    """Removes other users' permissions from a folder that an older version of penstock has made.
+
+    This is done only if all files in the folder are penstock's. `is_ours` is a function that returns a true value for
+    the name of such a file.
+    """
     with suppress(OSError):
         about = os.stat(path)
         if about.st_mode & 0o077 and about.st_uid == _user() and all(map(is_ours, os.listdir(path))):
@@ -262,7 +277,7 @@ def _check_folder(path: str, group: int | None, *, is_above: bool = False) -> No
 
 
 def _leading_to(path: str, links: int = 0) -> Iterator[str]:
-    """The path, and all folders and links on the way to it."""
+    """Yields the path, and all folders and links on the way to it."""
     if links > _MOST_LINKS:
         raise OSError(f"{path} leads through too many links")
     while True:
@@ -280,9 +295,9 @@ def _leading_to(path: str, links: int = 0) -> Iterator[str]:
 
 
 def _user() -> int:
-    """The id of this user; -1 if other users may share it.
+    """Returns the id of this user, or -1 if other users may have the same id.
 
-    In a user namespace, all unmapped users have one common id, and this process may be one of them.
+    In a user namespace, all unmapped users share one id, and this process may belong to one of them.
     """
     user = os.geteuid()
     return -1 if user == _strangers() else user
@@ -290,7 +305,7 @@ def _user() -> int:
 
 @cache
 def _strangers() -> int | None:
-    """The id that all unmapped users have in this user namespace; None if all users are mapped."""
+    """Returns the id that all unmapped users share in this user namespace, or None if all users are mapped."""
     try:
         with open("/proc/self/uid_map") as file:
             if sum(int(line.split()[2]) for line in file) >= 2**32 - 1:
@@ -302,9 +317,9 @@ def _strangers() -> int | None:
 
 
 def _is_own_group(group: int) -> bool:
-    """True if this user is the only member of a group: many systems give each user a group with the user's id.
+    """True if this user is the only member of the group. Many systems give each user a group with the user's id.
 
-    Group 0 belongs to root; in containers, users without a name have it too.
+    Group 0 counts as well, because it belongs to root. In containers, users without a name are in group 0 too.
     """
     if group == 0:
         return True

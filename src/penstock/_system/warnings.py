@@ -1,4 +1,4 @@
-"""Warnings that point to the user's line."""
+"""Issues warnings that point to a line of the user's code."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from penstock._printable import printable
 
 _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep  # the folder of the package
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
-_STARTERS = (f"{_LIBRARY}multiprocessing{os.sep}", f"{_LIBRARY}threading.py")  # they start workers
+_STARTERS = (f"{_LIBRARY}multiprocessing{os.sep}", f"{_LIBRARY}threading.py")  # files that start workers
 _between: set[str] = set()  # files of libraries that call penstock for the user
 
 
 def called_through(filename: str) -> None:
-    """Declares a file of a library that calls penstock for the user: warnings point to the line that called it."""
+    """Declares that a library's file calls penstock for the user, so that warnings point to the file's caller."""
     _between.add(filename)
 
 
 def is_ours(filename: str) -> bool:
-    """True if a file is part of penstock."""
+    """True if the file is part of penstock."""
     return filename.startswith(_OURS)
 
 
@@ -30,10 +30,10 @@ def _is_between(filename: str) -> bool:
 
 
 def warn_caller(text: str, category: type[Warning] = RuntimeWarning) -> None:
-    """Issues a warning that points to the user's line that called penstock.
+    """Issues a warning that points to the line of the user's code that called penstock.
 
-    In a forked worker that is the line that started the worker; a thread or a fresh interpreter has no such line.
-    (From Python 3.12 on, `skip_file_prefixes` of `warnings.warn` does the same.)
+    In a forked worker, this is the line that started the worker. A thread or a fresh interpreter has no such line.
+    (From Python 3.12 on, the argument `skip_file_prefixes` of `warnings.warn` does the same.)
     """
     level = 1
     frame: FrameType | None = sys._getframe()

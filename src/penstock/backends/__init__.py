@@ -1,5 +1,6 @@
-"""Backends: where workers run. Anyone can write one: a class with the methods of `Backend`, registered under a name.
+"""Backends, which decide where workers run: in the calling process, in threads, in processes, or on other machines.
 
+To write your own backend, define a class with the methods of `Backend`, and `register` it under a name.
 `penstock.testing.conformance` checks that a backend keeps penstock's guarantees. docs/own-backend.md has an example.
 """
 

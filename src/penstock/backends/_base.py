@@ -16,11 +16,14 @@ from penstock._work.job import Job
 
 
 class Lost(NamedTuple):
-    """A worker is dead. `seq` is the task that it was running, and `at` the step of that task, counted from 0.
+    """Reports that a worker has died.
 
-    `who` names the worker ("worker 2 (pid 8127)"), and `how` says how it ended ("was killed by signal 9"): both are
-    for messages. `unborn`: why no replacement could be started, if one was tried. `phrase`: how torch's loader would
-    report the death.
+    `seq` is the number of the task that the worker was running, or None. `at` is the index of the current step within
+    that task, or None if it is unknown. `who` and `how` are for messages: `who` names the worker ("worker 2 (pid
+    8127)"), and `how` says how the worker ended ("was killed by signal 9"). `signal` is the name of the signal that
+    killed the worker, or "", "unknown" or `HUNG`. `cause` is the error that ended the worker, if it is known.
+    `unborn` says why a replacement could not be started, if one was tried. `phrase` is the text with which torch's
+    loader would report the death.
     """
 
     worker: int
@@ -35,16 +38,17 @@ class Lost(NamedTuple):
 
 
 class Left(NamedTuple):
-    """A worker has exited because it was asked to. It was running no task."""
+    """Reports that a worker has exited because it was asked to. The worker was not running a task."""
 
     worker: int
 
 
 class Doing(NamedTuple):
-    """What a worker is doing, for a message: `who` is "worker 2 (pid 8127)", `stack` its calls, innermost first.
+    """A description of what a worker is doing, for messages.
 
-    `seq` is the task that it is running, or None; `epoch` and `step` name the current step of that task. `likely` is
-    the likely cause of a hang, with a remedy, if the worker's state shows one; otherwise "".
+    `who` names the worker ("worker 2 (pid 8127)"), and `stack` lists its calls, innermost first. `seq` is the number
+    of the task that the worker is running, or None. `epoch` and `step` identify the current step of that task.
+    `likely` is the likely cause of a hang, with a remedy, if the worker's state shows one, and "" otherwise.
     """
 
     who: str
@@ -58,134 +62,156 @@ class Doing(NamedTuple):
 HUNG = "hung"
 """The value of `Lost.signal` for a worker that was killed because it hung."""
 
-# Seconds that one system call waits at most. A longer timeout takes several calls.
+# The most seconds that one system call waits. A longer timeout takes several calls.
 LONGEST_WAIT = 3600.0
 
 Outcome = Filled | Failed | Bundle | Ended | Lost | Left
 
 
 class Backend(Protocol):
-    """Runs workers for the engine: tasks go out by `post`, and outcomes come in by `poll`, in any order.
+    """Runs workers for the engine. The engine sends tasks with `post`, and gets outcomes from `poll`, in any order.
 
-    One thread at a time calls a backend, except `wake`, which any thread may call. Memory belongs to the backend: the
-    engine names slabs by number, and the backend has memory for each.
+    Only one thread at a time calls a backend, except that any thread may call `wake` at any time. The backend owns
+    the memory of all slabs (blocks of memory that batches are written to). The engine refers to a slab by its number.
 
-    Derive from this class to inherit the defaults of all attributes except `gauges`, and of the methods that are not
+    Derive from this class to inherit defaults for all attributes except `gauges`, and for all methods that are not
     abstract.
     """
 
     gauges: Gauges
-    """The counters of the workers. `Gauges(None)` if workers count nothing."""
+    """The workers' counters. Use `Gauges(None)` if the workers count nothing."""
     most_steps: int = 1
-    """The largest number of steps in a task."""
+    """The maximum number of steps in one task."""
     copies_dataset: bool = True
-    """Whether each worker has a copy of the dataset, made when it was started. False: the caller's own object."""
+    """True if each worker gets a copy of the dataset when it starts. False if workers use the caller's object."""
     leaves_nothing: bool = False
-    """Whether the backend may be dropped without being closed."""
+    """True if the backend may be dropped without being closed."""
     shares_gauges: bool = False
-    """Whether workers write to `gauges` at any moment, also while they are busy, and not only with an outcome."""
+    """True if workers update their counters (`gauges`) at any time, even during a task.
+
+    False if the counters change only when an outcome arrives.
+    """
     handles: Mapping[int, Any] = MappingProxyType({})
-    """The last worker process of each seat, dead or alive. Empty if workers are not processes of this machine."""
+    """The last worker process in each seat (worker slot), dead or alive.
+
+    Empty if workers are not processes on this machine.
+    """
 
     def clock(self) -> float:
-        """The clock for timeouts, in seconds: `time.monotonic()`, unless time is simulated."""
+        """Returns the time in seconds, for timeouts. This is `time.monotonic()`, unless time is simulated."""
         return time.monotonic()
 
     @property
     @abstractmethod
     def workers(self) -> list[Any]:
-        """The live worker processes, by seat, each a handle like `multiprocessing.Process`. Threads have none."""
+        """The live worker processes, sorted by seat (worker slot). Empty if the workers are threads.
+
+        Each element is a handle similar to `multiprocessing.Process`.
+        """
 
     @abstractmethod
     def hire(self, worker: int, seat: int) -> None:
-        """Starts the worker with this number. Numbers are never used again; a seat has one worker at a time."""
+        """Starts the worker with this number, in this seat (worker slot).
+
+        Worker numbers are never reused. A seat has only one worker at a time.
+        """
 
     @abstractmethod
     def retire(self, seat: int = -1) -> None:
-        """Asks one worker to exit: the first that finishes its current step. `poll` reports it as `Left`.
+        """Asks one worker to exit: the first one that finishes its current step. `poll` reports the exit as `Left`.
 
-        If tasks are assigned to workers, the worker in `seat` exits, after all its tasks.
+        If tasks are assigned to particular workers, the worker in `seat` exits instead, after all its tasks.
         """
 
     @abstractmethod
     def retain(self) -> int:
-        """Withdraws the requests to exit that no worker has taken yet, and returns their number. Never waits."""
+        """Withdraws the requests to exit that no worker has accepted yet, and returns their number. Never waits."""
 
     @abstractmethod
     def post(self, task: Task, slab: int, seat: int) -> None:
-        """Offers the task to the first free worker, or to the worker in `seat` if that is not -1.
+        """Offers the task to the first free worker, or to the worker in `seat` if `seat` is not -1.
 
-        Workers learn of it at the next `flush` at the latest. The batch is written to the memory of `slab`, which no
-        live array refers to. If the keys cannot be sent to a worker, this raises, and nothing was posted.
+        Workers learn of the task at the next `flush` at the latest. The batch is written to the memory of `slab`, to
+        which no live array refers. If the keys cannot be sent to a worker, this method raises, and nothing is posted.
         """
 
     def cool(self, slab: int) -> None:
-        """Returns the memory pages of a free slab to the system. The slab may be posted again."""
+        """Returns the memory pages of a free slab (memory for a batch) to the system. The slab may be used again."""
         return
 
     @abstractmethod
     def encode(self, change: Change) -> bytes:
-        """The change as bytes, for `update`. Raises if the change cannot be sent."""
+        """Encodes a change of the dataset as bytes, for `update`. Raises if the change cannot be sent."""
 
     @abstractmethod
     def update(self, change: bytes) -> None:
-        """Sends a change of the dataset to the workers, for the tasks that are posted from now on."""
+        """Sends a change of the dataset to the workers. The change applies to all tasks posted from now on."""
 
     def flush(self) -> None:
-        """Makes sure that workers know of all posted tasks."""
+        """Makes sure that the workers know of all posted tasks."""
         return
 
     @abstractmethod
     def rescind(self, seq: int) -> bool:
-        """Takes back a task that no worker has begun; False if one has."""
+        """Takes back a task that no worker has begun. Returns False if a worker has begun the task."""
 
     @abstractmethod
     def poll(self, timeout: float | None) -> list[Outcome]:
-        """The outcomes since the last call. Waits for one, at most `timeout` seconds; may return none earlier."""
+        """Returns the outcomes since the last call. If there are none, waits for one, for at most `timeout` seconds.
+
+        May also return an empty list before the timeout has passed.
+        """
 
     def has_dead(self) -> bool:
-        """True if a worker is dead and `poll` has not reported it yet. False if only `poll` can tell."""
+        """True if a worker is dead and `poll` has not reported it yet. Always False if only `poll` can find out."""
         return False
 
     @abstractmethod
     def open(self, outcome: Filled) -> object:
-        """The batch of an outcome: arrays that are views of `outcome.root`."""
+        """Returns the batch of an outcome. The batch's arrays are views of `outcome.root`."""
 
     @abstractmethod
     def memory(self) -> tuple[int, int]:
-        """Bytes that batches take: in slabs, and elsewhere."""
+        """Returns two numbers of bytes: those that batches occupy in slabs (reserved memory), and those elsewhere."""
 
     @abstractmethod
     def doing(self, seq: int | None) -> list[Doing]:
-        """The workers running the task, with their stacks; if none is, all busy workers. For messages."""
+        """Describes the workers that are running the task, or, if no worker is, all busy workers. For messages."""
 
     def end_hung(self, seconds: float) -> list[Doing]:
-        """Kills the workers that have been running one task for longer than this. `poll` reports each as `Lost`.
+        """Kills the workers that have been running the same task for more than this many seconds.
 
-        Returns what they were doing. Only called if the backend was registered with `kills=True`.
+        Returns descriptions of what these workers were doing. `poll` reports each of them as `Lost`. This method is
+        called only if the backend was registered with `kills=True`.
         """
         return []
 
     @abstractmethod
     def wake(self) -> None:
-        """Makes `poll` return, even without an outcome, in the thread that waits in it; else at its next call."""
+        """Makes the thread that waits in `poll` return, even without an outcome.
+
+        If no thread waits, the next call of `poll` returns at once.
+        """
 
     @abstractmethod
     def close(self) -> None:
-        """Ends the workers without waiting for their tasks. May be called again, also after an interrupt."""
+        """Ends the workers without waiting for their tasks. May be called again, for example after an interrupt."""
 
 
 MakeBackend = Callable[[Job, Any], Backend]
-"""Makes a backend for a job. The second argument is the value of the loader's argument that the backend declares."""
+"""The type of a function that makes a backend for a job.
+
+The second argument of the function is the value of the loader's argument for this backend (see `register`).
+"""
 
 
 def _nothing(*given: Any) -> None:
-    """The default of `check`, which accepts everything, and of `room`, which knows no limit."""
+    """The default for `check`, which accepts everything, and for `room`, which sets no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registered:
-    """A backend as it was registered. See `register`."""
+    """A registered backend. The fields are the arguments of `register`."""
 
     make: MakeBackend
     argument: str | None = None
@@ -196,18 +222,18 @@ class Registered:
     needs_workers: bool = False
 
     def given_in(self, arguments: Mapping[str, Any]) -> Any:
-        """Returns the value for this backend from the arguments of a loader; None if the user gave none."""
+        """Returns this backend's value from a loader's arguments, or None if the user gave none."""
         return None if self.argument is None else arguments.get(self.argument)
 
 
 ARGUMENT = "backend_options"
-"""The loader's argument for backends that declare no other one."""
+"""The name of the loader's argument for backends that declare no other argument."""
 
 INLINE, DEFAULT = "inline", "process"
-"""The backend without workers, and the one that is used if none is named."""
+"""The name of the backend without workers, and the name of the default backend."""
 
 TABLE: dict[str, Registered] = {}
-"""The backends by name: ours (see `_ours.py`), and those of others."""
+"""All backends by name: penstock's own (see `_ours.py`), and those that others have registered."""
 
 
 def register(
@@ -223,19 +249,21 @@ def register(
 ) -> None:
     """Makes `DataLoader(..., backend=name)` run its workers on the backend that `make(job, given)` returns.
 
-    A backend with this name that was registered before is replaced.
+    If a backend with this name is already registered, it is replaced.
 
-    - `argument`: the argument of `DataLoader` whose value `make`, `check` and `room` get as `given`:
-      "backend_options", or "multiprocessing_context" for a backend that starts processes. None: the backend takes no
-      options.
-    - `check(given, num_workers)` is called when a loader is made, and raises if the backend cannot work with these
-      values; `given` is None if the user gave nothing.
-    - `room(given)`: how many workers fit on the machines that the backend uses, as a limit for `num_workers="auto"`;
-      None if they run on this machine, or the number is not known.
-    - `kills`: whether `end_hung` can kill workers. If not, `hang=` is refused.
-    - `threads`: whether workers are threads of the calling process, which share its random generators. Then `hang=`
-      is refused too, and `penstock.torch` refuses the backend, because its workers seed torch's global generator.
-    - `needs_workers`: whether `num_workers=0` is refused, instead of loading in the calling process.
+    - `argument` is the name of the `DataLoader` argument whose value is passed to `make`, `check` and `room` as
+      `given`. It is "backend_options", or "multiprocessing_context" for a backend that starts processes. If it is
+      None, the backend takes no options.
+    - `check(given, num_workers)` is called when a loader is created, and raises if the backend cannot work with these
+      values. `given` is None if the user gave nothing.
+    - `room(given)` returns how many workers fit on the machines that the backend uses, as a limit for
+      `num_workers="auto"`. It returns None if the workers run on this machine, or if the number is not known.
+    - `kills` says whether `end_hung` can kill workers. If it is False, `hang=` is refused.
+    - `threads` says whether the workers are threads of the calling process, which share its random generators. If it
+      is True, `hang=` is refused too, and `penstock.torch` refuses the backend, because the workers of
+      `penstock.torch` seed torch's global generator.
+    - `needs_workers` says whether `num_workers=0` is refused. If it is False, `num_workers=0` loads in the calling
+      process.
     """
     if not name.isidentifier():
         raise ValueError(f"The name of a backend must be an identifier, got {name!r}.")
@@ -253,12 +281,12 @@ def register(
 
 
 def unregister(name: str) -> None:
-    """Removes a backend: `backend=name` is refused from now on. Existing loaders keep their workers."""
+    """Removes a backend, so that `backend=name` is refused from now on. Existing loaders keep their workers."""
     del TABLE[name]
 
 
 def known() -> list[str]:
-    """The names that `backend=` accepts."""
+    """Returns the names that `backend=` accepts."""
     return [name for name in TABLE if name != INLINE]
 
 
@@ -267,10 +295,10 @@ def registered(name: str) -> Registered:
 
 
 def arguments() -> list[str]:
-    """The names of a loader's arguments that are passed to backends."""
+    """Returns the names of the loader's arguments that are passed to backends."""
     return sorted({ARGUMENT, *(each.argument for each in TABLE.values() if each.argument is not None)})
 
 
 def make(name: str, job: Job, given: Any = None) -> Backend:
-    """Makes a backend for this job. It has no workers yet."""
+    """Makes a backend for this job. The new backend has no workers yet."""
     return TABLE[name].make(job, given)

@@ -1,4 +1,4 @@
-"""Runs the tasks of a worker, on this machine or on another, and encodes the replies."""
+"""Runs a worker's tasks, on this machine or on another, and encodes the replies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ def _no_changes(end: int) -> Iterable[Change]:
 
 
 class TaskExecutor:
-    """Runs the tasks of one worker. `changes(end)` reads the changes of the dataset up to this end of the log."""
+    """Runs the tasks of one worker.
+
+    `changes(end)` is a function that reads the dataset's changes from their log, up to the offset `end`.
+    """
 
     def __init__(
         self, job: Job, seat: int, who: str, gauge: Gauge, replier: Replier, changes: Changes = _no_changes
@@ -43,9 +46,11 @@ class TaskExecutor:
         self._runner.change(changes)
 
     def do(self, notice: Notice, root: NDArray[np.uint8], begin: Callable[[int], bool]) -> bytes:
-        """Runs a task and returns the reply. `root` is the memory of its slab, which begins with the task's keys.
+        """Runs a task and returns the encoded reply.
 
-        `begin(at)` is called before each step of a bundle, and returns whether that step is still wanted.
+        `root` is the memory of the task's slab (the memory for its batch), which begins with the task's keys.
+        `begin(at)` is called before each step of a bundle (a task of several steps), and returns False if that step
+        is no longer wanted.
         """
         seq, count, updates, replier = notice.seq, notice.steps, notice.updates, self._replier
         try:
@@ -54,12 +59,12 @@ class TaskExecutor:
             where = f"step {notice.step} of epoch {notice.epoch}, as they arrived in {self._who}."
             failure = Failure.capture(error, where=f"In the keys of {where}")
             return replier.failed((seq, 0, perf_counter_ns()), failure, Writer(root), None)
-        # An array of keys stays in the slab, and is read while batches are written behind it.
+        # An array of keys stays in the slab and is read while batches are written after it.
         used, gauge = max(0, notice.keys), self._gauge
         gauge.begin()
         if count == 1:
             reply = self._do_step(task, updates, Writer(root, used))
-            gauge.end(task)  # before the reply is sent: that wakes the parent, which may take the processor
+            gauge.end(task)  # before the reply wakes the parent, which may take over the CPU
             return reply
         began = perf_counter_ns()
         table, used = used, used + count * REPLY.size
@@ -77,15 +82,18 @@ class TaskExecutor:
         return reply
 
     def _do_step(self, task: Task, updates: int, writer: Writer, base: int = 0) -> bytes:
-        """Runs one step, after the changes up to `updates`. The writer's piece of the slab begins at `base`."""
+        """Runs one step, after applying the dataset's changes up to the log offset `updates`.
+
+        `base` is the offset in the slab (the memory for the batch) at which the writer's memory begins.
+        """
         head, used = (task.seq, base, perf_counter_ns()), writer.used
         if self._log.end < updates:
             self._runner.change(self._changes(updates))
-        # No variable holds the outcome: the traceback of its error refers to this frame, and that would be a cycle.
+        # No variable holds the outcome, because its error's traceback refers to this frame, which would be a cycle.
         return self._reply(self._runner.run(task, writer, self._gauge), head, task, writer, used)
 
     def _reply(self, outcome: Done | AtEnd | Errored, head: Head, task: Task, writer: Writer, used: int) -> bytes:
-        """Encodes the outcome of a step, whose batch begins at `used` in the writer's piece of the slab."""
+        """Encodes the outcome of a step. The step's batch begins at the offset `used` in the writer's memory."""
         gauge, rows = self._gauge, 0
         if isinstance(outcome, Done):
             batch, rows, mended, mark = outcome
@@ -104,7 +112,7 @@ class TaskExecutor:
         return reply
 
     def _failed(self, head: Head, errored: Errored, writer: Writer, used: int) -> bytes:
-        """Encodes a failed step. The reply overwrites the unfinished batch, which begins at `used`."""
+        """Encodes a failed step. The reply overwrites the unfinished batch, which begins at the offset `used`."""
         failure = self._runner.capture(errored)
         writer.used, writer.overflow = used, False
         return self._replier.failed(head, failure, writer, errored.mark)

@@ -1,7 +1,7 @@
 """Backends without worker processes: the caller runs each task inside `poll`, or threads run the tasks.
 
-Nothing is sent. Threads are for datasets whose work releases the GIL (decoding, reading, waiting) or which must not
-be copied: all threads use the same dataset object.
+Nothing is sent to other processes, and all threads use the same dataset object. Use threads for datasets whose work
+releases the GIL (decoding, reading, waiting), or which must not be copied.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _GRACE = 0.05
 
 
 def runner_of(job: Job, who: str) -> Runner:
-    """Makes the runner of a worker in the caller's process, whose global random generators it only borrows."""
+    """Makes a task runner that works in the caller's process, and only borrows its global random generators."""
     runner = (job.make_runner or Runner)(job, who)
     assert isinstance(runner, Runner)
     return runner
@@ -53,13 +53,16 @@ def run_task(
     gauge: Gauge | NoGauge = NO_GAUGE,
     interruptible: bool = True,
 ) -> Filled | Failed | Ended:
-    """Runs a task of one step in this process. `interruptible`: Ctrl-C is raised, and is not an outcome `Failed`."""
-    # No variable holds the outcome: the traceback of its error refers to this frame, and that would be a cycle.
+    """Runs a task of one step in this process, and returns the outcome.
+
+    If `interruptible` is True, Ctrl-C (KeyboardInterrupt) is raised. Otherwise it becomes an outcome `Failed`.
+    """
+    # No variable holds the outcome, because its error's traceback refers to this frame, which would be a cycle.
     return _told(runner.run(task, writer, gauge, interruptible=interruptible), worker, task, writer)
 
 
 def _told(outcome: Done | AtEnd | Errored, worker: int, task: Task, writer: Writer) -> Filled | Failed | Ended:
-    """Converts the outcome of a runner to the outcome that the engine receives."""
+    """Converts a runner's outcome to the outcome that the engine receives."""
     if isinstance(outcome, Done):
         batch, rows, mended, mark = outcome
         return Filled(task.seq, worker, rows, writer.used, 0.0, writer.root, batch, mended, mark)
@@ -70,7 +73,7 @@ def _told(outcome: Done | AtEnd | Errored, worker: int, task: Task, writer: Writ
 
 
 class _LocalBackend(Backend):
-    """The common part of both backends: workers use the caller's own dataset, and none is a process."""
+    """The base class of both local backends, whose workers use the caller's own dataset and are not processes."""
 
     copies_dataset = False
     clock = staticmethod(time.monotonic)
@@ -101,7 +104,7 @@ class _LocalBackend(Backend):
 
 
 class InlineBackend(_LocalBackend):
-    """Runs tasks as a plain loop in the calling thread. Every other backend must give the same batches."""
+    """Runs tasks in the calling thread, like a plain loop. Every other backend must give the same batches."""
 
     leaves_nothing = True
 
@@ -111,7 +114,7 @@ class InlineBackend(_LocalBackend):
         self._posted: deque[tuple[Task, int]] = deque()
         self._worker = -1
         self._gauge = Gauge(self.gauges, 0, os.getpid(), time.thread_time_ns)
-        self._gauge.cache.warns = True  # of a store that does not answer; other workers leave that to the caller
+        self._gauge.cache.warns = True  # if a remote store does not answer; for other workers, the caller warns
         self._gauge.ready()
 
     def hire(self, worker: int, seat: int) -> None:
@@ -156,14 +159,17 @@ class InlineBackend(_LocalBackend):
 
 
 class ThreadBackend(_LocalBackend):
-    """Runs tasks in threads. Tasks wait in a deque, and each puts a permit into a queue, which wakes one thread."""
+    """Runs tasks in threads.
+
+    The tasks wait in a deque. For each task, a permit is put into a queue, and the permit wakes one thread.
+    """
 
     shares_gauges = True
 
     def __init__(self, job: Job) -> None:
         super().__init__()
         self._job = job
-        # Taking from either is atomic under the GIL: a task is either run once or rescinded.
+        # Taking from either is atomic under the GIL, so that a task is either run once or rescinded.
         self._posted: deque[tuple[Task, NDArray[np.uint8]]] = deque()
         self._permits: SimpleQueue[bool] = SimpleQueue()
         self._outcomes: SimpleQueue[Outcome | None] = SimpleQueue()
@@ -264,7 +270,10 @@ class ThreadBackend(_LocalBackend):
         gauge.flush()
 
     def _takes_leave(self, worker: int) -> bool:
-        """Takes a leave if one is left; True if this thread must exit. It passes on its permit, perhaps a task's."""
+        """Accepts one request to exit, if there is one, and returns True if this thread must exit.
+
+        The exiting thread passes on its permit, because the permit may belong to a task.
+        """
         try:
             self._leaves.pop()
         except IndexError:

@@ -1,9 +1,11 @@
-"""Native threads in workers: each thread pool of a library gets one thread, before the first sample.
+"""Limits native threads in workers, so that each library's thread pool has one thread.
 
-Pools with a thread for each processor, in every worker, slow each other down: torch.sum of 300,000 numbers takes five
-times as long. PENSTOCK_WORKER_THREADS sets another number; 0 leaves the libraries as they are.
+If every worker has thread pools with one thread per CPU, these pools slow each other down. For example, torch.sum of
+300,000 numbers takes five times as long. PENSTOCK_WORKER_THREADS sets another number of threads per pool, and 0
+leaves the libraries as they are. The limits are set before the first sample.
 
-A library reads an environment variable when it is loaded. A loaded library has a function that sets the number:
+A library reads an environment variable when it is loaded. After that, one of its functions sets the number of
+threads:
 
     fresh interpreter   has the variables from the start, and calls the functions after it has unpickled the dataset
     forked worker       sets the variables, and calls the functions
@@ -36,27 +38,27 @@ _VARIABLES = (
     "RAYON_NUM_THREADS",  # Hugging Face's tokenizers
 )
 
-# For each shared library, by name: the function that sets its number of threads.
+# Maps the name of a shared library to the function that sets its number of threads.
 _FUNCTIONS = {
     **dict.fromkeys(("libgomp", "libiomp5", "libomp"), "omp_set_num_threads"),
     **dict.fromkeys((f"libmkl_{kind}_thread" for kind in ("intel", "gnu", "tbb")), "MKL_Set_Num_Threads"),
     "libblis": "bli_thread_set_num_threads",
 }
 
-# The functions of OpenBLAS. Wheels of numpy and scipy rename them, and the library.
+# OpenBLAS's functions that set the number of threads. The wheels of numpy and scipy rename the library and these.
 _OPENBLAS = [f"{name}openblas_set_num_threads{end}" for name in ("", "scipy_") for end in ("", "64_", "_64")]
 
-# OpenBLAS's variable for the number. Its function first starts all threads again after a fork, and then uses fewer.
+# OpenBLAS's variable for the number of threads. After a fork, its function would first start all threads again.
 _OPENBLAS_NUMBER = "blas_cpu_number"
 
-# Ends OpenBLAS's threads, which start again when needed. OpenBLAS registers it to run before each fork.
+# OpenBLAS's function that ends its threads, which start again when needed. It is registered to run before forks.
 _OPENBLAS_STOP = "blas_thread_shutdown_"
 
-# Python modules, each with its function that sets the number.
+# Maps the name of a Python module to its function that sets the number of threads.
 _MODULES = {
     "cv2": "setNumThreads",
     "numexpr": "set_num_threads",
-    "pyarrow": "set_cpu_count",  # its threads for input and output stay: they wait more than they compute
+    "pyarrow": "set_cpu_count",  # its I/O threads stay, because they mostly wait
 }
 
 Setter = Callable[[int], object]
@@ -67,7 +69,7 @@ _stops: list[Callable[[], object]] = []
 
 
 def count() -> int:
-    """The number of threads for each pool in each worker; 0 for the libraries' own choice."""
+    """Returns the number of threads for each thread pool in each worker, or 0 for the libraries' own choice."""
     given = os.environ.get(_VARIABLE, "1")
     if not given.isdecimal():
         raise ValueError(
@@ -78,15 +80,15 @@ def count() -> int:
 
 
 def variables() -> dict[str, str]:
-    """The environment variables of a fresh interpreter."""
+    """Returns the environment variables that limit the threads in a fresh interpreter."""
     most = count()
     return dict.fromkeys(_VARIABLES, str(most)) if most else {}
 
 
 def look_up() -> int:
-    """Finds the functions of the libraries that this process has loaded, for itself and for its forked children.
+    """Finds the functions that set the number of threads, in all libraries that this process has loaded.
 
-    Returns `count()`.
+    The process itself and its forked children use these functions. Returns the number of threads, as `count` does.
     """
     global _looked_up, _setters, _stops
     most = count()
@@ -102,20 +104,20 @@ def look_up() -> int:
 
 
 def stop_openblas() -> None:
-    """Ends the threads of OpenBLAS, as a fork would. Does nothing if the library hides the function (numpy 2.5)."""
+    """Ends OpenBLAS's threads, as a fork would. Does nothing if OpenBLAS hides its function for this (numpy 2.5)."""
     look_up()
     for stop in _stops:
         stop()
 
 
 def limit() -> None:
-    """In a worker: limits the threads of all libraries, loaded or not. `worker_init_fn` may change them later."""
+    """Limits the threads of all libraries in this worker, loaded or not. `worker_init_fn` may set other limits."""
     most = look_up()
     if not most:
         return
     launched = getattr(sys.modules.get("numba.np.ufunc.parallel"), "_is_initialized", False)
     text = str(most)
-    # One by one: `update` would make a forked worker copy 60 more memory pages before its first sample.
+    # One by one, because `update` would make a forked worker copy 60 more memory pages before its first sample.
     for name in _VARIABLES:
         # numba refuses to compile if its variable has changed after its threads were started.
         if not (launched and "NUMBA" in name):
@@ -130,9 +132,9 @@ def limit() -> None:
 
 @contextmanager
 def opencv_stopped() -> Iterator[None]:
-    """Stops the threads of OpenCV during the block, so that a child that is forked there need not stop them.
+    """Context manager that stops OpenCV's threads, so that a child forked inside the block need not stop them.
 
-    OpenCV stops its threads under locks that these threads use. A forked child may wait for these locks for ever.
+    OpenCV stops its threads under locks that these threads use. A forked child might wait for these locks forever.
     """
     module: Any = sys.modules.get("cv2")
     before = getattr(module, "getNumThreads", int)() if count() else 0
@@ -164,12 +166,12 @@ def _functions_of(library: ctypes.CDLL, *functions: str) -> list[Any]:
 
 _Visit = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 
-# The offset of the path in the C library's dl_phdr_info: it follows an address.
+# The offset of the path in the C library's dl_phdr_info, where the path follows an address.
 _PATH_AT = ctypes.sizeof(ctypes.c_void_p)
 
 
 def _libraries() -> list[str]:
-    """The paths of the shared libraries that this process has loaded."""
+    """Returns the paths of the shared libraries that this process has loaded."""
     found: list[str] = []
 
     def visit(library: int, size: int, data: object) -> int:

@@ -1,6 +1,6 @@
-"""penstock's own backends.
+"""Registers penstock's own backends.
 
-Each is imported when it is first used: the modules for processes take about 10 ms.
+Each backend is imported when it is first used, because the modules for processes take about 10 ms to import.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads the Python stack of a worker that does not answer, even if it is in C code or holds the GIL."""
+"""Reads the Python stack of a worker that does not answer, even if it is running C code or holds the GIL."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock._system import trust
 # A signal that hardly any program uses. Python's handler for it writes the stack and does nothing else.
 _SIGNAL = getattr(signal, "SIGRTMIN", 0) + 5
 
-# Seconds that a worker has to write its stack. A stopped one, or one in an uninterruptible read, writes nothing.
+# Seconds that a worker has to write its stack. A worker that is stopped, or in an uninterruptible read, never does.
 _PATIENCE = 0.5
 
 _NAME = "penstock-stack"
@@ -36,9 +36,9 @@ _WAITING = (
 
 
 def tell_when_asked(fd: int) -> None:
-    """Makes this process write its stack when `ask` sends the signal: to a file of its own, at descriptor `fd`.
+    """Makes this process write its stack to a file of its own, at descriptor `fd`, whenever `ask` sends the signal.
 
-    A stack is written in many pieces, which would be mixed up if several processes wrote to one file.
+    A stack is written in many pieces, which would be mixed up if several processes wrote to the same file.
     """
     own = os.memfd_create(_NAME, os.MFD_CLOEXEC)
     os.dup2(own, fd, inheritable=False)
@@ -47,14 +47,14 @@ def tell_when_asked(fd: int) -> None:
 
 
 class _StackRequest:
-    """A process that was asked for its stack, which it writes to `file`."""
+    """A request for the stack of a process, which the process writes to `file`."""
 
     def __init__(self, file: int) -> None:
         self.file = file
         self.start = self.size = self._before = os.fstat(file).st_size
 
     def is_done(self) -> bool:
-        """True if the file has stopped growing. Nothing else signals that the stack is complete."""
+        """True if the file has stopped growing. This is the only sign that the stack is complete."""
         self._before, self.size = self.size, os.fstat(self.file).st_size
         return self.start < self._before == self.size
 
@@ -64,9 +64,10 @@ class _StackRequest:
 
 
 def ask(processes: Sequence[tuple[int, int]], fd: int) -> list[str]:
-    """Returns the stacks of workers, which are given by pid and pidfd, innermost call first. Asks all at once.
+    """Asks several workers for their stacks, all at once. Returns each stack as text, with the innermost call first.
 
-    The stack is "" for a worker that does not answer, or that waits for a task.
+    `processes` contains the pid and the pidfd of each worker, and `fd` is the descriptor at which each worker writes
+    its stack. The stack is "" for a worker that does not answer, or that waits for a task.
     """
     asked = [_asked(pid, pidfd, fd) for pid, pidfd in processes]
     waited_for = [one for one in asked if one is not None]
@@ -96,7 +97,7 @@ def _asked(pid: int, pidfd: int, fd: int) -> _StackRequest | None:
 
 
 def _tells(pid: int) -> bool:
-    """True if the process has called `tell_when_asked`. Before that, the signal would kill it."""
+    """True if the process has called `tell_when_asked`. Before that call, the signal would kill the process."""
     status = Path(f"/proc/{pid}/status").read_text()
     caught = re.search(r"^SigCgt:\s*(\w+)", status, re.MULTILINE)
     return caught is not None and bool(int(caught[1], 16) >> (_SIGNAL - 1) & 1)
@@ -107,9 +108,9 @@ _FUTEX = {"x86_64": "202", "aarch64": "98"}
 
 
 def waits_for_thread(pid: int) -> bool:
-    """True if the main thread of a process sleeps until another thread wakes it, as in a lock or a thread pool.
+    """True if a process's main thread waits for another thread, for example for a lock or a thread pool.
 
-    Also True if the system does not show what the thread does.
+    Also True if the system does not show what the main thread is doing.
     """
     try:
         calls = Path(f"/proc/{pid}/syscall").read_text().split()
@@ -119,14 +120,17 @@ def waits_for_thread(pid: int) -> bool:
 
 
 def of_thread(ident: int | None) -> str:
-    """The stack of a thread of this process, in the form that `ask` returns."""
+    """Returns the stack of a thread of this process, in the same form as `ask`."""
     frame = sys._current_frames().get(ident or 0)
     calls = reversed(traceback.extract_stack(frame)) if frame is not None else ()
     return _user_calls([f'File "{call.filename}", line {call.lineno} in {call.name}' for call in calls])
 
 
 def _user_calls(calls: list[str]) -> str:
-    """The calls without the frames of penstock around the user's code."""
+    """Returns the calls as text, without penstock's own frames around the user's code.
+
+    Returns "" if the worker is waiting for a task.
+    """
     if calls and re.search(_WAITING, calls[0]):
         return ""
     first = next((at for at, call in enumerate(calls) if re.search(_OURS, call)), len(calls))

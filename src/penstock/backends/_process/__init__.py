@@ -1,1 +1,1 @@
-"""Workers that are processes."""
+"""The backend whose workers are processes on this machine."""

@@ -1,4 +1,4 @@
-"""The backend whose workers are processes. They share no GIL, and each of them may die at any instruction."""
+"""The backend whose workers are processes. Each worker has its own GIL, and may die at any instruction."""
 
 from __future__ import annotations
 
@@ -52,12 +52,14 @@ _FORKED_BESIDE = (
 
 
 class ProcessBackend(Backend):
-    """Moves bytes between the parent and its workers: one board, one pipe of tokens out, one pipe of replies in.
+    """Moves bytes between the parent and its workers. Use `start` to create a backend.
 
-    If tasks are assigned to workers, each seat has its own pipe of tokens. Create a backend with `start`.
+    The parent posts tasks on a board in shared memory, and sends tokens through a pipe to tell workers where to look.
+    A second pipe brings the workers' replies. If tasks are assigned to particular workers, each seat (worker slot)
+    has its own token pipe.
     """
 
-    shares_gauges = True  # workers write to them at any moment, also while they are busy
+    shares_gauges = True  # workers write to them at any time, even while they are busy
     clock = staticmethod(time.monotonic)
 
     def __init__(self, job: Job, method: str, *, explicit: bool, among: list[ProcessBackend]) -> None:
@@ -66,7 +68,7 @@ class ProcessBackend(Backend):
         self._fds: list[int] = []
         self._tokens: list[int] = []
         self._workers: dict[int, WorkerProcess] = {}
-        self._hung: dict[int, float] = {}  # workers that were killed because they hung, and after how many seconds
+        self._hung: dict[int, float] = {}  # workers killed because they hung -> seconds
         self.handles: dict[int, WorkerProcess] = {}  # by seat: its last worker, which may be dead
         self._strays = SocketStrays(-1)
         self._launchers: list[Launcher] = []  # the last one starts workers; workers of the others may be alive
@@ -82,10 +84,10 @@ class ProcessBackend(Backend):
                 theirs[f"tokens {pipe}"], tokens = self._opened(*os.pipe())
                 self._tokens.append(tokens)
             self._replies, theirs["replies"] = self._opened(*os.pipe())
-            # Bare numbers, and no socket objects: a forked child has nothing to finalize.
+            # Descriptors instead of socket objects, so that a forked child has nothing to finalize.
             ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             strays, theirs["strays"] = self._opened(*(end.detach() for end in ends))
-        # Only the parent's end of each pipe is non-blocking: workers wait.
+        # Only the parent's end of each pipe is non-blocking, because workers wait.
         for fd in (*self._tokens, self._replies):
             os.set_blocking(fd, False)
         self._slabs = Slabs(theirs["slabs"])
@@ -136,7 +138,10 @@ class ProcessBackend(Backend):
         return self._launchers[-1].start(number)
 
     def _launch_by(self, method: str, number: int) -> WorkerProcess:
-        """Starts this worker and all later ones by another method, with the current dataset and log."""
+        """Starts this worker with another start method, which is used for all later workers, too.
+
+        The workers get the current dataset and the log of its changes.
+        """
         known = len(self._launchers)
         try:
             Launcher(method, main, self._job(), self._theirs, among=self._launchers)
@@ -197,7 +202,7 @@ class ProcessBackend(Backend):
                 try:
                     sent = os.write(self._tokens[pipe], unsent[: select.PIPE_BUF])
                 except BlockingIOError:
-                    break  # the pipe is full of tokens of rescinded tasks: `poll` waits for room
+                    break  # the pipe is full of rescinded tasks' tokens, and `poll` waits for room
                 self._unsent[pipe] = unsent = unsent[sent:]
 
     def rescind(self, seq: int) -> bool:
@@ -223,7 +228,7 @@ class ProcessBackend(Backend):
         if any(fd == self._strays.fd for fd, _ in ready):
             self._strays.receive()
         dead = [fd for fd, _ in ready if fd not in (self._replies, self._strays.fd, *full)]
-        # A dead worker sends no more: all its replies are read before its death is reported.
+        # A dead worker sends nothing more, so all its replies are read before its death is reported.
         outcomes = self._read(everything=bool(dead)) or []
         return outcomes + [self._bury(fd) for fd in dead]
 
@@ -242,7 +247,7 @@ class ProcessBackend(Backend):
         return [one for one in self._doing(asked, held) if one.stack or one.seq is not None]
 
     def _held(self) -> dict[int, tuple[int, int, int]]:
-        """For each worker that runs a task: the task's seq, and the epoch and the step that it runs."""
+        """Maps each worker that runs a task to the task's number (seq), and to the current epoch and step."""
         slots = {self._board.claimant(slot): slot for slot, _ in self._posted.values()}
         return {worker: self._board.doing(slots[worker]) for worker in self._workers if worker in slots}
 
@@ -308,7 +313,7 @@ class ProcessBackend(Backend):
         self._close_fds(*self._fds)
 
     def _close_fds(self, *fds: int) -> None:
-        """Closes the descriptors that are still open, so that an interrupted close() can be repeated."""
+        """Closes those descriptors that are still open, so that an interrupted close() can be repeated."""
         with no_fork():
             for fd in fds:
                 if fd in self._fds:
@@ -317,7 +322,10 @@ class ProcessBackend(Backend):
                     close(fd)
 
     def _send_tokens_again(self) -> None:
-        """Sends tokens for all open tasks and wanted leaves: a worker may have died with a token that it had read."""
+        """Sends tokens again for all open tasks and for all wanted leaves (requests to exit).
+
+        A token tells a worker where to look for a task. A worker may have died after it had read a token.
+        """
         tokens = self._theirs["tokens 0"]
         if not self._workers and select.select([tokens], [], [], 0)[0]:
             # No worker is left to read the tokens in the pipe. They are all sent again, so that the only reader of a
@@ -335,7 +343,11 @@ class ProcessBackend(Backend):
         return root
 
     def _read(self, everything: bool = False) -> list[Outcome] | None:
-        """The outcomes of the replies in the pipe; None if the pipe was empty. (A WAKE gives an empty list.)"""
+        """Reads replies from the pipe and returns their outcomes, or None if the pipe is empty.
+
+        A wake-up message has no outcome, so the list may be empty. If `everything` is True, the pipe is read until it
+        is empty.
+        """
         outcomes: list[Outcome] | None = None
         while True:
             try:
@@ -368,7 +380,7 @@ class ProcessBackend(Backend):
         del self._workers[worker]
         who = self._names.pop(worker)
         self._receiver.forget(worker)
-        # The board decides, not the exit code: a worker that took a leave is running no step, however it ends.
+        # The board decides, not the exit code, because a worker that took a leave has no task, however it ends.
         if self._board.took_leave(worker):
             return Left(worker)
         lost, at = None, 0
@@ -385,7 +397,10 @@ class ProcessBackend(Backend):
 
 
 def start(job: Job, context: Any) -> ProcessBackend:
-    """Creates a backend for a `multiprocessing_context`, without workers. Closes all that it opened if this fails."""
+    """Creates a backend without workers, for the given `multiprocessing_context`.
+
+    If this fails, everything that was opened is closed again.
+    """
     made: list[ProcessBackend] = []
     try:
         ProcessBackend(job, choose_method(context), explicit=is_chosen(context), among=made)

@@ -1,23 +1,25 @@
-"""The board: tasks in shared memory, which worker processes take for themselves.
+"""The board: a table of tasks in shared memory, from which worker processes take tasks by themselves.
 
-A free worker must not wait for the parent, which may be busy with a training step; and a task must not wait behind a
-slow one in the queue of one worker. So the parent posts tasks on the board, and each free worker claims one.
+A free worker must not wait for the parent, which may be busy with a training step. And a task must not wait behind a
+slow one in the queue of a single worker. So the parent posts tasks on the board, and each free worker claims one.
 
-- Posting writes a notice into a slot, marks the slot OPEN, and sends a token (slot and seq) through a pipe that all
-  workers read. Reading the token tells a worker where to look, and orders the parent's writes before the worker's
-  reads, on any processor. Tokens are read in the order of posting, on which the only reader of a stream relies.
-- The claim decides: OPEN becomes CLAIMED under a record lock on one byte of the board's file. The kernel releases
-  such a lock when its holder dies, so a killed worker leaves nothing locked. The token of a rescinded task claims
-  nothing, because the slot is free, or holds a task with another seq. A worker with such a token holds the lock for
-  a moment, too, so a claim waits for the lock: if it gave up instead, the task would stay open without a token.
-- When a worker is dead, the board says which slot it had claimed, and tokens are sent again for all open tasks, in
-  case the worker died with a token that it had read.
-- A worker leaves when more leaves are wanted than taken. It looks before it reads a token, so it never leaves with a
-  token or a task; a token that names no task wakes a worker that waits. A leave is taken under a lock like a
-  claim, and the board says which worker took it. The parent withdraws leaves that no worker has taken under the same
-  lock.
+- To post a task, the parent writes a notice (the task's record) into a slot, marks the slot OPEN, and sends a token
+  through a pipe that all workers read. The token consists of the slot's index and the task's number, `seq`. It tells
+  a worker where to look, and reading it orders the parent's writes before the worker's reads, on any processor.
+  Tokens are read in the order of posting, and the only reader of a stream relies on this order.
+- Only the claim decides which worker gets the task. It changes OPEN to CLAIMED under a record lock on one byte of the
+  board's file. The kernel releases such a lock when its holder dies, so a killed worker leaves nothing locked. The
+  token of a rescinded task claims nothing, because the slot is free, or holds a task with another seq. A worker with
+  such a token also holds the lock for a moment. Therefore a claim waits for the lock. If it gave up instead, the task
+  would stay open without a token.
+- When a worker has died, the board shows which slot the worker had claimed. The parent sends tokens again for all
+  open tasks, in case the worker died after it had read a token.
+- A leave is a request that any one worker exits. A worker exits if more leaves are wanted than taken. It checks this
+  before it reads a token, so it never exits while it holds a token or a task. A token that names no task wakes a
+  worker that waits. A leave is taken under a lock, like a claim, and the board records which worker took it. The
+  parent uses the same lock to withdraw leaves that no worker has taken.
 
-The file has far more slots than are ever used. It is sparse: only pages that were written to take memory.
+The file has far more slots than are ever used. It is sparse, so that only pages that were written to take memory.
 """
 
 from __future__ import annotations
@@ -34,16 +36,16 @@ SLOTS = 1 << 16
 
 _FREE, _OPEN, _CLAIMED = range(3)
 
-# A slot: bytes, the claimant as a word, and the notice.
+# A slot consists of state bytes, the claimant's id as an 8-byte word, and the notice.
 _STRIDE = 128  # two cache lines, so that neighbours share none
 _STATE, _AT, _VOID = range(3)
-_CLAIMANT = 1  # in words of 8 bytes
+_CLAIMANT = 1  # in 8-byte words
 _NOTICE = 16
 _WORDS = _STRIDE // 8
 
-# Slot 0 holds no task, so that a token can name no task. It has two words: how many leaves were wanted, and how many
-# were taken. After all slots come the ids of the workers that took a leave, in order, a word each. Last comes a byte
-# for each worker: whether it has done its last task.
+# Slot 0 holds no task, so that a token can name no task. It has two words: the number of leaves that were wanted, and
+# the number that were taken. After all slots come the ids of the workers that took a leave, in order, one word each.
+# Last comes one byte per worker, which says whether the worker has done its last task.
 _NO_SLOT = 0
 _WANTED, _TAKEN = 8, 9
 _TAKERS = SLOTS * _WORDS
@@ -54,7 +56,11 @@ NO_TASK = TOKEN.pack(_NO_SLOT, -1)
 
 
 class Board:
-    """The parent posts, rescinds and clears tasks, and asks for leaves; workers claim tasks and take leaves."""
+    """The table of tasks that the parent and its workers share.
+
+    The parent posts, rescinds and clears tasks, and asks for leaves (requests to exit). Workers claim tasks and take
+    leaves.
+    """
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -67,7 +73,7 @@ class Board:
         self._unused = iter(range(1, SLOTS))
 
     def post(self, *notice: int) -> int:
-        """Posts a task, given the fields of its `Notice`, and returns its slot."""
+        """Posts a task and returns the index of its slot. The arguments are the fields of the task's `Notice`."""
         slot = self._free.pop() if self._free else next(self._unused, _NO_SLOT)
         if slot == _NO_SLOT:
             raise InternalError(f"{SLOTS - 1} tasks are posted, and the board has no room for another.")
@@ -78,7 +84,7 @@ class Board:
         return slot
 
     def claim(self, slot: int, seq: int, worker: int) -> Notice | None:
-        """Claims the task `seq` for this worker, and returns its notice; None if the task is not open."""
+        """Claims the task `seq` in this slot for a worker. Returns the task's record, or None if it is not open."""
         fcntl.lockf(self._fd, fcntl.LOCK_EX, 1, slot)
         try:
             base = slot * _STRIDE
@@ -95,7 +101,7 @@ class Board:
             fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, slot)
 
     def rescind(self, slot: int) -> bool:
-        """Takes back an open task. False if a worker has claimed it, or is about to. Never waits."""
+        """Takes back an open task. Returns False if a worker has claimed the task, or is about to. Never waits."""
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
         except OSError:
@@ -109,7 +115,7 @@ class Board:
             fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, slot)
 
     def void(self, slot: int) -> None:
-        """Marks the slot's task as no longer wanted: its worker stops before the next step."""
+        """Marks the task in this slot as no longer wanted, so that its worker stops before the next step."""
         self._memory[slot * _STRIDE + _VOID] = 1
 
     def clear(self, slot: int) -> None:
@@ -121,35 +127,38 @@ class Board:
         return self._memory[slot * _STRIDE + _STATE] == _OPEN
 
     def claimant(self, slot: int) -> int | None:
-        """The worker that has claimed the slot's task."""
+        """Returns the id of the worker that has claimed the task in this slot, or None."""
         is_claimed = self._memory[slot * _STRIDE + _STATE] == _CLAIMED
         return self._words[slot * _WORDS + _CLAIMANT] if is_claimed else None
 
     def begin(self, slot: int, at: int) -> bool:
-        """Notes that the claimant begins step `at`, counted from 0. False if the task is no longer wanted."""
+        """Records that the worker begins step `at` (counted from 0). Returns False if the task is unwanted by now."""
         self._memory[slot * _STRIDE + _AT] = at
         return not self._memory[slot * _STRIDE + _VOID]
 
     def at(self, slot: int) -> int:
-        """The step of the task that the claimant began last, counted from 0."""
+        """Returns the index, within the slot's task, of the step that the worker began last."""
         return self._memory[slot * _STRIDE + _AT]
 
     def doing(self, slot: int) -> tuple[int, int, int]:
-        """The seq of the slot's task, and the epoch and the step that the claimant began last."""
+        """Returns the seq (number) of the slot's task, and the epoch and the step that the worker began last."""
         notice = Notice._make(NOTICE.unpack_from(self._memory, slot * _STRIDE + _NOTICE))
         return notice.seq, notice.epoch, notice.step + self.at(slot)
 
     def want_leave(self) -> None:
-        """Asks for one more worker to leave. The parent sends NO_TASK afterwards."""
+        """Asks one more worker to exit. The parent sends the token NO_TASK afterwards, which wakes a worker."""
         self._words[_WANTED] += 1
 
     @property
     def wanted_leaves(self) -> int:
-        """The number of leaves that no worker has taken yet."""
+        """The number of leaves (requests to exit) that no worker has taken yet."""
         return self._words[_WANTED] - self._words[_TAKEN]
 
     def withdraw_leaves(self) -> int:
-        """Withdraws the leaves that no worker has taken; returns how many. 0 if a worker is about to take one."""
+        """Withdraws the leaves (requests to exit) that no worker has taken, and returns their number.
+
+        Returns 0 if a worker is about to take a leave.
+        """
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _NO_SLOT)
         except OSError:
@@ -162,7 +171,7 @@ class Board:
             fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, _NO_SLOT)
 
     def take_leave(self, worker: int) -> bool:
-        """Takes a leave for this worker, if one is wanted. True if the worker must exit."""
+        """Takes a leave (a request to exit) for this worker, if one is wanted. True if the worker must exit."""
         words = self._words
         if words[_WANTED] == words[_TAKEN]:
             return False
@@ -181,7 +190,7 @@ class Board:
         return worker in self._words[_TAKERS:][: self._words[_TAKEN]]
 
     def end(self, worker: int) -> None:
-        """Notes that this worker has done its last task, and exits when its exit functions have run."""
+        """Records that a worker has done its last task. The worker exits after its exit functions have run."""
         self._memory[_ENDINGS + worker % SLOTS] = 1
 
     def is_ending(self, worker: int) -> bool:

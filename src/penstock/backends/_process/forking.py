@@ -1,13 +1,15 @@
-"""Whether this process may be forked: only if it has a single thread at the moment of the fork.
+"""Decides whether this process may be forked, which is safe only while the process has a single thread.
 
-A fork copies one thread, and all locks and thread pools as they are. A lock that another thread holds stays locked
-for ever in the child, and a pool waits for ever for threads that the child does not have.
+A fork copies only one thread, but copies all locks and thread pools in their current state. A lock that another
+thread holds stays locked forever in the child, and a thread pool waits forever for threads that the child does not
+have.
 
-Nothing tells which library started a thread, and counting threads is a guess: of two threads, one may be OpenBLAS's,
-which OpenBLAS stops before a fork, and the other libgomp's, which stays. So a trial fork asks the libraries
-themselves. Its child ends at once, without running any code of the program. Threads that are still there after the
-trial are the ones that a real fork would leave behind. Without other threads, no trial is needed. A trial takes as
-long as a fork, so OpenBLAS is asked first to stop its threads.
+The system does not tell which library started a thread, and counting threads is only a guess. For example, of two
+threads, one may be OpenBLAS's, which OpenBLAS stops before a fork, and the other libgomp's, which stays. So penstock
+makes a trial fork, whose child exits at once, without running any code of the program. Threads that are still there
+after the trial are the ones that a real fork would leave behind. If there are no other threads, no trial is needed. A
+trial takes as long as a fork, so penstock first asks OpenBLAS to stop its threads, which may make the trial
+unnecessary.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ _stayed: frozenset[_Thread] = frozenset()  # the other threads that were still a
 
 
 def obstacle() -> str:
-    """The reason why this process must not be forked, such as "it has 2 other threads"; "" if it may be forked."""
+    """Returns why this process must not be forked, such as "it has 2 other threads", or "" if it may be forked."""
     for name in _NEVER_FORKED:
         if name in sys.modules:
             return f"it has imported {name}"
@@ -49,20 +51,21 @@ def obstacle() -> str:
 
 
 def breaks_in_child() -> bool:
-    """True if this process uses a library that a forked child cannot use: JAX, or numba with threads of OpenMP.
+    """True if this process uses a library that does not work in a forked child: JAX, or numba with OpenMP threads.
 
-    Other libraries and threads are a risk, which torch's own loader takes. These two fail, or warn at each fork.
+    Other libraries and threads are a risk too, but torch's own loader accepts that risk. These two libraries fail in
+    the child, or warn at each fork.
     """
     return "jax" in sys.modules or "numba.np.ufunc.omppool" in sys.modules
 
 
 def other_threads(count: int) -> str:
-    """Words for a number of threads: `1 other thread`, `2 other threads`."""
+    """Returns a phrase for a number of threads: `1 other thread`, `2 other threads`."""
     return f"{count} other thread{'s' * (count != 1)}"
 
 
 def threads_beside() -> int:
-    """The number of other threads of this process. Right after a fork, these are the threads that it left behind."""
+    """Returns the number of other threads in this process. After a fork, these threads are missing in the child."""
     try:
         return len(_others())
     except OSError:
@@ -70,7 +73,7 @@ def threads_beside() -> int:
 
 
 def _left_after_a_trial() -> frozenset[_Thread]:
-    """The other threads of this process that do not end before a fork, found by a trial fork if necessary."""
+    """Returns the threads, except the calling one, that do not end before a fork. Makes a trial fork if necessary."""
     global _stayed
     try:
         others = _others()
@@ -92,7 +95,7 @@ def _left_after_a_trial() -> frozenset[_Thread]:
 
 
 def _others() -> frozenset[_Thread]:
-    """The live threads of this process, except the calling one and those of jemalloc, which are safe to fork."""
+    """Returns the live threads, except the calling thread and jemalloc's threads, which do no harm at a fork."""
     tasks = os.listdir("/proc/self/task")
     if len(tasks) == 1:
         return frozenset()
@@ -110,11 +113,12 @@ def _others() -> frozenset[_Thread]:
 
 
 def _fork_for_trial() -> None:
-    """Forks a child that ends at once.
+    """Forks a child that exits at once.
 
-    Calls the C library, and not os.fork: only the libraries' own handlers run, none of the program's hooks. No signal
-    handler, no garbage collection and no bytecode may run in the child: between two instructions the interpreter may
-    hand the GIL to a thread that asked for it. The child does not have that thread, and would wait for ever.
+    Calls fork() of the C library instead of os.fork, so that only handlers registered by libraries run, and none of
+    the program's hooks. The child must not run any signal handler, garbage collection or bytecode, because between
+    two bytecode instructions the interpreter may hand the GIL to a thread that has asked for it. That thread does not
+    exist in the child, so the child would hang forever.
     """
     libc = ctypes.PyDLL(None, use_errno=True)  # PyDLL: the child holds the GIL, too
     collecting = gc.isenabled()

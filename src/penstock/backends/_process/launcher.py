@@ -1,29 +1,31 @@
-"""The launcher starts worker processes: by fork, as fresh interpreters (spawn), or forked from a template.
+"""Starts worker processes: by fork, as fresh interpreters (spawn), or forked from a template process (forkserver).
 
-How workers end: the caller closes the pipe of tokens, and workers end by themselves; the caller joins them, kills
-those that do not end, and closes their handles and the launcher, in any order. The last of these closes the lifeline.
-So `Launcher.close` does not kill a worker that is ending by itself, and no worker outlives its handle.
+Every worker depends on the lifeline, which is a pipe whose write end only the parent holds. When the parent dies or
+closes the write end, the kernel kills all processes that have armed the read end (see `process.py`).
 
-The lifeline is a pipe whose write end only the parent holds: when the parent dies or closes it, the kernel kills all
-processes that have armed the read end (see `process.py`).
+How workers end: the caller closes the token pipe (which announces tasks), so that workers end by themselves. Then the
+caller joins the workers, kills those that do not end, and closes their handles and the launcher, in any order. When
+the last of these is closed, the lifeline is closed as well. So `Launcher.close` does not kill a worker that is ending
+by itself, and no worker outlives its handle.
 
-A fresh interpreter inherits its descriptors, and makes them close-on-exec before anything is imported: otherwise
-every program that the dataset starts could write to the slabs, and would keep them open.
+A fresh interpreter inherits its descriptors, and makes them close-on-exec before it imports anything. Otherwise every
+program that the dataset starts could write to the slabs (the memory of batches), and would keep them open.
 
-A fresh interpreter becomes a spawned worker, or the template, which forks a worker at each request. `__main__` is not
-imported there, so a program needs no `if __name__ == "__main__"`. The template unpacks the payload once, and all its
-workers share this copy. Parent and template talk over a socket, one answer to each request:
+A fresh interpreter becomes either a spawned worker or the template, which forks a worker at each request. Neither of
+them imports `__main__`, so a program needs no `if __name__ == "__main__"`. The template unpacks the payload (the job
+with its dataset) once, and all its workers share this copy. Parent and template communicate over a socket, with one
+answer to each request:
 
     request  START number, child | REAP pid
     answer   READY | UNFORKABLE, with the reason | STARTED pid, with a pidfd | REAPED exit code
              | FAILED, with the exception
 
-Unpickling the dataset may import JAX or start threads in the template. Then the template must not be forked: it says
-so instead of READY, and the launcher starts all workers by spawn, from the same shipment.
+Unpickling the dataset may import JAX or start threads in the template. Such a template must not be forked, so it
+answers UNFORKABLE instead of READY, and the launcher starts all workers by spawn, from the same pickled payload.
 
 The template reaps a worker only on request, so until then the system cannot give the worker's pid to another process.
 
-Linux only: pidfds, memfds, /proc/self/fd, and signals on a pipe.
+This module needs Linux, because it uses pidfds, memfds, /proc/self/fd, and signals on a pipe.
 """
 
 from __future__ import annotations
@@ -56,8 +58,8 @@ from penstock.backends._process.process import UNKNOWN, Handle, Main, WorkerProc
 from penstock.backends._process.relatives import CurrentWorker, Lineage, inheriting, next_child
 from penstock.errors import InternalError, WorkerLost
 
-_REQUEST = struct.Struct("=Bqq")  # what, number or pid, number as a child of the parent
-_ANSWER = struct.Struct("=Bqq")  # what, pid or exit code, bytes that follow
+_REQUEST = struct.Struct("=Bqq")  # kind, worker's number or pid, serial number among the parent's children
+_ANSWER = struct.Struct("=Bqq")  # kind, pid or exit code, number of bytes that follow
 _START, _REAP, _READY, _UNFORKABLE, _STARTED, _REAPED, _FAILED = range(7)
 
 _PIDFD = struct.Struct("i")  # sent beside an answer
@@ -77,10 +79,11 @@ enter(boot, role, number, child)
 class Launcher:
     """Starts workers that each run `main(number, payload, fds)`.
 
-    `fds` are descriptors of this process, by name; every worker has them under the same numbers. A payload that
-    cannot be sent (spawn, forkserver) raises UnshippableDataset here, before any process starts. `explicit`: the
-    program has named the method, and is warned if another must be used. Before it acquires anything, the launcher
-    adds itself to the list `among`: see `_system/interrupts.py`.
+    `fds` maps names to descriptors of this process. Every worker has these descriptors under the same numbers. If the
+    payload must be sent (spawn, forkserver) but cannot be, the constructor raises UnshippableDataset before any
+    process starts. `explicit` is True if the program has named the start method. Such a program is warned if another
+    method must be used. The launcher adds itself to the list `among` before it acquires anything (see
+    `_system/interrupts.py`).
     """
 
     def __init__(
@@ -124,7 +127,7 @@ class Launcher:
             raise
 
     def _ship(self, payload: object) -> None:
-        """Writes two files for fresh interpreters: the pickled payload, and how they become workers."""
+        """Writes two files for fresh interpreters: the pickled payload, and the settings with which they start."""
         descriptors: list[int] = []
         try:
             self.own["shipment"] = pack((self._main, payload), descriptors)
@@ -139,7 +142,10 @@ class Launcher:
         os.write(self.own["boot"], marshal.dumps(boot))
 
     def start(self, number: int) -> WorkerProcess:
-        """Starts a worker. With forkserver, waits until the template is ready, and raises its error if it failed."""
+        """Starts a worker and returns its handle.
+
+        With forkserver, waits until the template process is ready, and raises the template's error if it has failed.
+        """
         if self._closed or self.owner != os.getpid():
             raise InternalError(
                 f"worker {seat_of(number)} cannot be started: its launcher is closed, or belongs to another process"
@@ -150,7 +156,7 @@ class Launcher:
         return acquire(lambda: self._start(number), WorkerProcess.release)
 
     def close(self) -> None:
-        """Frees the shipped memory at once, and ends the template with the last worker."""
+        """Frees the memory of the pickled job at once. The template process ends with the last worker."""
         with interrupts_deferred():
             if self._closed or self.owner != os.getpid():
                 return
@@ -214,9 +220,10 @@ class Launcher:
                 close(theirs.detach())
 
     def _await_template(self) -> None:
-        """Waits, interruptibly, until the template can fork. A template that died is replaced once.
+        """Waits until the template process, from which workers are forked, is ready. The wait can be interrupted.
 
-        If the template must not be forked, workers are started by spawn from now on.
+        If the template has died, it is replaced once. If the template must not be forked, workers are started by
+        spawn from now on.
         """
         if self.template is None:  # another thread has just given it up
             return
@@ -246,27 +253,29 @@ def _require_linux() -> None:
 
 
 class Template(Handle):
-    """The parent's handle of the template, with the requests to it.
+    """The parent's handle of the template process, from which workers are forked. It sends requests to the template.
 
-    `release` kills the template, and does not ask it to end: it may be busy unpacking, and has nothing to save.
+    `release` kills the template and does not ask it to end, because it may be busy unpacking, and has nothing to
+    save.
     """
 
     def __init__(self, pid: int, pidfd: int, link: socket.socket) -> None:
         super().__init__(pid, pidfd)
-        # A bare number: a socket object would close it once more in a forked child, where it may be another file.
+        # The bare descriptor, because a socket object would also close the number in a forked child, where it may
+        # belong to another file.
         self._link = link.fileno()
         self._talk = threading.Lock()
         self._is_ready = False
         self.obstacle = ""  # why it must not be forked
 
     def ready(self) -> bool:
-        """Waits until the template has unpacked the payload; False if it is dead."""
+        """Waits until the template process has unpacked the payload. Returns False if the process has died."""
         if not self._is_ready and self.is_alive():
             self._ask()
         return self._is_ready and self.is_alive()
 
     def fork(self, number: int, child: int) -> tuple[int, int]:
-        """Asks the template to fork a worker. Returns the worker's pid and a pidfd."""
+        """Asks the template process to fork a worker. Returns the worker's pid and pidfd."""
         answer = self._ask(_START, number, child)
         if answer is None:
             raise WorkerLost(self.obituary())
@@ -278,7 +287,7 @@ class Template(Handle):
         return pid, pidfds[0]
 
     def reap(self, pid: int) -> int:
-        """Asks the template to reap a dead worker. Returns the worker's exit code."""
+        """Asks the template process to reap a dead worker. Returns the worker's exit code."""
         answer = None
         with suppress(OSError):
             answer = self._ask(_REAP, pid, 0)
@@ -288,7 +297,7 @@ class Template(Handle):
         close(self._link)
 
     def obituary(self) -> str:
-        """The message that the template is dead, with how it died and the likely cause."""
+        """Returns a message that says how the template process died, and what the likely cause is."""
         self.join(processes.LINGER)
         return (
             f"the template (pid {self.pid}), from which workers are forked, {processes.fate(self.exitcode)[0]}.\n"
@@ -298,9 +307,9 @@ class Template(Handle):
         )
 
     def _ask(self, *request: int) -> tuple[int, list[int]] | None:
-        """Sends the request, if one is given, and receives an answer: a pid or an exit code, and pidfds.
+        """Sends the request, if one is given, and receives an answer. Returns None if the template is dead.
 
-        None if the template is dead.
+        The answer is a pid or an exit code, and a list of pidfds.
         """
         with self._talk:
             # A template that was replaced has a closed handle, and the number of its link may be another file's.
@@ -340,9 +349,10 @@ class Template(Handle):
 
 
 def tracker_fd() -> int | None:
-    """The descriptor of multiprocessing's resource tracker, if it runs.
+    """Returns the descriptor of multiprocessing's resource tracker, or None if no tracker runs.
 
-    If a worker had its own tracker, that tracker would remove shared memory of the program when the worker ends.
+    Workers share the parent's tracker. If a worker had its own tracker, that tracker would remove the program's
+    shared memory when the worker ends.
     """
     tracker: Any = sys.modules.get("multiprocessing.resource_tracker")
     fd: int | None = None if tracker is None else tracker._resource_tracker._fd
@@ -350,7 +360,7 @@ def tracker_fd() -> int | None:
 
 
 def start_python(boot: int, role: str, number: int, child: int, fds: tuple[int, ...]) -> int:
-    """Starts an interpreter that runs `enter` and inherits these descriptors. Returns its pid."""
+    """Starts a Python interpreter that runs `enter` and inherits these descriptors. Returns its pid."""
     import_whole("subprocess")
     import subprocess  # late: fork does not need it
 
@@ -361,7 +371,7 @@ def start_python(boot: int, role: str, number: int, child: int, fds: tuple[int, 
         )
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     command = [sys.executable, *flags, "-c", _ENTER, str(boot), role, str(number), str(child)]
-    # The child inherits the signal mask: a Ctrl-C stays pending until the child ignores it.
+    # The child inherits the signal mask, so that a Ctrl-C stays pending until the child ignores it.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         environment = {**os.environ, **variables()}
@@ -374,11 +384,15 @@ def start_python(boot: int, role: str, number: int, child: int, fds: tuple[int, 
     return process.pid
 
 
-# From here on: the code that runs in the fresh interpreter itself.
+# The code from here on runs in the fresh interpreter itself.
 
 
 def enter(boot: dict[str, Any], role: str, number: int, child: int) -> NoReturn:
-    """Runs this fresh interpreter as worker `number`, or as the template, whose socket is descriptor `number`."""
+    """Runs this fresh interpreter as a worker or as the template process, depending on `role`.
+
+    `number` is the worker's number, or, for the template, the file descriptor of its socket. `child` is the worker's
+    serial number among the children of its parent.
+    """
     called_through("<string>")  # _ENTER is not the user's code
     sys.argv[:] = boot["argv"]
     sentinel = processes.settle(boot["lifeline"])
@@ -411,7 +425,7 @@ def enter(boot: dict[str, Any], role: str, number: int, child: int) -> NoReturn:
 
 
 def _serve(requests: socket.socket, main: Main, payload: object, boot: dict[str, Any]) -> NoReturn:
-    """Runs the template, which forks and reaps workers on request."""
+    """Runs the template process, which forks and reaps workers on request."""
     gc.freeze()  # the payload too, so that a collection in a worker copies none of its pages
     limit()  # workers inherit the limit
     obstacle = forking.obstacle().encode()

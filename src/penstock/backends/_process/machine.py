@@ -1,4 +1,4 @@
-"""What worker processes need of this machine."""
+"""Checks whether this machine can run worker processes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import sys
 from penstock._system import limits
 from penstock._system.warnings import warn_caller
 
-# Seconds of processor time that a forked worker takes to start, about half of it in the parent. Other start methods
+# Seconds of CPU time that a forked worker takes to start, about half of it in the parent. Other start methods
 # take up to 30 times as long.
 _START = 0.015
 
 
 def check_machine(workers: int) -> None:
-    """Raises if this system cannot run worker processes, and warns of more workers than CPUs."""
+    """Raises an error if this system cannot run worker processes, and warns if there are more workers than CPUs."""
     if not (hasattr(os, "memfd_create") and hasattr(os, "pidfd_open")):
         raise RuntimeError(
             f"Worker processes need Linux (memfd and pidfd), but this is {sys.platform}. "

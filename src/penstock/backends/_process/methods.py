@@ -20,17 +20,19 @@ _MUST_BE = f"multiprocessing_context must be one of {', '.join(METHODS)}"
 
 
 def choose_method(asked: str | BaseContext | None) -> str:
-    """The start method to use: the requested one, else the one set in multiprocessing, else a safe one.
+    """Returns the start method to use: the requested one, else the one set in multiprocessing, else a safe one.
 
-    The safe one is fork while this process has a single thread, because fork is fastest and sends nothing; otherwise
-    forkserver, because a fork copies the locks that other threads hold, and no thread in the child releases them.
+    The safe method is fork while this process has a single thread, because fork is fastest and sends nothing.
+    Otherwise it is forkserver, because a fork copies the locks that other threads hold, and no thread in the child
+    releases them. (If forkserver has failed, it is spawn: see `give_up_templates`.)
 
-    If fork is multiprocessing's default, then fork in multiprocessing's setting does not count as a choice: as soon
-    as a program makes a lock, as tqdm does, multiprocessing sets its default, and that looks the same.
+    If fork is multiprocessing's default, a setting of fork in multiprocessing does not count as a choice. As soon as
+    a program makes a lock, as tqdm does, multiprocessing sets its default, and this looks the same as a choice.
 
-    Of a context that a library has made, only the start method is used. If that is none of the three, one warning
-    says which method is used instead. A method of a library that is only set in multiprocessing, as in the workers of
-    joblib, is ignored without a warning, because the program did not choose it.
+    If the requested context comes from a library and not from Python itself, penstock uses only its start method, and
+    only if this is fork, spawn or forkserver. One warning says which method is used. If a library has only set its
+    own method in multiprocessing, as in joblib's workers, that method is ignored without a warning, because the
+    program did not choose it.
     """
     method, is_pythons = _asked(asked)
     used = method or _configured() or _safe()
@@ -40,12 +42,12 @@ def choose_method(asked: str | BaseContext | None) -> str:
 
 
 def is_chosen(asked: str | BaseContext | None) -> bool:
-    """True if the program has chosen the start method. Otherwise penstock chooses, and may change it later."""
+    """True if the program has chosen the start method. Otherwise penstock chooses it, and may change it later."""
     return _asked(asked)[0] is not None
 
 
 def configured_method() -> str:
-    """The start method that is set in multiprocessing, or else multiprocessing's default."""
+    """Returns the start method that is set in multiprocessing, or else multiprocessing's default."""
     import_whole("multiprocessing")
     import multiprocessing
 
@@ -54,7 +56,7 @@ def configured_method() -> str:
 
 
 def _configured() -> str | None:
-    """The start method that the program has set in multiprocessing."""
+    """Returns the start method that the program has set in multiprocessing, or None if it has set none."""
     # If multiprocessing is not imported, the program has set nothing there.
     multiprocessing = sys.modules.get("multiprocessing")
     if multiprocessing is None:
@@ -74,9 +76,10 @@ _told: set[bool] = set()
 
 
 def give_up_templates(obstacle: str, *, asked: bool) -> None:
-    """Notes that a template could not be forked: from now on the default is spawn and not forkserver.
+    """Makes spawn the default instead of forkserver, because a forkserver's template process could not be forked.
 
-    A program that has `asked` for forkserver is warned once. Otherwise forkserver was our choice, and this is logged.
+    A program that has `asked` for forkserver is warned once. Otherwise penstock chose forkserver, and only logs the
+    change.
     """
     global _without_fork
     _without_fork = "spawn"
@@ -95,7 +98,7 @@ def give_up_templates(obstacle: str, *, asked: bool) -> None:
 
 
 def _asked(asked: Any) -> tuple[str | None, bool]:
-    """The requested start method, or None if it is not one of the three; and whether it is Python's own."""
+    """Returns the requested start method, or None if it is unknown, and whether the context is Python's own."""
     if asked is None:
         return None, True
     if isinstance(asked, str):
@@ -124,7 +127,7 @@ def _is_pythons(process: Any) -> bool:
 
 @cache
 def _warn(what: str, used: str) -> None:
-    """Warns once that a context is not Python's own."""
+    """Warns once that a multiprocessing context is not one of Python's own."""
     warn_caller(
         f"{what} is not one of Python's own. penstock starts its workers itself, by {used}, and does not use the "
         f'Process class of the context. Give multiprocessing_context="{used}" to confirm this, or another of '
@@ -134,5 +137,5 @@ def _warn(what: str, used: str) -> None:
 
 
 def survives_fork() -> bool:
-    """True if this process can be forked safely: at a fork it has a single thread, so no copied lock stays locked."""
+    """True if this process can be forked safely, without leaving another thread's lock locked in the child."""
     return not obstacle()

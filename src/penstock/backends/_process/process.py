@@ -1,7 +1,8 @@
-"""A process of penstock: its handle in the parent, and its life in the child.
+"""A process that penstock starts: its handle in the parent, and its life in the child.
 
-In the parent, a process is known by its pidfd. The child is forked, settles, runs `main`, and exits. Settling gives a
-process the signals and the standard input of a worker, and ties its life to the parent's.
+The parent refers to a process by its pidfd. The child is forked, settles, runs `main`, and exits. A process settles
+by setting up its signal handlers and standard input as a worker needs them, and by making sure that it dies with its
+parent.
 """
 
 from __future__ import annotations
@@ -34,10 +35,13 @@ if TYPE_CHECKING:
     from penstock.backends._process.launcher import Launcher, Template
 
 Main = Callable[[int, object, Mapping[str, int]], None]
-"""What a worker runs: `main(number, payload, fds)`."""
+"""The type of a worker's main function, which is called as `main(number, payload, fds)`."""
 
 SEATS = 1 << 16
-"""A worker's number is its id, which is never used again, times SEATS, plus its seat. Messages name the seat."""
+"""The maximum number of seats (worker slots).
+
+A worker's number is `id * SEATS + seat`. The id is never reused. Messages name only the seat.
+"""
 
 
 def seat_of(number: int) -> int:
@@ -57,7 +61,7 @@ _SHARED_MEMORY = (
 
 
 class Handle:
-    """The handle of a process. In a forked child of the process that made it, the handle does nothing."""
+    """The parent's handle of a process. In a forked child of the parent, the handle does nothing."""
 
     def __init__(self, pid: int, pidfd: int, template: Template | None = None) -> None:
         self._pid = pid
@@ -72,7 +76,10 @@ class Handle:
         return self._pid
 
     def fileno(self) -> int:
-        """A pidfd: readable when the process is dead."""
+        """Returns the pidfd, which becomes readable when the process is dead.
+
+        Raises ValueError if the handle is closed, or belongs to another process.
+        """
         if not self._usable():
             raise ValueError(f"the handle of process {self.pid} is closed, or belongs to another process")
         return self._pidfd
@@ -81,26 +88,26 @@ class Handle:
         return self.exitcode is None and self._usable()
 
     def join(self, timeout: float | None = None) -> None:
-        """Waits until the process is dead, at most `timeout` seconds."""
+        """Waits until the process is dead, for at most `timeout` seconds."""
         if self._usable() and self._exitcode is None and readable(self._pidfd, timeout):
             self._look()
 
     @property
     def exitcode(self) -> int | None:
-        """None while the process runs; negative for a signal; 256 if the system did not report the status."""
+        """The exit code: None while the process runs, negative for a signal, 256 if the system did not report it."""
         self._look()
         return self._exitcode
 
     def kill(self) -> None:
-        """Sends SIGKILL, unless the process is dead already."""
+        """Sends SIGKILL, unless the process is already dead."""
         self._send(signal.SIGKILL)
 
     def terminate(self) -> None:
-        """Sends SIGTERM, unless the process is dead already."""
+        """Sends SIGTERM, unless the process is already dead."""
         self._send(signal.SIGTERM)
 
     def release(self) -> None:
-        """Closes the handle, and kills the process if it still runs. The exit code stays readable."""
+        """Closes the handle, and kills the process if it still runs. The exit code can be read afterwards."""
         with interrupts_deferred():
             if self._usable():
                 self.kill()
@@ -111,7 +118,7 @@ class Handle:
                 self._released()
 
     def _released(self) -> None:
-        """Called once, when the handle is closed, to release what a subclass holds for the process."""
+        """Called once, when the handle is closed. A subclass can release here what it holds for the process."""
 
     def _usable(self) -> bool:
         return self._pidfd >= 0 and self._owner == os.getpid()
@@ -122,7 +129,7 @@ class Handle:
                 signal.pidfd_send_signal(self._pidfd, number)
 
     def _look(self) -> None:
-        """Reads the exit code, if the process is dead."""
+        """Reads the exit code if the process is dead."""
         if self._exitcode is None and self._usable():
             # The system reports the exit code only once, and another thread may release the handle at the same time.
             with interrupts_deferred(), self._lock:
@@ -162,7 +169,7 @@ class WorkerProcess(Handle, Child):
 
     @property
     def sentinel(self) -> int:
-        """A descriptor that is readable when the process is dead, also after the handle was released."""
+        """A descriptor that is readable when the process is dead. It also works after the handle was released."""
         if not self._usable() and self._past < 0:
             with no_fork():
                 self._past, end = os.pipe()
@@ -172,13 +179,13 @@ class WorkerProcess(Handle, Child):
         return self._past if self._past >= 0 else self._pidfd
 
     def close(self) -> None:
-        """Raises ValueError while the process runs; otherwise does nothing, because the loader closes the handle."""
+        """Raises ValueError while the process runs. Otherwise does nothing, because the loader closes the handle."""
         if self.is_alive():
             raise ValueError("A process cannot be closed while it runs: call terminate() and join() first.")
 
     @property
     def failure(self) -> BaseException | None:
-        """The error that a spawned worker raised while it unpickled its payload; None if there was none."""
+        """The error that a spawned worker raised while it unpickled its payload, or None if there was no error."""
         if not self._usable() or self.exitcode != 1:
             return None
         words, start = self._launcher.own["words"], 0  # the last words of all workers that could not start
@@ -196,7 +203,7 @@ class WorkerProcess(Handle, Child):
 
 
 def _reap_later(pidfd: int) -> None:
-    """Waits in a thread for a killed process that is stuck in the kernel. Otherwise it would stay a zombie."""
+    """Starts a thread that waits for a killed process that is stuck in the kernel, so that no zombie remains."""
 
     stopped: list[bool] = []  # filled at the interpreter's exit
 
@@ -214,13 +221,16 @@ def _reap_later(pidfd: int) -> None:
 
 
 def leave_last_words(words: int, exc: BaseException, where: str) -> None:
-    """In a worker that cannot start: writes the error for the parent, in one atomic append."""
+    """Writes the error of a worker that cannot start, so that the parent can read it.
+
+    The error goes to the file descriptor `words`, in one atomic append. This function runs in the worker.
+    """
     data = Failure.capture(exc, where=where)
     os.write(words, _LAST_WORDS.pack(os.getpid(), len(data)) + data)
 
 
 def pidfd_of_child(pid: int) -> int:
-    """Opens a pidfd of a child of this process. If that fails, kills the child and raises."""
+    """Opens a pidfd for a child of this process. If that fails, kills the child and raises OSError."""
     try:
         with no_fork():
             pidfd = os.pidfd_open(pid)
@@ -233,7 +243,10 @@ def pidfd_of_child(pid: int) -> int:
 
 
 def fate(exitcode: int | None) -> tuple[str, str]:
-    """Says how a process ended, and returns the name of the signal that killed it: "" for none, or "unknown"."""
+    """Returns a phrase that says how a process ended, and the name of the signal that killed it.
+
+    The name is "" if no signal killed the process, and "unknown" if the signal is not known.
+    """
     if exitcode == UNKNOWN:
         return "ended, and the system did not tell how", "unknown"
     if exitcode is None or exitcode >= 0:
@@ -243,7 +256,10 @@ def fate(exitcode: int | None) -> tuple[str, str]:
 
 
 def phrase(pid: int, exitcode: int | None) -> str:
-    """The words with which torch's loader reports a dead worker. Programs search error messages for them."""
+    """Returns the text with which torch's loader reports a dead worker.
+
+    Programs that were written for torch's loader search error messages for this text.
+    """
     said = f"DataLoader worker (pid(s) {pid}) exited unexpectedly."
     if exitcode is None or exitcode == UNKNOWN:
         return said
@@ -255,22 +271,22 @@ def phrase(pid: int, exitcode: int | None) -> str:
 
 
 def readable(fd: int, timeout: float | None) -> bool:
-    """Waits until the descriptor can be read, at most `timeout` seconds; False if it cannot."""
+    """Waits until the descriptor is readable, for at most `timeout` seconds. Returns False after the timeout."""
     watch = select.poll()
     watch.register(fd, select.POLLIN)
     return bool(watch.poll(None if timeout is None else math.ceil(timeout * 1000)))
 
 
-# From here on: in the child.
+# The code from here on runs in the child.
 
 
 def fork() -> int:
-    """Calls os.fork. In the child every signal is blocked until it has settled.
+    """Calls os.fork. In the child, all signals are blocked until `settle` has run.
 
-    A signal handler of the parent that raises would otherwise unwind the child into the parent's code.
+    Otherwise a signal handler of the parent that raises could unwind the child into the parent's code.
 
-    Python's warning of a fork beside threads (3.12 and later) is suppressed: either the threads do no harm, or the
-    program asked for fork, or penstock has given a better warning.
+    Python's warning about forking a multi-threaded process (3.12 and later) is suppressed, because either the threads
+    are harmless, or the program asked for fork, or penstock has already given a better warning.
     """
     _flush()  # otherwise both processes would print what is still buffered
     before = block_signals()
@@ -298,9 +314,10 @@ def live(
     lifeline: int | None = None,
     sentinel: int = -1,
 ) -> NoReturn:
-    """Runs `main` in this process and exits. A forked process passes its `lifeline`, and is settled first.
+    """Runs `main` in this process, and exits.
 
-    Never returns, because no cleanup code of the parent may run in the child.
+    This function never returns, because no cleanup code of the parent may run in the child. A forked process passes
+    its `lifeline` (a pipe that the parent's death closes), and is first set up by `settle`.
     """
     code = 1
     try:
@@ -334,9 +351,10 @@ def _complain(number: int) -> None:
 
 
 def settle(lifeline: int) -> int:
-    """Gives this process a worker's signals and standard input, and ties its life to the parent's.
+    """Sets up signal handlers and standard input for a worker process, and makes it die with its parent.
 
-    Returns a descriptor that is readable when the parent is dead.
+    `lifeline` is the read end of a pipe that the parent's death closes. Returns a descriptor that becomes readable
+    when the parent is dead.
     """
     # Only the parent may finalize the cyclic garbage that it left, and a collection that looks at inherited objects
     # would copy their memory pages.
@@ -349,17 +367,18 @@ def settle(lifeline: int) -> int:
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         os.dup2(null, 0)
         os.close(null)
-        # A new stream: the old one may hold input that the parent has read ahead.
+        # A new stream, because the old one may hold input that the parent has read ahead.
         sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     return _arm(lifeline)
 
 
 def _arm(lifeline: int) -> int:
-    """Has the kernel kill this process when the parent's end of the lifeline is closed.
+    """Makes the kernel kill this process when the parent's end of the lifeline (a pipe) is closed.
 
-    The read end raises SIGKILL instead of SIGIO, which works inside a long C call too. It needs a file description
-    of its own, because the owner and the signal belong to the description.
-    Refused: PR_SET_PDEATHSIG, which fires when the thread that forked ends, not the process.
+    The kernel then sends SIGKILL instead of SIGIO to the owner of the read end, which works inside a long C call too.
+    This process opens its own file description of the read end, because the owner and the signal belong to the
+    description. Returns the new descriptor. PR_SET_PDEATHSIG is not used, because it sends the signal when the thread
+    that forked ends, and not when the parent process ends.
     """
     try:
         with no_fork():
@@ -369,7 +388,7 @@ def _arm(lifeline: int) -> int:
         fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(own, fcntl.F_SETFL, fcntl.fcntl(own, fcntl.F_GETFL) | os.O_ASYNC)
     except OSError:
-        # Without the signal, an idle worker ends when the pipe of tokens is closed, and a busy one after its task.
+        # Without the signal, an idle worker ends when the token pipe is closed, and a busy one after its task.
         return os.dup(lifeline)
     watch = select.poll()
     watch.register(own, 0)  # POLLHUP is always reported

@@ -2,8 +2,8 @@
 
 Libraries ask multiprocessing whether they run in a worker (`current_process()`, `parent_process()`), list and watch
 worker processes (`active_children()`), and authenticate themselves to managers and queues (`authkey`). Workers are
-not started by multiprocessing, but must look as if they were: the parent registers a handle for each worker, and a
-worker runs its main function as multiprocessing's own processes do, exit functions included.
+not started by multiprocessing, but must look as if they were. So the parent registers a handle for each worker, and a
+worker runs its main function in the same way as multiprocessing's own processes, including exit functions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _atexit: Any = atexit
 
 
 class Lineage(NamedTuple):
-    """What multiprocessing hands down from a process to its children, in types that marshal can write."""
+    """The data that multiprocessing hands down from a process to its children, in types that marshal can write."""
 
     identity: tuple[int, ...]
     config: dict[str, Any]
@@ -36,7 +36,7 @@ class Lineage(NamedTuple):
 
     @classmethod
     def of_children(cls, method: str) -> Lineage:
-        """The lineage of workers that this process starts."""
+        """Returns the lineage of the workers that this process starts."""
         parent: Any = multiprocessing.current_process()
         inherited = {name: value for name, value in parent._config.items() if isinstance(value, (str, bytes))}
         config = {**inherited, "authkey": bytes(parent.authkey), "daemon": True}
@@ -44,15 +44,15 @@ class Lineage(NamedTuple):
 
 
 def next_child() -> int:
-    """The number of the next child of this process."""
+    """Returns the serial number of this process's next child, and advances multiprocessing's counter."""
     return int(next(_known._process_counter))
 
 
 class Relative(BaseProcess):
-    """A process with the name, the flags and the key that multiprocessing would have given to it."""
+    """A process with the name, the flags and the authentication key that multiprocessing would have given it."""
 
     def __init__(self, lineage: Lineage, child: int) -> None:
-        # Not BaseProcess.__init__: it describes a child that this process is about to start.
+        # BaseProcess.__init__ is not called, because it describes a child that this process is about to start.
         self._identity = (*lineage.identity, child)
         self._name = "Process-" + ":".join(map(str, self._identity))
         self._config = {**lineage.config, "authkey": _known.AuthenticationString(lineage.config["authkey"])}
@@ -62,7 +62,7 @@ class Relative(BaseProcess):
 
 
 class CurrentWorker(Relative):
-    """In a worker: the object that `multiprocessing.current_process()` returns."""
+    """The object that `multiprocessing.current_process()` returns in a worker."""
 
     def __init__(self, lineage: Lineage, child: int) -> None:
         super().__init__(lineage, child)
@@ -70,7 +70,7 @@ class CurrentWorker(Relative):
         self._work: Callable[[], object] = bool
 
     def live(self, work: Callable[[], None], parent_sentinel: int) -> int:
-        """Calls `work`, with what multiprocessing does in a process before and after it. Returns the exit code."""
+        """Calls `work` in the same way as multiprocessing runs a process. Returns the exit code."""
         self._work = work
         if not _EXITS_AFTERWARDS:
             return int(self._bootstrap(parent_sentinel))  # type: ignore[attr-defined]
@@ -88,9 +88,10 @@ class CurrentWorker(Relative):
 
 @contextmanager
 def inheriting(itself: Relative) -> Iterator[None]:
-    """In a fresh interpreter: gives the current process a worker's name and key, for code that unpickling runs.
+    """Context manager for a fresh interpreter, which gives the process a worker's name and authentication key.
 
-    `_inheriting` makes proxies of a manager register when the worker begins, and not when they are unpickled.
+    The code that runs during unpickling may ask for the name and the key. The attribute `_inheriting` makes a
+    manager's proxies register when the worker begins, and not when they are unpickled.
     """
     current: Any = multiprocessing.current_process()
     current.name, current.authkey, current._inheriting = itself.name, itself.authkey, True
@@ -101,7 +102,7 @@ def inheriting(itself: Relative) -> Iterator[None]:
 
 
 class Child(Relative):
-    """In the parent: a worker that `active_children()` lists. A subclass has the handle of the process."""
+    """A worker that `active_children()` lists in the parent. A subclass has the handle of the process."""
 
     def register(self) -> None:
         self._popen = _ChildPopen(self)
@@ -113,7 +114,10 @@ class Child(Relative):
 
 
 class _ChildPopen:
-    """Stands for a Popen object: `active_children()` calls `poll`, and the interpreter's exit calls `terminate`."""
+    """A replacement for multiprocessing's Popen object.
+
+    `active_children()` calls `poll`, and the interpreter's exit calls `terminate`.
+    """
 
     def __init__(self, child: Child) -> None:
         self._child = child
@@ -122,12 +126,13 @@ class _ChildPopen:
         return self._child.exitcode
 
     def terminate(self) -> None:
-        # Not here: multiprocessing would wait for a worker that may ignore SIGTERM. The engine's finalizer ends it.
+        # The worker is not ended here, because multiprocessing would then wait for it, and it may ignore SIGTERM. The
+        # engine's finalizer ends it.
         _known._children.discard(self._child)
 
 
 def _disown() -> None:
-    """In a forked process: removes the parent's workers, which this process must neither list nor end."""
+    """Makes a forked process forget the parent's workers, which it must neither list nor end."""
     _known._children = {child for child in _known._children if not isinstance(child, Child)}
 
 

@@ -1,4 +1,4 @@
-"""The loop of a worker process."""
+"""The main loop of a worker process."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ from penstock.backends._stack import tell_when_asked
 
 
 def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
-    """Claims tasks, runs them and replies, until the worker takes a leave or the parent closes the pipe of tokens.
+    """Claims tasks, runs them and replies, until the worker is asked to exit or the parent closes the token pipe.
 
-    `number` encodes the worker's id and its seat: see `SEATS`.
+    The token pipe announces tasks. `number` encodes the worker's id and its seat, the worker slot (see `SEATS`).
+    `fds` maps names to the descriptors that the worker got from its parent.
     """
     job = payload() if isinstance(payload, weakref.ref) else payload
     assert isinstance(job, Job)
@@ -57,8 +58,8 @@ def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
 def _give_way() -> None:
     """Asks the kernel not to preempt the parent whenever this process wakes up.
 
-    This avoids context switches during the training step, and gives more batches per second if steps are small and
-    workers share cores with the parent (docs/decisions/0008).
+    This avoids context switches during the training step. It gives more batches per second if steps are small and
+    workers share cores with the parent (see docs/decisions/0008).
     """
     if hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_OTHER:
         with suppress(OSError):  # a sandbox may forbid it

@@ -1,7 +1,7 @@
 """The worker on a node. It runs in the main thread of an actor's process, and serves one driver over one link.
 
-A second thread receives. So the worker can report its stack while the main thread runs the user's code, and the
-process ends with its connection even then.
+A second thread receives frames (messages). So the worker can report its stack while the main thread runs the user's
+code, and the process ends when its connection ends, even in the middle of that code.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from penstock.backends._ray.remote import Call
 # Seconds that the main thread has to finish after the driver is gone.
 _GRACE = 1.0
 
-# Nanoseconds between two replies that carry all figures, 8 KB.
+# Nanoseconds between two replies that carry all of the worker's counters (8 KB).
 _WHOLE = 100_000_000
 
 _MOST_VOID = 64
@@ -61,7 +61,10 @@ _NOTHING = bytes(REPLY.size)
 
 
 def serve(call: tuple[Any, ...], node: str, fetch: Callable[[], Any]) -> None:
-    """Serves the driver until the driver dismisses the worker, or is gone. `fetch` returns the shipped job."""
+    """Serves the driver until the driver dismisses the worker or is gone.
+
+    `call` contains the fields of a `Call`. `fetch` is a function that returns the pickled job.
+    """
     address, encrypted, token, worker, seat = Call._make(call)
     link = connect(address, encrypted, token, this_process(worker, node, perf_counter_ns()))
     ended = threading.Event()
@@ -103,7 +106,10 @@ def _serve(link: Link, worker: int, seat: int, node: str, fetch: Callable[[], An
 
 
 class StrayArrays:
-    """The strays of one reply, which are sent after it."""
+    """The strays of one reply, which are sent after the reply.
+
+    A stray is a batch that is too large for the memory reserved for it.
+    """
 
     def __init__(self) -> None:
         self.made: list[tuple[int, NDArray[np.uint8]]] = []
@@ -117,7 +123,10 @@ class StrayArrays:
 
 
 class Inbox:
-    """Receives frames in a separate thread. `orders`: a queue of tasks and changes, with None at the end."""
+    """Receives frames (messages) in a separate thread. `orders` is a queue of tasks and of changes of the dataset.
+
+    The queue ends with None.
+    """
 
     def __init__(self, link: Link, gauges: Gauges, ended: threading.Event) -> None:
         self._link, self._gauges, self._ended = link, gauges, ended
@@ -157,7 +166,7 @@ class Inbox:
 
 
 class Loop:
-    """Carries out the orders of the inbox, one after another."""
+    """Carries out the orders from the inbox (tasks, and changes of the dataset), one after another."""
 
     def __init__(
         self, link: Link, inbox: Inbox, executor: TaskExecutor, gauges: Gauges, strays: StrayArrays, seat: int
@@ -185,7 +194,7 @@ class Loop:
             reply = self._executor.do(notice, root, self._begin)
             used = min(used_bytes(reply), len(root))
         inbox.void.discard(seq)
-        # An array of keys stands before the batch. It is not sent, because the driver has it.
+        # An array of keys comes before the batch. It is not sent, because the driver has it.
         start = min(used, max(0, notice.keys))
         strays, self._strays.made = self._strays.made, []
         figures = self._figures()
@@ -200,7 +209,7 @@ class Loop:
         return seq not in self._inbox.void
 
     def _slab(self, capacity: int) -> NDArray[np.uint8]:
-        """Returns memory for a batch. It is reused: a batch is sent before the next one is begun."""
+        """Returns memory for a batch. All batches share it, because each is sent before the next one begins."""
         if len(self._memory) < capacity:
             self._memory = np.frombuffer(mapped(None, capacity), np.uint8)
         return self._memory[:capacity]

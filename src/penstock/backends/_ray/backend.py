@@ -1,7 +1,7 @@
-"""Workers are actors on the nodes of a Ray cluster.
+"""The backend whose workers are actors on the nodes of a Ray cluster.
 
 Ray places the actors, ships the job and reports which actors have died. Tasks and batches go over one TCP connection
-for each worker: see `exchange.py`. `cluster.py` is the only module that knows Ray.
+per worker (see `exchange.py`). Only `cluster.py` uses Ray directly.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _GRACE = 1.0
 
 
 class RayBackend(Exchange, Backend):
-    """The backend for Ray. Use `start` to make one.
+    """The backend for Ray. Use `start` to create one.
 
-    `patience`: seconds after which an error is raised if no worker has started. `shipped`: seconds that it took to
-    send the job to the cluster.
+    `patience` is the number of seconds after which an error is raised if no worker has started. `shipped` is the
+    number of seconds that it took to send the job to the cluster.
     """
 
     copies_dataset = True
@@ -147,7 +147,7 @@ class RayBackend(Exchange, Backend):
         return self._asked(mine or [remote for remote in busy if remote.state is not RemoteWorkerState.COMING])
 
     def _asked(self, remotes: list[RemoteWorker]) -> list[Doing]:
-        """Asks workers what they are doing: all of them first, and then it waits for the answers."""
+        """Asks all these workers what they are doing, then waits for the answers and returns them."""
         ticket, deadline = next(self._tickets), time.monotonic() + _STACKS
         for remote in remotes:
             remote.ask(ticket)
@@ -200,7 +200,7 @@ class RayBackend(Exchange, Backend):
     # Patience.
 
     def _check_patience(self) -> float:
-        """Returns the seconds that `poll` may wait until the next check. Raises if no worker has started in time."""
+        """Returns how many seconds `poll` may wait until the next check. Raises if no worker has started in time."""
         with self._lock:
             if self._ledger.all_joined:
                 return LONGEST_WAIT
@@ -229,7 +229,7 @@ class RayBackend(Exchange, Backend):
         return LONGEST_WAIT
 
     def _shortage(self, workers: int) -> str:
-        """Says what is known about why this many workers have not started."""
+        """Returns a message with the likely reasons why this many workers have not started."""
         silent = self._silent_nodes().items()
         known = [f"Node {node} has not answered for {seconds:.0f} s." for node, seconds in silent]
         if known:

@@ -1,4 +1,4 @@
-"""How driver and worker prove to each other that they have the token, without sending it. Pure: no I/O.
+"""Driver and worker prove to each other that they have the token, without sending it. This module does no I/O.
 
     worker   PREFACE, its nonce                       ->
                                                       <-   PREFACE, the driver's nonce, the driver's proof
@@ -6,11 +6,13 @@
     worker   the hello                                ->
                                                       <-   ADMITTED
 
-A proof is the HMAC-SHA256, with the token as the key, of PREFACE, the role of the prover and both nonces. Both nonces
-are new for each connection, so a recorded proof is worthless in another one. The roles differ, so a proof that is
-sent back to its author proves nothing. ADMITTED tells a worker that the driver has accepted its hello.
+A proof is the HMAC-SHA256, with the token as the key, of PREFACE, the prover's role and both nonces. Both nonces are
+new for each connection, so a recorded proof is worthless in another connection. The roles differ, so a proof that is
+sent back to its author proves nothing. ADMITTED tells a worker that the driver has accepted its hello (its
+description of itself).
 
-Each end is a state machine. It `wants` a number of bytes, takes them in any pieces, and returns the bytes to send:
+Each end is a state machine. Its attribute `wants` is the number of bytes that it waits for. It takes them in pieces
+of any size, and returns the bytes to send:
 
     Driver   GREETED: 41 bytes -> PROVED: 36 bytes -> TOLD: as many as the worker has announced -> DONE
     Worker   GREETED: 73 bytes -> LET_IN: 1 byte -> DONE
@@ -36,7 +38,7 @@ _LENGTH = struct.Struct("<I")
 
 
 class ChallengeState(enum.Enum):
-    """What an end of the connection waits for."""
+    """What one end of the connection is waiting for."""
 
     GREETED = "the preface and the nonce of the other end; from the driver also its proof"
     PROVED = "the proof of the worker"
@@ -46,7 +48,10 @@ class ChallengeState(enum.Enum):
 
 
 class Refused(Exception):
-    """The other end is not the expected one. `answer`: bytes that may be sent to it before the connection closes."""
+    """Raised if the other end is not the expected one.
+
+    `answer` contains bytes that may be sent to the other end before the connection is closed.
+    """
 
     def __init__(self, why: str, answer: bytes = b"") -> None:
         super().__init__(why)
@@ -54,9 +59,10 @@ class Refused(Exception):
 
 
 class Challenge:
-    """One end of a connection. `wants`: the number of bytes that it waits for, and the most that it takes at once.
+    """The state machine of one end of a connection.
 
-    `greeting`: the bytes that it sends before it has received anything.
+    `wants` is the number of bytes that it waits for, which is also the most that it takes at once. `greeting`
+    contains the bytes that it sends before it has received anything.
     """
 
     greeting = b""
@@ -82,7 +88,7 @@ class Challenge:
         return self._answer(message)
 
     def _check_preface(self, begun: bytes) -> None:
-        """Refuses at the first wrong byte, without waiting for more bytes of another protocol."""
+        """Raises Refused at the first wrong byte, instead of waiting for more bytes of another protocol."""
         if not NAME.startswith(begun[: len(NAME)]):
             raise Refused("it does not speak penstock's protocol")
         if not PREFACE.startswith(begun):
@@ -104,7 +110,7 @@ class Challenge:
 
 
 class DriverEnd(Challenge):
-    """The driver's end. `hello`: the worker's description of itself, once the state is DONE."""
+    """The driver's side of the challenge. Once the state is DONE, `hello` is the worker's description of itself."""
 
     def __init__(self, token: bytes, nonce: bytes) -> None:
         super().__init__(token, nonce, len(PREFACE) + NONCE_SIZE)
@@ -128,7 +134,10 @@ class DriverEnd(Challenge):
 
 
 class WorkerEnd(Challenge):
-    """The worker's end, which sends first. It sends its hello only after the driver's proof."""
+    """The worker's side of the challenge, which sends the first message.
+
+    It sends its hello (the worker's description of itself) only after the driver has proved that it has the token.
+    """
 
     def __init__(self, token: bytes, nonce: bytes, hello: bytes) -> None:
         super().__init__(token, nonce, len(PREFACE) + NONCE_SIZE + PROOF_SIZE)

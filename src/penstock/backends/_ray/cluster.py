@@ -1,16 +1,16 @@
-"""The only module that imports Ray. It starts and kills actors, ships the job, and reports which actors have died.
+"""Starts and kills Ray actors, ships the job, and reports which actors have died. Only this module imports Ray.
 
-Facts about Ray 2.60 that this module relies on:
+It relies on these facts about Ray 2.60:
 
-- After `ray.shutdown()` almost any call of Ray starts a new cluster. So `is_there` comes before every call.
-- The callback of a future must not call Ray: `ray.kill` would wait for the thread that it runs in. And a reference
-  whose callback is pending must not be dropped: that aborts the process.
-- Methods of a plain actor run in its main thread, which the user's code may need. With concurrency groups they do
-  not.
-- A node that is cut off counts as alive for 15 s or longer, and its resources count as free. An actor that is placed
-  there waits until Ray declares the node dead.
-- The class of an actor is pickled by value if it is local to a function. So a node without penstock can unpickle it,
-  and report that penstock is missing.
+- After `ray.shutdown()`, almost any call of Ray starts a new cluster. So `is_there` is checked before every call.
+- The callback of a future must not call Ray, because `ray.kill` would wait for the thread in which the callback runs.
+  A reference whose callback is pending must not be dropped, because that aborts the process.
+- Methods of a plain actor run in the actor's main thread, which the user's code may need. With concurrency groups,
+  they run in other threads.
+- A node that is cut off from the network counts as alive for 15 s or longer, and its resources count as free. An
+  actor that is placed on such a node waits until Ray declares the node dead.
+- An actor's class is pickled by value if it is local to a function. So a node without penstock can unpickle it, and
+  report that penstock is missing.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _CLIENT = (
 )
 
 _pending: set[Any] = set()
-"""References whose callbacks have not been called yet."""
+"""Ray's object references whose callbacks have not been called yet."""
 
 
 class RayCluster:
-    """The cluster that this process is connected to. `options`: Ray's options for the actors."""
+    """The cluster that this process is connected to. `options` are Ray's options for the actors."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         if not ray.is_initialized():
@@ -65,8 +65,8 @@ class RayCluster:
         if not self.is_there():
             raise RuntimeError("Ray was shut down, or another cluster is in use now.")
         actor = _worker_class().options(**_elsewhere(self._options, avoid)).remote()
-        # A plain tuple can be unpickled without penstock. In a list, the reference is not resolved before the call:
-        # the worker says hello first, and then fetches the job.
+        # A plain tuple can be unpickled without penstock. In a list, the reference is not resolved before the call,
+        # so that the worker says hello first, and then fetches the job.
         reference = actor.serve.remote(tuple(call), [shipped])
         _pending.add(reference)
         reference.future().add_done_callback(partial(_ended, reference, told))
@@ -117,7 +117,7 @@ def _worker_class() -> Any:
 
 
 def actors_that_fit(options: Mapping[str, Any]) -> int | None:
-    """Returns how many actors with these options an empty cluster can hold; None if there is no cluster."""
+    """Returns how many actors with these options an empty cluster can hold, or None if there is no cluster."""
     if not ray.is_initialized():
         return None
     whole = ray.cluster_resources()
@@ -130,16 +130,17 @@ def _job() -> str:
 
 
 def _wanted(options: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the resources that one actor takes, under the names that Ray counts them by."""
+    """Returns the resources that one actor takes, under the names that Ray uses to count them."""
     named = {"CPU": options.get("num_cpus"), "GPU": options.get("num_gpus"), "memory": options.get("memory")}
     wanted = {**named, **(options.get("resources") or {})}
     return {name: float(amount) for name, amount in wanted.items() if amount}
 
 
 def _elsewhere(options: dict[str, Any], avoid: Collection[str]) -> dict[str, Any]:
-    """Returns the options for an actor that should avoid these nodes. A strategy of the user's is not changed.
+    """Returns the options for an actor that should avoid these nodes.
 
-    The preference is soft: if no other node has room, the actor is placed on one of these nodes.
+    The preference is soft: if no other node has room, the actor is placed on one of these nodes. If the user has
+    chosen a scheduling strategy, the options are returned unchanged.
     """
     if not avoid or options["scheduling_strategy"] not in ("SPREAD", "DEFAULT"):
         return options
@@ -171,6 +172,6 @@ _CAUSES = re.compile(r"\s*(Some common causes include|There are some potential r
 
 
 def _reason(error: BaseException) -> str:
-    """Returns the last line of Ray's text, which says how the actor died."""
+    """Returns the last line of Ray's error message, which says how the actor died."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {_CAUSES.sub('', lines[-1]).rstrip('.')}" if lines else type(error).__name__

@@ -1,13 +1,15 @@
-"""The door is where workers connect to the driver. It keeps out all others.
+"""The door, where workers connect to the driver. It keeps out all other connections.
 
 One thread accepts all connections and does their handshakes, without waiting for any of them. A connection is a
-*stranger* until the other end has proved that it has the token. Then it becomes a link, with a thread of its own. A
-stranger costs only a descriptor and a few hundred bytes, for at most ten seconds, and there are at most MOST of them:
+*stranger* until the other end has proved that it has the token. Then it becomes a link with its own thread. A
+stranger costs only a descriptor and a few hundred bytes, for at most ten seconds, and there are at most MOST
+strangers:
 
-- If one more comes, a random stranger is dropped, of the network address that has most of them. So a machine that
-  floods the door displaces its own connections, and not workers of other machines. A worker on that same machine may
-  be dropped, but never for certain, however fast strangers come: it tries again, and gets in. (If the oldest stranger
-  were dropped, fast connections would shut the worker out for good; if the newest were, silent connections would.)
+- If there are too many strangers, the door picks the network address that has the most, and drops one stranger from
+  that address at random. So a machine that floods the door displaces its own connections, and not workers on other
+  machines. A worker on that same machine may be dropped, but never with certainty, no matter how fast strangers come.
+  It tries again, and gets in eventually. (If the oldest stranger were dropped, fast connections would shut the worker
+  out for good. If the newest were dropped, silent connections would do so.)
 - Before a stranger is dropped, the bytes that it has sent are read.
 - If there is no descriptor or memory for another connection, one stranger is dropped, and accepting pauses.
 """
@@ -35,7 +37,10 @@ from penstock.backends._ray.handshake import Hello
 from penstock.backends._ray.link import DRIVER_PATIENCE, Link
 
 MOST = 128
-"""The largest number of strangers. Each takes a descriptor, and the usual limit of a process is 1,024."""
+"""The maximum number of strangers (unproved connections).
+
+Each stranger takes a file descriptor, and a process may usually have 1,024 of them.
+"""
 
 _SECONDS = 10.0  # for a whole handshake
 _PAUSE = 0.1  # seconds without accepting, after accepting has failed
@@ -43,17 +48,20 @@ _AT_ONCE = 16  # connections to accept before strangers are read again
 
 
 class Stranger:
-    """A connection whose other end has not proved yet that it has the token."""
+    """A connection whose other end has not yet proved that it has the token."""
 
     def __init__(self, sock: socket.socket, host: str, token: bytes, tls: ssl.SSLContext | None) -> None:
         self.sock = sock
-        # The first half of an IPv6 address: a machine can choose the second half itself.
+        # Only the first half of an IPv6 address, because a machine can choose the second half itself.
         self.network = socket.inet_pton(sock.family, host.partition("%")[0])[:8]
         self.deadline = time.monotonic() + _SECONDS
         self.challenge, self.handshake = handshake.awaited(token, tls)
 
     def hear(self) -> bool:
-        """Receives the bytes that have arrived, and answers. True once the stranger has proved to be a worker."""
+        """Receives the bytes that have arrived, and answers.
+
+        Returns True once the other end has proved that it has the token.
+        """
         data = self.sock.recv(self.handshake.wants)
         if not data:
             raise EOFError("the connection has ended")
@@ -72,9 +80,10 @@ class Stranger:
 
 
 class Door:
-    """Listens on a free port of one address. A new thread calls `serve(link, hello)` for each worker that connects.
+    """Listens on a free port of the given address, and calls `serve(link, hello)` for each worker that connects.
 
-    `refused`: how many strangers were dropped.
+    Each call runs in a new thread. `hello` is the worker's description of itself. `refused` is the number of
+    connections that were dropped because the other end did not prove to be a worker.
     """
 
     def __init__(self, address: str, tls: ssl.SSLContext | None, serve: Callable[[Link, Hello], None]) -> None:
@@ -129,7 +138,10 @@ class Door:
                 self._drop(stranger)
 
     def _wait(self, paused: float) -> float | None:
-        """Returns the milliseconds until the next deadline, or the end of the pause; None if there is neither."""
+        """Returns the milliseconds until the next handshake's deadline, or until the pause in accepting ends.
+
+        Returns None if there is neither.
+        """
         oldest = next(iter(self.strangers.values()), None)
         due = [] if oldest is None else [oldest.deadline]
         if paused:
@@ -137,7 +149,7 @@ class Door:
         return max(0.0, min(due) - time.monotonic()) * 1000 + 1 if due else None
 
     def _accept(self) -> bool:
-        """Accepts waiting connections. Returns False if the system has no descriptor or memory for another."""
+        """Accepts waiting connections. Returns False if the system has no descriptor or memory for another one."""
         for _ in range(_AT_ONCE):
             try:
                 with no_fork():  # until it is among the strangers, which a forked child closes
@@ -156,14 +168,14 @@ class Door:
         return True
 
     def _make_room(self) -> None:
-        """Drops a random stranger of the network address that has most of them."""
+        """Drops a random stranger (unproved connection) from the network address that has the most strangers."""
         networks = Counter(stranger.network for stranger in self.strangers.values())
         for network, _ in networks.most_common(1):
             # Not from `random`, whose generator belongs to the caller.
             self._expel(secrets.choice([each for each in self.strangers.values() if each.network == network]))
 
     def _expel(self, stranger: Stranger) -> None:
-        """Drops the stranger, unless bytes that have arrived meanwhile prove it to be a worker."""
+        """Drops the stranger (unproved connection), unless bytes that have just arrived prove that it is a worker."""
         self._hear(stranger)
         if stranger.sock.fileno() in self.strangers:
             self._drop(stranger)
@@ -227,7 +239,7 @@ class Door:
             os.eventfd_write(self._bell, 1)
 
     def close(self, deadline: float) -> None:
-        """Cuts all connections, and waits until their threads have ended, or the deadline has passed."""
+        """Cuts all connections, and waits until their threads have ended or the deadline has passed."""
         self._stop()
         self._join(self._thread, deadline)  # from here on, there are no new links
         with self._lock:
@@ -247,7 +259,7 @@ class Door:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def leave_to_parent(self) -> None:
-        """Closes the port and the strangers in a forked child, without ending the connections of the parent."""
+        """Closes the port and all unproved connections in a forked child, without ending the parent's connections."""
         for sock in (self._listener, *(stranger.sock for stranger in self.strangers.values())):
             with suppress(OSError):
                 os.close(sock.detach())

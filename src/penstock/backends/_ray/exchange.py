@@ -1,10 +1,11 @@
-"""The exchange sends tasks and receives batches. The caller's thread and the receiving threads share it.
+"""Sends tasks to workers on other nodes, and receives their batches.
 
-Each connection has a thread that receives batches directly into the slabs, and sends the next task, so that workers
-are busy while the caller is in its training step. `ledger.py` decides which worker gets which task.
+Each connection has a thread that receives batches directly into the slabs (the memory for batches), and sends the
+next task. So workers are busy while the caller is in its training step. The caller's thread and these threads share
+one `Exchange`. `ledger.py` decides which worker gets which task.
 
-Only that thread reports the end of its worker, as its last act. So once the engine knows that a worker is lost, no
-byte from that worker is written to a slab any more, even if the worker is alive.
+Only the connection's thread reports the end of its worker, as its last act. So once the engine knows that a worker is
+lost, no byte from that worker is written to a slab any more, even if the worker is alive.
 """
 
 from __future__ import annotations
@@ -56,16 +57,16 @@ _QUICK = 50_000_000  # ns
 # Seconds to wait for Ray's reason after the connection of a worker has ended.
 _REASON = 0.5
 
-# Seconds to wait until Ray has killed workers. If the cluster is gone, that may take for ever.
+# Seconds to wait until Ray has killed workers. If the cluster is gone, that may take forever.
 _GRACE = 1.0
 
 _SILENT = 60.0  # seconds for which a node that did not answer is avoided
 
-_TOOK = 8  # index of the field of a reply with its nanoseconds
+_TOOK = 8  # index of the reply's field that holds the duration in ns
 
 
 class Posted(NamedTuple):
-    """A task that is not answered yet: the rest of its frame, its first step, and the memory of its slab."""
+    """A task that has not been answered yet: the bytes to send, its steps, and the memory for its batch."""
 
     notice: bytes
     keys: bytes
@@ -76,7 +77,10 @@ class Posted(NamedTuple):
 
 
 class LinkStrays:
-    """Strays that have arrived and were not taken yet. `nbytes`: the memory of all strays that are still in use."""
+    """Strays (batches that were too large for the memory reserved for them) that have arrived and were not taken yet.
+
+    `nbytes` is the size of all strays that are still in use, including those that were taken.
+    """
 
     def __init__(self) -> None:
         self._arrived: dict[tuple[int, int], NDArray[np.uint8]] = {}
@@ -99,7 +103,7 @@ class LinkStrays:
 
 
 class Exchange:
-    """The state that all threads share, guarded by one lock, and the handling of received frames."""
+    """The state that all threads share, guarded by one lock, and the code that handles received frames (messages)."""
 
     def __init__(self, cluster: Cluster, assigned: bool) -> None:
         self._cluster = cluster
@@ -112,7 +116,7 @@ class Exchange:
         self._changes: list[bytes] = []
         self._closed = False
         self._alone_since = time.monotonic()  # when the last worker was lost
-        self._silent: dict[str, float] = {}  # by node that does not answer: since when
+        self._silent: dict[str, float] = {}  # node that does not answer -> since when
         self._versions = handshake.versions()
         self._warned: set[str] = set()
         self._names: dict[int, str] = {}
@@ -122,7 +126,7 @@ class Exchange:
         self._news: SimpleQueue[Callable[[], Outcome | None] | None] = SimpleQueue()
 
     def flush(self) -> None:
-        """Sends waiting tasks to workers, and dismisses the workers that leave."""
+        """Sends waiting tasks to workers, and dismisses the workers that should leave."""
         with self._lock:
             links = self._dealt()
         for link in links:
@@ -148,7 +152,7 @@ class Exchange:
             remote.ended.set()
 
     def _welcomed(self, link: Link, hello: Hello) -> RemoteWorker | None:
-        """Returns the worker at the other end; None if it is not expected, or cannot be used."""
+        """Welcomes the worker at the other end and returns it, or None if it is unexpected or cannot be used."""
         with self._lock:
             remote = self._remotes.get(hello.worker)
             if remote is None or remote.state is not RemoteWorkerState.COMING or self._closed:
@@ -170,7 +174,7 @@ class Exchange:
         return remote
 
     def _receive(self, remote: RemoteWorker, link: Link) -> None:
-        """Receives and handles one frame."""
+        """Receives and handles one frame (message)."""
         kind, one, two, three, four, five = link.receive_head()
         if kind == REPLIED:
             self._receive_reply(remote, link, one, (two, three), four, five)
@@ -197,7 +201,11 @@ class Exchange:
     def _receive_reply(
         self, remote: RemoteWorker, link: Link, seq: int, piece: tuple[int, int], strays: int, figures: int
     ) -> None:
-        """Receives a reply, then its bytes for the slab (`piece`: start and size), then its strays."""
+        """Receives a reply, then the reply's bytes for the slab (the memory reserved for the batch), then its strays.
+
+        `piece` contains the offset and the size of these bytes in the slab. `strays` is the number of strays (batches
+        that were too large for their slab). `figures` is the size of the worker's counters in bytes.
+        """
         start, size = piece
         data = link.receive(REPLY.size + figures + strays * STRAY.size)
         reply, told = bytes(data[: REPLY.size]), data[REPLY.size : REPLY.size + figures]
@@ -227,13 +235,16 @@ class Exchange:
             each.push()
 
     def _begin(self, remote: RemoteWorker) -> None:
-        """Notes that the worker begins its next task now."""
+        """Records that the worker begins its next task now."""
         is_busy = self._ledger.has(remote.id) is not None
         remote.began = time.monotonic()
         self.gauges.begun(remote.seat, time.perf_counter_ns() if is_busy else 0)
 
     def _dealt(self) -> list[Link]:
-        """Queues tasks and dismissals, and returns the links that have to be pushed. The caller holds the lock."""
+        """Queues tasks and requests to exit. Returns the links (connections) on which the caller must call `push`.
+
+        The caller must hold the lock.
+        """
         links: dict[Link, None] = {}
         for worker in self._ledger.leave():
             remote = self._remotes[worker]
@@ -256,7 +267,7 @@ class Exchange:
         return [*links]
 
     def _told(self, remote: RemoteWorker, end: ProcessEnd) -> None:
-        """Notes how the process of a worker has ended. A thread of the cluster calls this."""
+        """Records how a worker's process has ended. A thread of the cluster calls this."""
         remote.end = end
         remote.told.set()
         with self._lock:
@@ -316,14 +327,20 @@ class Exchange:
         return seq, steps
 
     def _silent_nodes(self) -> dict[str, float]:
-        """Returns the nodes that do not answer, with the seconds of silence. A node is tried again after a minute."""
+        """Returns the nodes that do not answer, each with the number of seconds for which it has been silent.
+
+        A node is tried again after a minute.
+        """
         now = time.monotonic()
         with self._lock:
             self._silent = {node: since for node, since in self._silent.items() if now < since + _SILENT}
             return {node: now - since for node, since in self._silent.items()}
 
     def _kill(self, remotes: list[RemoteWorker]) -> None:
-        """Cuts the connections of workers, and lets Ray kill them. Waits only a second: the cluster may be gone."""
+        """Cuts the workers' connections, and lets Ray kill the workers.
+
+        Waits at most a second for Ray, because the cluster may be gone.
+        """
         for remote in remotes:
             if remote.link is not None:
                 remote.link.cut()
@@ -345,7 +362,7 @@ class Exchange:
 
 
 def _memory(size: int) -> NDArray[np.uint8]:
-    """Returns new memory, aligned to pages."""
+    """Returns new memory that is aligned to pages."""
     return np.frombuffer(mapped(None, max(1, size)), np.uint8, size)
 
 

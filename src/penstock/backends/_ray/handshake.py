@@ -3,8 +3,8 @@
     worker   connects --challenge, hello--> waits for WELCOME --unpacks the job--> READY, or BROKEN with the error
     driver   listens on the node's address, and drops connections without the token (see `door.py`)
 
-The token is 32 random bytes. Ray passes it to the worker; it is never sent on these connections (see `challenge.py`).
-Neither side unpickles anything before the other has proved that it has the token.
+The token is 32 random bytes. Ray passes it to the worker. It is never sent over these connections (see
+`challenge.py`). Neither side unpickles anything before the other side has proved that it has the token.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from penstock.backends._ray.challenge import (
 from penstock.backends._ray.link import WORKER_PATIENCE, Link, Secure
 
 _CONNECT = 10.0  # seconds for a connection to be made
-_PATIENCE = WORKER_PATIENCE / 1000  # seconds for all attempts of a worker: the driver may be suspended
+_PATIENCE = WORKER_PATIENCE / 1000  # seconds for all attempts of a worker, because the driver may be suspended
 _PAUSE = 0.02, 0.2  # seconds between two attempts
-_PIECE = 1 << 14  # bytes of TLS that are received at once
+_PIECE = 1 << 14  # the most bytes of TLS that are received at once
 
 
 _TLS_FILES = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
 
 
 class Hello(NamedTuple):
-    """A worker's description of itself. `clock`: the worker's `time.perf_counter_ns` at that moment."""
+    """A worker's description of itself. `clock` is its `time.perf_counter_ns` when it wrote the description."""
 
     worker: int
     pid: int
@@ -63,7 +63,7 @@ class TlsFiles(NamedTuple):
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> TlsFiles | None:
-        """Returns the files that this node's environment names; None if Ray does not use TLS."""
+        """Returns the files that this node's environment variables name, or None if Ray does not use TLS."""
         if environment.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
             return None
         files = [environment.get(name, "") for name in _TLS_FILES]
@@ -76,7 +76,7 @@ class TlsFiles(NamedTuple):
         return cls(*files)
 
     def context(self, *, server: bool) -> ssl.SSLContext:
-        """Returns a TLS context with which each side shows its certificate and checks that of the other."""
+        """Returns a TLS context with which each side shows its own certificate and checks the other side's."""
         purpose = ssl.Purpose.CLIENT_AUTH if server else ssl.Purpose.SERVER_AUTH
         context = ssl.create_default_context(purpose, cafile=self.authority)
         context.load_cert_chain(self.certificate, self.key)
@@ -85,7 +85,7 @@ class TlsFiles(NamedTuple):
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions that must be, or should be, the same on both sides."""
+    """Returns the versions of Python and of the packages that must or should be the same on both sides."""
     ours: str = sys.modules["penstock"].__version__
     found = {"python": platform.python_version(), "penstock": ours, "numpy": np.__version__}
     for guest in GUESTS:
@@ -96,7 +96,7 @@ def versions() -> dict[str, str]:
 
 
 def refusal(ours: Mapping[str, str], theirs: Mapping[str, str], node: str) -> str:
-    """Returns why a worker on this node cannot be used; "" if it can."""
+    """Returns why a worker on this node cannot be used, or "" if it can."""
     major = ".".join(ours["python"].split(".")[:2])
     wrong = []
     if not theirs["python"].startswith(f"{major}."):
@@ -112,7 +112,10 @@ def refusal(ours: Mapping[str, str], theirs: Mapping[str, str], node: str) -> st
 
 
 def difference(ours: Mapping[str, str], theirs: Mapping[str, str], node: str) -> str:
-    """Returns the versions that may make batches differ, or "". Guests count only if this process uses them."""
+    """Returns a message about versions that may make batches differ, or "" if there are none.
+
+    The versions of guests (array libraries such as torch) count only if this process has imported them.
+    """
     names = ["numpy", *(guest for guest in GUESTS if guest in sys.modules)]
     found = [
         f"{name} {theirs[name]}, and the driver has {name} {ours[name]}"
@@ -125,7 +128,7 @@ def difference(ours: Mapping[str, str], theirs: Mapping[str, str], node: str) ->
 
 
 def listen(address: str) -> socket.socket:
-    """Returns a socket that listens on a free port, and on this address only."""
+    """Returns a socket that listens on a free port of this address only."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.create_server((address, 0), family=family, backlog=1024)
     listener.setblocking(False)
@@ -133,7 +136,10 @@ def listen(address: str) -> socket.socket:
 
 
 class Handshake:
-    """The bytes of one handshake: a challenge, inside TLS if `secure` is given. Does no I/O."""
+    """One side of a handshake, which computes the bytes to send from the bytes received. Does no I/O.
+
+    The handshake consists of a challenge, which is sent inside TLS if `secure` is given.
+    """
 
     def __init__(self, challenge: Challenge, secure: Secure | None) -> None:
         self._challenge, self.secure = challenge, secure
@@ -145,7 +151,7 @@ class Handshake:
 
     @property
     def wants(self) -> int:
-        """How many bytes may be received now. Bytes after the handshake belong to the link."""
+        """The number of bytes that may be received now. Any bytes after the handshake must be left for the link."""
         return self._challenge.wants if self.secure is None else _PIECE
 
     def begin(self) -> bytes:
@@ -153,7 +159,10 @@ class Handshake:
         return self._challenge.greeting if self.secure is None else self.receive(b"")
 
     def receive(self, data: bytes) -> bytes:
-        """Takes received bytes, and returns the bytes to send. After Refused or an SSLError, close the connection."""
+        """Takes received bytes, and returns the bytes to send.
+
+        If this raises Refused or an SSLError, the caller must close the connection.
+        """
         if self.secure is None:
             return self._challenge.receive(data)
         self.secure.incoming.write(data)
@@ -182,9 +191,10 @@ class Handshake:
 
 
 def connect(address: tuple[str, int], encrypted: bool, token: bytes, hello: Hello) -> Link:
-    """Connects a worker to the driver, and returns the link after the handshake.
+    """Connects a worker to the driver, does the handshake, and returns the link.
 
-    The driver may drop a connection if there are too many strangers (see `door.py`), so the worker tries again.
+    The driver drops connections if too many are waiting for their handshake (see `door.py`), so the worker tries
+    again.
     """
     tls = TlsFiles.of({**os.environ, "RAY_USE_TLS": "1"}) if encrypted else None
     context = None if tls is None else tls.context(server=False)
@@ -214,7 +224,7 @@ def connect(address: tuple[str, int], encrypted: bool, token: bytes, hello: Hell
         except BaseException:
             sock.close()
             raise
-        # A random pause: other workers may have been dropped at the same moment.
+        # The pause is random, because other workers may have been dropped at the same moment.
         time.sleep(secrets.SystemRandom().uniform(*_PAUSE))
 
 
@@ -229,7 +239,7 @@ def _reach(address: tuple[str, int], node: str) -> socket.socket:
 
 
 def _shake_hands(sock: socket.socket, handshake: Handshake, deadline: float) -> None:
-    """Does one handshake on the side of the worker, until the deadline."""
+    """Does one handshake on the worker's side. Raises TimeoutError after the deadline."""
     said = handshake.begin()
     while True:
         # Not 0, which would make the socket non-blocking.
@@ -245,7 +255,7 @@ def _shake_hands(sock: socket.socket, handshake: Handshake, deadline: float) -> 
 
 
 def told(said: bytes) -> Hello:
-    """Parses the hello of a worker. Raises ValueError if the bytes are not a hello."""
+    """Parses a worker's hello (its description of itself). Raises ValueError if the bytes are not a hello."""
     try:
         worker, pid, node, clock, versions = json.loads(said)
     except (ValueError, TypeError, RecursionError):

@@ -1,16 +1,17 @@
-"""The ledger knows which tasks wait at the driver, which worker has which task, and which workers leave. Pure.
+"""Keeps track of which tasks wait at the driver, which worker has which task, and which workers leave. Does no I/O.
 
     task     WAITING --deal--> AT a worker --answering--> ARRIVING --answered--> forgotten
              WAITING --rescind--> forgotten
              AT a worker --rescind--> VOID --answering, answered--> forgotten
-             AT a worker, ARRIVING, VOID --lose--> the oldest is blamed and forgotten, the others WAIT (but VOID)
+             AT a worker, ARRIVING, VOID --lose--> the oldest is blamed and forgotten, the others WAIT, if not VOID
     worker   COMING --join--> idle or at work --leave--> gone        any --halt--> HALTED --lose--> gone
 
-Tasks wait at the driver, where the next free worker can take them. Only a worker whose tasks are quick gets a second
-task, so that it does not idle while its reply is in flight.
+Tasks wait at the driver, where the next free worker can take them. A worker gets a second task only if its tasks are
+quick, so that it does not idle while its reply is in flight.
 
-Workers answer in the order of their tasks. A task that is rescinded while a worker has it becomes void: the driver
-drops the answer. The slab is free at once, because only the driver writes to it.
+Workers answer in the order of their tasks. A task that is rescinded while a worker has it becomes void, and the
+driver drops the answer. The task's slab (the memory for its batch) is free at once, because only the driver writes to
+it.
 """
 
 from __future__ import annotations
@@ -19,21 +20,24 @@ from bisect import bisect_left, insort
 from collections import deque
 
 ANY = -1
-"""In place of a seat: the task may go to any worker."""
+"""Used instead of a seat (worker slot) for a task that may go to any worker."""
 
 _MOST = 2  # tasks that one worker may have
 
 
 class Ledger:
-    """The state of all tasks and workers. `assigned`: each task is for the worker in one seat."""
+    """The state of all tasks and workers.
+
+    If `assigned` is True, each task must be done by the worker in a particular seat (worker slot).
+    """
 
     def __init__(self, assigned: bool = False) -> None:
         self._assigned = assigned
-        self._waiting: dict[int, list[int]] = {}  # by seat, or ANY: seqs, the lowest first
-        self._seat_of: dict[int, int] = {}  # of each seq: the seat that it was posted for
+        self._waiting: dict[int, list[int]] = {}  # seat, or ANY -> seqs, lowest first
+        self._seat_of: dict[int, int] = {}  # seq -> the seat that it was posted for
         self._coming: dict[int, int] = {}  # worker -> seat
         self._seats: dict[int, int] = {}  # worker that has joined -> seat
-        self._hands: dict[int, deque[int]] = {}  # by worker that has joined: seqs, the oldest first
+        self._hands: dict[int, deque[int]] = {}  # worker that has joined -> seqs, oldest first
         self._quick: set[int] = set()  # workers whose tasks are quick
         self._halted: set[int] = set()  # workers that get no more tasks
         self._free: dict[int, None] = {}  # workers without a task
@@ -41,7 +45,7 @@ class Ledger:
         self._holder: dict[int, int] = {}  # seq -> worker
         self._void: set[int] = set()
         self._arriving: set[int] = set()
-        self._leaves = 0  # workers that are still to leave
+        self._leaves = 0  # the number of workers that must still leave
         self._ended: set[int] = set()  # seats whose workers leave after their last task
 
     # Tasks.
@@ -54,7 +58,7 @@ class Ledger:
         insort(self._waiting.setdefault(self._seat_of[seq], []), seq)
 
     def rescind(self, seq: int) -> bool:
-        """Withdraws a task and frees its slab. Returns False if its answer has arrived or is arriving."""
+        """Withdraws a task and frees its slab (memory). Returns False if the answer has arrived or is arriving."""
         if seq not in self._seat_of or seq in self._arriving:
             return False
         if seq in self._holder:
@@ -66,7 +70,10 @@ class Ledger:
         return True
 
     def answering(self, worker: int, seq: int) -> bool:
-        """Notes that an answer begins to arrive; False if it is unwanted. ValueError if no such answer is due."""
+        """Records that an answer begins to arrive. Returns False if the answer is no longer wanted.
+
+        Raises ValueError if the worker does not owe this answer.
+        """
         hand = self._hands.get(worker)
         if not hand or hand[0] != seq:
             raise ValueError(f"worker {worker} answers task {seq}, but it has the tasks {list(hand or ())}")
@@ -76,7 +83,7 @@ class Ledger:
         return True
 
     def answered(self, worker: int, quick: bool) -> None:
-        """Notes that the answer to the worker's oldest task has arrived. `quick`: the task took little time."""
+        """Records that the answer to the worker's oldest task has arrived. `quick` is True if the task was quick."""
         self._forget(self._hands[worker].popleft())
         (self._quick.add if quick else self._quick.discard)(worker)
         self._sort(worker)
@@ -88,7 +95,10 @@ class Ledger:
         self._arriving.discard(seq)
 
     def deal(self) -> list[tuple[int, int]]:
-        """Gives waiting tasks to workers, the lowest seqs first. Returns pairs (worker, seq) in the order to send."""
+        """Gives waiting tasks to workers, lowest task number (seq) first.
+
+        Returns pairs (worker, seq), in the order in which the tasks must be sent.
+        """
         dealt: list[tuple[int, int]] = []
         for seat, waiting in self._waiting.items():
             while waiting and (worker := self._next_worker(seat)) is not None:
@@ -107,7 +117,10 @@ class Ledger:
         return None
 
     def _sort(self, worker: int) -> None:
-        """Notes whether a worker is free, or ready for a second task. While one is still to leave, none is ready."""
+        """Records whether a worker is free, or ready for a second task.
+
+        As long as a request to leave is pending, no worker is ready for a second task.
+        """
         self._free.pop(worker, None)
         self._ready.pop(worker, None)
         if worker in self._halted:
@@ -124,19 +137,22 @@ class Ledger:
         self._coming[worker] = seat
 
     def join(self, worker: int) -> None:
-        """Notes that the worker can take tasks."""
+        """Records that the worker can take tasks from now on."""
         self._seats[worker] = self._coming.pop(worker)
         self._hands[worker] = deque()
         self._sort(worker)
 
     def halt(self, worker: int) -> None:
-        """Gives the worker no more tasks, because its connection has ended: they would count as lost with it."""
+        """Stops giving tasks to a worker whose connection has ended, because they would be lost with the worker."""
         if worker in self._hands:
             self._halted.add(worker)
             self._sort(worker)
 
     def lose(self, worker: int) -> int | None:
-        """Removes a dead worker. Returns the task that it may have been doing; its other tasks wait again."""
+        """Removes a dead worker. Returns the task that it may have been doing, or None.
+
+        The worker's other tasks go back to the waiting tasks.
+        """
         hand = self._hands.get(worker, deque())
         first = hand[0] if hand and hand[0] not in self._void else None
         for at, seq in enumerate(hand):
@@ -158,12 +174,12 @@ class Ledger:
         self._halted.discard(worker)
 
     def has(self, worker: int) -> int | None:
-        """Returns the task that this worker is doing: the oldest that it has."""
+        """Returns the task that this worker is doing (the oldest one that it has), or None."""
         hand = self._hands.get(worker)
         return hand[0] if hand else None
 
     def holder(self, seq: int) -> int | None:
-        """Returns the worker that has this task, if any."""
+        """Returns the worker that has this task, or None."""
         return self._holder.get(seq)
 
     @property
@@ -174,7 +190,10 @@ class Ledger:
     # Leaving.
 
     def want_leave(self, seat: int = ANY) -> None:
-        """Asks the first worker without a task to leave, or the one in `seat` when it has done all its tasks."""
+        """Asks a worker to leave: the first one without a task, or the one in `seat` after all its tasks.
+
+        A seat is a worker slot.
+        """
         if seat == ANY:
             self._leaves += 1
             for worker in tuple(self._ready):
@@ -189,7 +208,7 @@ class Ledger:
         return withdrawn
 
     def leave(self) -> list[int]:
-        """Removes and returns the workers that leave now; those that have not joined yet leave first."""
+        """Removes and returns the workers that should leave now. Workers that have not joined yet leave first."""
         if not self._leaves and not self._ended:
             return []
         left = [*self._coming, *self._free][: self._leaves]
@@ -206,7 +225,7 @@ class Ledger:
         return left
 
     def check(self) -> None:
-        """Raises AssertionError unless every invariant holds. For tests: it visits every task."""
+        """Raises AssertionError if an invariant does not hold. Only for tests, because it visits every task."""
         waiting = [seq for seqs in self._waiting.values() for seq in seqs]
         at = [seq for hand in self._hands.values() for seq in hand]
         assert len({*waiting, *at}) == len(waiting) + len(at), "a task is in one place"

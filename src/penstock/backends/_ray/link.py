@@ -1,7 +1,7 @@
-"""A link: frames over one TCP connection between the driver and one worker.
+"""A link: a TCP connection between the driver and one worker, which carries frames.
 
-A frame is a head of six numbers, of which the first is the kind of the frame, and then its data. Any thread may send.
-One thread receives, with blocking calls, directly into the memory where the bytes belong.
+A frame consists of a head and its data. The head has six numbers, the first of which is the kind of the frame. Any
+thread may send. Only one thread receives, with blocking calls, directly into the memory where the bytes belong.
 
 `post` never waits for a worker that does not read: large frames are sent by a separate thread, and later frames queue
 up behind them.
@@ -23,34 +23,37 @@ from penstock._system.interrupts import LiveObjects
 from penstock._system.threads import started
 
 HEAD = struct.Struct("<6q")
-STRAY = struct.Struct("<2q")  # behind a reply, for each of its strays: seq and length
+STRAY = struct.Struct("<2q")  # after a reply, for each of its strays: seq and length
 
 # Kinds of frames, to the worker and from it.
 WELCOME, TASK, CHANGE, VOID, STACK, LEAVE = range(6)
 READY, BROKEN, REPLIED, TOLD = range(10, 14)
 
-# A machine that is off, or cut off, does not answer: the kernel notices after 10 s, whatever Python does. While bytes
+# A machine that is off, or cut off, does not answer. The kernel notices after 10 s, whatever Python does. While bytes
 # wait to be acknowledged, keepalive has no effect, but TCP_USER_TIMEOUT does. That timeout also runs while the other
-# side does not read, so it is longer in a worker: the driver may be suspended (Ctrl-Z, a debugger).
+# side does not read, so it is longer in a worker, because the driver may be suspended (Ctrl-Z, a debugger).
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 4, socket.TCP_KEEPINTVL: 2, socket.TCP_KEEPCNT: 3}
 DRIVER_PATIENCE, WORKER_PATIENCE = 10_000, 60_000  # milliseconds
 
 _LARGE = 1 << 16  # bytes
 
 GARBLED = (OSError, EOFError, ValueError, LookupError, OverflowError, struct.error, MemoryError)
-"""The errors of receiving: the connection has ended, or a frame is malformed. All of them end the connection."""
+"""The errors that receiving may raise, because the connection has ended or a frame is malformed.
+
+Each of these errors ends the connection.
+"""
 
 _MOST_PARTS = 512  # in one system call (IOV_MAX is 1024)
 _ZEROS = (0,) * 5
 
 
 def head(kind: int, *numbers: int) -> bytes:
-    """Returns the head of a frame. Missing numbers are 0."""
+    """Packs the head of a frame (message): its kind, and up to five numbers. Missing numbers are 0."""
     return HEAD.pack(kind, *numbers, *_ZEROS[len(numbers) :])
 
 
 class Link:
-    """One end of a connection after the handshake. `secure`: its TLS, if the connection is encrypted."""
+    """One end of a connection after the handshake. `secure` is its TLS state, or None if it is not encrypted."""
 
     def __init__(self, sock: socket.socket, patience: int, secure: Secure | None = None) -> None:
         self._sock = sock
@@ -71,7 +74,7 @@ class Link:
         return HEAD.unpack(self.receive(HEAD.size))
 
     def receive(self, size: int) -> bytearray:
-        """Receives this many bytes. Memory is allocated as they arrive, so a wrong length alone takes no memory."""
+        """Receives this many bytes. Allocates memory only as bytes arrive, in case the given size is wrong."""
         data = bytearray(min(size, _LARGE))
         self.receive_into(data)
         while len(data) < size:
@@ -81,7 +84,7 @@ class Link:
         return data
 
     def receive_into(self, buffer: Any) -> None:
-        """Fills the buffer. Raises EOFError if the connection ends before."""
+        """Fills the buffer with received bytes. Raises EOFError if the connection ends before the buffer is full."""
         view = memoryview(buffer).cast("B")
         while view:
             if self._tls is not None:
@@ -95,17 +98,20 @@ class Link:
     # Sending: any thread.
 
     def send(self, *parts: Any) -> None:
-        """Sends one frame, and waits until the system has taken all of it."""
+        """Sends one frame (message), and waits until the operating system has accepted all of it."""
         with self._sending:
             self._outbox.extend(_views(parts))
             self._send_all()
 
     def post(self, *parts: Any) -> None:
-        """Queues one frame. `push` sends the queued frames."""
+        """Queues one frame (message). `push` sends the queued frames."""
         self._outbox.extend(_views(parts))  # atomic for other threads: guaranteed by the GIL
 
     def push(self) -> None:
-        """Sends the queued frames, unless another thread is sending. Only the receiving thread raises errors."""
+        """Sends the queued frames, unless another thread is already sending.
+
+        If sending fails, the connection is cut, and only the receiving thread raises an error.
+        """
         if self._outbox and self._sending.acquire(blocking=False):
             if sum(map(len, tuple(self._outbox))) > _LARGE:
                 # The new thread releases the lock when it is done.
@@ -140,7 +146,7 @@ class Link:
     # The end.
 
     def cut(self) -> None:
-        """Ends the connection in both directions. Threads that receive or send get an error at once."""
+        """Ends the connection in both directions. Threads that are receiving or sending get an error at once."""
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
@@ -148,13 +154,16 @@ class Link:
         self._sock.close()
 
     def leave_to_parent(self) -> None:
-        """Closes the descriptor in a forked child, without ending the connection of the parent."""
+        """Closes the descriptor in a forked child, without ending the parent's connection."""
         with suppress(OSError):
             os.close(self._sock.detach())
 
 
 def _send_unpaced(sock: socket.socket) -> None:
-    """Replaces BBR, if it is the system's default: its timers for pacing cost processor time in a cluster."""
+    """Replaces the congestion control BBR if it is the system's default.
+
+    BBR paces packets with timers, which cost CPU time in a cluster.
+    """
     if sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).startswith(b"bbr"):
         for algorithm in (b"cubic", b"reno"):  # Linux's default, and one that every user may choose
             with suppress(OSError):
@@ -167,9 +176,9 @@ def _views(parts: Sequence[Any]) -> list[memoryview]:
 
 
 class Secure:
-    """TLS over two buffers, for received bytes and for bytes to send. Does no I/O.
+    """TLS over two buffers, one for received bytes and one for bytes to send. Does no I/O.
 
-    `server`: the name of the other end; "" if this end has accepted the connection.
+    `server` is the name of the other end, or "" if this end has accepted the connection.
     """
 
     def __init__(self, context: ssl.SSLContext, server: str = "") -> None:

@@ -1,4 +1,4 @@
-"""A worker on another node, as the driver sees it."""
+"""The driver's view of a worker on another node."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from penstock.backends._ray.link import STACK, Link, head
 
 
 class ProcessEnd(NamedTuple):
-    """How the process of a worker ended, as a clause that follows the worker's name.
+    """How a worker's process ended. `how` is a clause that follows the worker's name in a message.
 
-    `broken`: the error, if the worker could not be started and any other would fail in the same way.
+    `broken` is the error if the worker could not be started and any other worker would fail in the same way.
     """
 
     how: str
@@ -25,7 +25,7 @@ class ProcessEnd(NamedTuple):
 
 
 class Call(NamedTuple):
-    """The first argument of `actor.serve`, which runs in the process of a worker."""
+    """The data with which a worker's process connects to the driver. It is the first argument of `actor.serve`."""
 
     address: tuple[str, int]
     encrypted: bool
@@ -35,11 +35,11 @@ class Call(NamedTuple):
 
 
 KillWorker = Callable[[], None]
-"""Kills the process of a worker. Must not be called by a thread of the cluster."""
+"""The type of a function that kills a worker's process. A thread of the cluster must not call the function."""
 
 
 class Cluster(Protocol):
-    """What the backend needs from Ray."""
+    """The interface to Ray that the backend needs."""
 
     address: str
     """The address of this node."""
@@ -49,17 +49,17 @@ class Cluster(Protocol):
         """Makes these bytes available on all nodes."""
 
     def start(self, call: Call, shipped: object, told: Any, avoid: Collection[str]) -> KillWorker:
-        """Starts a worker as soon as a node has room, and returns the function that kills it.
+        """Starts a worker as soon as a node has room, and returns a function that kills the worker.
 
-        Some thread calls `told(end)` once when the process of the worker has ended. `avoid`: addresses of nodes that
-        do not answer. They are used only if no other node has room.
+        When the worker's process has ended, some thread calls `told(end)`, once. `avoid` contains the addresses of
+        nodes that do not answer. Such a node is used only if no other node has room.
         """
 
     def is_there(self) -> bool:
-        """False if the cluster was shut down. Then no other method may be called."""
+        """False if the cluster was shut down. No other method may be called after that."""
 
     def shortage(self, workers: int) -> str:
-        """Returns a message: what this many workers need, what is free, and what to do if that is too little."""
+        """Returns a message about what this many workers need, what is free, and what to do if it is too little."""
 
 
 class RemoteWorkerState(enum.Enum):
@@ -74,7 +74,7 @@ class RemoteWorker:
     """An element of `loader.workers`: a handle with `pid`, `node`, `is_alive()`, `kill()` and `join()`."""
 
     kill: KillWorker
-    """Kills the process of the worker."""
+    """Kills the worker's process."""
 
     def __init__(self, number: int, seat: int) -> None:
         self.id, self.seat = number, seat
@@ -94,28 +94,31 @@ class RemoteWorker:
         return f"<RemoteWorker {self.seat} pid={self.pid} node={self.node!r} {self.state.value}>"
 
     def greet(self, hello: Hello, link: Link) -> None:
-        """Notes that the worker has connected."""
+        """Records that the worker has connected."""
         self.link, self.pid, self.node = link, hello.pid, hello.node
         self.shift = time.perf_counter_ns() - hello.clock
         self.who = f"worker {self.seat} (pid {hello.pid} on {hello.node})"
         self.state = RemoteWorkerState.STARTING
 
     def is_alive(self) -> bool:
-        """True until the end of the worker is known."""
+        """True until the worker's end is known."""
         return self.state is not RemoteWorkerState.GONE and not self.ended.is_set()
 
     def join(self, timeout: float | None = None) -> None:
-        """Waits until the end of the worker is known, at most `timeout` seconds."""
+        """Waits until the worker's end is known, for at most `timeout` seconds."""
         self.ended.wait(timeout)
 
     def ask(self, ticket: int) -> None:
-        """Asks the worker for its stack. `answer` returns it."""
+        """Asks the worker for its stack. `answer` returns the stack."""
         if self.link is not None:
             self.link.post(head(STACK, ticket))
             self.link.push()
 
     def answer(self, ticket: int, deadline: float) -> tuple[str, int, int] | None:
-        """Returns the stack, the current task (-1 if none) and its step; None if no answer comes in time."""
+        """Returns the worker's stack, its current task (or -1) and the step of that task.
+
+        Returns None if no answer comes before the deadline.
+        """
         try:
             while True:
                 found, told, seq, at = self.stacks.get(timeout=max(0.0, deadline - time.monotonic()))

@@ -1,4 +1,4 @@
-"""`ray_options=`: the resources that each actor needs, and its defaults. Can be imported without ray."""
+"""Checks `ray_options=` and adds its defaults. This module can be imported without Ray."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from penstock._work.job import Job
 from penstock.backends._base import Backend
 
 PATIENCE = 10.0
-"""Default seconds after which an error is raised if no worker has started."""
+"""The default number of seconds after which an error is raised if no worker has started."""
 
 # Options of actors, by Ray's names; the last is ours.
 NAMES = ("num_cpus", "num_gpus", "memory", "resources", "runtime_env", "scheduling_strategy", "patience")
 
 
 def resolved(given: Any) -> dict[str, Any]:
-    """Returns the options with their defaults. Raises if one is unknown."""
+    """Returns the options, completed with their defaults. Raises if an option is unknown or has a wrong value."""
     given = {} if given is None else given
     if not isinstance(given, Mapping):
         raise TypeError(f"ray_options must be a mapping of names to values, got {type(given).__name__}.")
@@ -46,7 +46,7 @@ def on_cluster(job: Job, given: Any) -> Backend:
 
 
 def workers_that_fit(given: Any) -> int | None:
-    """Returns how many workers fit on the cluster; None if there is no cluster yet."""
+    """Returns how many workers fit on the cluster, or None if there is no cluster yet."""
     try:
         from penstock.backends._ray.cluster import actors_that_fit
     except ModuleNotFoundError:
