@@ -39,8 +39,7 @@ class Source:
 
 
 class _AtWork(threading.local):
-    """The `Source` of each thread. It is None in threads that the dataset starts, so `penstock.rng()` raises there.
-    """
+    """The `Source` of each thread. In threads that the dataset starts it is None, and `penstock.rng()` raises."""
 
     source: Source | None = None
 

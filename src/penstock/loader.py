@@ -45,8 +45,8 @@ __all__ = ["DataLoader"]
 class DataLoader(Generic[_T_co]):
     """An iterable over the batches of a dataset, which workers prefetch.
 
-    Batches are zero-copy views of recycled memory, made of numpy arrays, and they are the same for any number and kind
-    of workers. The arguments have the same names and meanings as in torch's DataLoader.
+    Batches are numpy arrays, as zero-copy views of recycled memory. They are the same for any number and kind of
+    workers. The arguments have the same names and meanings as in torch's DataLoader.
 
         >>> import numpy as np, penstock
         >>> loader = penstock.DataLoader(np.arange(6), batch_size=4)

@@ -1,4 +1,4 @@
-"""The states of the scheduler as enums, its record of a step, and its log for bug reports."""
+"""The states of the scheduler as enums, its record of a step, and its event log for bug reports."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FREE, HELD, LENT = SlabState
 
 
 class Step(NamedTuple):
-    """An undelivered step. Replaced, never changed, so a copy of a table is a snapshot."""
+    """An undelivered step. It is never changed, only replaced, so that a copy of a table of steps is a snapshot."""
 
     state: StepState
     slab: int
@@ -48,18 +48,18 @@ class Step(NamedTuple):
 
 
 def method_for(kind: type) -> str:
-    """The name of the method that handles an event or a command: `_step_filled` for StepFilled."""
+    """Returns the name of the method that handles an event or a command, such as `_step_filled` for StepFilled."""
     return re.sub("(?=[A-Z])", "_", kind.__name__).lower()
 
 
 class EventLog(deque[Event | Command]):
-    """The last thousand events and commands: those of all pending steps, and more."""
+    """The last thousand events and commands. They include those of all pending steps."""
 
     def __init__(self) -> None:
         super().__init__(maxlen=1000)
 
     def about(self, seq: int) -> list[str]:
-        """The entries that name a step, also as part of a bundle."""
+        """Returns the entries that name a step, or a bundle that contains it."""
         return [repr(entry) for entry in self if _concerns(entry, seq)]
 
     def report(self) -> str:
