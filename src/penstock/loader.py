@@ -206,8 +206,9 @@ class DataLoader(Generic[_T_co]):
     def state_dict(self) -> dict[str, Any]:
         """Returns the current position, just after the last batch that you received.
 
-        At the end of an epoch, this is the start of the next epoch. The result is JSON-serialisable. The method can
-        be called at any time, even inside a loop.
+        At the end of an epoch, this is the start of the next epoch. The result is JSON-serialisable, unless the
+        `state_dict` of your dataset or sampler returns other data. The method can be called at any time, even inside
+        a loop.
         """
         return self._session.state()
 

@@ -3,9 +3,9 @@
     turn   FREE --take--> HELD by a call of a thread --let_go--> FREE
            any --end--> ended: the holder ends the engine when it lets go; without a holder, the caller of `end` does
 
-The turn is the right to use the engine. A thread that wants to change something waits for the turn, and gets it before
-threads that call `next()`. A thread that wants a batch waits until such a change is done. But it is an error if two
-threads ask one iterator for a batch at the same time.
+The turn is the right to use the engine. A thread that wants to change something waits for the turn, and gets it
+before threads that call `next()`. A thread that wants a batch waits until such a change is done. But it is an error
+if two threads ask one iterator for a batch at the same time.
 
 Taking the turn and letting go must survive Ctrl-C at any instruction (see `_system/interrupts.py`). So a thread makes
 its hold (a tuple that identifies it) before it takes the turn, and only this thread lets go, by a plain assignment in

@@ -1,4 +1,4 @@
-"""The figures of one loader: turns the counters of its caller and its workers into `Stats`."""
+"""Turns the counters of a loader's caller and workers into its statistics (`Stats`)."""
 
 from __future__ import annotations
 
@@ -58,12 +58,15 @@ _IN_THE_CALLER = {"inline": "the calling process", "prefetch": "the reading thre
 
 
 def _here(settings: Mapping[str, Any]) -> str:
-    """The name of a worker that runs in this process, with {} for its seat; "" if workers run elsewhere."""
+    """Returns the name of a worker that runs in this process, or "" if workers run elsewhere.
+
+    The name may contain {} as a placeholder for the worker's seat (its slot number).
+    """
     return "worker {} (thread)" if settings.get("threads") else _IN_THE_CALLER.get(str(settings.get("backend")), "")
 
 
 class MeasuredCrew(Protocol):
-    """Workers that are measured: an `Engine`, or the thread of `prefetch`."""
+    """A group of workers that is measured: an `Engine`, or the reading thread of `prefetch`."""
 
     @property
     def stopwatch(self) -> Stopwatch: ...
@@ -78,7 +81,11 @@ class MeasuredCrew(Protocol):
 
 
 class Measures:
-    """Makes the figures. `crews()`: the loader's live crews. `settings()`: the settings that are shown with them."""
+    """Measures a loader, and makes its statistics.
+
+    `crews` is a function that returns the loader's live crews (groups of workers). `settings` is a function that
+    returns the settings that are shown with the statistics.
+    """
 
     def __init__(
         self, name: str, settings: Callable[[], Mapping[str, Any]], crews: Callable[[], Iterable[MeasuredCrew]]
@@ -122,11 +129,11 @@ class Measures:
             self._started, self._shipped = clock(), getattr(engine.backend, "shipped", 0.0)
 
     def end_epoch(self) -> None:
-        """Called when an epoch was read to its end."""
+        """Called when an epoch has been read to its end."""
         self._turns.epoch_ended(clock() * 1e-9, self.stats)
 
     def tick(self) -> None:
-        """Called twice a second by the thread that reads the loader."""
+        """Adds to the history, and publishes the statistics from time to time. Called twice a second."""
         self.meter.due = False
         self._ticks += 1
         if self._ticks % self._every == 0:
@@ -141,7 +148,7 @@ class Measures:
         self._turns.tick(clock() * 1e-9, self.stats)
 
     def publish(self) -> None:
-        """Shows the figures to `penstock top`."""
+        """Publishes the statistics for `penstock top`."""
         # Late: it takes a few milliseconds, and many loaders end before.
         import_whole("penstock.stats._published")
         from penstock.stats._published import publish
@@ -149,7 +156,7 @@ class Measures:
         publish(self, self.stats())
 
     def trace(self, path: str | os.PathLike[str]) -> Tracing:
-        """Begins a trace of all crews: the live ones and later ones."""
+        """Begins a trace of all crews (groups of workers), including crews that are started later."""
         from penstock._session.tracing import Tracing
 
         if self._tracing is not None and not self._tracing.closed:
@@ -165,14 +172,14 @@ class Measures:
             self._tracing.close()
 
     def decide(self, workers: int, prefetch_factor: int, reason: str) -> None:
-        """Records a change by the tuner."""
+        """Records a change that the tuner has made to the number of workers or to `prefetch_factor`."""
         at = (clock() - self._began) * 1e-9
         self.decisions = [*self.decisions[1 - _MOST_DECISIONS :], Decision(at, workers, prefetch_factor, reason)]
 
     # The figures.
 
     def sums(self) -> tuple[Answer, list[Counts]]:
-        """The counters of the caller, and those of each worker."""
+        """Returns the counters of the caller, and the counters of each worker."""
         snapshot = self._snapshot()
         return snapshot.sum().sums, list(snapshot.workers.values())
 
@@ -210,13 +217,17 @@ class Measures:
         return [crew.gauges for crew in self._crews()]
 
     def _snapshot(self) -> MeterSnapshot:
-        """All counters, including the part of each current answer that was already handed out."""
+        """Returns all counters at this moment.
+
+        They include the part of each current answer (a batch, or a bundle of small batches) that was already handed
+        out.
+        """
         crews = list(self._crews())
         answers = [answer for crew in crews if (answer := crew.open_answer()) is not None]
         return self.meter.snapshot([crew.gauges for crew in crews], answers)
 
     def _period(self, now: MeterSnapshot, before: MeterSnapshot, longest: list[int], epoch: int | None) -> Period:
-        """The figures between two snapshots: of one epoch, or of the loader's life if `epoch` is None."""
+        """Returns the statistics between two snapshots: of one epoch, or of the loader's life if `epoch` is None."""
         totals = now.sum().minus(before.sum())
         sums, known = totals.sums, before.workers
         seats = {seat for crew in self._crews() for seat in crew.seats}
