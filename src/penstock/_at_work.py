@@ -1,4 +1,7 @@
-"""Tells `penstock.rng()` which sample or step a thread is computing, and user code in which worker it runs."""
+"""Records which sample or step each thread is computing, and which worker the thread belongs to.
+
+`penstock.rng()` and `penstock.get_worker_info()` use these records.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,8 @@ if TYPE_CHECKING:
 class Source:
     """The sample or step that a thread is computing.
 
-    `part` lists the rows of the step that the current dataset was asked for. It is None if the dataset was asked for
-    all rows.
+    `part` lists the rows of the step that a nested dataset was asked for. It is None if all rows of the step are
+    meant.
     """
 
     part: Sequence[int] | None = None
@@ -39,7 +42,7 @@ class Source:
 
 
 class _AtWork(threading.local):
-    """The `Source` of each thread. In threads that the dataset starts it is None, and `penstock.rng()` raises."""
+    """The `Source` of each thread. It is None in threads that the dataset starts, where `penstock.rng()` raises."""
 
     source: Source | None = None
 
@@ -84,7 +87,7 @@ class WorkerInfo:
     """Describes one worker.
 
     `id` is a number from 0 to `num_workers - 1`, where `num_workers` is the number of workers that the loader started
-    with. If workers are added while the loader runs, they have higher ids. A worker that replaces a crashed one has
+    with. If workers are added while the loader runs, they have higher ids. A worker that replaces a crashed one gets
     the same id. `seed` is the loader's seed plus the id. `dataset` is the worker's copy of the dataset (threads share
     one object).
     """

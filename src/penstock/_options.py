@@ -61,7 +61,7 @@ class Face(Enum):
 
 
 class Show(IntEnum):
-    """Where the value of a setting is shown. Each place includes the places before it."""
+    """How widely the value of a setting is shown. Each level includes the levels before it."""
 
     NOWHERE = 0
     FIGURES = 1  # with the figures of the loader, if it is not the default
@@ -81,8 +81,8 @@ def _anything(name: str, value: object) -> None:
 class Option:
     """The declaration of one setting.
 
-    `unset` lists the values that a loader without workers accepts, because they are the same as not giving the
-    argument; None means that it accepts any value. `needs_seed` is the reason why the loader with torch's semantics
+    `unset` lists the values that a loader without workers accepts, because they mean the same as leaving the argument
+    out; None means that any value is accepted. `needs_seed` is the reason why the loader with torch's semantics
     accepts the setting only together with `seed=`, or "" if it does not need a seed. `tuned` is the number that
     "auto" starts with, or 0 if the setting cannot be "auto". `live` is True if the setting may be changed while the
     loader runs; to change any other setting, a new loader must be created.
@@ -322,7 +322,7 @@ class Options:
 
     @property
     def context(self) -> Any:
-        """The value of the argument that the chosen backend declares. It is passed to the backend."""
+        """The value of the argument that the chosen backend has declared, such as `multiprocessing_context`."""
         return backends.registered(self.backend).given_in(self.for_backends)
 
     @property
@@ -348,12 +348,12 @@ OPTIONS: dict[str, Option] = {each.name: each.metadata[Option] for each in field
 
 
 def shown_names(least: Show = Show.FIGURES) -> list[str]:
-    """Returns the names of the settings that are shown in the place `least`, or in a place that includes it."""
+    """Returns the names of the settings whose level (see `Show`) is at least `least`."""
     return [name for name, option in OPTIONS.items() if option.show >= least]
 
 
 def _automatic(is_stream: bool, given: dict[str, Any]) -> tuple[str, ...]:
-    """Replaces each "auto" by the number to start with, and returns the names of these settings."""
+    """Replaces each "auto" with the number to start with, and returns the names of these settings."""
     auto = tuple(name for name, option in OPTIONS.items() if option.tuned and isinstance(given[name], str))
     for name in auto:
         if given[name] != "auto":
@@ -489,8 +489,8 @@ _SCHEDULERS = (
 def this_rank(environment: Mapping[str, str]) -> RankShard:
     """Finds the rank of this process, and the number of ranks.
 
-    They are taken from torchrun's environment variables, from a library that has ranks, or from a scheduler's
-    environment variables, in this order. Without any of these, the result is (0, 1).
+    They are taken from torchrun's environment variables, from a library that knows them, or from a scheduler's
+    environment variables, in this order. If all of these are missing, the result is (0, 1).
     """
     found = _of_variables(environment, _TORCHRUN) or ranks_of_libraries()
     return RankShard(*(found or _of_variables(environment, *_SCHEDULERS) or ONE))
@@ -502,7 +502,7 @@ _has_warned = False
 def warn_of_ranks(dataset: object) -> None:
     """Warns, once per process, if this process is one of several ranks.
 
-    Called for a loader whose data nothing splits between the ranks.
+    Called for a loader whose data is not split between the ranks.
     """
     global _has_warned
     if _has_warned:

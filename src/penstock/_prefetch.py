@@ -37,7 +37,7 @@ _END = object()
 class Sweep:
     """One pass over the source, from the beginning or (if `loaded` is True) from a state that was loaded.
 
-    Each sweep has its own permits and batches. The consumer wants one sweep at a time, and batches of any other sweep
+    Each sweep has its own permits and batches. The consumer reads one sweep at a time, and batches of earlier sweeps
     are dropped.
     """
 
@@ -116,7 +116,7 @@ class Copies:
         self.copied = 0  # bytes of the last copy
 
     def memory(self) -> tuple[int, int, int]:
-        """Returns the bytes in slabs that the caller uses, in free slabs, and outside of slabs (always 0)."""
+        """Returns three sizes in bytes: of the slabs in use, of the free slabs, and of other memory (always 0)."""
         lent = self._leases.nbytes
         return lent, max(0, self._slabs.nbytes - lent), 0
 
@@ -200,7 +200,7 @@ class Producer:
         self._gauge: Gauge | None = None  # made by the thread, whose processor time it measures
 
     def make_timed(self, sweep: Sweep, changes: InterruptSafeCondition) -> Produced:
-        """Like `make`, but also measures the time, with the reading thread's gauge (its counters)."""
+        """Like `make`, but also adds the time that it takes to the reading thread's counters."""
         gauge = self._gauge
         if gauge is None:
             gauge = self._gauge = Gauge(self.gauges, 0, threading.get_native_id(), time.thread_time_ns)
@@ -240,10 +240,10 @@ class Producer:
             return Produced(sweep, NoBatch(caught(error, note)), state=self._state_if_any())
 
     def open_unwanted(self, sweep: Sweep) -> None:
-        """Calls `iter(source)` for a sweep that a reset replaced before the thread reached it.
+        """Calls `iter(source)` for a sweep (a pass over the source) that a reset has replaced before it started.
 
         If the source is a loader, each `iter()` begins another epoch. Without this call, the epoch after a reset
-        would depend on how far the thread had come.
+        would depend on how far the reading thread had come.
         """
         with suppress(BaseException):  # no consumer waits for this sweep
             self._open(sweep)

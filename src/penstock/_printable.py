@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def printable(text: str, *, lines: bool = False) -> str:
-    """Replaces invisible characters by escapes such as `\\x1b`. `lines=True` keeps line breaks.
+    """Replaces invisible characters with escapes such as `\\x1b`. `lines=True` keeps line breaks.
 
     Invisible characters are control characters, characters that change the text direction, and lone surrogates. Lone
     surrogates stand for bytes in file names that are not UTF-8, and they cannot be printed at all.

@@ -26,7 +26,7 @@ T = TypeVar("T")
 _SOONEST, _LATEST, _REST = 0.1, 1.0, 200
 _WIDTH = 24  # of a bar, if there is room
 _RECENT_SECONDS = 10.0
-"""The rate is measured over this many of the most recent seconds."""
+"""The length of the time window over which the rate is measured."""
 
 
 def progress(iterable: Iterable[T], description: str = "", *, total: int | None = None) -> Iterator[T]:
@@ -55,10 +55,7 @@ def progress(iterable: Iterable[T], description: str = "", *, total: int | None 
 
 
 def _length(*candidates: Any) -> int | None:
-    """Returns the length of the first candidate that has one.
-
-    Errors are ignored, because a bar works without a length.
-    """
+    """Returns the length of the first candidate that has one, or None. Errors in `len()` are ignored."""
     for candidate in candidates:
         try:
             return len(candidate)
@@ -121,7 +118,7 @@ class Bar:
 
     @property
     def rate(self) -> float:
-        """The number of items per second: recently or, at the end of the loop, over the whole loop."""
+        """The number of items per second over the last few seconds or, when the loop is done, over the whole loop."""
         done = self.total is not None and self.count >= self.total
         then, count = (self.begun, self._before) if done else self._noted[0]
         return (self.count - count) / (self.now - then) if self.now > then else 0.0

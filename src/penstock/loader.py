@@ -1,8 +1,8 @@
 """`DataLoader`, which makes batches from a dataset.
 
 The methods follow the data path: the dataset and its feed, epochs with their plan and workers, resuming, changes
-while the loader runs, statistics, and stopping the workers. A session (`_session/seeded.py`) does the work. torch's
-loader with `seed=` has a session, too.
+while the loader runs, statistics, and stopping the workers. A session (`_session/seeded.py`) does the work. The
+loader in `penstock.torch` uses the same kind of session if it is given `seed=`.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class DataLoader(Generic[_T_co]):
     - `retries`: how often a step is tried again, by a new worker, if its worker crashes.
     - `hang`: a worker process that spends more than this many seconds on one step is killed and treated as crashed.
       None sets no limit.
-    - `on_error`: "skip" drops samples that raise, and "replace" replaces them by other samples. `max_errors` limits
+    - `on_error`: "skip" drops samples that raise, and "replace" replaces them with other samples. `max_errors` limits
       how many samples may fail in an epoch (see `skipped`).
     """
 
@@ -168,9 +168,9 @@ class DataLoader(Generic[_T_co]):
     def share(self, n: int, *, in_turn: bool = False) -> list[Iterator[_T_co]]:
         """Begins the next epoch as `n` iterators, for `n` threads of this process. Each batch goes to one of them.
 
-        By default, a batch goes to the first thread that asks. With `in_turn`, each iterator gets a batch in turn.
-        Batches then wait for a slow consumer: as many as may be prefetched, and after that the other consumers wait,
-        too. If a consumer is closed or garbage collected, the other consumers get its share.
+        By default, a batch goes to the first thread that asks. With `in_turn`, the iterators get batches in turn. If
+        one consumer is slow, its batches wait for it. When as many batches wait as may be prefetched, the other
+        consumers wait, too. If a consumer is closed or garbage collected, the other consumers get its share.
         """
         if not is_int(n, 1):
             raise ValueError(f"share() takes the number of consumers, an integer of at least 1, got {n!r}.")
@@ -181,7 +181,10 @@ class DataLoader(Generic[_T_co]):
         return list(share(self._session.begin(Batches), int(n), in_turn, window))
 
     def __len__(self) -> int:
-        """The number of batches in an epoch. If epochs differ (`last_batch="rollover"`), that of the next epoch."""
+        """Returns the number of batches in the next epoch.
+
+        Epochs may differ, for example with `last_batch="rollover"`.
+        """
         return self._session.length()
 
     @property
@@ -215,9 +218,9 @@ class DataLoader(Generic[_T_co]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Lets the next `iter()` continue from the position where the state was taken.
 
-        The number of workers may be different. With `shard=`, the number of ranks may be different, too: every rank
-        can load the state of any rank, if all states are from the same step. If the state does not fit this loader, a
-        StateError names the difference, and the loader stays unchanged.
+        The number of workers may be different. With `shard=`, the number of ranks may be different, too, and a rank
+        may load the state of any other rank, if all ranks load a state of the same step. If the state does not fit
+        this loader, a StateError names the difference, and the loader stays unchanged.
         """
         self._session.load(state)
 
@@ -226,9 +229,9 @@ class DataLoader(Generic[_T_co]):
     def update(self, change: Callable[[Any], object] | None = None, /, **attributes: Any) -> None:
         """Changes the dataset, in this process and in every worker.
 
-        Pass attributes, as in `update(size=416)`, or a function that takes the dataset. The next batch that is handed
-        out has the change, on every backend, because prefetched batches are computed again. If the change raises, all
-        live iterators end, because the change may be only half done.
+        Pass attributes, as in `update(size=416)`, or a function that takes the dataset. On every backend, the next
+        batch that is handed out already reflects the change, because prefetched batches are computed again. If the
+        change raises, all live iterators end, because the change may be only half done.
         """
         self._session.update(change, **attributes)
 

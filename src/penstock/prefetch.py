@@ -92,7 +92,9 @@ class _ReadingThread:
 
 
 class Prefetcher:
-    """The iterator that `prefetch` returns. To start the next epoch, call `reset()`, or `iter()` after its end.
+    """The iterator that `prefetch` returns.
+
+    To start the next epoch, call `reset()`, or `iter()` after an epoch's end.
 
     Reading starts with the first call of `iter()`, `next()` or `reset()`. Several threads may call `next()`, but only
     one of them may start a new epoch.
@@ -134,7 +136,7 @@ class Prefetcher:
 
     @never_ends
     def __iter__(self) -> Prefetcher:
-        """Starts the next epoch if this epoch has ended or was interrupted. Otherwise continues this epoch."""
+        """Starts the next epoch if the current epoch has ended or was interrupted. Otherwise continues it."""
         again = self._over or self._ended_by is not None
         if not again or self._can_begin:
             self._begin(again)
@@ -200,7 +202,7 @@ class Prefetcher:
     def _can_begin(self) -> bool:
         """True if a new sweep (a pass over the source) can start.
 
-        Either the source can be read again, or starting now loses no batch that was read ahead.
+        It can start if the source can be read again, or if no batch that was read ahead would be lost.
         """
         # At its end a generator is exhausted. Other iterators may start again when iter() is called.
         over = self._over and not isinstance(self._source, Generator)

@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 
 
 def rng() -> Generator:
-    """Returns the random generator of the sample that is being computed. It depends only on (seed, epoch, key).
+    """Returns the random generator of the current sample, which depends only on (seed, epoch, key).
 
     Call it inside `__getitem__` or a stream's `load`. The numbers are the same in every worker and backend. A second
     call for the same sample returns the same generator, which continues its sequence. In code that runs once for a

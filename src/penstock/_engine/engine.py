@@ -3,8 +3,8 @@
 The engine draws steps from the course, posts tasks, receives outcomes, and hands out batches. It runs only inside the
 caller's `next()`. penstock has no thread for this, and workers find their next task on their own.
 
-A step in flight is in four tables, each time under its seq (its number). Each table has everything that this part of
-the program may know about the step:
+A step in flight is recorded in four tables, under its seq (its number). Each table contains everything that its owner
+may know about the step:
 
     Scheduler   Is the step posted, filled or lost, and in which slab? It knows neither samples nor outcomes.
     Course      Which steps of which run are meant, and what is the outcome? It knows neither workers nor slabs.
@@ -52,7 +52,7 @@ _LOOK_FOR_OUTAGES = 2.5  # seconds without an outcome, after which outages are l
 
 
 class Engine(EngineLifetime):
-    """A crew of workers and its memory. One run (epoch) at a time is read from it.
+    """A crew of workers and its memory. One run (the reading of one epoch) at a time uses it.
 
     The next run may be prefetched: if `look_ahead` is True, its steps may be drawn early. If `bundles` is True,
     several small steps may share a task. A worker that spends more than `hang` seconds on one step is killed.
@@ -120,14 +120,14 @@ class Engine(EngineLifetime):
         return len(self._course.ready) + len(self._course.filled)
 
     def open_answer(self) -> Answer | None:
-        """Returns the part of the current answer that was already handed out, or None without a current answer.
+        """Returns the part of the current answer that was already handed out, or None if there is no current answer.
 
-        An answer is what the engine gives to the caller at a time: a batch, or a bundle of small batches.
+        An answer is a batch, or a bundle of small batches that are handed out one by one.
         """
         return self.stopwatch.open_answer(len(self._course.ready))
 
     def memory(self) -> tuple[int, int, int]:
-        """Returns the bytes that are lent to the caller, pooled for later batches, and outside the pool (strays)."""
+        """Returns three sizes in bytes: lent to the caller, pooled for later batches, and outside the pool."""
         # A reader may still refer to a closed engine.
         pooled, strays = (0, 0) if self.closed else self.backend.memory()
         lent = self._leases.nbytes
@@ -155,7 +155,7 @@ class Engine(EngineLifetime):
         self._begun = True
 
     def take_back(self) -> bool:
-        """Takes the engine from an iterator that has handed out its last batch, but was not asked for the end.
+        """Takes the engine from an iterator that has handed out its last batch, but has not raised StopIteration yet.
 
         From then on, that iterator is at its end, and the engine is free for another iterator. Returns False if the
         run has more batches, or if another thread uses the engine.
@@ -177,7 +177,7 @@ class Engine(EngineLifetime):
     def next(self, timeout: float | None, run: Run | None = None) -> StepResult:
         """Returns the next batch of the run, or the error in its place.
 
-        After a LoaderTimeout, it can be called again.
+        This method can be called again after a LoaderTimeout.
         """
         if not self._turn.is_ours():
             raise RuntimeError(
@@ -237,9 +237,9 @@ class Engine(EngineLifetime):
     def cancel(self, timeout: float | None = None, run: Run | None = None) -> None:
         """Drops everything that was prefetched. Steps that workers are doing are discarded, without waiting for them.
 
-        Only with a fixed assignment of steps to workers, this method waits for the steps that workers are doing.
-        After a LoaderTimeout, the next call waits again. If another thread is waiting for a batch, the engine is
-        closed instead. If a `run` is given, and the engine was taken from it (see `take_back`), nothing happens.
+        With a fixed assignment of steps to workers, however, this method waits for these steps. After a
+        LoaderTimeout, the next call waits again. If another thread is waiting for a batch, the engine is closed
+        instead. If a `run` is given, and the engine was taken from that run (see `take_back`), nothing happens.
         """
         if not self.is_ours():
             return
@@ -342,7 +342,7 @@ class Engine(EngineLifetime):
     def _end_hung(self, seconds: float) -> float:
         """Kills workers that hang. Returns the number of seconds until the next check.
 
-        Checks are not made all the time, because it takes time to look at all workers.
+        There is a pause between two checks, because it takes time to look at all workers.
         """
         now = self.backend.clock()
         if now >= self._look_again:

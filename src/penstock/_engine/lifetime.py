@@ -15,7 +15,10 @@ from penstock.backends import Backend
 
 
 class EngineLifetime:
-    """The base class of `Engine`, which decides which thread uses the backend, and when the workers are stopped."""
+    """The base class of `Engine`.
+
+    It decides which thread uses the backend, and when the workers are stopped.
+    """
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -43,8 +46,8 @@ class EngineLifetime:
         """Calls `work` while no other thread can use the engine, and returns True.
 
         Waits for a thread that is in `next`. Later calls of `next` wait for `work`. With `wait=False`, returns False
-        instead of waiting. Any exception in `work` stops the workers, because Ctrl-C may come when only a part of a
-        list of commands was carried out.
+        instead of waiting. Any exception in `work`, such as Ctrl-C, stops the workers, because a list of commands may
+        be only half carried out.
         """
         turn, hold = self._turn, (get_ident(), CHANGE)
         try:

@@ -16,9 +16,10 @@ class Hire(NamedTuple):
 
 
 class Retire(NamedTuple):
-    """Ask the first worker that becomes free to exit. The event `WorkerLeft` tells when it has left.
+    """Ask one worker to exit after its current step. The event `WorkerLeft` tells when it has left.
 
-    With a fixed assignment of steps to workers, the worker in `seat` leaves, after it has done all its posted steps.
+    It is the first worker that becomes idle. With a fixed assignment of steps to workers, it is the worker in `seat`,
+    which first does all its posted steps.
     """
 
     seat: int = -1

@@ -5,8 +5,8 @@
            OUT, READY --redo--> AGAIN --draw--> OUT, under another seq
            OUT --forget--> forgotten        any --cancel--> forgotten
 
-The scheduler decides about seqs (the numbers of tasks), and this module knows which steps of the plan they stand for.
-Like the scheduler, it has no clock, lock or buffer. It does not look at the content of draws and outcomes.
+The scheduler knows only seqs (the numbers of tasks), and this module knows which steps of the plan they stand for. Like
+the scheduler, it has no clock, lock or buffer. It does not look into tasks and outcomes.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Course:
         self.filled = {earlier: outcome for earlier, outcome in self.filled.items() if earlier < seq}
 
     def redo(self) -> int:
-        """Marks all steps of the current run that were not handed out to be done again. Returns their number.
+        """Queues all steps of the current run that were not handed out, to be done again. Returns their number.
 
         The prefetched steps of the next run are dropped.
         """

@@ -7,10 +7,10 @@ A worker that dies while it does a step uses up one of the step's retries, so th
 Workers that crash at start-up use up no retries. Instead, losses without a step are counted for each seat, and a seat
 with too many losses is given up.
 
-To shrink, the crew asks the surplus number of workers to leave. The first workers that become free leave, so it is
-not known in advance which seats become empty. Until these workers have left, the crew keeps its old size. A worker
-that crashes in the meantime is replaced, because the requests to leave are still open. Each resize begins by
-withdrawing the requests that no worker has taken. So a crew that grows again keeps these workers instead of hiring
+To shrink, the crew sends one request to leave for each surplus worker. The first workers that become idle take the
+requests, so it is not known in advance which seats become empty. Until these workers have left, the crew keeps its
+old size. A worker that crashes in the meantime is replaced, because the requests are still open. Each resize begins
+by withdrawing the requests that no worker has taken. So a crew that grows again keeps these workers instead of hiring
 new ones.
 """
 
@@ -20,7 +20,7 @@ from penstock._schedule.commands import Command, Hire, Retire
 
 
 class Crew:
-    """The workers of an engine. `size` is the number of workers that it should have.
+    """The workers of an engine. `size` is the number of workers that the crew should have.
 
     A seat (a worker's slot) may lose `retries + 1` workers at start-up. If it loses another one, it is given up.
     """
@@ -68,7 +68,7 @@ class Crew:
         self.hire(out)
 
     def dismiss(self, seat: int, out: list[Command]) -> None:
-        """Asks the worker in this seat (slot) to leave, without a replacement."""
+        """Asks the worker in this seat (slot) to leave, and does not replace it."""
         self.size -= 1
         self.leaving += 1
         out.append(Retire(seat))

@@ -1,7 +1,8 @@
 """Events, which tell the scheduler what has happened. They are its only input.
 
-A `seq` is the number of a step. It counts the steps of an engine over all runs, grows, and is never used twice (some
-numbers are never used at all). A run is everything that one consumer reads, from `Opened` to `Finish`.
+A `seq` is the number of a step. Seqs are counted over the life of an engine, through all its runs. They only grow,
+and none is used twice (some are never used at all). A run is everything that one consumer reads, from `Opened` to
+`Finish`.
 
 A step of the scheduler may be a bundle: several steps of the plan that are done and delivered together. The scheduler
 learns this only if a worker dies. The bundle is then split into single steps, so that a step that kills workers does
@@ -30,7 +31,7 @@ class Opened(NamedTuple):
 class Asked(NamedTuple):
     """The consumer wants its next batch.
 
-    Exactly one of the commands Deliver, DeliverLost and Finish is the answer.
+    The answer is exactly one of the commands Deliver, DeliverLost and Finish.
     """
 
 
@@ -58,7 +59,7 @@ CALLER = -1
 
 
 class StepFilled(NamedTuple):
-    """The result of a step has arrived. The scheduler treats a batch and an error of the user's code alike."""
+    """The result of a step has arrived. The scheduler treats a batch and an error in the user's code alike."""
 
     seq: int
     worker: int
@@ -92,7 +93,7 @@ class WorkerLost(NamedTuple):
 
 
 class WorkerLeft(NamedTuple):
-    """A worker has left, as it was asked to. It has no step, and all its messages have been handled."""
+    """A worker has left after it was asked to. It has no step, and all its messages have been handled."""
 
     worker: int
 

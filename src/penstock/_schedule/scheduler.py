@@ -127,7 +127,7 @@ class Scheduler:
         return {step.worker for step in self._steps.values()}
 
     def handle(self, event: Event) -> list[Command]:
-        """Handles one event, and returns the commands that follow from it, to be carried out in order."""
+        """Handles one event. Returns the resulting commands, which must be carried out in order."""
         out: list[Command] = []
         if self.phase is CLOSED:
             return out
@@ -193,11 +193,11 @@ class Scheduler:
             out.append(Post(seq, slab))
 
     def _may_wait(self) -> bool:
-        """True if it costs nothing to post later: a batch is ready, and more than half of the window is posted.
+        """True if posting can wait at no cost, because a batch is ready and more than half of the window is posted.
 
-        Steps are then posted half a window at a time. Workers that are faster than the consumer sleep between steps.
-        Waking a worker costs the consumer more than everything else that it does for a batch, so it wakes a worker
-        for several steps.
+        The window is the number of steps that may be undelivered at a time. Steps are then posted half a window at a
+        time. Workers that are faster than the consumer sleep between steps. Waking a worker costs the consumer more
+        than everything else that it does for a batch, so it wakes a worker for several steps.
         """
         return len(self._steps) > self._window // 2 and self._deliverable() is not None
 
@@ -414,7 +414,7 @@ class Scheduler:
     # Bugs
 
     def story(self, seq: int) -> list[str]:
-        """Returns the history of a step from the log, one text per entry, and its current state."""
+        """Returns the log entries about a step, and the step's current state, as texts."""
         step = self._steps.get(seq) or self._abandoned.get(seq)
         now = "it is not known now" if step is None else f"it is {step.state.value} in slab {step.slab}"
         return [*self._log.about(seq), now]

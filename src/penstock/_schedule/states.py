@@ -53,7 +53,7 @@ def method_for(kind: type) -> str:
 
 
 class EventLog(deque[Event | Command]):
-    """The last thousand events and commands. They include those of all pending steps."""
+    """A log of the last thousand events and commands, which is long enough for all pending steps."""
 
     def __init__(self) -> None:
         super().__init__(maxlen=1000)

@@ -13,7 +13,7 @@ At the end of a measurement, the first of these rules that applies decides:
     2  the load has changed, and workers keep all processors busy            as many workers as processors
     3  the caller waits, and needs more workers                              up to twice as many workers (attempt)
     4  the caller waits, although there are enough workers on average        twice as far ahead (attempt)
-    5  the caller does not wait, and does not need a quarter of the workers  as many workers as it needs
+    5  the caller does not wait, and needs at most 3/4 of the workers        as many workers as it needs
 
 A load consists of three numbers: the seconds that a worker spends on a step, the seconds that the caller spends on a
 batch when it does not wait, and the share of the time that the caller waits. The first two numbers tell how many
@@ -203,8 +203,8 @@ class Load:
     def is_other(self, before: Load) -> bool:
         """True if the workers or the caller take much longer than before, or are much faster.
 
-        It does not count if a step takes longer in proportion to the number of workers, because workers slow each
-        other down.
+        With more workers, a step may take longer in proportion, because workers slow each other down. This does not
+        count.
         """
         share = self.workers / before.workers
         slower = self.step / max(before.step, 1e-9)
@@ -237,7 +237,7 @@ class Findings:
 
 @dataclass(slots=True)
 class RestMeasurements:
-    """The measurements while the tuner rests.
+    """The measurements that the tuner makes while it rests.
 
     `sum` is the sum of the first measurements. `waiting` is the share of the time that the caller has waited
     recently.

@@ -35,8 +35,8 @@ class Engines:
     def changing(self) -> threading.RLock:
         """Returns the lock that is held while an epoch starts, and while the dataset is changed.
 
-        So no worker starts with half of a change. Each process has its own lock, because a child may be forked while
-        another thread holds the parent's lock.
+        It keeps workers from starting with only half of a change. Each process has its own lock, because a child may
+        be forked while another thread holds the parent's lock.
         """
         pid = os.getpid()
         return self._changing.get(pid) or self._changing.setdefault(pid, threading.RLock())
@@ -64,7 +64,7 @@ class Engines:
     def _refuse_inside(self) -> None:
         """Raises RuntimeError if this thread is already using an engine, because waiting for it would be a deadlock.
 
-        The lock is checked, too, because an engine that is being created is not in `live` yet.
+        The lock of `changing` is checked, too, because an engine that is being created is not in `live` yet.
         """
         lock: Any = self.changing()
         if lock._is_owned() or any(engine.is_used_here() for engine in self.all()):
@@ -86,7 +86,7 @@ class Engines:
             self._hold([engine for engine, _ in engines], make_change)
 
     def take(self) -> Engine | None:
-        """Removes and returns the idle engine. Returns None if there is none, or if it is outdated or closed."""
+        """Removes and returns the idle engine. Returns None if there is none, or if it can no longer be used."""
         engine, self._idle = self._idle, None
         if engine is not None and engine.job.log.end > _MOST_UPDATES:
             engine.close()
@@ -99,9 +99,9 @@ class Engines:
         self._last = engine.reference
 
     def taken_back(self) -> list[Engine]:
-        """Takes the engines from iterators that have handed out their last batch, but were not asked for the end.
+        """Takes the engines from iterators that have handed out their last batch, and returns the engines.
 
-        Returns these engines.
+        These iterators have not raised StopIteration yet.
         """
         if self._idle is not None and len(self.live) == 1:  # between two epochs, in most programs
             return []

@@ -81,7 +81,7 @@ class MeasuredCrew(Protocol):
 
 
 class Measures:
-    """Measures a loader, and makes its statistics.
+    """Collects a loader's measurements, and makes statistics from them.
 
     `crews` is a function that returns the loader's live crews (groups of workers). `settings` is a function that
     returns the settings that are shown with the statistics.
@@ -227,7 +227,10 @@ class Measures:
         return self.meter.snapshot([crew.gauges for crew in crews], answers)
 
     def _period(self, now: MeterSnapshot, before: MeterSnapshot, longest: list[int], epoch: int | None) -> Period:
-        """Returns the statistics between two snapshots: of one epoch, or of the loader's life if `epoch` is None."""
+        """Returns the statistics for the time between two snapshots.
+
+        This time is one epoch, or the loader's whole life if `epoch` is None.
+        """
         totals = now.sum().minus(before.sum())
         sums, known = totals.sums, before.workers
         seats = {seat for crew in self._crews() for seat in crew.seats}

@@ -49,14 +49,14 @@ class Reader:
         self._session.measures.started(self._engine)
 
     def take(self) -> Any:
-        """The next batch as the caller gets it, or a NoBatch at the end and for an error."""
+        """Returns the next batch as the caller gets it, or a NoBatch, which stands for the end or for an error."""
         data = self._next().data
         return data if self._deliver is None or type(data) is NoBatch else self._deliver(data)
 
     def _next(self) -> StepResult:
         """Returns the next batch with its task.
 
-        At the end of the epoch, or for an error, returns a NoBatch without a task.
+        At the end of the epoch, or if an error takes the place of the batch, returns a NoBatch without a task.
         """
         run = self._run
         while True:

@@ -47,8 +47,8 @@ S = TypeVar("S", bound=SeedReader)
 class SeedSession(Session):
     """A session that is also the `Semantics` of its loader. Seed, plan and epochs live as long as the loader.
 
-    `face` and `make_runner` are for public loaders whose batches hold other arrays, such as tensors.
-    `displayed_settings` and `Job` explain them.
+    `face` and `make_runner` are for public loaders whose batches hold other arrays, such as tensors. For details, see
+    `displayed_settings` and `Job`.
     """
 
     deliver: Callable[[Any], Any] | None = None

@@ -34,13 +34,13 @@ class Semantics(Protocol):
     def max_errors(self) -> int | None: ...
     @property
     def deliver(self) -> Callable[[Any], Any] | None:
-        """A function that turns each batch into the object that the caller gets. None leaves batches unchanged."""
+        """A function that turns a batch into the object that the caller gets, or None if that is the batch itself."""
 
 
 class Position(Protocol):
     """The position in an epoch. A reader reports each step to it.
 
-    The classes are `Progress`, torch's `Cursor`, and `SharedEpoch`.
+    `Progress`, torch's `Cursor` and `SharedEpoch` implement it.
     """
 
     def passed(self, step: int, mark: bytes | None, worker: int, /) -> None:

@@ -18,7 +18,7 @@ class Session:
     """The engines of a loader, and its statistics.
 
     `settings` is a function that returns the settings that are shown with the statistics. A session must not refer to
-    its loader, because the workers end when the last reference to the loader is gone.
+    its loader, because that would keep the loader and its workers alive.
     """
 
     def __init__(self, name: str, settings: Callable[[], Mapping[str, Any]]) -> None:
@@ -47,9 +47,10 @@ class Session:
     """True if it is known which batch is the last one of an epoch. False for a stream."""
 
     def take_back(self) -> None:
-        """Ends the epochs of iterators that have handed out their last batch, but were not asked for the end.
+        """Ends the epochs of iterators that have handed out their last batch, but have not raised StopIteration yet.
 
-        This is common: half of all training loops take a fixed number of batches, and never ask for the end.
+        This is common: half of all training loops take a fixed number of batches, and then do not call `next()`
+        again.
         """
         free = self.engines.taken_back() if self.knows_end else []
         for engine in free:

@@ -146,7 +146,7 @@ class SharedEpoch:
     def _remove_dead_consumers(self) -> None:
         """Calls `leave` for each garbage-collected consumer that has not left yet.
 
-        This happens if the consumer's finalizer was interrupted.
+        A consumer has not left if its finalizer was interrupted.
         """
         for number, consumer in enumerate(self.consumers):
             if consumer() is None and number in self._queues:
@@ -161,7 +161,7 @@ class SharedEpoch:
     def _read(self, call: _NextCall) -> None:
         """Sets the call's item to the next batch or its error, or leaves the item None at the end of the epoch.
 
-        Raises an error that does not take the place of a batch.
+        An error that belongs to no batch is raised.
         """
         if self._left:
             call.item = self._left[0]

@@ -1,6 +1,6 @@
 """Writes a trace of a running loader, which shows what its caller and its workers did at each moment.
 
-This code is not called for single batches of a task, and it is not called while no trace is written.
+This code runs once for each task, not for each batch of a task, and only while a trace is written.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Tracing(AbstractContextManager["Tracing"]):
 class CrewTracer:
     """The tracer of one crew (a group of workers).
 
-    It must not refer to the engine, because the workers end when the last reference to the engine is gone.
+    It must not refer to the engine, because that would keep the engine and its workers alive.
     """
 
     def __init__(self, trace: Trace, worker: str, course: Course | None, gauges: Gauges) -> None:
@@ -85,7 +85,7 @@ class CrewTracer:
         self._drain()
 
     def answered(self, asked: int, now: int) -> None:
-        """Called when the caller has received its answer."""
+        """Called when the caller's request for a batch has been answered."""
         began = max(asked, self._delivering)
         self._trace.span("wait", asked, began if self._delivering else now, **_which(self._task))
         if self._delivering:
