@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from numpy.random import Generator  # importing it takes 15 ms, which only programs that draw numbers pay
+    from numpy.random import Generator  # the import takes 15 ms, so only programs that draw numbers do it
 
     from penstock._measure.cached import CacheCounts
 

@@ -360,7 +360,7 @@ def _automatic(is_stream: bool, given: dict[str, Any]) -> tuple[str, ...]:
             raise ValueError(f'{name} must be an integer or "auto", got {given[name]!r}.')
     most = given["max_workers"]
     if "num_workers" in auto:
-        # Two workers give the first batch as soon as twenty would. A stream may have only one reader.
+        # With two workers, the first batch comes as soon as with twenty. A stream may have only one reader.
         given["num_workers"] = 1 if is_stream else min(2, usable_cpus(), most if is_int(most, 1) else 2)
     elif most is not None:
         raise ValueError(f'max_workers={most!r} limits num_workers="auto", but num_workers={given["num_workers"]!r}.')
@@ -436,7 +436,7 @@ _SPLITS = (("rank", "num_replicas"), ("process_index", "num_processes"))
 def splits(sampler: object) -> bool:
     """True if a sampler, or a sampler that it wraps, gives each rank its own part of the keys."""
     with suppress(Exception):  # attributes of the user's objects may raise
-        for _ in range(8):  # a limit, because an object that has every attribute, such as a mock, never ends
+        for _ in range(8):  # a limit, because a mock has every attribute, and so the loop would never end
             for names in _SPLITS:
                 rank, world = (getattr(sampler, name, None) for name in names)
                 if is_int(rank, 0) and is_int(world, 2):

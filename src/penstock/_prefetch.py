@@ -46,7 +46,7 @@ class Sweep:
         self.loads = loads  # how many states were loaded before it
         self.is_open = False  # `iter(source)` was called for it
         self.is_over = False  # True once the consumer has reached its end
-        self.state = state  # of the source, after the last delivered batch
+        self.state = state  # the source's state after the last delivered batch
         self.state_is_known = state is not None
 
 
@@ -70,8 +70,8 @@ class Gate:
         self.permits: queue.SimpleQueue[Sweep | None] = queue.SimpleQueue()
         self.made: queue.SimpleQueue[Produced] = queue.SimpleQueue()
         self.changes = InterruptSafeCondition()  # wakes threads that wait for the state of a sweep
-        # Wakes the thread when the owner is deallocated, even if the owner is in a reference cycle: the thread refers
-        # to the gate.
+        # Wakes the thread when the owner is deallocated, even if the owner is in a reference cycle. The thread itself
+        # refers only to the gate.
         self._owner = call_at_end(owner, partial(self.permits.put, None))
         self._stopped = False
 

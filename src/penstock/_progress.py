@@ -20,11 +20,11 @@ from penstock._system.interrupts import finalizer, interrupts_deferred
 
 T = TypeVar("T")
 
-# A bar is drawn by the thread that reads the loader, between two batches: beside a second thread, the loader could
-# not fork its workers. Drawing takes a millisecond or two, and the pause until the next drawing is 200 times as long:
-# so drawing takes half a percent of the time.
+# A bar is drawn by the thread that reads the loader, between two batches, because a loader cannot fork its workers in
+# a process with a second thread. Drawing takes a millisecond or two, and the pause until the next drawing is 200
+# times as long, so drawing takes half a percent of the time.
 _SOONEST, _LATEST, _REST = 0.1, 1.0, 200
-_WIDTH = 24  # of a bar, if there is room
+_WIDTH = 24  # characters in a bar, if there is room
 _RECENT_SECONDS = 10.0
 """The length of the time window over which the rate is measured."""
 

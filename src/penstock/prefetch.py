@@ -146,7 +146,7 @@ class Prefetcher:
     def __next__(self) -> Any:
         if self._over and not self._closed:
             return END
-        if self._measures.meter.due:  # before a batch is taken: functions of the user's are called, which may raise
+        if self._measures.meter.due:  # before a batch is taken: this may call the user's functions, which may raise
             self._measures.tick()
         self._begin(again=False)
         try:
@@ -345,7 +345,7 @@ class Prefetcher:
                     with interrupts_deferred():
                         self._gate = Gate(self)
                         self._thread = start(self._gate, producer)
-                # Frees memory. Must come before the new sweep is wanted: later the queue may hold its batches.
+                # Frees memory. This must come before the new sweep, whose batches may be in the queue later.
                 self._gate.drain()
                 self._crew.made = self._gate.made
                 self._measures.begin_epoch(self._epochs)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from penstock._at_work import at_work
 
 if TYPE_CHECKING:
-    from numpy.random import Generator  # importing it takes 15 ms, which only programs that draw numbers pay
+    from numpy.random import Generator  # the import takes 15 ms, so only programs that draw numbers do it
     from numpy.typing import NDArray
 
 __all__ = ["each", "rng"]

@@ -48,7 +48,7 @@ from penstock.backends import Backend, Bundle, Ended, Failed, Filled, Left, Lost
 from penstock.errors import InternalError, LoaderTimeout
 
 _LOOK_EVERY = 200_000  # ns between two checks for dead workers: each is a system call
-_LOOK_FOR_OUTAGES = 2.5  # seconds without an outcome, after which outages are looked for
+_LOOK_FOR_OUTAGES = 2.5  # after this many seconds without an outcome, the engine looks for outages
 
 
 class Engine(EngineLifetime):
@@ -231,7 +231,7 @@ class Engine(EngineLifetime):
     def _wait(self, timeout: float | None) -> None:
         deadline = None if timeout is None else self.backend.clock() + timeout
         while self._answer is None and self._take_in_until(deadline):
-            if self._turn.ended_by:  # by close() in another thread, which leaves ending the workers to this one
+            if self._turn.ended_by:  # another thread called close(), and this thread must stop the workers
                 raise self._turn.closed_error()
 
     def cancel(self, timeout: float | None = None, run: Run | None = None) -> None:
@@ -273,7 +273,7 @@ class Engine(EngineLifetime):
         """
         if self.closed:
             return
-        # First, because a worker that is forked later has the change already, and must not make it again.
+        # This comes first, because a worker that is forked later already has the change, and must not make it again.
         self.backend.update(change)
         self.stopwatch.stop(len(self._course.ready))
         self.stopwatch.meter.repeated += self._course.redo()
@@ -298,7 +298,7 @@ class Engine(EngineLifetime):
             self._turn.ended_by = by
             self._scheduler.handle(events.Closed())
             self.backend.close()
-            # Not before: if an error comes in between, the finalizer does the rest.
+            # Not earlier: if an error occurs before this line, the finalizer does the rest.
             self._finalizer.detach()
             self.stopwatch.stop(len(self._course.ready))
             self.stopwatch.end(self.backend.gauges)

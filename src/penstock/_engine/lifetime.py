@@ -23,7 +23,7 @@ class EngineLifetime:
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self._turn = Turn()
-        # Ends the workers if the engine is garbage collected and was not closed.
+        # Stops the workers if the engine is garbage collected before it was closed.
         last = (close_at_last, backend.close, self._turn, os.getpid()) if not backend.leaves_nothing else (bool,)
         self._finalizer = weakref.finalize(self, *last)
         self._finalizer.atexit = False  # `at_exit` does that

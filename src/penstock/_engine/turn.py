@@ -27,7 +27,7 @@ Hold = tuple[int, str]
 
 INSIDE = "The loader cannot be changed from inside of its own next(), iter() or update(), as by a signal handler."
 
-# Replaced in a forked child. Comparing it costs less than the system call that asks for the pid.
+# A forked child replaces this object. Comparing it costs less than the system call for the process id.
 _this_process = object()
 
 

@@ -5,8 +5,8 @@
            OUT, READY --redo--> AGAIN --draw--> OUT, under another seq
            OUT --forget--> forgotten        any --cancel--> forgotten
 
-The scheduler knows only seqs (the numbers of tasks), and this module knows which steps of the plan they stand for. Like
-the scheduler, it has no clock, lock or buffer. It does not look into tasks and outcomes.
+The scheduler knows only seqs (the numbers of tasks), and this module knows which steps of the plan they stand for.
+Like the scheduler, it has no clock, lock or buffer. It does not look into tasks and outcomes.
 """
 
 from __future__ import annotations

@@ -50,8 +50,9 @@ from penstock.errors import InternalError
 # that way.
 _HANDLER_OF = {kind: method_for(kind) for kind in get_args(Event)}
 
-# While the consumer does not ask, these events make no rule apply: a step never waits for a slab, a filled step makes
-# no room, and an end is reported only when asked for. The first two come with every batch. (`_opened` settles.)
+# While the consumer does not ask, no rule applies after these events: a step never waits for a slab, a filled step
+# makes no room, and the end is reported only when the consumer asks. The first two events come with every batch.
+# (`_opened` settles by itself.)
 _QUIET = frozenset(
     {events.SlabReturned, events.StepFilled, events.Opened, events.Bounded, events.Exhausted, events.Rescinded}
 )
@@ -88,8 +89,8 @@ class Scheduler:
         self._bound: int | None = None
         self._drained = False  # nothing more to draw in this run
 
-        # By seq, and in its order. An OrderedDict, because a plain dict walks over its deleted entries to find its
-        # first key: with a window of 1000, a thousand for every batch.
+        # By seq, and in its order. It is an OrderedDict, because a plain dict walks over its deleted entries to find
+        # its first key: a thousand entries for every batch, with a window of 1000.
         self._steps: OrderedDict[int, Step] = OrderedDict()
         self._abandoned: dict[int, Step] = {}
         self._arrived: OrderedDict[int, None] = OrderedDict()  # in order of arrival; only if not in_order
@@ -223,7 +224,7 @@ class Scheduler:
         self.ask_is_open = True
 
     def _bounded(self, event: events.Bounded, out: list[Command]) -> None:
-        if self.phase is OPEN:  # otherwise it concerns a run that was cancelled meanwhile
+        if self.phase is OPEN:  # otherwise the event concerns a run that was cancelled in the meantime
             self._lower_bound_to(event.seq)
 
     def _exhausted(self, event: events.Exhausted, out: list[Command]) -> None:

@@ -21,8 +21,8 @@ class SlabStates:
     def __init__(self, spare: int) -> None:
         self.spare = spare
         self.states: dict[int, SlabState] = {}
-        self.warm: deque[int] = deque()  # free, the last one used at the right
-        self.cold: list[int] = []  # free, without pages
+        self.warm: deque[int] = deque()  # free slabs; the one used most recently is at the right
+        self.cold: list[int] = []  # free slabs without pages
         self._next = 0
 
     def take(self) -> int:

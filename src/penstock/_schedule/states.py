@@ -43,8 +43,8 @@ class Step(NamedTuple):
     state: StepState
     slab: int
     attempt: int = 0
-    worker: int = -1  # the last one that died while doing it
-    seat: int = -1  # the one that must do it; -1 means any
+    worker: int = -1  # the last worker that died while doing the step
+    seat: int = -1  # the seat whose worker must do the step; -1 means any
 
 
 def method_for(kind: type) -> str:

@@ -31,12 +31,12 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple
 
-# The caller waits if it does so for more than this share of the time. Less is not worth another worker.
+# The caller counts as waiting if it waits for more than this share of the time. Less is not worth another worker.
 WAITS = 0.03
-# The least seconds of a measurement, and the seconds after which it ends even if few steps were done.
+# The shortest measurement in seconds, and the seconds after which a measurement ends even if few steps were done.
 _SHORTEST, _LONGEST = 0.5, 10.0
 _FEWEST_STEPS = 4
-# Workers for each one that the caller needs on average: steps do not all take the same time.
+# The number of workers for each one that the caller needs on average, because steps do not all take the same time.
 _HEADROOM = 1.3
 # The share of the ideal gain that an attempt must give: with twice the workers, 10 % more steps.
 _GAIN = 0.1
@@ -46,13 +46,13 @@ _NOT_LESS = 0.9
 _LESS_WAITING = 0.75
 # A load is different if seconds differ by this factor, or the share of waiting by this much.
 _OTHER, _OTHER_WAITING = 1.6, 0.08
-# The share of waiting is noisy: this many measurements say what is usual during a rest, and what was recent.
+# The share of waiting is noisy, so it is averaged over this many measurements: at the start of a rest, and later.
 _FIRST, _LATELY = 16, 8
 # If workers are idle, more of them are tried only if the caller waits for more than this share.
 _UNSTEADY = 0.1
-# Workers that compute for less than this share of their busy time wait: they may outnumber the processors.
+# Workers that compute for less than this share of their busy time mostly wait, and may outnumber the processors.
 _MOSTLY_CPU = 0.7
-# Shares of the memory's limit: nothing grows beyond the first, and something shrinks beyond the second.
+# Shares of the memory limit: nothing grows beyond the first, and something shrinks beyond the second.
 _USABLE, _FULL = 0.85, 0.92
 # How many measurements in a row must differ to end a rest. The number doubles when an attempt fails.
 _PATIENCE, _MOST_PATIENCE = 2, 16
@@ -219,7 +219,7 @@ class Attempt:
     workers: int
     prefetch: int
     load: Load
-    farther: bool = False  # ahead, and not more workers
+    farther: bool = False  # the attempt was to work farther ahead, not to add workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +232,7 @@ class Findings:
 
     least: int = 1
     most: int = 1 << 30
-    farthest: int = 1 << 30  # prefetch_factor
+    farthest: int = 1 << 30  # a limit for prefetch_factor
 
 
 @dataclass(slots=True)
@@ -277,7 +277,7 @@ class Tuner:
     _rest: RestMeasurements | None = None
     _patience: int = _PATIENCE
     _known: Findings = field(default_factory=Findings)
-    _each: float | None = None  # bytes of memory that another worker takes
+    _each: float | None = None  # bytes of memory that one more worker takes
     _saves_memory: bool = False
 
     def restart(self) -> None:
@@ -329,7 +329,7 @@ class Tuner:
         if not sum_.done or sum_.busy <= 0:
             return False
         if self._attempt is not None and sum_.done >= 4 * self.workers:
-            return True  # for a success, but not for a rest
+            return True  # enough to see a success, but not to begin a rest
         return late or (sum_.seconds >= _SHORTEST and sum_.done >= max(self.workers, _FEWEST_STEPS))
 
     def _resize(self, workers: int, prefetch: int, reason: str) -> Resize:
@@ -358,7 +358,7 @@ class Tuner:
         attempt = self._attempt
         why = "" if attempt is None else self._failure(attempt, load)
         if why and load.seconds < _SHORTEST:
-            self._sum = sum_  # a failure takes more evidence
+            self._sum = sum_  # a failure needs more evidence
             return None
         self._attempt = None
         if self._last is not None and load.is_other(self._last):

@@ -49,8 +49,8 @@ _MOST_DECISIONS = 256
 # millisecond, or two with many workers.
 _PUBLISHED = 4
 
-# After a longer pause between two epochs, the throttled time is read again. That takes 0.05 ms, for which the next
-# batch has to wait.
+# After a longer pause between two epochs, the throttled time is read again. That takes 0.05 ms, and
+# delays the next batch.
 _PAUSE = 10_000_000  # ns
 
 _TIMES = ("fetch", "collate", "write", "waited_task", "waited_room", "cpu", "delayed")
@@ -149,7 +149,7 @@ class Measures:
 
     def publish(self) -> None:
         """Publishes the statistics for `penstock top`."""
-        # Late: it takes a few milliseconds, and many loaders end before.
+        # A late import: it takes a few milliseconds, and many loaders end before this is called.
         import_whole("penstock.stats._published")
         from penstock.stats._published import publish
 
@@ -291,7 +291,7 @@ class Measures:
         found = machine([counts.pid for counts in rows if counts.pid and not inline], self._throttled or 0.0)
         if self._throttled is None:
             found = replace(found, throttled=0.0)
-        # After an epoch workers may be gone, and the program does something else: then the last reading counts.
+        # After an epoch, workers may be gone, and the program does something else. Then the last values count.
         if self._strain is None or any(crew.open_answer() is not None for crew in self._crews()):
             self._strain = found
         return replace(found, throttled=self._strain.throttled, swapped=self._strain.swapped)

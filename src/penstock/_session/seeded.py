@@ -119,7 +119,7 @@ class SeedSession(Session):
             try:
                 run, start = self._run(engine, plan, start)
                 progress, scouts = Progress(start, plan), self.measures.meter.scouts
-                # Before workers have anything to do. Its threads are started only after the workers were forked.
+                # Called before workers have anything to do. Its threads start only after the workers were forked.
                 self.foresight = foresee(self.foresight, self.dataset, plan, progress, scouts)
                 reader = kind(self, engine, run, progress)
                 reader.start()
@@ -161,7 +161,7 @@ class SeedSession(Session):
             mark = known(start.mark) if restores else None
             at = Begin(start.steps, frozenset(start.beyond), mark, epochs.restores())
             if start.mark is None and not start.begun and (epochs.are_fresh or not copied):
-                # Taken now: a stream that is read ahead moves on before the first batch is asked for.
+                # Taken now, because a stream that is read ahead moves on before the first batch is asked for.
                 start = start._replace(mark=feed.beginning(is_fresh=epochs.are_fresh))
             run = feed.run(self.runs, epochs.next, self.seed, plan, at)
         return run, start
@@ -229,8 +229,8 @@ class SeedSession(Session):
         return {
             "retries": options.retries,
             "look_ahead": options.persistent_workers,
-            # A bundle delays its steps: a timeout counts the time of a single step, and `in_order=False` hands out
-            # each step as soon as it is done.
+            # A bundle delays its steps. But a timeout limits the time of a single step, and `in_order=False` hands
+            # out each step as soon as it is done.
             "bundles": options.timeout == 0 and options.in_order and not self.feed.one_reader,
             "hang": options.hang,
         }
@@ -367,7 +367,7 @@ class SeedSession(Session):
         if tuning is None or not tuning.extra:
             self.measures.tick()
         self.measures.meter.due = False
-        # A sampler may read another iterator of the same loader: then that engine cannot be resized now.
+        # A sampler may read another iterator of the same loader. That iterator's engine cannot be resized now.
         if tuning is None or any(each.is_used_here() for each in self.engines.all()):
             return
         change = tuning.ask(engine)

@@ -23,7 +23,7 @@ class Session:
 
     def __init__(self, name: str, settings: Callable[[], Mapping[str, Any]]) -> None:
         self.runs = itertools.count()  # numbers the runs
-        # No finalizer closes them: it would keep the engines alive, and an engine may keep the loader alive.
+        # No finalizer closes the engines: it would keep them alive, and an engine may keep the loader alive.
         self.engines = Engines()
         self.measures = Measures(name, settings, self.engines.ours)
 

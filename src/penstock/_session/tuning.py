@@ -37,7 +37,7 @@ class _Counted(NamedTuple):
     done: int
     busy: int
     cpu: int
-    delays: dict[int, int]  # pid -> waiting for a processor, of some workers
+    delays: dict[int, int]  # pid of some workers -> ns of waiting for a processor
 
 
 _NOTHING = _Counted(None, 0, 0, 0, 0, 0, 0, 0, 0, {})
@@ -59,7 +59,7 @@ class Tuning:
         """Returns the change that the tuner wants, or None."""
         now, before = self._count(engine), self._before or _NOTHING
         self._before = now
-        # A tick takes half a millisecond. At rest there are as few of them as without the tuner.
+        # A tick takes half a millisecond. At rest, ticks are as rare as without the tuner.
         rests = self._tuner.state is RESTING
         self.extra = not rests and not self.extra
         self._measures.meter.every = TICK if rests else TICK // 2
