@@ -1,6 +1,7 @@
 """The settings of a loader. Each is declared once, in `Options`, and is checked before anything is started.
 
-Arguments for backends, such as `multiprocessing_context`, are not declared here: each backend declares its own.
+Arguments for backends, such as `multiprocessing_context`, are not declared here, because each backend declares its
+own.
 """
 
 from __future__ import annotations

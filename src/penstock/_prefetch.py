@@ -116,7 +116,7 @@ class Copies:
         self.copied = 0  # bytes of the last copy
 
     def memory(self) -> tuple[int, int, int]:
-        """Returns three sizes in bytes: of the slabs in use, of the free slabs, and of other memory (always 0)."""
+        """Returns three sizes in bytes: the slabs in use, the free slabs, and other memory (always 0)."""
         lent = self._leases.nbytes
         return lent, max(0, self._slabs.nbytes - lent), 0
 
@@ -200,7 +200,7 @@ class Producer:
         self._gauge: Gauge | None = None  # made by the thread, whose processor time it measures
 
     def make_timed(self, sweep: Sweep, changes: InterruptSafeCondition) -> Produced:
-        """Like `make`, but also adds the time that it takes to the reading thread's counters."""
+        """Like `make`, but also records in the reading thread's counters how long that takes."""
         gauge = self._gauge
         if gauge is None:
             gauge = self._gauge = Gauge(self.gauges, 0, threading.get_native_id(), time.thread_time_ns)

@@ -169,8 +169,9 @@ class DataLoader(Generic[_T_co]):
         """Begins the next epoch as `n` iterators, for `n` threads of this process. Each batch goes to one of them.
 
         By default, a batch goes to the first thread that asks. With `in_turn`, the iterators get batches in turn. If
-        one consumer is slow, its batches wait for it. When as many batches wait as may be prefetched, the other
-        consumers wait, too. If a consumer is closed or garbage collected, the other consumers get its share.
+        one consumer is slow, its batches wait for it, up to the number of batches that may be prefetched. After that,
+        the other consumers must wait, too. If a consumer is closed or garbage collected, the other consumers get its
+        share.
         """
         if not is_int(n, 1):
             raise ValueError(f"share() takes the number of consumers, an integer of at least 1, got {n!r}.")
@@ -219,8 +220,8 @@ class DataLoader(Generic[_T_co]):
         """Lets the next `iter()` continue from the position where the state was taken.
 
         The number of workers may be different. With `shard=`, the number of ranks may be different, too, and a rank
-        may load the state of any other rank, if all ranks load a state of the same step. If the state does not fit
-        this loader, a StateError names the difference, and the loader stays unchanged.
+        may load the state of any other rank, as long as all ranks load states of the same step. If the state does not
+        fit this loader, a StateError names the difference, and the loader stays unchanged.
         """
         self._session.load(state)
 

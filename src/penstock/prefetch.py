@@ -94,10 +94,9 @@ class _ReadingThread:
 class Prefetcher:
     """The iterator that `prefetch` returns.
 
-    To start the next epoch, call `reset()`, or `iter()` after an epoch's end.
-
-    Reading starts with the first call of `iter()`, `next()` or `reset()`. Several threads may call `next()`, but only
-    one of them may start a new epoch.
+    To start the next epoch, call `reset()`, or call `iter()` at the end of the current epoch. Reading starts with the
+    first call of `iter()`, `next()` or `reset()`. Several threads may call `next()`, but only one of them may start a
+    new epoch.
     """
 
     def __init__(self, source: Any, *, depth: int, hold: int, dtype: Any, casting: str, pin_memory: bool) -> None:

@@ -52,10 +52,10 @@ _LOOK_FOR_OUTAGES = 2.5  # after this many seconds without an outcome, the engin
 
 
 class Engine(EngineLifetime):
-    """A crew of workers and its memory. One run (the reading of one epoch) at a time uses it.
+    """A crew of workers and its memory. It serves one run (the reading of one epoch) at a time.
 
-    The next run may be prefetched: if `look_ahead` is True, its steps may be drawn early. If `bundles` is True,
-    several small steps may share a task. A worker that spends more than `hang` seconds on one step is killed.
+    If `look_ahead` is True, steps of the next run may be drawn early, so that they are prefetched. If `bundles` is
+    True, several small steps may share a task. A worker that spends more than `hang` seconds on one step is killed.
     """
 
     _finalizer: Any = bool  # for `__del__`, if an interrupt came before the constructor has set it
@@ -127,7 +127,7 @@ class Engine(EngineLifetime):
         return self.stopwatch.open_answer(len(self._course.ready))
 
     def memory(self) -> tuple[int, int, int]:
-        """Returns three sizes in bytes: lent to the caller, pooled for later batches, and outside the pool."""
+        """Returns the bytes that are lent to the caller, kept in the pool for later batches, and outside the pool."""
         # A reader may still refer to a closed engine.
         pooled, strays = (0, 0) if self.closed else self.backend.memory()
         lent = self._leases.nbytes

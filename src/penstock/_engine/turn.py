@@ -42,7 +42,7 @@ os.register_at_fork(after_in_child=_be_another_process)
 class Turn:
     """The right to use an engine. `holder` is the hold (thread and purpose) that has the turn, or None.
 
-    `ended_by` is the reason why the engine has ended or will end. It is "" for an engine that goes on.
+    `ended_by` is the reason why the engine has ended or will end. It is "" if nothing has ended the engine.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""A scheduler for workers that are not interchangeable: each step belongs to one worker from the beginning.
+"""A scheduler for workers that cannot replace each other. Each step belongs to one worker from the beginning.
 
 torch's loader has such workers. Each worker has its own random generators and its own copy of a stream, so the
 content of a step depends on the worker that does it. The rules are:

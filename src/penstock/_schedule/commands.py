@@ -16,10 +16,10 @@ class Hire(NamedTuple):
 
 
 class Retire(NamedTuple):
-    """Ask one worker to exit after its current step. The event `WorkerLeft` tells when it has left.
+    """Ask one worker to exit after its current step. The event `WorkerLeft` follows.
 
-    It is the first worker that becomes idle. With a fixed assignment of steps to workers, it is the worker in `seat`,
-    which first does all its posted steps.
+    The first worker that becomes idle exits. With a fixed assignment of steps to workers, the worker in `seat` exits,
+    after it has done all its posted steps.
     """
 
     seat: int = -1

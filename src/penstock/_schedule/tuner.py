@@ -21,7 +21,7 @@ workers the caller needs. While the load stays the same, the tuner remembers wit
 wait (rule 5 does not return to that number) and which attempts failed (rules 3 and 4 do not repeat them). So the
 tuner finally comes to rest. A different load wakes it, and makes it forget what it knew about the previous load.
 
-The tuner has no clock, and does not look at the machine: its decisions depend only on the intervals that it is given.
+The tuner has no clock, and does not look at the machine. Its decisions depend only on the intervals that it is given.
 """
 
 from __future__ import annotations
@@ -201,10 +201,10 @@ class Load:
         return max(1, math.ceil(_HEADROOM * self.step / self.turn))
 
     def is_other(self, before: Load) -> bool:
-        """True if the workers or the caller take much longer than before, or are much faster.
+        """True if the workers or the caller have become much slower or much faster.
 
-        With more workers, a step may take longer in proportion, because workers slow each other down. This does not
-        count.
+        With more workers, each step may become slower in proportion, because workers slow each other down. This does
+        not count.
         """
         share = self.workers / before.workers
         slower = self.step / max(before.step, 1e-9)

@@ -49,8 +49,8 @@ class Session:
     def take_back(self) -> None:
         """Ends the epochs of iterators that have handed out their last batch, but have not raised StopIteration yet.
 
-        This is common: half of all training loops take a fixed number of batches, and then do not call `next()`
-        again.
+        This is common, because half of all training loops take a fixed number of batches, and then do not call
+        `next()` again.
         """
         free = self.engines.taken_back() if self.knows_end else []
         for engine in free:
