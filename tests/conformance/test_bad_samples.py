@@ -146,8 +146,33 @@ def test_what_was_skipped_says_all_that_an_error_says(make: Any) -> None:
 
 def test_an_odd_exception_is_listed_with_its_type(make: Any) -> None:
     loader = make(sources.Oddly(), on_error="skip")
-    assert list(loader) == []
+    with pytest.warns(RuntimeWarning, match=r"Every sample of epoch 0 has failed .*\(2, .* Odd: 3 and four"):
+        assert list(loader) == []
     assert [(error.first, error.second) for _, error in loader.skipped] == [(3, "four")] * 2
+
+
+class AllBad(Dataset[int]):
+    """From key `sound` on, samples are sound."""
+
+    def __init__(self, sound: int) -> None:
+        self._sound = sound
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, key: int) -> int:
+        if key < self._sound:
+            raise OSError(f"/mnt/{key}.jpg is missing")
+        return key
+
+
+def test_an_epoch_that_begins_with_many_bad_samples_warns_once(make: Any) -> None:
+    with pytest.warns(RuntimeWarning) as warned:
+        batches = list(make(AllBad(50), batch_size=2, on_error="skip"))
+    assert len(batches) == 5 and len(warned) == 1
+    assert "Every sample of epoch 0 so far has failed and was skipped (32, " in str(warned[0].message)
+    assert "Sample 0 raised OSError: /mnt/0.jpg is missing." in str(warned[0].message)
+    assert len(list(make(AllBad(20), batch_size=2, on_error="skip"))) == 20  # no warning
 
 
 def test_each_epoch_lists_its_own(make: Any) -> None:

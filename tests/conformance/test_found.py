@@ -381,6 +381,13 @@ def test_memory_is_not_used_again_while_a_grandchild_may_read_it(make_processes:
         os.close(fd)
 
 
+def watch_with(live: LiveObjects[Any], engines: Any) -> None:
+    """Makes `live` the set of live engines. Keeps no reference to them."""
+    for engine in engines.live:
+        live.add(engine)
+    engines.live = live
+
+
 def test_a_reader_that_is_freed_while_the_loader_closes_brings_nothing_back(make_concurrent: Any) -> None:
     """A collection of garbage may run at any line of close(), and free the reader of an epoch that was left."""
     loader = make_concurrent(range(8))
@@ -392,7 +399,7 @@ def test_a_reader_that_is_freed_while_the_loader_closes_brings_nothing_back(make
             readers.clear()  # as the collection would
             return super().__iter__()
 
-    loader._session.engines.live = Live(loader._session.engines.live)
+    watch_with(Live(), loader._session.engines)
     loader.close()
     assert loader._session.engines._idle is None
 
@@ -760,7 +767,7 @@ def test_update_and_close_while_another_thread_begins_an_epoch() -> None:
 
     begun: list[bool] = []
     others: list[Any] = []
-    loader._session.engines.live = Live(loader._session.engines.live)
+    watch_with(Live(), loader._session.engines)
     loader.update(lambda dataset: None)
     assert len(others) == 2 and next(batches).item() == 0
     loader.close()

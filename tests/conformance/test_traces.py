@@ -107,7 +107,10 @@ def test_closing_the_loader_ends_the_trace(tmp_path: Path) -> None:
 
 def test_one_trace_at_a_time(tmp_path: Path) -> None:
     with loader(None, 0) as batches:
-        with batches.trace(tmp_path / "one.json"), pytest.raises(RuntimeError, match=r"already \(.*one\.json\)"):
+        with (
+            batches.trace(tmp_path / "one.json"),
+            pytest.raises(RuntimeError, match=r"already writes .*one\.json"),
+        ):
             batches.trace(tmp_path / "two.json")
         batches.trace(tmp_path / "two.json")
 

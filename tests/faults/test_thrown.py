@@ -159,7 +159,7 @@ PLACES: dict[str, tuple[Place, str]] = {
     "__next__": (lambda names: (Stream(names), {}), "In the stream's next 1 samples, step {key} of"),
     "collate_fn": (
         lambda names: (range(2 * len(names)), {"collate_fn": Collate(names)}),
-        "In collate of step {key} of epoch 0",
+        "In collate_fn of samples [{key}], step {key} of epoch 0",
     ),
     "collate_fn of a stream": (
         lambda names: (Counting(2 * len(names)), {"collate_fn": Collate(names)}),

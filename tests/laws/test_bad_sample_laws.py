@@ -15,6 +15,8 @@ import penstock
 from penstock import DataLoader, Dataset
 from penstock._engine import pace
 
+pytestmark = pytest.mark.filterwarnings("ignore:Every sample of epoch")
+
 SIZES = st.integers(1, 40)
 
 

@@ -33,6 +33,8 @@ class Ours(penstock.IterableDataset[int]):
 
 @pytest.mark.parametrize("path", ["data/train", Path("data/train")])
 def test_a_path_is_no_dataset(path: Any) -> None:
+    with pytest.raises(TypeError, match=r"is the class Path, not an object of it\. Pass Path\(\.\.\.\)"):
+        penstock.DataLoader(Path)  # type: ignore[type-var]
     with pytest.raises(TypeError, match=r"is a path, 'data/train'\. penstock\.open\('data/train'\) makes a dataset"):
         DataLoader(path)
 

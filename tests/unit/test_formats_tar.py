@@ -10,6 +10,7 @@ import pickle
 import subprocess
 import tarfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -319,6 +320,64 @@ def test_a_decoder_with_a_shape_writes_into_the_batch(tmp_path: Path) -> None:
     assert batch["bin"].dtype == np.int32 and batch["bin"][:, :4].tolist() == (3 * np.eye(4, dtype=int)).tolist()
     (batch,) = DataLoader(Tar(path, {"bin": Total()}), batch_size=4)
     assert batch["bin"].tolist() == [3] * 4
+
+
+def test_decoded_images_are_writable(tmp_path: Path) -> None:
+    written = io.BytesIO()
+    Image.new("RGB", (3, 2)).save(written, "png")
+    assert Tar(write(tmp_path, [("a.png", written.getvalue())]))[0]["png"].flags.writeable
+
+
+class Filled:
+    """A decoder whose results have one shape: all elements are the first byte."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: str) -> None:
+        self.shape, self.dtype = shape, dtype
+
+    def __call__(self, data: bytes, out: Any = None) -> Any:
+        out = np.empty(self.shape, self.dtype) if out is None else out
+        out[...] = data[0]
+        return out
+
+
+DECODERS: list[Any] = [
+    Filled((2,), "float32"),
+    Filled((2,), "uint8"),
+    Filled((3,), "float32"),
+    lambda data: np.full(2, 100 + data[0], np.float32),
+    lambda data: np.full(3, 100 + data[0], np.float32),
+    None,
+]
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.sampled_from(["jpg", "png", "npy"]), min_size=1, max_size=5),
+    st.lists(st.sampled_from(range(len(DECODERS))), min_size=3, max_size=3),
+)
+def test_a_field_of_several_members_is_gathered_as_its_samples_are_collated(
+    tmp_path: Path, ends: list[str], chosen: list[int]
+) -> None:
+    path = write(tmp_path, [(f"{row}.{end}", bytes([row + 1])) for row, end in enumerate(ends)])
+    decode = dict(zip(("jpg", "png", "npy"), (DECODERS[each] for each in chosen), strict=True))
+    data, keys = Tar(path, decode, fields=("jpg;png;npy",)), list(range(len(ends)))
+
+    def garbage(shape: Any, dtype: Any) -> Any:
+        return np.full(shape, 77, dtype)
+
+    try:
+        wanted = penstock.default_collate([data[key] for key in keys])["jpg"]
+    except CollateError:
+        with suppress(CollateError):
+            assert data.__gather__(keys, garbage) is NotImplemented
+        with pytest.raises(CollateError):
+            list(DataLoader(data, len(keys)))
+        return
+    (batch,) = DataLoader(data, len(keys))
+    assert batch["jpg"].dtype == wanted.dtype if isinstance(wanted, np.ndarray) else batch["jpg"] == wanted
+    gathered = data.__gather__(keys, garbage)
+    for found in [batch] if gathered is NotImplemented else [batch, gathered]:
+        assert np.array_equal(np.asarray(found["jpg"]), np.asarray(wanted))
 
 
 def test_a_decoder_that_does_not_return_what_it_was_given_is_an_error(tmp_path: Path) -> None:

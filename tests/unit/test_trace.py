@@ -105,6 +105,18 @@ for step in itertools.count():
         read(part, complete=False)
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_trace_that_was_not_closed_is_whole_after_a_normal_exit(tmp_path: Path, workers: int) -> None:
+    code = f"""
+import penstock, sys
+loader = penstock.DataLoader(range(40), 8, num_workers={workers})
+trace = loader.trace(sys.argv[1])
+for batch in loader: pass
+"""
+    subprocess.run([sys.executable, "-c", code, tmp_path / "trace.json"], check=True)
+    assert {span.args.get("step") for span in read(tmp_path / "trace.json").rows["caller"]} >= {0, 4}
+
+
 def test_events_are_in_the_file_after_a_second(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     with Trace(path) as trace:

@@ -98,6 +98,9 @@ class ByKey(Feed):
             raise TypeError(
                 f"The dataset is a path, {path!r}. penstock.open({path!r}) makes a dataset of the files there."
             )
+        if isinstance(self.dataset, type):
+            name = self.dataset.__name__
+            raise TypeError(f"The dataset is the class {name}, not an object of it. Pass {name}(...).")
         if not hasattr(self.dataset, "__getitem__"):
             raise TypeError(
                 f"{type(self.dataset).__name__} has no __getitem__, so it is not a dataset. Give it __getitem__ and "

@@ -47,6 +47,12 @@ class Misfit(Exception):
                 "Give every sample the same type here, drop the field, or pass collate_fn=",
                 sorted(row for kind in unknown for row in groups[kind]) or odd_rows(groups),
             )
+        if values[0] is None:
+            return cls(
+                "values of type NoneType cannot be collated. Does __getitem__ return its sample? If values are "
+                "missing, fill them in, drop the field, or pass collate_fn=",
+                range(len(values)),
+            )
         return cls(
             f"values of type {next(iter(named))} cannot be collated. Batches are made of arrays, numbers, str, "
             "bytes, and dicts, lists, tuples, namedtuples and dataclasses of these. Convert the values, drop "

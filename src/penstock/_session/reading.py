@@ -11,7 +11,8 @@ from penstock._feed.base import Run
 from penstock._resume.state import State
 from penstock._system.ending import END, NoBatch, raises_instead
 from penstock._system.interrupts import finalizer, interrupts_deferred
-from penstock._wire.failure import annotate
+from penstock._system.warnings import warn_caller
+from penstock._wire.failure import annotate, safe_text
 from penstock._wire.task import Mended
 from penstock.batch import Batch
 
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from penstock._session.seeded import SeedSession
     from penstock._session.semantics import Position, Semantics
     from penstock._session.session import Session
+
+
+_MANY = 16
+"""If this many batches at the beginning of an epoch have no sound sample, there is a warning."""
 
 
 class Reader:
@@ -40,6 +45,7 @@ class Reader:
         self._max_errors = semantics.max_errors
         self._meter = session.measures.meter
         self._yielded = 0
+        self._lost, self._has_given = 0, False  # batches whose samples all failed; whether there was a batch
         self.skipped: list[tuple[Any, Exception]] = []
 
     def start(self) -> None:
@@ -90,14 +96,28 @@ class Reader:
                         self._session.measures.end_epoch()
                 finally:
                     self._leave()
+                if 0 < self._lost < _MANY and not self._has_given:
+                    self._warn_of_loss("")
                 return _ENDED
             if delivery.rows or delivery.mended is None:
                 break
             # Every sample of the batch failed and was skipped, so the batch is skipped too.
+            self._lost += 1
+            if self._lost == _MANY and not self._has_given:
+                self._warn_of_loss(" so far")
+        self._has_given = True
         if self._count is not None:
             self._yielded += 1
             self._count(self._yielded)
         return delivery
+
+    def _warn_of_loss(self, until: str) -> None:
+        key, error = self.skipped[0]
+        warn_caller(
+            f"Every sample of epoch {self._run.epoch}{until} has failed and was skipped ({len(self.skipped):,}, with "
+            f'on_error="skip"). Sample {safe_text(key)} raised {type(error).__name__}: {safe_text(error)[:300]}. '
+            "loader.skipped lists the errors."
+        )
 
     def _note(self, mended: Mended) -> BaseException | None:
         """Adds a batch's failed samples to `skipped`. Returns the first error beyond `max_errors`, or None."""

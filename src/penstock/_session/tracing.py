@@ -18,6 +18,7 @@ from penstock._measure.gauges import Gauges
 from penstock._measure.meter import clock
 from penstock._schedule.course import Course
 from penstock._session.measures import MeasuredCrew
+from penstock._system.exit import ends_at_exit
 from penstock._wire.task import Task, shorten
 from penstock.stats._trace import Trace
 
@@ -33,6 +34,7 @@ class Tracing(AbstractContextManager["Tracing"]):
     ) -> None:
         self._trace, self._worker, self._crews = Trace(path, name), worker, crews
         self.path = self._trace.path
+        ends_at_exit(self)
         for crew in crews():
             self.follow(crew)
 
@@ -54,6 +56,8 @@ class Tracing(AbstractContextManager["Tracing"]):
             if tracer is not None:
                 tracer.end()
         self._trace.close()
+
+    at_exit = close
 
     def __exit__(self, *error: object) -> None:
         self.close()

@@ -148,6 +148,12 @@ class Focus(Source):
             named = ", ".join(f"row {row} is sample {safe_text(keys[row])}" for row in rows[:8])
             self.notes.append(f"{named}{', ...' if len(rows) > 8 else ''}.")
 
+    def name_all(self, at: str, mended: Mended | None = None) -> None:
+        """Records that an operation on all samples of the step failed, if samples have keys."""
+        keys = self.names() if mended is None else mended.keys
+        if len(keys):
+            self.doing(f"{at} of samples ", keys)
+
     def where(self) -> str:
         """The note for an error that was just caught: the operation or sample, the step and the worker."""
         keys = "" if self._keys is None else f"{shorten(self._keys)}, "

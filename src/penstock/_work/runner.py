@@ -134,7 +134,11 @@ class Runner:
             return samples[0] if custom is None else custom(samples[0])
         self._focus.doing("collate of ", None)
         if custom is not None and self._into is None:
-            return custom(samples)
+            try:
+                return custom(samples)
+            except BaseException:
+                self._focus.name_all("collate_fn", mended)
+                raise
         try:
             return (self._into or collate)(samples, empty)
         except Exception as error:

@@ -182,7 +182,8 @@ def _image(data: bytes, name: object, limit: int | None) -> NDArray[np.uint8]:
     except ImportError as error:
         raise ImportError(f"{error}. Or keep the bytes of images: decode={{'jpg': None}}.") from error
     try:
-        return decode(data, "rgb", "the image", limit)
+        found = decode(data, "rgb", "the image", limit)
+        return found if found.flags.writeable else found.copy()  # Pillow's are read-only, and torch warns of those
     except SampleTooLarge as error:
         refuse_large(name, *error.sizes)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from functools import partial
 from itertools import chain
@@ -151,17 +152,24 @@ class Tar(Extents):
             return NotImplemented
         rows = self.checked(keys)
         outs: dict[str, NDArray[Any]] = {}
+        written: Counter[str] = Counter()
         samples: list[dict[str, Any]] = []
 
         def allocate(field: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
             if field not in outs:
                 outs[field] = empty((len(rows), *shape), dtype)
-            here: NDArray[Any] = outs[field][len(samples)]
+            out = outs[field]
+            if out.shape[1:] != shape or out.dtype != dtype:
+                return np.empty(shape, dtype)
+            written[field] += 1
+            here: NDArray[Any] = out[len(samples)]
             return here
 
         for found in self._raw_samples(keys, rows):
             samples.append(self.decoded(*found, allocate))  # noqa: PERF401 - `allocate` counts them
         if not samples or any(sample.keys() != samples[0].keys() for sample in samples):
+            return NotImplemented
+        if any(count < len(samples) for count in written.values()):  # a field of jpg and png, with two decoders
             return NotImplemented
         others = [{field: value for field, value in sample.items() if field not in outs} for sample in samples]
         batch = collate(others, empty)
