@@ -270,7 +270,7 @@ class DataLoader(Generic[_T_co]):
     def trace(self, path: str | os.PathLike[str]) -> Tracing:
         """Writes a trace of the caller and the workers to a file that Perfetto and chrome://tracing can open.
 
-        The trace ends with its `with` block, with its `close()`, or with the loader's `close()`:
+        The trace ends with its `with` block, its `close()`, the loader's `close()`, or the exit of the program:
 
             with loader.trace("trace.json"):
                 for batch in loader:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 _MANY = 16
-"""If this many batches at the beginning of an epoch have no sound sample, there is a warning."""
+"""A warning is given if all samples have failed in this many batches at the beginning of an epoch."""
 
 
 class Reader:
@@ -45,7 +45,7 @@ class Reader:
         self._max_errors = semantics.max_errors
         self._meter = session.measures.meter
         self._yielded = 0
-        self._lost, self._has_given = 0, False  # batches whose samples all failed; whether there was a batch
+        self._lost, self._has_given = 0, False  # batches whose samples all failed; True after the first other batch
         self.skipped: list[tuple[Any, Exception]] = []
 
     def start(self) -> None:

@@ -26,7 +26,7 @@ from penstock.stats._trace import Trace
 class Tracing(AbstractContextManager["Tracing"]):
     """A trace, as `loader.trace(path)` returns it.
 
-    It ends with its `with` block, `close()` or the loader's `close()`.
+    It ends with its `with` block, with its `close()`, with the loader's `close()`, or when the program exits.
     """
 
     def __init__(
