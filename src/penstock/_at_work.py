@@ -87,7 +87,7 @@ class WorkerInfo:
     """Describes one worker.
 
     `id` is a number from 0 to `num_workers - 1`, where `num_workers` is the number of workers that the loader started
-    with. If workers are added while the loader runs, they have higher ids. A worker that replaces a crashed one gets
+    with. Workers that are added while the loader runs may have higher ids. A worker that replaces a crashed one gets
     the same id. `seed` is the loader's seed plus the id. `dataset` is the worker's copy of the dataset (threads share
     one object).
     """
