@@ -1,4 +1,4 @@
-"""`python -m penstock`: the command `penstock` of this interpreter."""
+"""Runs the `penstock` command when Python is started with `python -m penstock`."""
 
 from penstock.cli import main
 

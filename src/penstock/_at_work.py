@@ -1,4 +1,7 @@
-"""The sample or step that the calling thread is computing, for `penstock.rng()`, and the worker it belongs to."""
+"""Records which sample or step each thread is computing, and which worker the thread belongs to.
+
+`penstock.rng()` and `penstock.get_worker_info()` use these records.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from numpy.random import Generator  # importing it takes 15 ms, which only programs that draw numbers pay
+    from numpy.random import Generator  # the import takes 15 ms, so only programs that draw numbers do it
 
     from penstock._measure.cached import CacheCounts
 
 
 class Source:
-    """Knows the sample or step that is being computed. `part`: the requested rows, or None for all rows."""
+    """The sample or step that a thread is computing.
+
+    `part` lists the rows of the step that a nested dataset was asked for. It is None if all rows of the step are
+    meant.
+    """
 
     part: Sequence[int] | None = None
 
     @property
     def cache(self) -> CacheCounts | None:
-        """The cache counters of this worker."""
+        """The worker's cache counters, or None if it has none."""
         return None
 
     def rng(self) -> Generator:
@@ -35,7 +42,7 @@ class Source:
 
 
 class _AtWork(threading.local):
-    """The source of each thread. It is None in threads that the dataset starts, where `penstock.rng()` raises."""
+    """The `Source` of each thread. It is None in threads that the dataset starts, where `penstock.rng()` raises."""
 
     source: Source | None = None
 
@@ -45,7 +52,10 @@ at_work = _AtWork()
 
 @contextmanager
 def among(rows: Sequence[int], n: int) -> Iterator[None]:
-    """Restricts `each(keys)` in the block to some of the n rows that the dataset was asked for."""
+    """Tells `each(keys)` which rows are computed inside the `with` block.
+
+    These are `rows`, a part of the `n` rows that the dataset was asked for.
+    """
     source = at_work.source
     if source is None:
         yield
@@ -61,7 +71,10 @@ def among(rows: Sequence[int], n: int) -> Iterator[None]:
 
 @contextmanager
 def working_at(source: Source) -> Iterator[None]:
-    """Makes `rng()` use this source in the block. Blocks may be nested: a dataset may iterate over another loader."""
+    """Makes `rng()` use this source inside the `with` block.
+
+    Blocks can be nested, because a dataset may iterate over another loader.
+    """
     outer, at_work.source = at_work.source, source
     try:
         yield
@@ -73,9 +86,10 @@ def working_at(source: Source) -> Iterator[None]:
 class WorkerInfo:
     """Describes one worker.
 
-    `id` is a number from 0 to `num_workers - 1`, or a higher one if the loader was given more workers while it ran:
-    `num_workers` is the number that it began with. A worker that replaces a crashed one has the same id. `seed` is
-    the loader's seed plus the id. `dataset` is the worker's copy of the dataset (threads share one object).
+    `id` is a number from 0 to `num_workers - 1`, where `num_workers` is the number of workers that the loader started
+    with. Workers that are added while the loader runs may have higher ids. A worker that replaces a crashed one gets
+    the same id. `seed` is the loader's seed plus the id. `dataset` is the worker's copy of the dataset (threads share
+    one object).
     """
 
     id: int
@@ -91,7 +105,7 @@ _of_process: WorkerInfo | None = None
 
 
 def get_worker_info() -> WorkerInfo | None:
-    """The worker in which this is called; None outside of workers, and with `num_workers=0`."""
+    """Returns the `WorkerInfo` of the calling worker, or None outside of workers and with `num_workers=0`."""
     info: WorkerInfo | None = getattr(_of_thread, "info", None)
     return _of_process if info is None else info
 
@@ -104,6 +118,6 @@ def is_worker_process() -> bool:
 def set_worker_info(info: WorkerInfo | None, *, of_process: bool) -> None:
     global _of_process
     if of_process:
-        _of_process, _of_thread.info = info, None  # a worker may have been forked by a thread that is one
+        _of_process, _of_thread.info = info, None  # the thread that forked this process may be a worker itself
     else:
         _of_thread.info = info

@@ -1,6 +1,7 @@
-"""The settings of a loader: each is declared once, in `Options`, and checked before anything is started.
+"""The settings of a loader. Each is declared once, in `Options`, and is checked before anything is started.
 
-Arguments for backends (`multiprocessing_context`, for example) are not among them: a backend declares its own.
+Arguments for backends, such as `multiprocessing_context`, are not declared here, because each backend declares its
+own.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ DEFAULT_PREFETCH_FACTOR = 2
 
 
 class RankShard(NamedTuple):
-    """A rank, and the number of ranks."""
+    """A rank, and the total number of ranks (`world`)."""
 
     rank: int
     world: int
@@ -46,7 +47,7 @@ ONE = RankShard(0, 1)
 
 
 class Face(Enum):
-    """What the loader with torch's semantics does with a setting."""
+    """How the loader with torch's semantics treats a setting."""
 
     ABSENT = "does not take it"
     OURS = "takes it although torch's class does not, and passes it on to the loader behind it"
@@ -56,12 +57,12 @@ class Face(Enum):
 
     @property
     def is_theirs(self) -> bool:
-        """True if torch's own class has the setting."""
+        """True if torch's own `DataLoader` has the setting, too."""
         return self not in (Face.ABSENT, Face.OURS)
 
 
 class Show(IntEnum):
-    """Where a setting is shown. Each place includes the ones before it."""
+    """How widely the value of a setting is shown. Each level includes the levels before it."""
 
     NOWHERE = 0
     FIGURES = 1  # with the figures of the loader, if it is not the default
@@ -70,7 +71,7 @@ class Show(IntEnum):
 
 
 Check = Callable[[str, Any], None]
-"""Called with the name and the value of a setting: raises if the value is not allowed."""
+"""A function that takes the name and the value of a setting, and raises if the value is not allowed."""
 
 
 def _anything(name: str, value: object) -> None:
@@ -81,10 +82,11 @@ def _anything(name: str, value: object) -> None:
 class Option:
     """The declaration of one setting.
 
-    `unset`: the values that a loader without workers accepts, since they count as not given; None if it accepts any.
-    `needs_seed`: why the loader with torch's semantics takes it only with `seed=`; "" if it does not need one.
-    `tuned`: the number that "auto" begins with; 0 if it may not be "auto". `live`: it may be set while the loader
-    runs; other settings need a new loader.
+    `unset` lists the values that a loader without workers accepts, because they mean the same as leaving the argument
+    out; None means that any value is accepted. `needs_seed` is the reason why the loader with torch's semantics
+    accepts the setting only together with `seed=`, or "" if it does not need a seed. `tuned` is the number that
+    "auto" starts with, or 0 if the setting cannot be "auto". `live` is True if the setting may be changed while the
+    loader runs; to change any other setting, a new loader must be created.
     """
 
     default: Any
@@ -168,9 +170,10 @@ _NO_BLOCKS = "the order is torch's, which knows no blocks."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The settings of a loader, with their defaults resolved: the types are those of the resolved values.
+    """The settings of a loader, with all defaults filled in.
 
-    The signatures of the public loaders write the same names and defaults out, and a test compares them with this.
+    The types of the fields are those of the final values. The signatures of the public loaders repeat the same names
+    and defaults, and a test compares them with this class.
     """
 
     batch_size: int | None = _option(
@@ -263,15 +266,21 @@ class Options:
 
     # Derived from the arguments.
     auto: tuple[str, ...]
-    """The names of the settings that are tuned. Their fields have the current numbers."""
+    """The names of the settings that are tuned automatically. Their fields hold the current numbers."""
     is_unsplit: bool
-    """True if there is a seed, and neither `shard=` nor a sampler splits the data: all ranks would read the same."""
+    """True if a seed is given, but neither `shard=` nor a sampler splits the data between the ranks.
+
+    All ranks would then read the same samples.
+    """
     for_backends: Mapping[str, Any]
-    """The loader's arguments for backends, as they were given, by name."""
+    """The arguments that only backends understand, by name, with the values that the caller gave."""
 
     @classmethod
     def resolve(cls, *, is_stream: bool, **given: Any) -> Options:
-        """Checks the caller's arguments and returns them as options. Arguments not declared here are for backends."""
+        """Checks the caller's arguments and returns them as `Options`.
+
+        Arguments that are not declared here are kept for the backends.
+        """
         given = {name: int(v) if isinstance(v, np.integer) else v for name, v in given.items()}
         given["for_backends"] = {name: given.pop(name) for name in [*given] if name not in OPTIONS}
         given["auto"] = _automatic(is_stream, given)
@@ -314,16 +323,16 @@ class Options:
 
     @property
     def context(self) -> Any:
-        """The value of the argument that the backend declares: it is passed to the backend."""
+        """The value of the argument that the chosen backend has declared, such as `multiprocessing_context`."""
         return backends.registered(self.backend).given_in(self.for_backends)
 
     @property
     def cast(self) -> Cast | None:
-        """The conversion of numbers in a batch, or None."""
+        """How the numbers in a batch are converted, or None if they are not converted."""
         return Cast.of(self.dtype, self.casting)
 
     def shown(self) -> dict[str, Any]:
-        """The settings that are shown with the figures of a loader."""
+        """Returns the settings that are shown together with the loader's statistics."""
         found = {name: getattr(self, name) for name in shown_names() if OPTIONS[name].face is not Face.ACTED}
         if self.collate_fn is not None and not hasattr(self.collate_fn, "into"):  # a default one has `into`
             found["collate_fn"] = getattr(self.collate_fn, "__qualname__", type(self.collate_fn).__qualname__)
@@ -331,28 +340,28 @@ class Options:
         return {**found, "threads": threads, "auto": self.auto, "shard": list(self.shard)}
 
     def value(self, name: str) -> Any:
-        """The resolved setting of this name; an argument for a backend as it was given."""
+        """Returns the final value of a setting. An argument for a backend is returned as it was given."""
         return self.for_backends[name] if name in self.for_backends else getattr(self, name)
 
 
 OPTIONS: dict[str, Option] = {each.name: each.metadata[Option] for each in fields(Options) if Option in each.metadata}
-"""The declarations, by name."""
+"""The declarations of all settings, by name."""
 
 
 def shown_names(least: Show = Show.FIGURES) -> list[str]:
-    """The names of the settings that are shown in this place."""
+    """Returns the names of the settings whose level (see `Show`) is at least `least`."""
     return [name for name, option in OPTIONS.items() if option.show >= least]
 
 
 def _automatic(is_stream: bool, given: dict[str, Any]) -> tuple[str, ...]:
-    """Replaces "auto" by the number to begin with; returns the names of these settings."""
+    """Replaces each "auto" with the number to start with, and returns the names of these settings."""
     auto = tuple(name for name, option in OPTIONS.items() if option.tuned and isinstance(given[name], str))
     for name in auto:
         if given[name] != "auto":
             raise ValueError(f'{name} must be an integer or "auto", got {given[name]!r}.')
     most = given["max_workers"]
     if "num_workers" in auto:
-        # Two workers give the first batch as soon as twenty would. A stream may have only one reader.
+        # With two workers, the first batch comes as soon as with twenty. A stream may have only one reader.
         given["num_workers"] = 1 if is_stream else min(2, usable_cpus(), most if is_int(most, 1) else 2)
     elif most is not None:
         raise ValueError(f'max_workers={most!r} limits num_workers="auto", but num_workers={given["num_workers"]!r}.')
@@ -373,7 +382,7 @@ def _check_seed(given: dict[str, Any]) -> None:
 
 
 def _check_workers(given: dict[str, Any]) -> None:
-    """Raises if a setting has no meaning without workers, or with this backend."""
+    """Raises ValueError if a setting makes no sense without workers, or with the chosen backend."""
     name, of_backends = given["backend"] or backends.DEFAULT, given["for_backends"]
     backend = backends.registered(name)
     if given["num_workers"] == 0:
@@ -421,14 +430,14 @@ def _check_order(is_stream: bool, given: dict[str, Any]) -> None:
         raise ValueError("batch_size=None disables batching and is mutually exclusive with drop_last.")
 
 
-# The attributes in which samplers have their rank and the number of ranks: torch's and ours, and accelerate's.
+# The attributes of a sampler for its rank and the number of ranks: in torch and penstock, and in accelerate.
 _SPLITS = (("rank", "num_replicas"), ("process_index", "num_processes"))
 
 
 def splits(sampler: object) -> bool:
-    """True if a sampler, or a sampler inside it, gives this rank its own part of the keys."""
+    """True if a sampler, or a sampler that it wraps, gives each rank its own part of the keys."""
     with suppress(Exception):  # attributes of the user's objects may raise
-        for _ in range(8):  # a limit, because an object that has every attribute, such as a mock, never ends
+        for _ in range(8):  # a limit, because a mock has every attribute, and so the loop would never end
             for names in _SPLITS:
                 rank, world = (getattr(sampler, name, None) for name in names)
                 if is_int(rank, 0) and is_int(world, 2):
@@ -448,7 +457,7 @@ def _check_split(shard: RankShard, sampler: object) -> None:
 
 
 def shard_of(given: Any) -> RankShard:
-    """The shard that the argument `shard=` describes; raises if it describes none."""
+    """Converts the argument `shard=` to a RankShard. Raises ValueError if the argument is invalid."""
     if given is None:
         return ONE
     if isinstance(given, str) and given == "auto":
@@ -479,9 +488,10 @@ _SCHEDULERS = (
 
 
 def this_rank(environment: Mapping[str, str]) -> RankShard:
-    """The shard of this process: from torchrun's variables, a library that has ranks, or a scheduler's variables.
+    """Finds the rank of this process, and the number of ranks.
 
-    Without any of them it is (0, 1).
+    They are taken from torchrun's environment variables, from a library that knows them, or from a scheduler's
+    environment variables, in this order. If all of these are missing, the result is (0, 1).
     """
     found = _of_variables(environment, _TORCHRUN) or ranks_of_libraries()
     return RankShard(*(found or _of_variables(environment, *_SCHEDULERS) or ONE))
@@ -491,7 +501,10 @@ _has_warned = False
 
 
 def warn_of_ranks(dataset: object) -> None:
-    """Warns, once in a process, if this is one of several ranks. Called if nothing splits the data of a loader."""
+    """Warns, once per process, if this process is one of several ranks.
+
+    Called for a loader whose data is not split between the ranks.
+    """
     global _has_warned
     if _has_warned:
         return
@@ -529,7 +542,7 @@ def _of_variables(environment: Mapping[str, str], *launchers: tuple[str, str, st
 
 
 def _last_batch(is_stream: bool, given: dict[str, Any]) -> str:
-    """The treatment of an incomplete last batch; raises if it is not possible with the other settings."""
+    """Returns how to treat an incomplete last batch. Raises ValueError if other settings make that impossible."""
     choice, shard, drop_last = given["last_batch"], given["shard"], given["drop_last"]
     if drop_last and choice not in (None, "drop"):
         raise ValueError(f'drop_last=True means last_batch="drop", but last_batch={choice!r} was given too.')

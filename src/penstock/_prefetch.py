@@ -1,8 +1,8 @@
-"""The thread behind `prefetch`: it reads the source, and copies its batches into recycled memory.
+"""The thread behind `prefetch`, which reads the source and copies each batch into recycled memory.
 
-Two queues, the gate, are between the thread and the consumer. For each permit in the first queue the thread makes one
-batch and puts it into the second. There are `depth` permits, and the consumer returns one with each batch that it
-takes: so at most `depth` batches are ahead, and no other state is kept.
+The thread and its consumer are connected by two queues (see `Gate`). The first queue holds permits. For each permit,
+the thread makes one batch and puts it into the second queue. There are `depth` permits, and the consumer returns one
+with each batch that it takes. So at most `depth` batches are read ahead, and no other state is needed.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ _END = object()
 
 
 class Sweep:
-    """One reading of the source, from its beginning or from a state that was `loaded`.
+    """One pass over the source, from the beginning or (if `loaded` is True) from a state that was loaded.
 
-    Each sweep has its own permits and batches. Batches of any sweep other than the wanted one are dropped.
+    Each sweep has its own permits and batches. The consumer reads one sweep at a time, and batches of earlier sweeps
+    are dropped.
     """
 
     def __init__(self, loaded: bool, state: Any, loads: int = 0) -> None:
@@ -45,7 +46,7 @@ class Sweep:
         self.loads = loads  # how many states were loaded before it
         self.is_open = False  # `iter(source)` was called for it
         self.is_over = False  # True once the consumer has reached its end
-        self.state = state  # of the source, after the last delivered batch
+        self.state = state  # the source's state after the last delivered batch
         self.state_is_known = state is not None
 
 
@@ -59,17 +60,18 @@ class Produced(NamedTuple):
 
 
 class Gate:
-    """The two queues that the thread and its consumer share.
+    """The two queues that connect the reading thread and its consumer.
 
-    Neither queue takes a Python lock, because the garbage collector may put a permit into its queue at any moment.
+    Putting an item into a queue takes no Python lock, because the garbage collector may return a permit at any
+    moment.
     """
 
     def __init__(self, owner: object) -> None:
         self.permits: queue.SimpleQueue[Sweep | None] = queue.SimpleQueue()
         self.made: queue.SimpleQueue[Produced] = queue.SimpleQueue()
         self.changes = InterruptSafeCondition()  # wakes threads that wait for the state of a sweep
-        # Wakes the thread when the owner is deallocated, even if the owner is in a reference cycle: the thread refers
-        # to the gate.
+        # Wakes the thread when the owner is deallocated, even if the owner is in a reference cycle. The thread itself
+        # refers only to the gate.
         self._owner = call_at_end(owner, partial(self.permits.put, None))
         self._stopped = False
 
@@ -78,7 +80,7 @@ class Gate:
         return self._stopped or self._owner() is None
 
     def stop(self) -> None:
-        """Ends the thread after the batch that it is making."""
+        """Stops the thread as soon as it has finished the batch that it is making."""
         self._stopped = True
         self.permits.put(None)
 
@@ -100,9 +102,9 @@ def start(gate: Gate, producer: Producer) -> threading.Thread:
 
 
 class Copies:
-    """Copies batches into slabs, or tensors into pinned memory if `pin`. `most` slabs keep their memory pages.
+    """Copies batches into slabs (recycled blocks of memory), or tensors into pinned memory if `pin` is True.
 
-    A slab is free again when its batch is dropped.
+    A slab is free again when its batch is dropped. At most `most` slabs keep their memory pages for reuse.
     """
 
     def __init__(self, most: int, field: FieldCast | None, pin: bool) -> None:
@@ -114,12 +116,12 @@ class Copies:
         self.copied = 0  # bytes of the last copy
 
     def memory(self) -> tuple[int, int, int]:
-        """Bytes in slabs that are lent, in free slabs, and in strays."""
+        """Returns three sizes in bytes: the slabs in use, the free slabs, and other memory (always 0)."""
         lent = self._leases.nbytes
         return lent, max(0, self._slabs.nbytes - lent), 0
 
     def copy(self, tree: object) -> Any:
-        """Copies a tree of arrays and other objects: its arrays are then in a slab, which is lent."""
+        """Copies a tree of arrays and other objects. The new arrays are in a slab, which is lent to the caller."""
         leaves, spec = flatten(tree)
         fields = [None] * len(leaves) if self._field is None else self._field.of(spec)
         states, cold = self._states, list[Any]()
@@ -169,7 +171,10 @@ def _copied(leaf: Any, field: FieldCast | None, writer: Writer, pin: bool) -> An
 
 
 class Producer:
-    """Reads the source and copies its batches. Only the thread that holds `turn` may use it, except for `wanted`."""
+    """Reads the source and copies its batches.
+
+    Only the thread that holds the lock `turn` may use a producer, but any thread may use the attribute `wanted`.
+    """
 
     def __init__(self, source: Any, copies: Copies) -> None:
         kind = type(source)
@@ -195,7 +200,7 @@ class Producer:
         self._gauge: Gauge | None = None  # made by the thread, whose processor time it measures
 
     def make_timed(self, sweep: Sweep, changes: InterruptSafeCondition) -> Produced:
-        """Like `make`, and measures its time with the gauge."""
+        """Like `make`, but also records in the reading thread's counters how long that takes."""
         gauge = self._gauge
         if gauge is None:
             gauge = self._gauge = Gauge(self.gauges, 0, threading.get_native_id(), time.thread_time_ns)
@@ -208,7 +213,10 @@ class Producer:
         return made
 
     def make(self, sweep: Sweep, changes: InterruptSafeCondition) -> Produced:
-        """Makes the next batch of the source; END after the last one, and a NoBatch if the source raises."""
+        """Reads and copies the next batch of the source.
+
+        The result contains END after the last batch, and a NoBatch with the error if the source raises.
+        """
         number = 0
         try:
             if sweep is not self._reading:
@@ -232,9 +240,10 @@ class Producer:
             return Produced(sweep, NoBatch(caught(error, note)), state=self._state_if_any())
 
     def open_unwanted(self, sweep: Sweep) -> None:
-        """Calls `iter(source)` for a sweep that a reset has replaced before the thread reached it.
+        """Calls `iter(source)` for a sweep (a pass over the source) that a reset has replaced before it started.
 
-        Without this, the epoch of a source that is a loader would depend on how far the thread was at the reset.
+        If the source is a loader, each `iter()` begins another epoch. Without this call, the epoch after a reset
+        would depend on how far the reading thread had come.
         """
         with suppress(BaseException):  # no consumer waits for this sweep
             self._open(sweep)
@@ -248,28 +257,28 @@ class Producer:
         self._iterator = iter(self._source() if self._call else self._source)
 
     def leave(self) -> None:
-        """Closes the iterator at once, instead of leaving that to the garbage collector."""
+        """Closes the source's iterator at once, instead of leaving that to the garbage collector."""
         iterator, self._iterator = self._iterator, None
         close = getattr(iterator, "close", None)
         if iterator is not self._source and close is not None:
             close()
 
     def state(self) -> Any:
-        """The state of the source, if it has one."""
+        """Returns the source's state, or None if the source has no state."""
         return self._source.state_dict() if self.has_state else None
 
     def _state_if_any(self) -> Any:
-        """The state, or None if taking it fails. For use while an error is being handled."""
-        with suppress(BaseException):  # if the thread ended, the consumer would wait for ever
+        """Returns the source's state, or None if that raises. Called while another error is being handled."""
+        with suppress(BaseException):  # if the thread ended, the consumer would wait forever
             return self.state()
         return None
 
 
 def produce(gate: Gate, reference: weakref.ref[Producer]) -> None:
-    """Runs in the thread, and makes one batch for each permit.
+    """Runs in the reading thread, and makes one batch for each permit.
 
-    Refers to the producer only while it makes a batch. So dropping a prefetcher ends its thread, even if the source
-    refers to the prefetcher.
+    The function refers to the producer only while it makes a batch. So the thread ends when the prefetcher is
+    dropped, even if the source refers to the prefetcher.
     """
     has_read = False
     while (sweep := gate.permits.get()) is not None and not gate.stopped:
@@ -288,4 +297,4 @@ def produce(gate: Gate, reference: weakref.ref[Producer]) -> None:
     if producer is not None and has_read:  # otherwise another thread may be reading
         del producer._copies  # batches that are lent stay valid
         producer.leave()
-    gate.drain()  # an error in the gate refers to the gate, through the frames of this thread in its traceback
+    gate.drain()  # an error in the queue keeps the gate alive, through this thread's frames in the traceback

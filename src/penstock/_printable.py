@@ -1,13 +1,13 @@
-"""Escapes text from files and other programs, so that it cannot control the terminal that it is printed on."""
+"""Escapes text from files and other programs, so that it cannot control the terminal when it is printed."""
 
 from __future__ import annotations
 
 
 def printable(text: str, *, lines: bool = False) -> str:
-    """The text, with escapes such as `\\x1b` for invisible characters; `lines=True` keeps line breaks.
+    """Replaces invisible characters with escapes such as `\\x1b`. `lines=True` keeps line breaks.
 
-    Invisible characters are control characters, those that change the direction of text, and lone surrogates, which
-    stand for bytes of file names that are not UTF-8, and cannot be printed at all.
+    Invisible characters are control characters, characters that change the text direction, and lone surrogates. Lone
+    surrogates stand for bytes in file names that are not UTF-8, and they cannot be printed at all.
     """
     if text.isprintable():
         return text

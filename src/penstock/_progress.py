@@ -1,4 +1,4 @@
-"""`penstock.progress`: a bar for a loop over a loader, or over anything else."""
+"""`penstock.progress`, which shows a progress bar for a loop over a loader or over any other iterable."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from penstock._system.interrupts import finalizer, interrupts_deferred
 
 T = TypeVar("T")
 
-# A bar is drawn by the thread that reads the loader, between two batches: beside a second thread, the loader could
-# not fork its workers. Drawing takes a millisecond or two, and the pause until the next drawing is 200 times as long:
-# so drawing takes half a percent of the time.
+# A bar is drawn by the thread that reads the loader, between two batches, because a loader cannot fork its workers in
+# a process with a second thread. Drawing takes a millisecond or two, and the pause until the next drawing is 200
+# times as long, so drawing takes half a percent of the time.
 _SOONEST, _LATEST, _REST = 0.1, 1.0, 200
-_WIDTH = 24  # of a bar, if there is room
+_WIDTH = 24  # characters in a bar, if there is room
 _RECENT_SECONDS = 10.0
-"""Seconds over which the rate is measured."""
+"""The length of the time window over which the rate is measured."""
 
 
 def progress(iterable: Iterable[T], description: str = "", *, total: int | None = None) -> Iterator[T]:
-    """Iterates over `iterable`, and shows a progress bar on the terminal.
+    """Iterates over `iterable` and shows a progress bar in the terminal.
 
-    For a loader the bar shows the batches per second, the share of the time that the loop waits for batches, the
-    number of busy workers, and the time left. Any other iterable works too: `total` is its length if `len()` does not
-    give it. `description` is shown before the bar. Bars of nested loops are shown together; the outermost stays when
-    it is done. What the loop prints appears above the bars.
+    For a loader, the bar shows the batches per second, the share of the time that the loop waits for batches, the
+    number of busy workers, and the time left. Any other iterable works too; pass its length as `total` if `len()`
+    does not work for it. `description` is shown before the bar. Bars of nested loops are shown together, and only the
+    outermost bar stays on the screen at the end. Text that the loop prints appears above the bars.
 
-    Without a terminal or a notebook nothing is shown, and `iter(iterable)` itself is returned. A bar is drawn at most
-    a few times per second, and costs a fraction of a microsecond per batch.
+    Without a terminal or a notebook, nothing is shown, and `iter(iterable)` itself is returned. A bar is drawn at
+    most a few times per second, and costs a fraction of a microsecond per batch.
 
         >>> import penstock
         >>> loader = penstock.DataLoader(range(6), batch_size=4)
@@ -55,7 +55,7 @@ def progress(iterable: Iterable[T], description: str = "", *, total: int | None 
 
 
 def _length(*candidates: Any) -> int | None:
-    """The length of the first candidate that has one. Errors of `len()` are ignored: the loop needs no length."""
+    """Returns the length of the first candidate that has one, or None. Errors in `len()` are ignored."""
     for candidate in candidates:
         try:
             return len(candidate)
@@ -82,7 +82,7 @@ def _with_bar(iterator: Iterator[T], bar: Bar, display: type[Display]) -> Genera
 
 
 class Showing:
-    """Removes a bar from the screen, at the latest when this object is deallocated."""
+    """Keeps a bar on the screen until `close()` is called or this object is deallocated."""
 
     _bar: Bar | None = None  # until __init__ has set it
 
@@ -118,20 +118,20 @@ class Bar:
 
     @property
     def rate(self) -> float:
-        """Items per second: in the last seconds, or over the whole loop when it is done."""
+        """The number of items per second over the last few seconds or, when the loop is done, over the whole loop."""
         done = self.total is not None and self.count >= self.total
         then, count = (self.begun, self._before) if done else self._noted[0]
         return (self.count - count) / (self.now - then) if self.now > then else 0.0
 
     @property
     def left(self) -> float | None:
-        """Estimated seconds until the end; None if that is not known."""
+        """The estimated number of seconds until the end, or None if it is unknown."""
         if self.total is None or not self.rate:
             return None
         return max(0, self.total - self.count) / self.rate
 
     def words(self) -> list[str]:
-        """The figures, each as a short text."""
+        """Returns the figures that are shown after the bar, each as a short text."""
         from penstock.stats._units import count
 
         whole = "" if self.total is None else f"/{self.total:,}"
@@ -163,7 +163,7 @@ def clock_time(seconds: float) -> str:
 
 
 class Display(Protocol):
-    """Where bars are drawn."""
+    """The interface of the classes that draw bars."""
 
     def __init__(self) -> None: ...
     def draw(self, bars: list[Bar]) -> None: ...
@@ -171,7 +171,7 @@ class Display(Protocol):
 
 
 class Screen:
-    """The bars that are shown now, outermost first: those of nested loops, or of several threads."""
+    """The bars that are shown now, outermost first. There are several in nested loops, or in several threads."""
 
     def __init__(self) -> None:
         self.display: Display | None = None
@@ -180,7 +180,7 @@ class Screen:
 
     def add(self, bar: Bar, display: type[Display]) -> float:
         with self._lock, interrupts_deferred():
-            # An interrupt at the entry of a finalizer is lost, and the finalizer does not run.
+            # A bar is also removed here because a finalizer does not run if an interrupt comes at its entry.
             self._bars = [*(one for one in self._bars if one.showing()), bar]
             if self.display is None:
                 self.display = display()
@@ -196,7 +196,7 @@ class Screen:
                     self._close()
 
     def draw(self) -> float:
-        """Draws all bars, and returns the time at which to draw them again."""
+        """Draws all bars, and returns the time of the next drawing."""
         begun, busy = time.perf_counter(), time.thread_time()
         with self._lock, interrupts_deferred():  # an interrupt could stop rich in the middle of a line
             try:
@@ -217,7 +217,7 @@ class Screen:
 
 
 class _Terminal:
-    """Draws bars in a terminal, below the program's output, with rich."""
+    """Uses rich to draw bars in a terminal, below the program's output."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -250,7 +250,7 @@ class _Terminal:
 
 
 class _Notebook:
-    """Draws bars in the output of a notebook cell, as one text that is replaced each time."""
+    """Draws bars in the output of a notebook cell, as a text that is replaced each time."""
 
     def __init__(self) -> None:
         display = importlib.import_module("IPython.display").display
@@ -275,7 +275,7 @@ _screen = Screen()
 
 
 def _after_fork_in_child() -> None:
-    """In a forked child: drops the parent's bars, and restores the standard streams that rich has replaced."""
+    """Drops the parent's bars in a forked child, and restores the standard streams that rich has replaced."""
     global _screen
     if isinstance(_screen.display, _Terminal):
         sys.stdout, sys.stderr = _screen.display.streams
@@ -286,7 +286,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _where() -> type[Display] | None:
-    """The class that draws bars here; None without a terminal or a notebook."""
+    """Returns the class that draws bars in this process, or None if there is no terminal and no notebook."""
     if is_worker_process():
         return None
     return _Notebook if _in_notebook() else _Terminal if _is_terminal() else None

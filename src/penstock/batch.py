@@ -17,10 +17,10 @@ _T = TypeVar("_T")
 class Batch(Generic[_T]):
     """An item of `DataLoader.batches()`: a batch and the keys of its samples.
 
-    `data` is the batch that plain iteration yields. `index` has the sample key of each row if keys are integers (for
-    a stream: positions in the stream), else None. `pad` is the number of rows at the end that only fill up the batch
-    (`last_batch="pad"`); leave them out of metrics. `skipped` lists key and exception of each sample that failed and
-    was tolerated (`on_error=`); such samples are not in `index`.
+    `data` is the batch that plain iteration yields. `index` contains the key of each row's sample if keys are
+    integers (for a stream, the sample's position in the stream); otherwise it is None. `pad` is the number of rows at
+    the end that only fill up the batch (`last_batch="pad"`); leave them out of metrics. `skipped` lists the key and
+    the exception of each sample that failed and was tolerated (`on_error=`); such samples are not in `index`.
     """
 
     data: _T

@@ -1,4 +1,4 @@
-"""The command `penstock`."""
+"""The `penstock` command."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line, and returns the exit code."""
+    """Runs the command line and returns the exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for characters that the terminal cannot show
     try:
@@ -62,7 +62,10 @@ def _parse_and_run(arguments: Sequence[str] | None) -> int:
 
 
 def _nobody_reads() -> bool:
-    """True if the reader of our output is gone, as after `| head`. The rest of the output is then discarded."""
+    """True if the program that reads our output has ended, as `head` does in `penstock ... | head`.
+
+    The rest of the output is then discarded.
+    """
     output = sys.stdout.fileno()
     poll = select.poll()
     poll.register(output, 0)

@@ -1,4 +1,4 @@
-"""`penstock.default_collate`: how a loader makes a batch of samples without a `collate_fn`."""
+"""`penstock.default_collate`, which makes a batch from samples if a loader has no `collate_fn`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["default_collate"]
 
 
 def default_collate(samples: Sequence[object]) -> Any:
-    """The batch that a loader makes of these samples without a `collate_fn`.
+    """Returns the batch that a loader without a `collate_fn` makes from these samples.
 
-    Numbers, and arrays of equal shape, are stacked: the batch has one row for each sample. str and bytes become a
-    list. dicts, lists, tuples, namedtuples and dataclasses keep their class and are collated field by field. Values
-    that cannot be stacked raise `CollateError`, which names the field, the rows and a remedy. Call this function from
-    your own `collate_fn` to treat some fields differently.
+    Numbers, and arrays of equal shape, are stacked, so that the batch has one row for each sample. Values of type str
+    or bytes become a list. dicts, lists, tuples, namedtuples and dataclasses keep their class and are collated field
+    by field. Values that cannot be stacked raise `CollateError`, which names the field, the rows and a remedy. Call
+    this function from your own `collate_fn` to treat some fields differently.
 
     >>> batch = default_collate([{"x": 1.5, "name": "a"}, {"x": 2.5, "name": "b"}])
     >>> batch["x"].tolist(), batch["name"]

@@ -1,6 +1,6 @@
-"""Every exception that penstock itself raises.
+"""All exceptions that penstock itself raises.
 
-Exceptions of user code keep their type, and get notes that name the sample, the step and the worker (see
+Exceptions from user code keep their type, and get notes that name the sample, the step and the worker (see
 `_wire/failure.py`).
 """
 
@@ -30,7 +30,10 @@ __all__ = [
 
 
 class _Printable(Exception):
-    """An error whose message contains names from files: control characters in it are escaped for the terminal."""
+    """An error whose message may contain names from files.
+
+    Control characters in the message are escaped, so that it is safe to print to a terminal.
+    """
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*(printable(each, lines=True) if type(each) is str else each for each in args))
@@ -39,15 +42,15 @@ class _Printable(Exception):
 class CollateError(TypeError, ValueError):
     """The samples of a step cannot be collated into one batch.
 
-    It is both a TypeError and a ValueError, because programs written for torch catch one or the other. `rows` are the
-    positions in the batch of the samples that do not match the others.
+    It is both a TypeError and a ValueError, because programs written for torch catch one or the other. `rows`
+    contains the positions, within the batch, of the samples that do not match the others.
     """
 
     rows: tuple[int, ...] = ()
 
 
 class CastError(CollateError):
-    """A value does not fit into the dtype that `dtype=` asks for, or `dtype=` names a field that is not numeric."""
+    """A value does not fit into the dtype that `dtype=` requests, or `dtype=` names a field that is not numeric."""
 
 
 class WorkerLost(RuntimeError):
@@ -63,7 +66,7 @@ class UnshippableDataset(TypeError):
 
 
 class PanicError(RuntimeError):
-    """A library written in Rust panicked. Its own error, which is not an `Exception`, is the `__cause__`."""
+    """A library written in Rust panicked. The library's error, which is not an `Exception`, is the `__cause__`."""
 
 
 class ImageError(_Printable, ValueError):
@@ -75,27 +78,28 @@ class StateError(ValueError):
 
 
 class FormatError(_Printable, ValueError):
-    """A file of samples is damaged or has another format. The message names the file and the place in it."""
+    """A file of samples is damaged or has another format. The message names the file and the position in it."""
 
 
 RecordError = FormatError
-"""The name that `FormatError` has for files of MXNet and Caffe."""
+"""Another name for `FormatError`, used for MXNet and Caffe files."""
 
 
 class SampleTooLarge(FormatError, ImageError):
-    """A sample would need more bytes in memory than `max_sample_bytes=` allows. A loader's `on_error=` applies to it.
+    """A sample would need more memory than `max_sample_bytes=` allows.
 
-    `sizes`: the bytes of the sample, and the limit.
+    A loader treats it like any other bad sample, according to `on_error=`. `sizes` contains the size of the sample
+    and the limit, in bytes.
     """
 
     sizes: tuple[int, int] = (0, 0)
 
 
 class RemoteError(_Printable, OSError):
-    """A remote file cannot be read. The message has the URL without credentials, and the number of attempts.
+    """A remote file cannot be read. The message contains the URL without credentials, and the number of attempts.
 
-    `changed` is True if the file has changed since the dataset was made. `refused` is True if the store has answered,
-    and would give the same answer again: no permission, for example.
+    `changed` is True if the file has changed since the dataset was created. `refused` is True if the store has
+    answered and would give the same answer again, for example because permission is missing.
     """
 
     changed: bool = False
@@ -103,11 +107,11 @@ class RemoteError(_Printable, OSError):
 
 
 class RemoteFileNotFound(RemoteError, FileNotFoundError):
-    """The URL does not name a file."""
+    """No file exists at the URL."""
 
 
 class RemoteTraceback(Exception):
-    """The traceback in a worker, as text: the `__cause__` of an exception that was raised there."""
+    """The traceback from a worker, as text. It is the `__cause__` of an exception that was raised in the worker."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)

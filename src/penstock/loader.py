@@ -1,8 +1,8 @@
-"""DataLoader: a dataset in, batches out.
+"""`DataLoader`, which makes batches from a dataset.
 
-The class follows the data path: the dataset and its feed, epochs with their plan and workers, resuming, changes while
-it runs, statistics, and the end of the workers. A session (`_session/seeded.py`) does the work; torch's loader with
-`seed=` has one too.
+The methods follow the data path: the dataset and its feed, epochs with their plan and workers, resuming, changes
+while the loader runs, statistics, and stopping the workers. A session (`_session/seeded.py`) does the work. The
+loader in `penstock.torch` uses the same kind of session if it is given `seed=`.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ __all__ = ["DataLoader"]
 
 
 class DataLoader(Generic[_T_co]):
-    """Batches from a dataset, prefetched by workers, as zero-copy views of recycled memory.
+    """An iterable over the batches of a dataset, which workers prefetch.
 
-    The arguments have the names and meanings of torch's DataLoader; batches are numpy arrays, and the same for any
-    number and kind of workers.
+    Batches are numpy arrays, as zero-copy views of recycled memory. They are the same for any number and kind of
+    workers. The arguments have the same names and meanings as in torch's DataLoader.
 
         >>> import numpy as np, penstock
         >>> loader = penstock.DataLoader(np.arange(6), batch_size=4)
@@ -57,55 +57,60 @@ class DataLoader(Generic[_T_co]):
 
     - `dataset`: an object with `__len__` and `__getitem__`, or an `IterableDataset`. Worker processes keep it as it
       was when they started. They are restarted if its length has changed; use `update` for any other change.
-    - `batch_size`: samples in a batch. None hands out single samples, without an axis for the batch.
-    - `collate_fn`: makes a batch of a list of samples; by default that is `default_collate`. With `batch_size=None`
-      it gets one sample, and by default the sample stays as it is.
-    - `dtype`: "float32" converts all numbers while they are written into a batch, `{"image": "float32"}` those of
-      single fields. A value that does not fit (300 as uint8) raises, unless `casting="unsafe"`.
+    - `batch_size`: the number of samples in a batch. With None, the loader hands out single samples, without a batch
+      axis.
+    - `collate_fn`: a function that makes a batch from a list of samples; the default is `default_collate`. With
+      `batch_size=None` it gets one sample, and by default the sample is not changed.
+    - `dtype`: "float32" converts all numbers while they are written into a batch; `{"image": "float32"}` converts
+      only those of one field. A value that does not fit (300 as uint8) raises, unless `casting="unsafe"`.
 
     In which order:
 
-    - `seed`: the order, and all random numbers that the dataset draws from `random`, `numpy.random` and
-      `penstock.rng()`, are a function of it (in threads, only those from `penstock.rng()`).
-    - `generator`: without `seed`, a seed is drawn from this numpy Generator, or else from numpy's global one.
-    - `shuffle`: a new order in each epoch. The default is the order of the keys. "blocks" is for a dataset with
-      `blocks`, as those of `penstock.formats` have: a random order that needs at most `window` blocks (16) at a time.
-    - `sampler`: an iterable of the keys, which each epoch iterates over. `batch_sampler` yields the keys of whole
-      batches, and replaces `batch_size`, `shuffle`, `sampler` and `drop_last`.
-    - `shard`: `(rank, world)`, or "auto" under torchrun, Ray Train, `jax.distributed`, Open MPI or SLURM: this loader
-      gets one rank's share of each step. A step is `world * batch_size` samples of the order that all ranks compute
-      from their common seed.
-    - `last_batch`: the rule for an incomplete last batch: "keep", "drop", "pad" (full batches on every rank, see
-      `Batch.pad`; the default with ranks), or "rollover" (its samples begin the next epoch). `drop_last=True`
-      means "drop".
-    - `in_order`: False hands out batches as they are done, and a slow one no longer holds up the others.
+    - `seed`: a number that determines the order, and all random numbers that the dataset draws from `random`,
+      `numpy.random` and `penstock.rng()` (in threads, only those from `penstock.rng()`).
+    - `generator`: if no `seed` is given, a seed is drawn from this numpy Generator, or from numpy's global generator.
+    - `shuffle`: True chooses a new random order in each epoch. The default is the order of the keys. "blocks" is for
+      a dataset that has `blocks`, such as those in `penstock.formats`: it chooses a random order that needs at most
+      `window` blocks (16 by default) at a time.
+    - `sampler`: an iterable of keys. Each epoch iterates over it. `batch_sampler` yields the keys of whole batches,
+      and replaces `batch_size`, `shuffle`, `sampler` and `drop_last`.
+    - `shard`: `(rank, world)`, or "auto" under torchrun, Ray Train, `jax.distributed`, Open MPI or SLURM. The loader
+      then gets one rank's share of each step. A step consists of `world * batch_size` samples, in the order that all
+      ranks compute from their common seed.
+    - `last_batch`: what happens to an incomplete last batch: "keep", "drop", "pad" (full batches on every rank, see
+      `Batch.pad`; the default with ranks), or "rollover" (its samples come first in the next epoch).
+      `drop_last=True` means "drop".
+    - `in_order`: False hands out batches as soon as they are done, so that a slow batch does not delay the others.
 
     By which workers:
 
-    - `num_workers`: 0 loads in the calling process, when you ask. "auto" begins with few workers, and changes their
-      number while you wait or workers are idle, up to `max_workers`. It may be set again while the loader runs.
+    - `num_workers`: 0 loads each batch in the calling process, when you ask for it. "auto" starts with few workers,
+      adds workers if you wait for batches, up to `max_workers`, and removes workers that are idle. You may set
+      `num_workers` again while the loader runs.
     - `backend`: "process" (the default); "thread", which suits datasets that wait for I/O or release the GIL; or
-      "ray": workers are actors on the nodes of the cluster that `ray.init()` has connected to.
-    - `ray_options`: what each of these actors needs, by Ray's names: `num_cpus` (1 by default), `num_gpus`, `memory`,
-      `resources`, `runtime_env`, `scheduling_strategy` ("SPREAD" by default). And `patience`: an error is raised if
-      no worker could be placed within this many seconds (10 by default).
-    - `backend_options`: for a backend that you have registered, which says what it takes.
-    - `multiprocessing_context`: how worker processes are started: "fork", "spawn", "forkserver", or a context of
-      multiprocessing. By default they are forked if the process has no other threads, else by "forkserver".
-    - `prefetch_factor`: how many batches (of very small ones, bundles) each worker may be ahead; 2 by default. "auto"
-      raises it if you wait though workers are idle.
-    - `persistent_workers`: False ends workers with each epoch. By default they live as long as the loader.
-    - `worker_init_fn`: is called in each worker when it starts, with the number of the worker.
-    - `pin_memory`, `pin_memory_device`: accepted for programs that were written for torch; no effect on numpy arrays.
+      "ray", whose workers are actors on the nodes of the cluster that `ray.init()` has connected to.
+    - `ray_options`: the requirements of each actor, by Ray's names: `num_cpus` (1 by default), `num_gpus`, `memory`,
+      `resources`, `runtime_env`, `scheduling_strategy` ("SPREAD" by default). One more option is `patience`: an error
+      is raised if no worker could be placed within this many seconds (10 by default).
+    - `backend_options`: options for a backend that you have registered. The backend defines them.
+    - `multiprocessing_context`: how worker processes are started: "fork", "spawn", "forkserver", or a multiprocessing
+      context. The default is "fork" if the process has no other threads, and "forkserver" otherwise.
+    - `prefetch_factor`: how many batches (or bundles of very small batches) each worker may be ahead; 2 by default.
+      "auto" raises it if you wait for batches although workers are idle.
+    - `persistent_workers`: False stops the workers at the end of each epoch. By default they live as long as the
+      loader.
+    - `worker_init_fn`: a function that is called in each worker when it starts, with the worker's number.
+    - `pin_memory`, `pin_memory_device`: accepted for programs written for torch. They do not affect numpy arrays.
 
     And if something goes wrong:
 
-    - `timeout`: seconds until `next()` raises LoaderTimeout; 0 sets no limit. The next `next()` waits again.
+    - `timeout`: the number of seconds after which `next()` raises LoaderTimeout; 0 sets no limit. After a timeout,
+      you can call `next()` again to go on waiting.
     - `retries`: how often a step is tried again, by a new worker, if its worker crashes.
-    - `hang`: a worker process that spends more than this many seconds on one step is killed, and treated as crashed;
-      None: never.
-    - `on_error`: "skip" drops samples that raise, and "replace" replaces them by other samples. `max_errors` limits
-      how many may fail in an epoch (see `skipped`).
+    - `hang`: a worker process that spends more than this many seconds on one step is killed and treated as crashed.
+      None sets no limit.
+    - `on_error`: "skip" drops samples that raise, and "replace" replaces them with other samples. `max_errors` limits
+      how many samples may fail in an epoch (see `skipped`).
     """
 
     def __init__(
@@ -153,7 +158,7 @@ class DataLoader(Generic[_T_co]):
     # Epochs. `begin` makes the plan, has an engine start the workers, and opens a run of the plan's steps on it.
 
     def __iter__(self) -> Iterator[_T_co]:
-        """Begins the next epoch. Several iterators may be in use at the same time, each for its own epoch."""
+        """Begins the next epoch. Several iterators can be used at the same time, each for its own epoch."""
         return self._session.begin(Batches)
 
     def batches(self) -> Iterator[Batch[_T_co]]:
@@ -161,11 +166,12 @@ class DataLoader(Generic[_T_co]):
         return self._session.begin(IndexedBatches)
 
     def share(self, n: int, *, in_turn: bool = False) -> list[Iterator[_T_co]]:
-        """Begins the next epoch as `n` iterators, for `n` threads of this process: each batch goes to one of them.
+        """Begins the next epoch as `n` iterators, for `n` threads of this process. Each batch goes to one of them.
 
-        A batch goes to the first thread that asks, or with `in_turn` to each iterator in turn: then batches wait for
-        a slow consumer, as many as may be prefetched, and after that the other consumers wait too. A consumer that is
-        closed or garbage collected leaves its share to the others.
+        By default, a batch goes to the first thread that asks. With `in_turn`, the iterators get batches in turn. If
+        one consumer is slow, its batches wait for it, up to the number of batches that may be prefetched. After that,
+        the other consumers must wait, too. If a consumer is closed or garbage collected, the other consumers get its
+        share.
         """
         if not is_int(n, 1):
             raise ValueError(f"share() takes the number of consumers, an integer of at least 1, got {n!r}.")
@@ -176,59 +182,66 @@ class DataLoader(Generic[_T_co]):
         return list(share(self._session.begin(Batches), int(n), in_turn, window))
 
     def __len__(self) -> int:
-        """The number of batches in an epoch: in the next one, if epochs differ (`last_batch="rollover"`)."""
+        """Returns the number of batches in the next epoch.
+
+        Epochs may differ, for example with `last_batch="rollover"`.
+        """
         return self._session.length()
 
     @property
     def epoch(self) -> int:
-        """The epoch that was begun last; before the first `iter()`, the epoch that it will begin."""
+        """The epoch that was begun last or, before the first `iter()`, the epoch that `iter()` will begin."""
         return self._session.epochs.current
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch that the next `iter()` begins. Only needed to repeat or skip an epoch."""
+        """Sets the epoch that the next `iter()` begins. This is only needed to repeat or skip an epoch."""
         self._session.set_epoch(epoch)
 
     @property
     def skipped(self) -> list[tuple[Any, Exception]]:
-        """Key and exception of each sample that has failed in the batches of this epoch, about 2 KB each.
+        """The key and the exception of each sample that has failed in the batches of this epoch.
 
-        `max_errors` limits their number.
+        Each entry takes about 2 KB. `max_errors` limits the number of entries.
         """
         return list(self._session.skipped)
 
     # Resuming.
 
     def state_dict(self) -> dict[str, Any]:
-        """The position after the batches that you received; after the end of an epoch, the start of the next epoch.
+        """Returns the current position, just after the last batch that you received.
 
-        Returns JSON-serialisable data. May be called at any time, even inside a loop.
+        At the end of an epoch, this is the start of the next epoch. The result is JSON-serialisable, unless the
+        `state_dict` of your dataset or sampler returns other data. The method can be called at any time, even inside
+        a loop.
         """
         return self._session.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next `iter()` continues where the state was taken. The number of workers may differ.
+        """Lets the next `iter()` continue from the position where the state was taken.
 
-        With `shard=` the number of ranks may differ too: the state of any rank at the same step works for all.
-        If the state does not fit, a StateError names the difference and the loader stays unchanged.
+        The number of workers may be different. With `shard=`, the number of ranks may be different, too, and a rank
+        may load the state of any other rank, as long as all ranks load states of the same step. If the state does not
+        fit this loader, a StateError names the difference, and the loader stays unchanged.
         """
         self._session.load(state)
 
     # Changes while it runs.
 
     def update(self, change: Callable[[Any], object] | None = None, /, **attributes: Any) -> None:
-        """Changes the dataset here and in every worker: `update(size=416)`, or a function that takes the dataset.
+        """Changes the dataset, in this process and in every worker.
 
-        The next batch that is handed out has the change, on every backend: prefetched batches are recomputed. If
-        the change raises, all live iterators end, because it may be half done.
+        Pass attributes, as in `update(size=416)`, or a function that takes the dataset. On every backend, the next
+        batch that is handed out already reflects the change, because prefetched batches are computed again. If the
+        change raises, all live iterators end, because the change may be only half done.
         """
         self._session.update(change, **attributes)
 
     @property
     def num_workers(self) -> int:
-        """The current number of workers. It may be set while the loader runs: the batches stay the same.
+        """The current number of workers. You may set it while the loader runs; the batches stay the same.
 
-        New workers start immediately; surplus workers exit after their current step. A stream without load() keeps
-        its one reader. A number that you set replaces "auto".
+        New workers start immediately, and surplus workers exit after their current step. A stream without load()
+        keeps its single reader. A number that you set replaces "auto".
         """
         return self._session.options.num_workers
 
@@ -239,29 +252,31 @@ class DataLoader(Generic[_T_co]):
     # Where the time goes.
 
     def stats(self) -> Stats:
-        """Where the time goes: how long you waited, what each worker did, the slowest samples, and a verdict.
+        """Returns statistics: how long you waited, what each worker did, the slowest samples, and a verdict.
 
-        For the current epoch and for the loader's life. Measured all the time; any thread may ask.
+        The verdict names the bottleneck, if there is one. The statistics cover the current epoch, and the whole life
+        of the loader. The loader measures all the time, and any thread may call this method.
         """
         return self._session.measures.stats()
 
     def report(self, path: str | os.PathLike[str]) -> None:
-        """Write the figures as one HTML page: charts over time, workers, sample times, settings.
+        """Writes the statistics to an HTML page, with charts over time, workers, sample times and settings.
 
-        The page needs no other file and no network, and has 200 KB at most. An existing file is replaced as a whole.
+        The page needs no other file and no network, and its size is at most 200 KB. An existing file is replaced as a
+        whole.
         """
         self._session.measures.report(path)
 
     def trace(self, path: str | os.PathLike[str]) -> Tracing:
-        """Write what caller and workers do to a file that Perfetto and chrome://tracing open.
+        """Writes a trace of the caller and the workers to a file that Perfetto and chrome://tracing can open.
 
-        The trace ends with its `with` block, with its `close()`, or with the loader's `close()`:
+        The trace ends with its `with` block, its `close()`, the loader's `close()`, or the exit of the program:
 
             with loader.trace("trace.json"):
                 for batch in loader:
                     ...
 
-        Every task costs a record of 64 bytes in shared memory, and about 30 µs in the thread that reads the loader.
+        Each task costs 64 bytes in shared memory, and about 30 µs in the thread that reads the loader.
         """
         return self._session.measures.trace(path)
 
@@ -269,7 +284,7 @@ class DataLoader(Generic[_T_co]):
 
     @property
     def workers(self) -> list[Any]:
-        """The live worker processes, each a handle like `multiprocessing.Process`."""
+        """The live worker processes. Each is a handle that resembles `multiprocessing.Process`."""
         return self._session.workers
 
     def close(self) -> None:
@@ -292,24 +307,24 @@ class DataLoader(Generic[_T_co]):
 
     @property
     def seed(self) -> int:
-        """The seed that was given, or else the seed that was drawn when one was first needed."""
+        """The seed that was given, or the seed that was drawn when one was first needed."""
         return self._session.seed
 
     @property
     def collate_fn(self) -> Callable[[Any], Any]:
-        """The function that makes a batch of samples (of one sample, if samples are not batched)."""
+        """The function that makes a batch from samples, or from one sample if samples are not batched."""
         given: Callable[[Any], Any] | None = self._session.options.collate_fn
         default = default_collate if self._session.feed.batched else convert
         return default if given is None else given
 
     @property
     def sampler(self) -> Any:
-        """The sampler that was given, or the keys of the current epoch. None for a stream and with batch_sampler."""
+        """The given sampler, or the keys of the current epoch. It is None for a stream and with `batch_sampler`."""
         return self._session.feed.sampler(self._now)
 
     @property
     def batch_sampler(self) -> Any:
-        """The object that gives the keys of each batch; None if samples are not batched."""
+        """The object that yields the keys of each batch, or None if samples are not batched."""
         return self._session.feed.batch_sampler(self._now)
 
     def _now(self) -> tuple[AnyPlan | None, int]:

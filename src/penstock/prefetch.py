@@ -1,4 +1,4 @@
-"""`penstock.prefetch`: a thread reads any iterable of batches ahead, into recycled memory."""
+"""`penstock.prefetch`, which uses a thread to read any iterable of batches ahead, into recycled memory."""
 
 from __future__ import annotations
 
@@ -46,13 +46,14 @@ def prefetch(
     """Reads the batches of `source` ahead, in a thread, and copies them into recycled memory.
 
     `source` is any iterable of batches (arrays and tensors in dicts, tuples, `Batch`es and so on), or a function that
-    returns one, such as a generator function. One thread reads it, at most `depth` batches ahead. Arrays and tensors
-    are copied, so the source may overwrite them at once; other objects are passed on unchanged.
+    returns one, such as a generator function. One thread reads the source, at most `depth` batches ahead. Arrays and
+    tensors are copied, so the source may overwrite them at once; other objects are passed on unchanged.
 
-    A batch stays valid as long as you keep any array of it. `hold` is the number of batches that you keep at
-    the same time: their memory is recycled. If you keep more batches, new memory is allocated.
+    A batch stays valid as long as you keep any of its arrays. `hold` is the number of batches that you keep at the
+    same time; their memory is recycled. If you keep more batches, new memory is allocated.
 
-    `dtype` and `casting` are those of `DataLoader`. `pin_memory=True` copies tensors into pinned memory.
+    `dtype` and `casting` have the same meaning as in `DataLoader`. `pin_memory=True` copies tensors into pinned
+    memory.
 
         >>> import numpy as np, penstock
         >>> def batches():
@@ -91,10 +92,11 @@ class _ReadingThread:
 
 
 class Prefetcher:
-    """The iterator that `prefetch` returns. `reset()`, or `iter()` after its end, starts the next epoch.
+    """The iterator that `prefetch` returns.
 
-    Reading starts with the first `iter()`, `next()` or `reset()`. Several threads may call `next()`, but only one of
-    them `reset()`, or `iter()` for a new epoch.
+    To start the next epoch, call `reset()`, or call `iter()` at the end of the current epoch. Reading starts with the
+    first call of `iter()`, `next()` or `reset()`. Several threads may call `next()`, but only one of them may start a
+    new epoch.
     """
 
     def __init__(self, source: Any, *, depth: int, hold: int, dtype: Any, casting: str, pin_memory: bool) -> None:
@@ -133,7 +135,7 @@ class Prefetcher:
 
     @never_ends
     def __iter__(self) -> Prefetcher:
-        """Starts the next epoch if this one was read to its end or was interrupted; otherwise continues this one."""
+        """Starts the next epoch if the current epoch has ended or was interrupted. Otherwise continues it."""
         again = self._over or self._ended_by is not None
         if not again or self._can_begin:
             self._begin(again)
@@ -143,7 +145,7 @@ class Prefetcher:
     def __next__(self) -> Any:
         if self._over and not self._closed:
             return END
-        if self._measures.meter.due:  # before a batch is taken: functions of the user's are called, which may raise
+        if self._measures.meter.due:  # before a batch is taken: this may call the user's functions, which may raise
             self._measures.tick()
         self._begin(again=False)
         try:
@@ -157,7 +159,10 @@ class Prefetcher:
         return taken
 
     def _take(self) -> Any:
-        """The next batch, END, or the error in place of a batch. Gives the thread a permit for another batch."""
+        """Returns the next batch, END, or a NoBatch with an error in place of the batch.
+
+        Also gives the thread a permit for another batch.
+        """
         if self._gate.stopped and not self._closed:  # this object was in a cycle, and a finalizer brought it back
             self._ended_by = "the garbage collector"
         stopwatch = self._crew.stopwatch
@@ -194,17 +199,20 @@ class Prefetcher:
 
     @property
     def _can_begin(self) -> bool:
-        """True if a new sweep can start: the source can be read again, or no batch that was read ahead is lost."""
+        """True if a new sweep (a pass over the source) can start.
+
+        It can start if the source can be read again, or if no batch that was read ahead would be lost.
+        """
         # At its end a generator is exhausted. Other iterators may start again when iter() is called.
         over = self._over and not isinstance(self._source, Generator)
         return self._producer.wanted is None or over or self._producer.can_restart
 
     @never_ends
     def reset(self) -> None:
-        """Starts the source again from its beginning. Batches that you have stay valid.
+        """Starts the source again from its beginning. Batches that you hold stay valid.
 
-        If reading has not started yet, it starts. An iterator without a `reset()` method cannot be reset before its
-        end, and a generator cannot be reset at all.
+        If reading has not started yet, it starts now. An iterator without a `reset()` method cannot be reset before
+        its end, and a generator cannot be reset at all.
         """
         self._begin(again=True)
 
@@ -225,7 +233,10 @@ class Prefetcher:
 
     @never_ends
     def _state_dict(self) -> Any:
-        """The source's state after the last delivered batch. Before the first one, waits until reading has begun."""
+        """Returns the source's state after the last delivered batch.
+
+        Before the first batch, waits until reading has begun.
+        """
         sweep = self._producer.wanted
         if sweep is None:
             return self._source.state_dict()
@@ -241,7 +252,10 @@ class Prefetcher:
 
     @never_ends
     def _load_state_dict(self, state: Any) -> None:
-        """Loads the state when the source has finished its current batch. If the source raises, reading goes on."""
+        """Loads a state into the source, as soon as the source has finished its current batch.
+
+        If the source raises, reading goes on as before.
+        """
         self._check()
         with self._producer.turn:
             try:
@@ -256,22 +270,23 @@ class Prefetcher:
     # Where the time goes.
 
     def stats(self) -> Stats:
-        """Where the time goes: how long you waited, what the reading thread did, and a verdict.
+        """Returns statistics: how long you waited, what the reading thread did, and a verdict.
 
-        For the current epoch and for the life of this object. Measured all the time; any thread may call it.
+        The verdict names the bottleneck, if there is one. The statistics cover the current epoch, and the whole life
+        of this object. The prefetcher measures all the time, and any thread may call this method.
         """
         return self._measures.stats()
 
     def report(self, path: str | os.PathLike[str]) -> None:
-        """Writes the figures as one HTML page. See `DataLoader.report`."""
+        """Writes the statistics to an HTML page. See `DataLoader.report`."""
         self._measures.report(path)
 
     def trace(self, path: str | os.PathLike[str]) -> Tracing:
-        """Records what the caller and the reading thread do, in a file. See `DataLoader.trace`."""
+        """Writes a trace of the caller and the reading thread to a file. See `DataLoader.trace`."""
         return self._measures.trace(path)
 
     def close(self) -> None:
-        """Ends the thread. Batches that you have stay valid."""
+        """Stops the thread. Batches that you hold stay valid."""
         with interrupts_deferred():
             self._closed = True
             self._gate.stop()
@@ -308,7 +323,11 @@ class Prefetcher:
             )
 
     def _begin(self, again: bool, *, loaded: bool = False, first: Any = None) -> None:
-        """Starts the thread and the first sweep; with `again`, a new sweep. With `loaded`, from the state `first`."""
+        """Starts the thread and the first sweep (a pass over the source), if that has not happened yet.
+
+        If `again` is True, starts a new sweep in any case. If `loaded` is True, the new sweep continues from the
+        state `first`.
+        """
         self._check()
         producer = self._producer
         with self._beginning:
@@ -325,7 +344,7 @@ class Prefetcher:
                     with interrupts_deferred():
                         self._gate = Gate(self)
                         self._thread = start(self._gate, producer)
-                # Frees memory. Must come before the new sweep is wanted: later the queue may hold its batches.
+                # Frees memory. This must come before the new sweep, whose batches may be in the queue later.
                 self._gate.drain()
                 self._crew.made = self._gate.made
                 self._measures.begin_epoch(self._epochs)

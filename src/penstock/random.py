@@ -1,4 +1,4 @@
-"""`penstock.rng()`: random numbers that depend on the sample, and not on the worker that computes it."""
+"""`penstock.rng()`, which gives random numbers that depend on the sample and not on the worker that computes it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from penstock._at_work import at_work
 
 if TYPE_CHECKING:
-    from numpy.random import Generator  # importing it takes 15 ms, which only programs that draw numbers pay
+    from numpy.random import Generator  # the import takes 15 ms, so only programs that draw numbers do it
     from numpy.typing import NDArray
 
 __all__ = ["each", "rng"]
@@ -17,13 +17,14 @@ _T = TypeVar("_T")
 
 
 def rng() -> Generator:
-    """The random generator of the sample that is being computed: a function of (seed, epoch, key).
+    """Returns the random generator of the current sample, which depends only on (seed, epoch, key).
 
     Call it inside `__getitem__` or a stream's `load`. The numbers are the same in every worker and backend. A second
-    call for the same sample returns the same generator, which continues. In code that runs once for a whole step
-    (`collate_fn`, `__getitems__`, a stream's `__iter__`) the generator is a function of (seed, epoch, step); inside a
-    loop over `penstock.each(keys)` it is that of each sample.
-    The first call for a sample takes about 8 µs, further calls less than 1 µs.
+    call for the same sample returns the same generator, which continues its sequence. In code that runs once for a
+    whole step (`collate_fn`, `__getitems__`, a stream's `__iter__`), the generator depends on (seed, epoch, step)
+    instead. Inside a loop over `penstock.each(keys)`, each sample has its own generator.
+
+    The first call for a sample takes about 8 µs, and each further call less than 1 µs.
 
     >>> import penstock
     >>> class Dice(penstock.Dataset[int]):
@@ -49,9 +50,10 @@ def rng() -> Generator:
 def each(keys: Sequence[_T] | NDArray[Any]) -> Iterator[_T]:
     """Iterates over the keys, and tells the loader which sample is being computed.
 
-    For a dataset that computes all samples of a step in one call, `__getitems__(keys)` or `__gather__(keys, empty)`,
-    but one after the other. Inside the loop `penstock.rng()` returns the same generator as in `__getitem__`, and an
-    error names its sample. Pass the keys unchanged, in their order. Outside of a loader this is `iter(keys)`.
+    Use it in a dataset that gets all keys of a step in one call, `__getitems__(keys)` or `__gather__(keys, empty)`,
+    but computes the samples one after the other. Inside the loop, `penstock.rng()` returns the same generator as in
+    `__getitem__`, and an error names its sample. Pass the keys unchanged and in their original order. Outside of a
+    loader, this function returns `iter(keys)`.
 
     >>> import penstock
     >>> class Dice(penstock.Dataset[int]):

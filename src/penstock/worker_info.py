@@ -1,4 +1,4 @@
-"""`penstock.get_worker_info()`: information about the worker, for code that runs in it."""
+"""`penstock.get_worker_info()`, which describes the worker in which the calling code runs."""
 
 from penstock._at_work import WorkerInfo, get_worker_info
 

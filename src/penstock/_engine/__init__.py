@@ -1,1 +1,1 @@
-"""Engines, which live as long as a crew of workers."""
+"""Engines, each of which lives as long as its crew of workers."""

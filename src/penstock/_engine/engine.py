@@ -1,14 +1,15 @@
-"""The engine: connects the scheduler, which decides, with a backend, which has the workers.
+"""The engine, which connects the scheduler (it decides what to do) with a backend (it has the workers).
 
-It draws steps from the course, posts tasks, receives outcomes, and hands out batches. It runs only inside the
-caller's `next()`: penstock has no thread for this, and workers find their next task on their own.
+The engine draws steps from the course, posts tasks, receives outcomes, and hands out batches. It runs only inside the
+caller's `next()`. penstock has no thread for this, and workers find their next task on their own.
 
-A step in flight is in four tables, by its seq. Each table has all that its part may know:
+A step in flight is recorded in four tables, under its seq (its number). Each table contains everything that its owner
+may know about the step:
 
-    Scheduler   is the step posted, filled or lost, and in which slab? Knows neither samples nor outcomes.
-    Course      which steps of which run does it stand for, and what is its outcome? Knows neither workers nor slabs.
-    backend     which slot of the board does it have? Knows neither the order nor the consumer.
-    the board   the task itself, in shared memory: the only table that workers see.
+    Scheduler   Is the step posted, filled or lost, and in which slab? It knows neither samples nor outcomes.
+    Course      Which steps of which run are meant, and what is the outcome? It knows neither workers nor slabs.
+    backend     Which slot of the board has the task? It knows neither the order nor the consumer.
+    the board   The task itself, in shared memory. It is the only table that workers see.
 """
 
 from __future__ import annotations
@@ -47,14 +48,14 @@ from penstock.backends import Backend, Bundle, Ended, Failed, Filled, Left, Lost
 from penstock.errors import InternalError, LoaderTimeout
 
 _LOOK_EVERY = 200_000  # ns between two checks for dead workers: each is a system call
-_LOOK_FOR_OUTAGES = 2.5  # seconds without an outcome, after which outages are looked for
+_LOOK_FOR_OUTAGES = 2.5  # after this many seconds without an outcome, the engine looks for outages
 
 
 class Engine(EngineLifetime):
-    """A crew of workers and its memory. One run at a time is read from it; the next one may be prefetched.
+    """A crew of workers and its memory. It serves one run (the reading of one epoch) at a time.
 
-    `look_ahead`: the steps of the next run may be drawn early. `bundles`: several small steps may share a task.
-    `hang`: a worker that spends more than this many seconds on one step is killed.
+    If `look_ahead` is True, steps of the next run may be drawn early, so that they are prefetched. If `bundles` is
+    True, several small steps may share a task. A worker that spends more than `hang` seconds on one step is killed.
     """
 
     _finalizer: Any = bool  # for `__del__`, if an interrupt came before the constructor has set it
@@ -98,32 +99,35 @@ class Engine(EngineLifetime):
 
     @property
     def ahead(self) -> Run | None:
-        """The run that is being prefetched, if any."""
+        """The run (epoch) that is being prefetched, or None."""
         return self._course.ahead
 
     # Figures. Any thread may ask for them.
 
     @property
     def gauges(self) -> Gauges:
-        """The counters of the workers."""
+        """The workers' counters."""
         return self.backend.gauges
 
     @property
     def seats(self) -> list[int]:
-        """The seats that have a worker."""
+        """The seats (worker slots) that have a worker."""
         return self._scheduler.seats
 
     @property
     def ready(self) -> int:
-        """The number of batches or tasks that are done and not handed out."""
+        """The number of batches or tasks that are done but were not handed out yet."""
         return len(self._course.ready) + len(self._course.filled)
 
     def open_answer(self) -> Answer | None:
-        """The part of the current answer that was already handed out; None if there is no current answer."""
+        """Returns the part of the current answer that was already handed out, or None if there is no current answer.
+
+        An answer is a batch, or a bundle of small batches that are handed out one by one.
+        """
         return self.stopwatch.open_answer(len(self._course.ready))
 
     def memory(self) -> tuple[int, int, int]:
-        """Bytes of batches that are lent to the caller, pooled for later batches, and outside the pool (strays)."""
+        """Returns the bytes that are lent to the caller, kept in the pool for later batches, and outside the pool."""
         # A reader may still refer to a closed engine.
         pooled, strays = (0, 0) if self.closed else self.backend.memory()
         lent = self._leases.nbytes
@@ -132,7 +136,7 @@ class Engine(EngineLifetime):
     # Called by a reader.
 
     def open(self, run: Run) -> None:
-        """Begins a run. If it is not the prefetched one, prefetched steps are dropped."""
+        """Begins a run (an epoch). If it is not the prefetched run, all prefetched steps are dropped."""
         if run is not self._course.ahead:
             self.cancel()
         if self.closed:
@@ -151,10 +155,10 @@ class Engine(EngineLifetime):
         self._begun = True
 
     def take_back(self) -> bool:
-        """Takes the engine from an iterator that has handed out its last batch, but was not asked for the end.
+        """Takes the engine from an iterator that has handed out its last batch, but has not raised StopIteration yet.
 
-        From then on that iterator is at its end, and the engine is free for another one. Returns False if the run has
-        more batches, or if another thread uses the engine.
+        From then on, that iterator is at its end, and the engine is free for another iterator. Returns False if the
+        run has more batches, or if another thread uses the engine.
         """
         taken: list[bool] = []
         self.held(partial(self._take_back, taken), wait=False)
@@ -171,7 +175,10 @@ class Engine(EngineLifetime):
             taken.append(True)
 
     def next(self, timeout: float | None, run: Run | None = None) -> StepResult:
-        """The next batch of the run, or the error in its place. After a LoaderTimeout it can be called again."""
+        """Returns the next batch of the run, or the error in its place.
+
+        This method can be called again after a LoaderTimeout.
+        """
         if not self._turn.is_ours():
             raise RuntimeError(
                 "This iterator was made before this process was forked, and its workers serve only the process "
@@ -224,15 +231,15 @@ class Engine(EngineLifetime):
     def _wait(self, timeout: float | None) -> None:
         deadline = None if timeout is None else self.backend.clock() + timeout
         while self._answer is None and self._take_in_until(deadline):
-            if self._turn.ended_by:  # by close() in another thread, which leaves ending the workers to this one
+            if self._turn.ended_by:  # another thread called close(), and this thread must stop the workers
                 raise self._turn.closed_error()
 
     def cancel(self, timeout: float | None = None, run: Run | None = None) -> None:
-        """Drops everything that was prefetched. Steps that workers are doing are discarded, and not waited for.
+        """Drops everything that was prefetched. Steps that workers are doing are discarded, without waiting for them.
 
-        Only with a fixed assignment, the steps that workers are doing are waited for; after a LoaderTimeout, the next
-        call waits again. If another thread is waiting for a batch, the engine is closed instead. If a `run` is given,
-        and the engine was taken from it (`take_back`), nothing happens.
+        With a fixed assignment of steps to workers, however, this method waits for these steps. After a
+        LoaderTimeout, the next call waits again. If another thread is waiting for a batch, the engine is closed
+        instead. If a `run` is given, and the engine was taken from that run (see `take_back`), nothing happens.
         """
         if not self.is_ours():
             return
@@ -260,13 +267,13 @@ class Engine(EngineLifetime):
     # Changes while it runs.
 
     def update(self, change: bytes) -> None:
-        """Sends an encoded change of the dataset to the workers; steps that were not handed out are done again.
+        """Sends an encoded change of the dataset to the workers. The calling thread must hold the engine.
 
-        The engine must be held.
+        Steps that were not handed out yet are done again.
         """
         if self.closed:
             return
-        # First, because a worker that is forked later has the change already, and must not make it again.
+        # This comes first, because a worker that is forked later already has the change, and must not make it again.
         self.backend.update(change)
         self.stopwatch.stop(len(self._course.ready))
         self.stopwatch.meter.repeated += self._course.redo()
@@ -275,7 +282,10 @@ class Engine(EngineLifetime):
         self.backend.flush()
 
     def resize(self, workers: int, window: int) -> None:
-        """Sets the number of workers, and of tasks that may be ahead of the caller (`window`). It must be held."""
+        """Sets the number of workers, and the number of tasks that may be ahead of the caller (`window`).
+
+        The calling thread must hold the engine.
+        """
         if not self.closed:
             while self._take_in(0):  # so that workers that have left are not counted
                 pass
@@ -288,7 +298,7 @@ class Engine(EngineLifetime):
             self._turn.ended_by = by
             self._scheduler.handle(events.Closed())
             self.backend.close()
-            # Not before: if an error comes in between, the finalizer does the rest.
+            # Not earlier: if an error occurs before this line, the finalizer does the rest.
             self._finalizer.detach()
             self.stopwatch.stop(len(self._course.ready))
             self.stopwatch.end(self.backend.gauges)
@@ -309,7 +319,7 @@ class Engine(EngineLifetime):
             event = self._events.popleft()
 
     def _take_in_until(self, deadline: float | None) -> bool:
-        """Waits for outcomes and handles them; returns False if the deadline has passed."""
+        """Waits for outcomes and handles them. Returns False if the deadline has passed."""
         left = None if deadline is None else deadline - self.backend.clock()
         if left is not None and left <= 0:
             return False
@@ -322,7 +332,7 @@ class Engine(EngineLifetime):
         return True
 
     def _look_for_outages(self) -> None:
-        """Warns the caller if workers wait for a remote store that does not answer, and tells `penstock top`."""
+        """Warns the caller, and tells `penstock top`, if workers wait for a remote store that does not answer."""
         meter = self.stopwatch.meter
         outage = self.backend.gauges.outage(self.seats) or meter.scouts.outage
         if outage is not None and outage.is_long:
@@ -330,7 +340,10 @@ class Engine(EngineLifetime):
             warn_of(outage)
 
     def _end_hung(self, seconds: float) -> float:
-        """Kills workers that hang. Returns the seconds until the next look: looking at all workers takes time."""
+        """Kills workers that hang. Returns the number of seconds until the next check.
+
+        There is a pause between two checks, because it takes time to look at all workers.
+        """
         now = self.backend.clock()
         if now >= self._look_again:
             self._look_again = now + seconds / 4
@@ -382,7 +395,7 @@ class Engine(EngineLifetime):
         self._replaced = None
 
     def _position_in(self, run: Run | None) -> bytes | None:
-        """The last known position in the stream of this run, or None."""
+        """Returns the last known position in this run's stream, or None."""
         known_in, mark = self._position or (-1, None)
         return mark if run is not None and run.number == known_in else None
 
@@ -458,7 +471,7 @@ class Engine(EngineLifetime):
         self._answer = self._unwrap()
 
     def _unwrap(self) -> StepResult:
-        """The result of the next step of the task that was delivered."""
+        """Returns the result of the next step of the delivered task."""
         task, outcome = self._course.ready.popleft()
         if outcome.mark is not None:
             task = task._replace(mark=outcome.mark)

@@ -1,4 +1,4 @@
-"""The life of an engine: one thread at a time uses it, and any thread may end it at any moment."""
+"""The lifetime of an engine. One thread at a time uses the engine, and any thread may end it at any moment."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from penstock.backends import Backend
 
 
 class EngineLifetime:
-    """The base class of `Engine`: decides which thread uses the backend, and when the workers end."""
+    """The base class of `Engine`.
+
+    It decides which thread uses the backend, and when the workers are stopped.
+    """
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self._turn = Turn()
-        # Ends the workers if the engine is garbage collected and was not closed.
+        # Stops the workers if the engine is garbage collected before it was closed.
         last = (close_at_last, backend.close, self._turn, os.getpid()) if not backend.leaves_nothing else (bool,)
         self._finalizer = weakref.finalize(self, *last)
         self._finalizer.atexit = False  # `at_exit` does that
@@ -28,11 +31,11 @@ class EngineLifetime:
 
     @property
     def closed(self) -> bool:
-        """True if the workers have ended, or will end as soon as the thread that uses the engine is done."""
+        """True if the workers were stopped, or will be stopped when the thread that uses the engine is done."""
         return bool(self._turn.ended_by)
 
     def is_ours(self) -> bool:
-        """True if this process has made the engine. False in a forked child."""
+        """True if this process has created the engine. False in a forked child."""
         return self._turn.is_ours()
 
     def is_used_here(self) -> bool:
@@ -40,11 +43,11 @@ class EngineLifetime:
         return self.is_ours() and self._turn.is_used_here()
 
     def held(self, work: Callable[[], object], wait: bool = True) -> bool:
-        """Calls `work` while only this thread uses the engine, and returns True.
+        """Calls `work` while no other thread can use the engine, and returns True.
 
-        Waits for a thread that is in `next`; later calls of `next` wait for `work`. With `wait=False`, returns False
-        instead of waiting. Any exception in `work` ends the workers: Ctrl-C may come in the middle of a list of
-        commands.
+        Waits for a thread that is in `next`. Later calls of `next` wait for `work`. With `wait=False`, returns False
+        instead of waiting. Any exception in `work`, such as Ctrl-C, stops the workers, because a list of commands may
+        be only half carried out.
         """
         turn, hold = self._turn, (get_ident(), CHANGE)
         try:
@@ -64,31 +67,40 @@ class EngineLifetime:
                 self._let_go()
 
     def close(self) -> None:
-        """Ends the workers, or wakes the thread that waits for a batch, which then ends them. Batches stay valid."""
+        """Stops the workers. Batches stay valid.
+
+        If another thread is waiting for a batch, that thread is woken and stops the workers.
+        """
         with interrupts_deferred():
             self._turn.ended_by = self._turn.ended_by or "was closed"
             if self.is_ours() and not self._end_if_free():
                 self.backend.wake()
 
     def at_exit(self) -> None:
-        """Ends the workers, unless a daemon thread uses the engine: then they end with this process."""
+        """Stops the workers. If a daemon thread uses the engine, they end with this process instead."""
         self._finalizer()
 
     def _let_go(self) -> None:
-        """Called when the turn is free: ends the workers if another thread called close(), wakes waiting threads."""
+        """Called when this thread no longer uses the engine.
+
+        Stops the workers if another thread has called close(), and wakes the threads that wait for the engine.
+        """
         if self._turn.ended_by and self._finalizer.alive:
             self._end_if_free()
         if self._turn.waiting:
             self._turn.changes.tell()
 
     def _end_if_free(self) -> bool:
-        """Ends the workers, and returns True. False if another thread uses the engine, which will end them."""
+        """Stops the workers and returns True.
+
+        Returns False if another thread uses the engine. That thread will stop the workers.
+        """
         return self.held(partial(self._end, self._turn.ended_by), wait=False)
 
     def _end(self, by: str) -> None:
-        """Ends the workers. `by` completes the sentence "This iterator ..."."""
+        """Stops the workers. `by` is the rest of the message "This iterator ..."."""
         raise NotImplementedError
 
-    # Runs before `_finalizer` does by itself, and defers interrupts. If one comes at its very entry, `_finalizer`
-    # still runs.
+    # This runs before `_finalizer` would run on its own, and it defers interrupts. If an interrupt comes at its very
+    # entry, `_finalizer` still runs.
     __del__ = finalizer(lambda engine: engine._finalizer())

@@ -1,4 +1,4 @@
-"""Decides how many steps are sent in one task: small steps are bundled."""
+"""Decides how many steps are sent in one task. Several small steps are bundled into one task."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SLOW = 1e-3  # seconds that a step is assumed to take until it is measured: ste
 
 
 class Pace:
-    """`bundle` is the number of steps that the next task should have; `most` limits it."""
+    """Computes `bundle`, the number of steps that the next task should have. It is never more than `most`."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -21,12 +21,16 @@ class Pace:
         self.forget()
 
     def forget(self) -> None:
-        """Starts to measure again, because later steps may take longer or shorter."""
+        """Starts to measure again, because later steps may take more or less time."""
         self._seconds = _SLOW  # moving average for one step
         self.bundle = 1
 
     def learn(self, seconds: float, nbytes: int, steps: int, lent: int) -> None:
-        """Updates `bundle` after a task: `steps` steps took `seconds` and `nbytes`; the caller holds `lent` slabs."""
+        """Updates `bundle` after a task.
+
+        `seconds` and `nbytes` are the time and the memory that the task's `steps` steps took. `lent` is the number of
+        slabs (memory blocks) that the caller holds.
+        """
         self._largest = max(self._largest, nbytes // steps + 1)
         # A single slow step counts little: it may have waited for a processor.
         self._seconds += (min(seconds / steps, 8 * self._seconds) - self._seconds) / 8

@@ -1,4 +1,7 @@
-"""Messages about workers that hang or die: which worker, which step and samples, the likely cause, what to do."""
+"""Messages about workers that hang or die.
+
+Each message names the worker, the step and its samples, the likely cause, and what to do.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ _UNLIKELY = "The dataset, or a library that it calls, ended the process."
 
 
 def timeout_error(timeout: float | None, task: Task | None, at_work: list[Doing]) -> LoaderTimeout:
-    """The error for a task that is not done in time, with the busy workers and their stacks."""
+    """Returns the error for a task that is not done in time. It shows the busy workers and their stacks."""
     said = [f"DataLoader timed out after {timeout} seconds"]
     likely = "Most often a read hangs: raise timeout=, or look at these calls."
     if not at_work:
@@ -51,7 +54,7 @@ def timeout_error(timeout: float | None, task: Task | None, at_work: list[Doing]
 
 
 def hung(seconds: float, one: Doing, task: Task | None) -> str:
-    """The warning for a worker that was killed because it hung."""
+    """Returns the warning about a worker that was killed because it hung."""
     keys = "" if task is None else f" Samples in the step: {shorten(task.single()[one.step - task.step].keys)}."
     at = " Its stack, innermost call first:\n" + indent(one.stack, "    ") if one.stack else ""
     likely = f"\n  {one.likely}" if one.likely else ""
@@ -62,7 +65,7 @@ def hung(seconds: float, one: Doing, task: Task | None) -> str:
 
 
 def lost_error(task: Task, loss: Lost, retries: int) -> WorkerLostError:
-    """The error for a step that no worker could do."""
+    """Returns the error for a step that no worker could do."""
     step = f"step {task.step} of epoch {task.epoch}"
     if loss.unborn:
         text = (
@@ -83,7 +86,10 @@ def lost_error(task: Task, loss: Lost, retries: int) -> WorkerLostError:
 
 
 def broken_error(task: Task, loss: Lost, retries: int, unknown: str | None) -> WorkerLostError:
-    """The error for a stream that no worker can continue. `unknown` says why its position is not known."""
+    """Returns the error for a stream that no worker can continue.
+
+    `unknown` is the reason why the stream's position is unknown, or None if it is known.
+    """
     when = "while filling" if loss.seq == task.seq else "before"
     why = f"No worker can read the stream past this step, so the epoch ends here. {_tried(retries)}"
     if unknown is not None:
@@ -109,7 +115,7 @@ def _caused(text: str, loss: Lost) -> WorkerLostError:
 
 
 def vacancy(loss: Lost) -> str:
-    """The warning for a seat that stays empty."""
+    """Returns the warning about a seat (a worker's slot) that stays empty."""
     why = "the last of several workers that crashed while they had no step"
     if loss.unborn:
         why = f"and no replacement could be started ({loss.unborn})"
@@ -120,7 +126,7 @@ def vacancy(loss: Lost) -> str:
 
 
 def irreplaceable(loss: Lost, task: Task | None) -> WorkerLostError:
-    """The error for a worker that no other can replace."""
+    """Returns the error for a dead worker that no other worker can replace."""
     doing = "" if task is None else f", while filling step {task.step} (samples {shorten(task.keys)})"
     text = (
         f"{loss.phrase}\n  {loss.who} {loss.how}{doing}.\n  {_likely(loss)}\n"

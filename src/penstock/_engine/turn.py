@@ -1,13 +1,15 @@
-"""Decides which thread may use an engine: one at a time, while any thread may end the engine at any moment.
+"""Decides which thread may use an engine: one thread at a time. Any thread may end the engine at any moment.
 
     turn   FREE --take--> HELD by a call of a thread --let_go--> FREE
-           any --end--> ended: the holder ends the engine when it lets go; if there is none, the caller of `end` does
+           any --end--> ended: the holder ends the engine when it lets go; without a holder, the caller of `end` does
 
-A thread that wants to change something waits for the turn, and gets it before threads that call `next()`. A thread
-that wants a batch waits for such a change, but two threads that ask one iterator at the same time are an error.
+The turn is the right to use the engine. A thread that wants to change something waits for the turn, and gets it
+before threads that call `next()`. A thread that wants a batch waits until such a change is done. But it is an error
+if two threads ask one iterator for a batch at the same time.
 
-Taking and letting go must survive Ctrl-C at any instruction (see `_system/interrupts.py`). So a hold is made before
-the turn is taken with it, and only its owner lets go, by a plain assignment in a `finally`.
+Taking the turn and letting go must survive Ctrl-C at any instruction (see `_system/interrupts.py`). So a thread makes
+its hold (a tuple that identifies it) before it takes the turn, and only this thread lets go, by a plain assignment in
+a `finally`.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ from penstock._system.interrupts import LOOK_AGAIN, InterruptSafeCondition, inte
 NEXT, CHANGE = "next", "change"
 
 Hold = tuple[int, str]
-"""The id of a thread, and NEXT or CHANGE."""
+"""The id of a thread, and what it wants to do: NEXT or CHANGE."""
 
 INSIDE = "The loader cannot be changed from inside of its own next(), iter() or update(), as by a signal handler."
 
-# Replaced in a forked child. Comparing it costs less than the system call that asks for the pid.
+# A forked child replaces this object. Comparing it costs less than the system call for the process id.
 _this_process = object()
 
 
@@ -38,7 +40,10 @@ os.register_at_fork(after_in_child=_be_another_process)
 
 
 class Turn:
-    """`holder`: the hold that has the turn. `ended_by`: why the engine has ended, or will end."""
+    """The right to use an engine. `holder` is the hold (thread and purpose) that has the turn, or None.
+
+    `ended_by` is the reason why the engine has ended or will end. It is "" if nothing has ended the engine.
+    """
 
     def __init__(self) -> None:
         self.changes = InterruptSafeCondition()  # wakes waiting threads when the turn is free
@@ -49,7 +54,7 @@ class Turn:
         self._process = _this_process
 
     def is_ours(self) -> bool:
-        """True if this process has made the turn. False in a forked child."""
+        """True if this process has created the turn. False in a forked child."""
         return self._process is _this_process
 
     def take(self, hold: Hold) -> None:
@@ -81,11 +86,11 @@ class Turn:
             self.waiting.pop(id(hold), None)
 
     def _is_to_change(self) -> bool:
-        """True if a thread waits for the turn to change something."""
+        """True if a thread is waiting for the turn because it wants to change something."""
         return any(use is CHANGE for _, use in tuple(self.waiting.values()))
 
     def _refuse(self, hold: Hold) -> None:
-        """Raises if the thread would wait for itself, or if another thread is already waiting for a batch."""
+        """Raises RuntimeError if the thread would wait for itself, or if another thread already waits for a batch."""
         if hold[1] is CHANGE:
             if self.is_used_here():
                 raise RuntimeError(INSIDE)
@@ -110,7 +115,7 @@ class Turn:
 
 
 def close_at_last(close: Callable[[], None], turn: Turn, pid: int) -> None:
-    """Ends the workers of an engine that was garbage collected."""
+    """Stops the workers of an engine that was garbage collected."""
     # In a forked child the workers belong to the parent, and a thread of the parent may hold the turn's lock.
     # At the interpreter's exit a daemon thread may be inside `next`. It is left alone: the workers end with us.
     turn.after = interrupts_after()  # kept in the turn, because it must outlive this call and the engine

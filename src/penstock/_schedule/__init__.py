@@ -1,1 +1,1 @@
-"""Decides what is done next: events in, commands out, and nothing else (pure)."""
+"""Decides what to do next. The code is pure: events go in, commands come out, and nothing else happens."""

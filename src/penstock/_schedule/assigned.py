@@ -1,9 +1,12 @@
-"""The scheduler for workers that are not interchangeable: each step belongs to one worker from the beginning.
+"""A scheduler for workers that cannot replace each other. Each step belongs to one worker from the beginning.
 
-torch's loader has such workers: each has its own random generators and its own copy of a stream. So the content of a
-step depends on its worker. Steps go to the seats in turn; a seat whose stream has ended is skipped; a posted step is
-always done, because it advances the worker's generators; and a worker that dies cannot be replaced. If there is only
-one run, the worker of a stream that has ended exits at once.
+torch's loader has such workers. Each worker has its own random generators and its own copy of a stream, so the
+content of a step depends on the worker that does it. The rules are:
+
+- Steps go to the seats (the workers' slots) in turn. A seat whose stream has ended is skipped.
+- A posted step is always done, because it advances the worker's random generators.
+- A worker that dies cannot be replaced.
+- If there is only one run (one epoch), a worker whose stream has ended exits at once.
 """
 
 from __future__ import annotations
@@ -15,7 +18,10 @@ from penstock._schedule.states import POSTED, Step
 
 
 class Assigned(Scheduler):
-    """A `Scheduler` that names a seat in every Post. `once`: there is only one run."""
+    """A `Scheduler` that assigns each step to the worker in a particular seat (a worker's slot).
+
+    Every `Post` command names a seat. If `once` is True, there is only one run (one epoch).
+    """
 
     _rescinds = False
 
@@ -55,7 +61,10 @@ class Assigned(Scheduler):
             out.append(Post(seq, slab, seat))
 
     def _next_seat(self) -> int | None:
-        """The seat whose turn it is; out of order, only if it has at most its share of steps."""
+        """Returns the seat (a worker's slot) whose turn it is, or None if no seat can take a step.
+
+        If batches are delivered out of order, a seat that already has its share of the steps is skipped.
+        """
         workers = self._seats
         share = max(1, self._window // max(1, workers - len(self._ended)))
         for _ in range(workers):
@@ -88,7 +97,7 @@ class Assigned(Scheduler):
     def _worker_left(self, event: WorkerLeft, out: list[Command]) -> None:
         seat = self._crew.seats.get(event.worker)
         super()._worker_left(event, out)
-        # The worker may have been killed before it had done them.
+        # The worker may have been killed before it had done its abandoned steps.
         for seq in [seq for seq, step in self._abandoned.items() if step.seat == seat]:
             self._forget_abandoned(seq, out)
 

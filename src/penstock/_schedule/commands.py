@@ -1,6 +1,6 @@
-"""What the engine must do next: the only output of the scheduler.
+"""Commands, which tell the engine what to do next. They are the scheduler's only output.
 
-A list of commands is carried out in its order. Like events, commands compare as plain tuples.
+The engine carries out a list of commands in order. Like events, commands compare as plain tuples.
 """
 
 from __future__ import annotations
@@ -9,36 +9,40 @@ from typing import NamedTuple, TypeAlias
 
 
 class Hire(NamedTuple):
-    """Start a worker in a seat. The worker id is always new, even if the seat is not."""
+    """Start a worker in a seat (a worker's slot). The worker id is always new, even if the seat was used before."""
 
     worker: int
     seat: int
 
 
 class Retire(NamedTuple):
-    """Ask the first worker that becomes free to exit, after its current step. `WorkerLeft` answers.
+    """Ask one worker to exit after its current step. The event `WorkerLeft` follows.
 
-    With a fixed assignment the worker in `seat` leaves, after all steps that were posted for it.
+    The first worker that becomes idle exits. With a fixed assignment of steps to workers, the worker in `seat` exits,
+    after it has done all its posted steps.
     """
 
     seat: int = -1
 
 
 class GiveUp(NamedTuple):
-    """Leave a seat empty until the next run, because its workers crash at start-up. `worker` was the last one."""
+    """Leave a seat (a worker's slot) empty until the next run, because its workers crash at start-up.
+
+    `worker` is the last worker that crashed.
+    """
 
     seat: int
     worker: int
 
 
 class Post(NamedTuple):
-    """Offer a step to the workers: the one drawn for this seq before, or else draw it now.
+    """Offer a step to the workers. If no step was drawn for this `seq` (the step's number) before, draw one now.
 
-    A slab id not seen before means: allocate one. (If the draw ends in `Exhausted`, nothing need be allocated, and
-    a later Post may name the same id.)
+    A slab is a block of memory for one batch. If the slab id is new, a slab must be allocated. (If the draw ends in
+    `Exhausted`, nothing needs to be allocated, and a later Post may name the same id.)
 
-    `seat` is the worker that must do the step; -1 means any free worker. `resume`: a new reader does the step, so the
-    task carries the position of the stream after the last filled step.
+    `seat` is the slot of the worker that must do the step; -1 means any free worker. If `resume` is True, a new
+    reader does the step, so the task must contain the stream's position after the last filled step.
     """
 
     seq: int
@@ -48,20 +52,26 @@ class Post(NamedTuple):
 
 
 class Rescind(NamedTuple):
-    """Withdraw a posted task. `Rescinded` answers if no worker had claimed it; otherwise its worker will report."""
+    """Withdraw a posted task. If no worker has claimed it yet, the event `Rescinded` follows.
+
+    Otherwise the worker that has claimed the task will report its outcome.
+    """
 
     seq: int
 
 
 class Deliver(NamedTuple):
-    """Hand a filled step to the consumer. Its slab is lent until `SlabReturned`."""
+    """Hand a filled step to the consumer. Its slab (memory block) is lent to the consumer until `SlabReturned`."""
 
     seq: int
     slab: int
 
 
 class DeliverLost(NamedTuple):
-    """Tell the consumer that this step failed for good; `worker` was the last to die of it. Its slab is free."""
+    """Tell the consumer that this step has failed for good.
+
+    `worker` is the last worker that died while doing the step. The step's slab (memory block) is free.
+    """
 
     seq: int
     slab: int
@@ -69,9 +79,10 @@ class DeliverLost(NamedTuple):
 
 
 class Break(NamedTuple):
-    """The run ends before this step, with an error: its reader, `worker`, died, and no other can continue the stream.
+    """End the run with an error before this step, because no worker can continue the stream.
 
-    `unknown` says why: the position of the stream died with the worker. Otherwise the step has used up its retries.
+    `worker` is the stream's reader, which has died. If `unknown` is True, the stream's position was lost with it.
+    Otherwise no retries are left.
     """
 
     seq: int
@@ -80,17 +91,20 @@ class Break(NamedTuple):
 
 
 class Fail(NamedTuple):
-    """Stop with an error: this worker died, and with a fixed assignment no other worker can replace it."""
+    """Stop with an error, because this worker has died.
+
+    With a fixed assignment of steps to workers, no other worker can replace it.
+    """
 
     worker: int
 
 
 class Finish(NamedTuple):
-    """Tell the asking consumer that its run is over."""
+    """Tell the consumer, which has asked for a batch, that its run is over."""
 
 
 class Cool(NamedTuple):
-    """Give the pages of this free slab back to the system. It may be posted again."""
+    """Give the memory pages of this free slab (memory block) back to the system. The slab may be used again later."""
 
     slab: int
 

@@ -1,12 +1,12 @@
-"""The steps of the plan on their way to the consumer: drawn, delivered in bundles, handed out one by one, done again.
+"""Tracks each step of a plan on its way to the consumer, from drawing to handing out.
 
     step   undrawn --draw--> OUT, in the task of a seq --fill, deliver--> READY --hand_out--> forgotten
            OUT --split--> OUT, in a task of its own
            OUT, READY --redo--> AGAIN --draw--> OUT, under another seq
            OUT --forget--> forgotten        any --cancel--> forgotten
 
-The scheduler decides about seqs; this part knows which steps they stand for. It has no clock, lock or buffer either,
-and does not look at the content of draws and outcomes.
+The scheduler knows only seqs (the numbers of tasks), and this module knows which steps of the plan they stand for.
+Like the scheduler, it has no clock, lock or buffer. It does not look into tasks and outcomes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 
 class Course:
-    """Knows which steps each seq stands for. `look_ahead`: steps of the next run may be drawn before it is opened."""
+    """Knows which steps of the plan each seq (the number of a task) stands for.
+
+    If `look_ahead` is True, steps of the next run (the next epoch) may be drawn before that run is opened.
+    """
 
     def __init__(self, look_ahead: bool) -> None:
         self.run: Run | None = None
@@ -36,7 +39,11 @@ class Course:
         self.run, self.ahead = run, None
 
     def draw(self, seq: int, most: int = 1) -> tuple[Task | None, bool]:
-        """Draws the task for a seq, or None if no step is left; and whether the current run ends before it."""
+        """Draws the task for a seq (the number of a task), with at most `most` steps.
+
+        Returns the task, or None if no step is left, and a flag that is True if the current run ends before this
+        task.
+        """
         if self._again:
             task = self._out[seq] = self._again.popleft()._replace(seq=seq)
             return task, False
@@ -54,7 +61,10 @@ class Course:
         return drawn, ends
 
     def refuse(self, seq: int, error: BaseException) -> bool:
-        """Ends the run of this task before the task, with this error. Returns True if it is the current run."""
+        """Ends the run that this task belongs to with an error, just before the task.
+
+        Returns True if that is the current run, and False if it is the next run, which is being prefetched.
+        """
         task = self._out.pop(seq)
         self._again.clear()  # these come after it
         # A task that is posted again may belong to the current run, although steps of the next run are already drawn.
@@ -94,14 +104,14 @@ class Course:
         return self._out.pop(seq, None)
 
     def forget_from(self, seq: int) -> None:
-        """Forgets the tasks from this seq on, because the run ends before it."""
+        """Forgets all tasks from this seq (the number of a task) on, because the run ends before it."""
         self._out = {earlier: task for earlier, task in self._out.items() if earlier < seq}
         self.filled = {earlier: outcome for earlier, outcome in self.filled.items() if earlier < seq}
 
     def redo(self) -> int:
-        """Puts all steps of the current run that were not handed out in line again, and drops the prefetched run.
+        """Queues all steps of the current run that were not handed out, to be done again. Returns their number.
 
-        Returns the number of repeated steps.
+        The prefetched steps of the next run are dropped.
         """
         again = [task for task, _ in self.ready]
         again += [step for seq in sorted(self._out) for step in self._out[seq].single()]
@@ -121,7 +131,7 @@ class Course:
         self._again.clear()
 
     def check(self) -> None:
-        """Raise AssertionError unless every invariant holds. For tests: it walks over everything."""
+        """Raises AssertionError if an invariant is violated. Only tests call it, because it is slow."""
         out = [step for seq in sorted(self._out) for step in self._out[seq].single()]
         steps = [(task.run, task.step) for task in (*(task for task, _ in self.ready), *out, *self._again)]
         assert len(set(steps)) == len(steps), "a step is in one place"

@@ -1,16 +1,17 @@
-"""The crew: which workers are alive, in which seats, and how many there should be.
+"""The crew: which workers are alive, in which seats (the workers' slots), and how many there should be.
 
     seat   EMPTY --Hire--> TAKEN --WorkerLost--> EMPTY, or GIVEN UP until the next run --> EMPTY
            TAKEN --WorkerLeft--> EMPTY
 
-A worker that dies while it does a step uses up a retry of that step, so replacing workers comes to an end. Workers
-that crash at start-up use up no retries: losses without a step are counted per seat, and a seat with too many is
-given up.
+A worker that dies while it does a step uses up one of the step's retries, so the number of replacements is limited.
+Workers that crash at start-up use up no retries. Instead, losses without a step are counted for each seat, and a seat
+with too many losses is given up.
 
-To shrink, the crew asks the surplus number of workers to leave. The first ones that become free leave, so it is not
-known beforehand which seats become empty. Until they have left, the crew keeps its old size: a worker that crashes
-meanwhile is replaced, because the requests to leave still stand. Each resize begins by withdrawing the requests that
-no worker has taken, so a crew that grows again keeps these workers instead of hiring others.
+To shrink, the crew sends one request to leave for each surplus worker. The first workers that become idle take the
+requests, so it is not known in advance which seats become empty. Until these workers have left, the crew keeps its
+old size. A worker that crashes in the meantime is replaced, because the requests are still open. Each resize begins
+by withdrawing the requests that no worker has taken. So a crew that grows again keeps these workers instead of hiring
+new ones.
 """
 
 from __future__ import annotations
@@ -19,14 +20,17 @@ from penstock._schedule.commands import Command, Hire, Retire
 
 
 class Crew:
-    """`size` workers are wanted; a seat may lose `retries + 1` workers at start-up before it is given up."""
+    """The workers of an engine. `size` is the number of workers that the crew should have.
+
+    A seat (a worker's slot) may lose `retries + 1` workers at start-up. If it loses another one, it is given up.
+    """
 
     def __init__(self, size: int, retries: int) -> None:
         self.size = size
         self.leaving = 0  # workers that were asked to leave and have not left
         self._retries = retries
         self.seats: dict[int, int] = {}  # living worker -> seat
-        # Seat -> workers lost there in a row with no step in hand, and no step filled in between.
+        # Seat -> number of workers lost there in a row, each without a step, and with no step filled in between.
         self.losses: dict[int, int] = {}
         self.next_worker = 0
 
@@ -37,7 +41,7 @@ class Crew:
         return worker in self.seats
 
     def hire(self, out: list[Command]) -> None:
-        """Hire the missing workers, into the lowest empty seats that are not given up."""
+        """Hires the missing workers, into the lowest empty seats (slots) that are not given up."""
         taken = {*self.seats.values(), *self.given_up()}
         missing = self.size + self.leaving - len(taken)
         seat = 0
@@ -50,9 +54,10 @@ class Crew:
             seat += 1
 
     def resize(self, size: int, retained: int, out: list[Command]) -> None:
-        """Hire, or ask to leave, now that `retained` requests to leave were withdrawn.
+        """Hires workers, or asks workers to leave, so that the crew gets the new size.
 
-        Seats that were given up are tried again, since there may be fewer seats now.
+        `retained` is the number of requests to leave that were withdrawn just before. Seats (slots) that were given
+        up are tried again, because the crew may need fewer seats now.
         """
         self.size = size
         self.leaving -= retained
@@ -63,13 +68,13 @@ class Crew:
         self.hire(out)
 
     def dismiss(self, seat: int, out: list[Command]) -> None:
-        """Ask the worker in this seat to leave, for good."""
+        """Asks the worker in this seat (slot) to leave, and does not replace it."""
         self.size -= 1
         self.leaving += 1
         out.append(Retire(seat))
 
     def lost(self, worker: int, idle: bool) -> int:
-        """Removes a dead worker, and returns its seat. `idle`: it had no step."""
+        """Removes a dead worker and returns its seat (slot). `idle` is True if the worker had no step."""
         seat = self.seats.pop(worker)
         if idle:
             self.losses[seat] = self.losses.get(seat, 0) + 1
@@ -80,15 +85,15 @@ class Crew:
         self.leaving -= 1
 
     def worked(self, worker: int) -> None:
-        """Called when this worker has done a step: workers in its seat do not crash at start-up."""
+        """Called when this worker has done a step, which shows that workers in its seat do not crash at start-up."""
         self.losses.pop(self.seats[worker], None)
 
     def forgive(self) -> None:
-        """Lets workers be hired again into seats that were given up."""
+        """Allows workers to be hired again into seats (slots) that were given up."""
         self.losses.clear()
 
     def given_up(self) -> list[int]:
-        """The seats that stay empty."""
+        """Returns the seats (slots) that stay empty, because too many workers have crashed in them at start-up."""
         return [seat for seat, losses in self.losses.items() if losses > self._retries + 1]
 
     def check(self, is_running: bool) -> None:

@@ -1,15 +1,16 @@
-"""What has happened outside the scheduler: its only input.
+"""Events, which tell the scheduler what has happened. They are its only input.
 
-A `seq` numbers a step over the life of an engine: it grows, spans runs, and is never used twice (some numbers are
-never used at all). A run is what one consumer reads from `Opened` to `Finish`.
+A `seq` is the number of a step. Seqs are counted over the life of an engine, through all its runs. They only grow,
+and none is used twice (some are never used at all). A run is everything that one consumer reads, from `Opened` to
+`Finish`.
 
-A step of the scheduler may be a bundle: several steps of the plan that are done and delivered as one. The scheduler
-learns this only if a worker dies: then the bundle becomes single steps, so that a step that kills workers does not
-affect the others.
+A step of the scheduler may be a bundle: several steps of the plan that are done and delivered together. The scheduler
+learns this only if a worker dies. The bundle is then split into single steps, so that a step that kills workers does
+not affect the others.
 
-Events are named tuples because three of them are made for every batch, and a named tuple costs a third of a frozen
-dataclass. The price: they compare as plain tuples, so `Asked() == Cancelled()`. Compare their types too, or their
-`repr`.
+Events are named tuples, because three of them are made for every batch, and a named tuple costs a third of a frozen
+dataclass. The disadvantage is that they compare as plain tuples, so `Asked() == Cancelled()`. Compare their types,
+too, or their `repr`.
 """
 
 from __future__ import annotations
@@ -18,43 +19,47 @@ from typing import NamedTuple, TypeAlias
 
 
 class Opened(NamedTuple):
-    """A consumer begins a run. Legal if there was none, or the last one is over or cancelled.
+    """A consumer begins a run (the reading of one epoch).
 
-    With a fixed assignment, the worker in `seat` gets the first step.
+    This is allowed if there was no run before, or if the last run is over or cancelled. With a fixed assignment of
+    steps to workers, the worker in `seat` gets the first step.
     """
 
     seat: int = 0
 
 
 class Asked(NamedTuple):
-    """The consumer wants its next batch. Exactly one of Deliver, DeliverLost and Finish answers it."""
+    """The consumer wants its next batch.
+
+    The answer is exactly one of the commands Deliver, DeliverLost and Finish.
+    """
 
 
 class Bounded(NamedTuple):
-    """The current run ends before `seq`. Steps posted from there on belong to the next run.
+    """The current run ends before the step `seq`. Steps posted from there on belong to the next run.
 
-    `Opened` resets the bound: if the bound of the new run is known, `Bounded` follows at once.
+    `Opened` removes this bound. If the end of the new run is known already, another `Bounded` follows at once.
     """
 
     seq: int
 
 
 class Exhausted(NamedTuple):
-    """There is nothing to draw for Post(seq), nor for any later one until the next `Opened`.
+    """No step is left for Post(seq), nor for any later Post until the next `Opened`.
 
-    The answer to each Post of one list of commands comes before any other kind of event (except `Bounded`, and
-    `WorkerLost` for a worker that the same list hires).
+    If a list of commands contains several Posts, their answers come before any other event. The only exceptions are
+    `Bounded`, and `WorkerLost` for a worker that the same list hires.
     """
 
     seq: int
 
 
 CALLER = -1
-"""Stands for a worker: the step failed in the calling process, and was not posted."""
+"""Used in place of a worker id if a step failed in the calling process and was not posted."""
 
 
 class StepFilled(NamedTuple):
-    """The result of a step arrived: a batch or the user's error, which makes no difference here."""
+    """The result of a step has arrived. The scheduler treats a batch and an error in the user's code alike."""
 
     seq: int
     worker: int
@@ -63,7 +68,8 @@ class StepFilled(NamedTuple):
 class StepEnded(NamedTuple):
     """A stream ended before this step, so no later step of this stream has samples either.
 
-    For a step of the next run it only frees the slab and stops posting: tell `Bounded` after `Opened`.
+    If the step belongs to the next run, this event only frees the step's slab (memory block) and stops posting. In
+    that case, `Bounded` must follow after the next `Opened`.
     """
 
     seq: int
@@ -71,11 +77,12 @@ class StepEnded(NamedTuple):
 
 
 class WorkerLost(NamedTuple):
-    """A worker died, and everything it had sent was handled; or it could not be started.
+    """A worker died and all its messages have been handled, or a worker could not be started.
 
-    `seq` is the task that it had claimed but not finished: a bundle of `steps` steps of the plan. It was doing step
-    number `at` of these (None if unknown). From now on they are single steps: seq, seq + 1 and so on. `resumable`
-    matters for streams: a position after an earlier step of the run is known.
+    `seq` is the task that the worker had claimed but not finished, or None. The task is a bundle of `steps` steps of
+    the plan. `at` is the index of the step in the bundle that the worker was doing, or None if it is unknown. From
+    now on, these steps are single tasks with the numbers seq, seq + 1 and so on. `resumable` is used only for
+    streams. It is True if the stream's position after an earlier step of the run is known.
     """
 
     worker: int
@@ -86,15 +93,15 @@ class WorkerLost(NamedTuple):
 
 
 class WorkerLeft(NamedTuple):
-    """A worker left, as it was asked to: it has no step, and everything that it had sent was handled."""
+    """A worker has left after it was asked to. It has no step, and all its messages have been handled."""
 
     worker: int
 
 
 class Resized(NamedTuple):
-    """The new number of workers, and the new number of steps that may be undelivered.
+    """The number of workers has changed, and so has `window`, the number of steps that may be undelivered.
 
-    `retained`: the number of requests to leave that were withdrawn just before, because no worker had taken them.
+    `retained` is the number of requests to leave that were withdrawn just before, because no worker had taken them.
     """
 
     workers: int
@@ -103,27 +110,30 @@ class Resized(NamedTuple):
 
 
 class Changed(NamedTuple):
-    """The dataset changed: every step that was not handed out yet must be done again, under another seq."""
+    """The dataset has changed.
+
+    Every step that was not handed out yet must be done again, under another seq (step number).
+    """
 
 
 class SlabReturned(NamedTuple):
-    """The last view of a lent batch is gone."""
+    """The consumer has dropped the last view of a batch, so the batch's slab (memory block) is free."""
 
     slab: int
 
 
 class Cancelled(NamedTuple):
-    """The consumer abandoned its run, and with it the prefetched steps of the next one."""
+    """The consumer has abandoned its run. The prefetched steps of the next run are dropped, too."""
 
 
 class Rescinded(NamedTuple):
-    """Rescind(seq) withdrew the task before any worker had claimed it."""
+    """The command Rescind(seq) has withdrawn a task before any worker claimed it."""
 
     seq: int
 
 
 class Closed(NamedTuple):
-    """The end. Later events are ignored."""
+    """The engine was closed. Later events are ignored."""
 
 
 Event: TypeAlias = (

@@ -1,8 +1,8 @@
-"""The scheduler for a stream that one worker reads from its beginning to its end.
+"""A scheduler for a stream that one worker reads from its beginning to its end.
 
-Its steps are claimed in order. If the reader dies, a new one can only continue from a known position: the start of
-the run, or the position after a step that reported the state of the stream. Otherwise the run breaks there with an
-error, never silently.
+The worker claims the steps in order. If it dies, a new reader can continue only from a known position: the start of
+the run, or the position after a step that reported the stream's state. If no position is known, the run ends there
+with an error, never silently.
 
     stream   read --WorkerLost, the position is known--> the first posted step is posted again, with the position
              read --WorkerLost, known, and nothing is posted--> the next step is posted with the position
@@ -18,7 +18,7 @@ from penstock._schedule.states import OPEN, POSTED, Step
 
 
 class OneReader(Scheduler):
-    """A `Scheduler` with one worker, whatever number was asked for."""
+    """A `Scheduler` that has exactly one worker, even if the user asked for more."""
 
     def __init__(self, *, window: int, retries: int, in_order: bool = True) -> None:
         super().__init__(window=window, workers=1, retries=retries, in_order=in_order)

@@ -1,4 +1,4 @@
-"""Decides which step is posted, into which slab, and what the consumer gets. No other part decides this.
+"""Decides which step is posted, into which slab (a block of memory), and what the consumer gets.
 
     NEW --Opened--> OPEN --Cancelled--> IDLE --Opened--> OPEN        any --Closed--> CLOSED
 
@@ -8,15 +8,15 @@
            POSTED --StepEnded, Exhausted--> forgotten
            FILLED, LOST --Cancelled, Changed--> forgotten
 
-Slabs and workers have their own tables (`slabs.py`, `crew.py`), and so do the steps of the plan that a step here
-stands for (`course.py`). Some rules differ if a stream has one reader (`onereader.py`), or if each worker has its own
-steps (`assigned.py`).
+No other part of penstock makes these decisions. Slabs and workers have their own state tables (`slabs.py` and
+`crew.py`). A step here may stand for several steps of the plan, whose table is in `course.py`. Some rules are
+different if a stream has only one reader (`onereader.py`), or if each worker has its own steps (`assigned.py`).
 
-Workers pull: the first free worker takes a posted step, so nothing here chooses a worker, and a posted step may or
-may not be claimed already. Hence the rule behind most of the code below: the slab of a posted step is not free until
-an event has said that no worker can write to it any more.
+Workers pull: the first free worker takes a posted step. So the scheduler never chooses a worker, and it does not know
+whether a posted step is claimed already. This leads to the rule behind most of the code below: the slab of a posted
+step is not free until an event has said that no worker can write to it any more.
 
-After each event the rules of `_settle` run until none applies. There is no clock, queue, lock or buffer inside.
+After each event, the rules of `_settle` run until none applies. The scheduler has no clock, queue, lock or buffer.
 """
 
 from __future__ import annotations
@@ -50,19 +50,21 @@ from penstock.errors import InternalError
 # that way.
 _HANDLER_OF = {kind: method_for(kind) for kind in get_args(Event)}
 
-# While the consumer does not ask, these events make no rule apply: a step never waits for a slab, a filled step makes
-# no room, and an end is reported only when asked for. The first two come with every batch. (`_opened` settles.)
+# While the consumer does not ask, no rule applies after these events: a step never waits for a slab, a filled step
+# makes no room, and the end is reported only when the consumer asks. The first two events come with every batch.
+# (`_opened` settles by itself.)
 _QUIET = frozenset(
     {events.SlabReturned, events.StepFilled, events.Opened, events.Bounded, events.Exhausted, events.Rescinded}
 )
 
 
 class Scheduler:
-    """Turns what happened into what to do next.
+    """Turns events (what has happened) into commands (what to do next).
 
-    `window`: how many steps may be undelivered at once. `workers`: the number of workers. `retries`: how many workers
-    a step may kill, beyond the first, before it fails for good. `spare`: how many free slabs keep their pages
-    (default: window + 2). `spacing`: the distance between two seqs, if a step may be a bundle.
+    `window` is the number of steps that may be undelivered at the same time, and `workers` is the number of workers.
+    `retries` is how often a step is tried again after a worker has died while doing it. `spare` is the number of free
+    slabs (memory blocks) that keep their memory pages (default: window + 2). `spacing` is the difference between the
+    seqs (numbers) of two consecutive steps; it is larger than 1 if a step may be a bundle of several.
     """
 
     _rescinds = True  # an abandoned step is withdrawn, unless a worker has claimed it
@@ -87,8 +89,8 @@ class Scheduler:
         self._bound: int | None = None
         self._drained = False  # nothing more to draw in this run
 
-        # By seq, and in its order. An OrderedDict, because a plain dict walks over its deleted entries to find its
-        # first key: with a window of 1000, a thousand for every batch.
+        # By seq, and in its order. It is an OrderedDict, because a plain dict walks over its deleted entries to find
+        # its first key: a thousand entries for every batch, with a window of 1000.
         self._steps: OrderedDict[int, Step] = OrderedDict()
         self._abandoned: dict[int, Step] = {}
         self._arrived: OrderedDict[int, None] = OrderedDict()  # in order of arrival; only if not in_order
@@ -100,7 +102,7 @@ class Scheduler:
 
     @property
     def run_is_over(self) -> bool:
-        """True if the whole run was delivered: `Asked` would be answered by Finish."""
+        """True if the whole run has been delivered, so that the answer to the next `Asked` is `Finish`."""
         if self._bound is None or not (self._drained or self._next_seq >= self._bound):
             return False
         return next(iter(self._steps), self._bound) >= self._bound
@@ -112,21 +114,21 @@ class Scheduler:
 
     @property
     def waits_for(self) -> int | None:
-        """The first step that is not done."""
+        """The seq (number) of the first step that is not done, or None."""
         return next((seq for seq, step in self._steps.items() if step.state is POSTED), None)
 
     @property
     def seats(self) -> list[int]:
-        """The seats that have a worker."""
+        """The seats (worker slots) that have a worker."""
         return [*self._crew.seats.values()]
 
     @property
     def blamed(self) -> set[int]:
-        """The dead workers that a later command may name."""
+        """The ids of the dead workers that a later command may name."""
         return {step.worker for step in self._steps.values()}
 
     def handle(self, event: Event) -> list[Command]:
-        """Take in one event; return the commands that follow from it, to be carried out in order."""
+        """Handles one event. Returns the resulting commands, which must be carried out in order."""
         out: list[Command] = []
         if self.phase is CLOSED:
             return out
@@ -177,7 +179,7 @@ class Scheduler:
             return
         if not self._crew:
             # Every seat was given up (see `_worker_lost`). A consumer that has been told of every lost step and asks
-            # for more gets a new crew; otherwise it would wait for ever.
+            # for more gets a new crew; otherwise it would wait forever.
             if self._steps or not self.ask_is_open or self.run_is_over:
                 return
             self._crew.forgive()
@@ -192,10 +194,11 @@ class Scheduler:
             out.append(Post(seq, slab))
 
     def _may_wait(self) -> bool:
-        """True if posting can be delayed at no cost: a batch is ready, and more than half the window is posted.
+        """True if posting can wait at no cost, because a batch is ready and more than half of the window is posted.
 
-        Then steps are posted half a window at a time. Workers that are faster than the consumer sleep, and waking one
-        costs the consumer more than everything else it does for a batch, so it wakes one for several steps.
+        The window is the number of steps that may be undelivered at a time. Steps are then posted half a window at a
+        time. Workers that are faster than the consumer sleep between steps. Waking a worker costs the consumer more
+        than everything else that it does for a batch, so it wakes a worker for several steps.
         """
         return len(self._steps) > self._window // 2 and self._deliverable() is not None
 
@@ -221,7 +224,7 @@ class Scheduler:
         self.ask_is_open = True
 
     def _bounded(self, event: events.Bounded, out: list[Command]) -> None:
-        if self.phase is OPEN:  # otherwise it concerns a run that was cancelled meanwhile
+        if self.phase is OPEN:  # otherwise the event concerns a run that was cancelled in the meantime
             self._lower_bound_to(event.seq)
 
     def _exhausted(self, event: events.Exhausted, out: list[Command]) -> None:
@@ -291,10 +294,10 @@ class Scheduler:
         self._end_stream(seq, void, out)
 
     def _end_stream(self, seq: int, void: list[int], out: list[Command]) -> None:
-        """Ends the run before `seq`: the stream has no samples for it, nor for the `void` steps after it.
+        """Ends the run before the step `seq`, because the stream has no samples for it or for the later steps `void`.
 
-        They are abandoned here and now: their own StepEnded may come after the next `Opened`, and would end the new
-        run before it began.
+        The later steps are abandoned immediately. Otherwise their own StepEnded events might come after the next
+        `Opened`, and would end the new run before it began.
         """
         self._abandon(void, out)
         self._drained = True
@@ -373,7 +376,7 @@ class Scheduler:
                     out.append(Rescind(seq))
 
     def _take_back(self, event: events.WorkerLost, out: list[Command]) -> None:
-        """Post the step of a dead worker again, in the same slab, or lose it."""
+        """Posts a dead worker's step again, in the same slab (memory block), or marks it as lost."""
         seq = event.seq
         if seq is None:
             return
@@ -412,7 +415,7 @@ class Scheduler:
     # Bugs
 
     def story(self, seq: int) -> list[str]:
-        """The history of a step, as far back as the log goes, and its current state."""
+        """Returns the log entries about a step, and its current state, as a list of texts."""
         step = self._steps.get(seq) or self._abandoned.get(seq)
         now = "it is not known now" if step is None else f"it is {step.state.value} in slab {step.slab}"
         return [*self._log.about(seq), now]
@@ -429,7 +432,7 @@ class Scheduler:
         )
 
     def check(self) -> None:
-        """Raise AssertionError unless every invariant holds. For tests: it walks over everything."""
+        """Raises AssertionError if an invariant is violated. Only tests call it, because it is slow."""
         steps, abandoned = self._steps, self._abandoned
         assert list(steps) == sorted(steps), "steps are in the order of seq"
         assert not steps.keys() & abandoned.keys(), "a step is in one table"

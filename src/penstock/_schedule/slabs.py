@@ -1,9 +1,10 @@
-"""Slabs by number: which are free, held by a step, or lent to the consumer.
+"""The states of slabs (blocks of memory, each for one batch): free, held by a step, or lent to the consumer.
 
     slab   FREE --take--> HELD --lend--> LENT --free--> FREE        HELD --free--> FREE
 
-The free slab that was used last is taken first, because its memory is still in the processor's cache. Only a limited
-number of free slabs keep their pages; those that were used least recently are cooled.
+The free slab that was used most recently is taken first, because its memory is still in the processor's cache. Only a
+limited number of free slabs keep their memory pages. The slabs that were used least recently are cooled, which means
+that the system gets their pages back.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from penstock._schedule.states import FREE, HELD, LENT, SlabState
 
 
 class SlabStates:
-    """The state of every slab. `spare`: the number of free slabs that keep their pages."""
+    """The state of every slab (memory block). `spare` is the number of free slabs that keep their memory pages."""
 
     def __init__(self, spare: int) -> None:
         self.spare = spare
         self.states: dict[int, SlabState] = {}
-        self.warm: deque[int] = deque()  # free, the last one used at the right
-        self.cold: list[int] = []  # free, without pages
+        self.warm: deque[int] = deque()  # free slabs; the one used most recently is at the right
+        self.cold: list[int] = []  # free slabs without pages
         self._next = 0
 
     def take(self) -> int:
-        """A free slab, or a new one: a step never waits for a slab."""
+        """Returns a free slab, or a new slab if none is free. So a step never waits for a slab."""
         if self.warm:
             slab = self.warm.pop()
         elif self.cold:
@@ -57,7 +58,7 @@ class SlabStates:
         self.cold.clear()
 
     def check(self, held: list[int]) -> None:
-        """Raise AssertionError unless these, and no others, are held."""
+        """Raises AssertionError unless exactly the slabs in the list `held` are held by steps."""
         free = [*self.warm, *self.cold]
         assert len(self.warm) <= max(0, self.spare), "a limited number of free slabs keep their pages"
         assert max(Counter([*free, *held]).values(), default=1) == 1, "a slab has one holder"

@@ -1,4 +1,4 @@
-"""The states of the scheduler as enums, its record of a step, and its log for bug reports."""
+"""The states of the scheduler as enums, its record of a step, and its event log for bug reports."""
 
 from __future__ import annotations
 
@@ -38,28 +38,28 @@ FREE, HELD, LENT = SlabState
 
 
 class Step(NamedTuple):
-    """An undelivered step. Replaced, never changed, so a copy of a table is a snapshot."""
+    """An undelivered step. It is never changed, only replaced, so that a copy of a table of steps is a snapshot."""
 
     state: StepState
     slab: int
     attempt: int = 0
-    worker: int = -1  # the last one that died while doing it
-    seat: int = -1  # the one that must do it; -1 means any
+    worker: int = -1  # the last worker that died while doing the step
+    seat: int = -1  # the seat whose worker must do the step; -1 means any
 
 
 def method_for(kind: type) -> str:
-    """The name of the method that handles an event or a command: `_step_filled` for StepFilled."""
+    """Returns the name of the method that handles an event or a command, such as `_step_filled` for StepFilled."""
     return re.sub("(?=[A-Z])", "_", kind.__name__).lower()
 
 
 class EventLog(deque[Event | Command]):
-    """The last thousand events and commands: those of all pending steps, and more."""
+    """A log of the last thousand events and commands, which is long enough for all pending steps."""
 
     def __init__(self) -> None:
         super().__init__(maxlen=1000)
 
     def about(self, seq: int) -> list[str]:
-        """The entries that name a step, also as part of a bundle."""
+        """Returns the entries that name a step, or a bundle that contains it."""
         return [repr(entry) for entry in self if _concerns(entry, seq)]
 
     def report(self) -> str:

@@ -1,27 +1,27 @@
-"""Decides how many workers there are, and how far they work ahead, from measurements while a loader runs.
+"""Decides, from measurements while a loader runs, how many workers it has and how far they work ahead.
 
     state    SETTLING --all workers have done a step since they started--> MEASURING
              MEASURING --a rule applies: Resize--> SETTLING        --no rule applies--> RESTING
-             RESTING --the first seconds, as one measurement, ask for a Resize--> SETTLING
-             RESTING --the load has been another one for some time--> as if MEASURING
+             RESTING --the first measurements, taken together, ask for a Resize--> SETTLING
+             RESTING --the load has been different for some time--> as if MEASURING
              any --memory is nearly used up: Resize--> SETTLING
 
-The rules. At the end of a measurement, the first one that applies decides:
+At the end of a measurement, the first of these rules that applies decides:
 
-    what was measured                                                   Resize to
-    1  the last Resize was an attempt, and did not help                 the numbers before it
-    2  the load has changed, all processors are busy with workers       as many workers as processors
-    3  the caller waits, workers are too few for the caller             up to twice as many (attempt)
-    4  the caller waits, though workers are enough on average           twice as far ahead (attempt)
-    5  the caller does not wait, a quarter of the workers is too many   as many workers as it needs
+    what was measured                                                        Resize to
+    1  the last Resize was an attempt, and it did not help                   the numbers before it
+    2  the load has changed, and workers keep all processors busy            as many workers as processors
+    3  the caller waits, and needs more workers                              up to twice as many workers (attempt)
+    4  the caller waits, although there are enough workers on average        twice as far ahead (attempt)
+    5  the caller does not wait, and needs at most 3/4 of the workers        as many workers as it needs
 
-A load is three numbers: the seconds that a worker spends on a step, those that the caller spends on a batch when
-it does not wait, and the share of the time that it waits. The first two say how many workers the caller needs. While
-the load stays the same, the tuner remembers with how many workers the caller had to wait (rule 5 does not return to
-that number) and which attempts failed (rules 3 and 4 do not repeat them), so it comes to rest. A different load wakes
-it, and makes it forget what it knew of the previous load.
+A load consists of three numbers: the seconds that a worker spends on a step, the seconds that the caller spends on a
+batch when it does not wait, and the share of the time that the caller waits. The first two numbers tell how many
+workers the caller needs. While the load stays the same, the tuner remembers with how many workers the caller had to
+wait (rule 5 does not return to that number) and which attempts failed (rules 3 and 4 do not repeat them). So the
+tuner finally comes to rest. A different load wakes it, and makes it forget what it knew about the previous load.
 
-There is no clock inside, and no state of the machine: `decide` is a function of the intervals that it was given.
+The tuner has no clock, and does not look at the machine. Its decisions depend only on the intervals that it is given.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple
 
-# The caller waits if it does so for more than this share of the time. Less is not worth another worker.
+# The caller counts as waiting if it waits for more than this share of the time. Less is not worth another worker.
 WAITS = 0.03
-# The least seconds of a measurement, and the seconds after which it ends even if few steps were done.
+# The shortest measurement in seconds, and the seconds after which a measurement ends even if few steps were done.
 _SHORTEST, _LONGEST = 0.5, 10.0
 _FEWEST_STEPS = 4
-# Workers for each one that the caller needs on average: steps do not all take the same time.
+# The number of workers for each one that the caller needs on average, because steps do not all take the same time.
 _HEADROOM = 1.3
 # The share of the ideal gain that an attempt must give: with twice the workers, 10 % more steps.
 _GAIN = 0.1
@@ -46,13 +46,13 @@ _NOT_LESS = 0.9
 _LESS_WAITING = 0.75
 # A load is different if seconds differ by this factor, or the share of waiting by this much.
 _OTHER, _OTHER_WAITING = 1.6, 0.08
-# The share of waiting is noisy: this many measurements say what is usual during a rest, and what was recent.
+# The share of waiting is noisy, so it is averaged over this many measurements: at the start of a rest, and later.
 _FIRST, _LATELY = 16, 8
 # If workers are idle, more of them are tried only if the caller waits for more than this share.
 _UNSTEADY = 0.1
-# Workers that compute for less than this share of their busy time wait: they may outnumber the processors.
+# Workers that compute for less than this share of their busy time mostly wait, and may outnumber the processors.
 _MOSTLY_CPU = 0.7
-# Shares of the memory's limit: nothing grows beyond the first, and something shrinks beyond the second.
+# Shares of the memory limit: nothing grows beyond the first, and something shrinks beyond the second.
 _USABLE, _FULL = 0.85, 0.92
 # How many measurements in a row must differ to end a rest. The number doubles when an attempt fails.
 _PATIENCE, _MOST_PATIENCE = 2, 16
@@ -65,7 +65,11 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Limits for the tuner: workers, batches ahead of the caller per worker, processors, and bytes of memory."""
+    """The limits for the tuner.
+
+    `workers` limits the number of workers, and `prefetch` limits how many batches each worker may be ahead of the
+    caller. `cpus` is the number of processors, and `memory` is the memory limit in bytes.
+    """
 
     workers: Range
     prefetch: Range
@@ -74,18 +78,20 @@ class Bounds:
 
     @property
     def processors(self) -> int:
-        """Workers that can compute at the same time."""
+        """The number of workers that can compute at the same time."""
         return max(1, math.ceil(self.cpus - 0.1))
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """What was measured in a fraction of a second.
+    """The measurements of a short interval, a fraction of a second long.
 
-    `waited`, `worked`: seconds of the caller inside and outside `next()`. `batches`: steps that were handed out.
-    `done`: steps that workers finished. `busy`, `cpu`, `delayed`: summed over all workers, the seconds that they were
-    busy, computed, and waited for a processor. `caller_cpu`: the last two for the caller. `workers`: live workers
-    that have done a step. `memory`: bytes in use, as the limit counts them.
+    `waited` and `worked` are the seconds that the caller spent inside and outside of `next()`. `batches` is the
+    number of steps that were handed out, and `done` is the number of steps that workers finished. `busy`, `cpu` and
+    `delayed` are sums over all workers: the seconds in which they were busy, used a processor, and waited for a
+    processor. `caller_cpu` is the time in which the caller used a processor or waited for one. `workers` is the
+    number of live workers that have done a step. `memory` is the number of bytes in use, in the way that the limit
+    counts them.
     """
 
     waited: float
@@ -104,7 +110,7 @@ class Interval:
         return self.waited + self.worked
 
     def and_then(self, later: Interval) -> Interval:
-        """This interval and a later one, as one interval."""
+        """Returns one interval that consists of this interval and a later one."""
         return Interval(
             self.waited + later.waited,
             self.worked + later.worked,
@@ -121,7 +127,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """The new number of workers, and the new number of batches that each works ahead of the caller."""
+    """A new number of workers, and a new number of batches that each worker may be ahead of the caller."""
 
     workers: int
     prefetch_factor: int
@@ -139,9 +145,12 @@ SETTLING, MEASURING, RESTING = TunerState
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A measurement, as the numbers that decide. `step`: seconds of a worker per step. `turn`: seconds of the caller
-    per batch, without waiting. `waiting`: share of the time that the caller waits. `compute`: share of the workers'
-    busy time in which they used or waited for a processor; `cpu`: in which they used one.
+    """The numbers, computed from one measurement, that decide about the number of workers.
+
+    `step` is the number of seconds that a worker spends on a step. `turn` is the number of seconds that the caller
+    spends on a batch, without waiting. `waiting` is the share of the time that the caller waits. `compute` is the
+    share of the workers' busy time in which they used a processor or waited for one; `cpu` is the share in which they
+    used one.
     """
 
     workers: int
@@ -183,18 +192,19 @@ class Load:
 
     @property
     def capacity(self) -> float:
-        """Steps that the workers can do in a second."""
+        """The number of steps that the workers can do per second."""
         return self.workers / max(self.step, 1e-9)
 
     @property
     def need(self) -> int:
-        """Workers that the caller needs."""
+        """The number of workers that the caller needs."""
         return max(1, math.ceil(_HEADROOM * self.step / self.turn))
 
     def is_other(self, before: Load) -> bool:
-        """True if workers or caller take a much longer or shorter time than before.
+        """True if the workers or the caller have become much slower or much faster.
 
-        With more workers a step may take longer, in proportion: they slow each other down.
+        With more workers, each step may become slower in proportion, because workers slow each other down. This does
+        not count.
         """
         share = self.workers / before.workers
         slower = self.step / max(before.step, 1e-9)
@@ -204,26 +214,34 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A Resize that is judged by the next measurement: the numbers and the load before it."""
+    """A Resize that the next measurement will judge. It holds the numbers and the load before the Resize."""
 
     workers: int
     prefetch: int
     load: Load
-    farther: bool = False  # ahead, and not more workers
+    farther: bool = False  # the attempt was to work farther ahead, not to add workers
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What is known about the current load: `least` workers are needed, more than `most` do not help."""
+    """The tuner's knowledge about the current load.
+
+    At least `least` workers are needed, and more than `most` workers do not help. A `prefetch_factor` larger than
+    `farthest` does not help either.
+    """
 
     least: int = 1
     most: int = 1 << 30
-    farthest: int = 1 << 30  # prefetch_factor
+    farthest: int = 1 << 30  # a limit for prefetch_factor
 
 
 @dataclass(slots=True)
 class RestMeasurements:
-    """The measurements of a rest. `sum`: the first ones. `waiting`: how much the caller waited recently."""
+    """The measurements that the tuner makes while it rests.
+
+    `sum` is the sum of the first measurements. `waiting` is the share of the time that the caller has waited
+    recently.
+    """
 
     usual: Load
     sum: Interval | None = None
@@ -244,7 +262,10 @@ class RestMeasurements:
 
 @dataclass(slots=True)
 class Tuner:
-    """Takes intervals and returns changes. `workers` and `prefetch_factor` are the current numbers."""
+    """Takes intervals (short measurements) and returns changes of the number of workers.
+
+    `workers` and `prefetch_factor` are the current numbers.
+    """
 
     bounds: Bounds
     workers: int
@@ -256,15 +277,18 @@ class Tuner:
     _rest: RestMeasurements | None = None
     _patience: int = _PATIENCE
     _known: Findings = field(default_factory=Findings)
-    _each: float | None = None  # bytes of memory that another worker takes
+    _each: float | None = None  # bytes of memory that one more worker takes
     _saves_memory: bool = False
 
     def restart(self) -> None:
-        """New workers start for another epoch: the unfinished measurement is dropped, and what is known is kept."""
+        """Called when new workers start for another epoch.
+
+        The unfinished measurement is dropped, but the tuner keeps its knowledge.
+        """
         self.state, self._sum = SETTLING, None
 
     def decide(self, interval: Interval) -> Resize | None:
-        """The change that follows from all intervals up to this one, or None."""
+        """Returns the change that follows from all intervals up to this one, or None."""
         if interval.seconds <= 0:
             return None
         self._sum = interval if self._sum is None else self._sum.and_then(interval)
@@ -305,7 +329,7 @@ class Tuner:
         if not sum_.done or sum_.busy <= 0:
             return False
         if self._attempt is not None and sum_.done >= 4 * self.workers:
-            return True  # for a success, but not for a rest
+            return True  # enough to see a success, but not to begin a rest
         return late or (sum_.seconds >= _SHORTEST and sum_.done >= max(self.workers, _FEWEST_STEPS))
 
     def _resize(self, workers: int, prefetch: int, reason: str) -> Resize:
@@ -334,7 +358,7 @@ class Tuner:
         attempt = self._attempt
         why = "" if attempt is None else self._failure(attempt, load)
         if why and load.seconds < _SHORTEST:
-            self._sum = sum_  # a failure takes more evidence
+            self._sum = sum_  # a failure needs more evidence
             return None
         self._attempt = None
         if self._last is not None and load.is_other(self._last):
@@ -360,7 +384,7 @@ class Tuner:
         return self._resize(workers, prefetch, reason)
 
     def _failure(self, attempt: Attempt, load: Load) -> str:
-        """The reason why the attempt did not help; empty if it helped."""
+        """Returns the reason why the attempt did not help, or "" if it helped."""
         before, (now, past) = attempt.load, self._named(attempt)
         if attempt.farther or before.need <= attempt.workers:
             if load.waiting <= max(WAITS, _LESS_WAITING * before.waiting):
@@ -375,7 +399,7 @@ class Tuner:
         return ""
 
     def _named(self, attempt: Attempt) -> tuple[str, str]:
-        """Describes the current numbers, and those before the attempt, for a message."""
+        """Describes the current numbers, and the numbers before the attempt, for a message."""
         if attempt.farther:
             return f"prefetch_factor={self.prefetch_factor}", f"prefetch_factor={attempt.prefetch}"
         return _workers(self.workers), _workers(attempt.workers)
@@ -417,21 +441,21 @@ class Tuner:
         return more, ahead, f"{waits}. {why}: trying {_workers(more)}."
 
     def _most_by_cpu(self, load: Load) -> int:
-        """The number of workers that the processors can serve."""
+        """Returns the largest number of workers that the processors can serve."""
         processors = self.bounds.processors
         if load.compute > _MOSTLY_CPU:
             return processors
         return max(processors, math.ceil(_HEADROOM * self.bounds.cpus / max(load.cpu, 1e-3)))
 
     def _more_workers_that_fit(self, used: int) -> int:
-        """The number of workers that can be added before the memory is used up."""
+        """Returns the number of workers that can be added before the memory is used up."""
         left = _USABLE * self.bounds.memory - used
         # Until an attempt has shown what a worker takes, all memory in use is attributed to the current workers.
         each = used / self.workers if self._each is None else self._each
         return 0 if left <= 0 else min(self.bounds.workers.most, int(left / max(each, 1.0)))
 
     def check(self) -> None:
-        """Raise AssertionError unless the numbers are within the bounds."""
+        """Raises AssertionError if the current numbers are out of bounds, or if another invariant is violated."""
         workers, prefetch = self.bounds.workers, self.bounds.prefetch
         assert workers.least <= self.workers <= workers.most, "workers within the bounds"
         assert prefetch.least <= self.prefetch_factor <= prefetch.most, "prefetch_factor within the bounds"

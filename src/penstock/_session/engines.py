@@ -1,4 +1,4 @@
-"""The engines of a loader: one is kept between epochs, and all are changed and closed together."""
+"""The engines of a loader. One engine is kept between epochs, and all are changed and closed together."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _MOST_UPDATES = 64 << 20
 class Engines:
     """The live engines of a loader. At most one of them is idle, and is kept for the next epoch.
 
-    If several become idle, the one with the most recent epoch is kept: its worker has the current state of a stream.
+    If several engines become idle, the one with the most recent epoch is kept, because its worker has the current
+    state of a stream.
     """
 
     def __init__(self) -> None:
@@ -32,9 +33,10 @@ class Engines:
         self._changing: dict[int, threading.RLock] = {}
 
     def changing(self) -> threading.RLock:
-        """The lock for starting an epoch and for changing the dataset: no worker starts with half of a change.
+        """Returns the lock that is held while an epoch starts, and while the dataset is changed.
 
-        Each process has its own lock: a child may be forked while another thread holds the parent's.
+        It keeps workers from starting with only half of a change. Each process has its own lock, because a child may
+        be forked while another thread holds the parent's lock.
         """
         pid = os.getpid()
         return self._changing.get(pid) or self._changing.setdefault(pid, threading.RLock())
@@ -43,7 +45,7 @@ class Engines:
         return list(self.live)
 
     def held(self, work: Callable[[list[Engine]], object]) -> None:
-        """Calls `work(engines)` while only this thread can use the engines of this process."""
+        """Calls `work(engines)` with the engines of this process, while no other thread can use them."""
         self._refuse_inside()
         with self.changing():
             engines = self.ours()
@@ -56,20 +58,20 @@ class Engines:
             work()
 
     def ours(self) -> list[Engine]:
-        """The engines that this process has made and not closed."""
+        """Returns the engines that this process has created and not closed."""
         return [engine for engine in self.live if engine.is_ours() and not engine.closed]
 
     def _refuse_inside(self) -> None:
-        """Raises if this thread is already using an engine: waiting for it would be a deadlock.
+        """Raises RuntimeError if this thread is already using an engine, because waiting for it would be a deadlock.
 
-        The lock is checked too, because an engine that is being created is not in `live` yet.
+        The lock of `changing` is checked, too, because an engine that is being created is not in `live` yet.
         """
         lock: Any = self.changing()
         if lock._is_owned() or any(engine.is_used_here() for engine in self.all()):
             raise RuntimeError(INSIDE)
 
     def update(self, change: Change, dataset: Any) -> None:
-        """Makes a change to the dataset, here and in all workers."""
+        """Changes the dataset, in this process and in all workers."""
         self._refuse_inside()
         with self.changing():
             # Serialise first: if that fails, the local dataset is unchanged. All engines are held before the local
@@ -84,7 +86,7 @@ class Engines:
             self._hold([engine for engine, _ in engines], make_change)
 
     def take(self) -> Engine | None:
-        """Removes and returns the idle engine; None if there is none, or it cannot be used for another epoch."""
+        """Removes and returns the idle engine. Returns None if there is none, or if it can no longer be used."""
         engine, self._idle = self._idle, None
         if engine is not None and engine.job.log.end > _MOST_UPDATES:
             engine.close()
@@ -97,16 +99,22 @@ class Engines:
         self._last = engine.reference
 
     def taken_back(self) -> list[Engine]:
-        """Takes engines from iterators that have handed out their last batch, but were not asked for the end."""
+        """Takes the engines from iterators that have handed out their last batch, and returns the engines.
+
+        These iterators have not raised StopIteration yet.
+        """
         if self._idle is not None and len(self.live) == 1:  # between two epochs, in most programs
             return []
         return [engine for engine in self.ours() if engine is not self._idle and engine.take_back()]
 
     def put(self, engine: Engine) -> None:
-        """Keeps an idle engine for the next epoch, or closes it if another one is kept."""
+        """Keeps an idle engine for the next epoch.
+
+        If another idle engine was kept before, one of the two is closed.
+        """
         if engine.reference() is None:
-            # The garbage collector found it in a cycle and has cleared all weak references: it is not in `live` any
-            # more, so updates would not reach it.
+            # The garbage collector found the engine in a cycle and has cleared all weak references to it. So the
+            # engine is not in `live` any more, and updates would not reach it.
             engine.close()
             return
         spare: Engine | None = engine

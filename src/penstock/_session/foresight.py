@@ -1,4 +1,4 @@
-"""Gives a forecast of the keys that a loader will ask for to a dataset that has `__foresee__`."""
+"""Gives a dataset that has a `__foresee__` method a forecast of the keys that the loader will ask for."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from penstock.source._nested import Foresee, foresee_of
 
 
 class Foresight:
-    """A forecast, and the object that the dataset's `__foresee__` returned for it.
+    """A forecast of the keys that a loader will ask for, and the object that `__foresee__` returned for it.
 
-    It is kept from one epoch to the next, so that the dataset can fetch between two epochs. The object is closed when
-    an epoch is abandoned, when the loader is closed, or when nothing refers to the foresight any more.
+    A foresight is kept from one epoch to the next, so that the dataset can fetch data between two epochs. The
+    returned object is closed when an epoch is abandoned, when the loader is closed, or when nothing refers to the
+    foresight any more.
     """
 
     _returned: Any = None
@@ -37,14 +38,14 @@ class Foresight:
             self._start = getattr(self._returned, "start", None)
 
     def start(self) -> None:
-        """Lets the dataset start threads. Called after the workers were forked."""
+        """Allows the dataset to start threads. Called after the workers were forked."""
         with interrupts_deferred():
             start, self._start = self._start, None
             if start is not None:
                 start()
 
     def continues(self, plan: OrderPlan, progress: Progress) -> bool:
-        """Moves the forecast to the epoch that begins; returns False if a new foresight is needed for it."""
+        """Moves the forecast to the epoch that begins. Returns False if that epoch needs a new foresight."""
         over = self._returned is not None and self._progress.is_over and self._process == os.getpid()
         if not over or not self._forecast.continues(plan, progress.epoch, partial(getattr, progress, "steps")):
             return False
@@ -64,10 +65,11 @@ class Foresight:
 def foresee(
     last: Foresight | None, dataset: Any, plan: AnyPlan | None, progress: Progress, counts: CacheCounts
 ) -> Foresight | None:
-    """The foresight for an epoch that begins: the last one, or a new one; None if the dataset has no `__foresee__`.
+    """Returns the foresight for an epoch that begins: the last one if it still fits, or a new one.
 
-    Called before workers have anything to do. Call its `start` after the workers were started: a process with several
-    threads cannot safely fork.
+    Returns None if the dataset has no `__foresee__`, or if the order is not known in advance. Call this function
+    before the workers have anything to do. Call the foresight's `start` after the workers were started, because a
+    process with several threads cannot safely fork.
     """
     told = foresee_of(dataset) if isinstance(plan, OrderPlan) else None
     if told is None or not isinstance(plan, OrderPlan):

@@ -1,4 +1,4 @@
-"""The figures of one loader: turns the counters of its caller and its workers into `Stats`."""
+"""Turns the counters of a loader's caller and workers into its statistics (`Stats`)."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ _MOST_DECISIONS = 256
 # millisecond, or two with many workers.
 _PUBLISHED = 4
 
-# After a longer pause between two epochs, the throttled time is read again. That takes 0.05 ms, for which the next
-# batch has to wait.
+# After a longer pause between two epochs, the throttled time is read again. That takes 0.05 ms, and
+# delays the next batch.
 _PAUSE = 10_000_000  # ns
 
 _TIMES = ("fetch", "collate", "write", "waited_task", "waited_room", "cpu", "delayed")
@@ -58,12 +58,15 @@ _IN_THE_CALLER = {"inline": "the calling process", "prefetch": "the reading thre
 
 
 def _here(settings: Mapping[str, Any]) -> str:
-    """The name of a worker that runs in this process, with {} for its seat; "" if workers run elsewhere."""
+    """Returns the name of a worker that runs in this process, or "" if workers run elsewhere.
+
+    The name may contain {} as a placeholder for the worker's seat (its slot number).
+    """
     return "worker {} (thread)" if settings.get("threads") else _IN_THE_CALLER.get(str(settings.get("backend")), "")
 
 
 class MeasuredCrew(Protocol):
-    """Workers that are measured: an `Engine`, or the thread of `prefetch`."""
+    """A group of workers that is measured: an `Engine`, or the reading thread of `prefetch`."""
 
     @property
     def stopwatch(self) -> Stopwatch: ...
@@ -78,7 +81,11 @@ class MeasuredCrew(Protocol):
 
 
 class Measures:
-    """Makes the figures. `crews()`: the loader's live crews. `settings()`: the settings that are shown with them."""
+    """Collects a loader's measurements, and makes statistics from them.
+
+    `crews` is a function that returns the loader's live crews (groups of workers). `settings` is a function that
+    returns the settings that are shown with the statistics.
+    """
 
     def __init__(
         self, name: str, settings: Callable[[], Mapping[str, Any]], crews: Callable[[], Iterable[MeasuredCrew]]
@@ -122,11 +129,11 @@ class Measures:
             self._started, self._shipped = clock(), getattr(engine.backend, "shipped", 0.0)
 
     def end_epoch(self) -> None:
-        """Called when an epoch was read to its end."""
+        """Called when an epoch has been read to its end."""
         self._turns.epoch_ended(clock() * 1e-9, self.stats)
 
     def tick(self) -> None:
-        """Called twice a second by the thread that reads the loader."""
+        """Adds to the history, and publishes the statistics from time to time. Called twice a second."""
         self.meter.due = False
         self._ticks += 1
         if self._ticks % self._every == 0:
@@ -141,15 +148,15 @@ class Measures:
         self._turns.tick(clock() * 1e-9, self.stats)
 
     def publish(self) -> None:
-        """Shows the figures to `penstock top`."""
-        # Late: it takes a few milliseconds, and many loaders end before.
+        """Publishes the statistics for `penstock top`."""
+        # A late import: it takes a few milliseconds, and many loaders end before this is called.
         import_whole("penstock.stats._published")
         from penstock.stats._published import publish
 
         publish(self, self.stats())
 
     def trace(self, path: str | os.PathLike[str]) -> Tracing:
-        """Begins a trace of all crews: the live ones and later ones."""
+        """Begins a trace of all crews (groups of workers), including crews that are started later."""
         from penstock._session.tracing import Tracing
 
         if self._tracing is not None and not self._tracing.closed:
@@ -165,14 +172,14 @@ class Measures:
             self._tracing.close()
 
     def decide(self, workers: int, prefetch_factor: int, reason: str) -> None:
-        """Records a change by the tuner."""
+        """Records a change that the tuner has made to the number of workers or to `prefetch_factor`."""
         at = (clock() - self._began) * 1e-9
         self.decisions = [*self.decisions[1 - _MOST_DECISIONS :], Decision(at, workers, prefetch_factor, reason)]
 
     # The figures.
 
     def sums(self) -> tuple[Answer, list[Counts]]:
-        """The counters of the caller, and those of each worker."""
+        """Returns the counters of the caller, and the counters of each worker."""
         snapshot = self._snapshot()
         return snapshot.sum().sums, list(snapshot.workers.values())
 
@@ -210,13 +217,20 @@ class Measures:
         return [crew.gauges for crew in self._crews()]
 
     def _snapshot(self) -> MeterSnapshot:
-        """All counters, including the part of each current answer that was already handed out."""
+        """Returns all counters at this moment.
+
+        They include the part of each current answer (a batch, or a bundle of small batches) that was already handed
+        out.
+        """
         crews = list(self._crews())
         answers = [answer for crew in crews if (answer := crew.open_answer()) is not None]
         return self.meter.snapshot([crew.gauges for crew in crews], answers)
 
     def _period(self, now: MeterSnapshot, before: MeterSnapshot, longest: list[int], epoch: int | None) -> Period:
-        """The figures between two snapshots: of one epoch, or of the loader's life if `epoch` is None."""
+        """Returns the statistics for the time between two snapshots.
+
+        This time is one epoch, or the loader's whole life if `epoch` is None.
+        """
         totals = now.sum().minus(before.sum())
         sums, known = totals.sums, before.workers
         seats = {seat for crew in self._crews() for seat in crew.seats}
@@ -277,7 +291,7 @@ class Measures:
         found = machine([counts.pid for counts in rows if counts.pid and not inline], self._throttled or 0.0)
         if self._throttled is None:
             found = replace(found, throttled=0.0)
-        # After an epoch workers may be gone, and the program does something else: then the last reading counts.
+        # After an epoch, workers may be gone, and the program does something else. Then the last values count.
         if self._strain is None or any(crew.open_answer() is not None for crew in self._crews()):
             self._strain = found
         return replace(found, throttled=self._strain.throttled, swapped=self._strain.swapped)

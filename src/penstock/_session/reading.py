@@ -1,4 +1,4 @@
-"""The one loop behind `next()`, and the iterators with penstock's semantics: one epoch each, batch by batch."""
+"""The loop behind every `next()`, and the iterators with penstock's semantics. Each iterator reads one epoch."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 _MANY = 16
-"""If this many batches at the beginning of an epoch have no sound sample, there is a warning."""
+"""A warning is given if all samples have failed in this many batches at the beginning of an epoch."""
 
 
 class Reader:
-    """The loop behind every `next()`. A reader has an engine until its epoch ends, or until it is dropped."""
+    """The loop behind every `next()`. A reader has an engine until its epoch ends, or until the reader is dropped."""
 
     # Called with the number of batches that were handed out, if the dataset is a stream.
     _count: Callable[[int], None] | None = None
@@ -45,22 +45,25 @@ class Reader:
         self._max_errors = semantics.max_errors
         self._meter = session.measures.meter
         self._yielded = 0
-        self._lost, self._has_given = 0, False  # batches whose samples all failed; whether there was a batch
+        self._lost, self._has_given = 0, False  # batches whose samples all failed; True after the first other batch
         self.skipped: list[tuple[Any, Exception]] = []
 
     def start(self) -> None:
-        """Opens the epoch on the engine, which starts its workers if they do not run yet."""
+        """Opens the epoch on the engine, which starts its workers if they are not running yet."""
         assert self._engine is not None
         self._engine.open(self._run)
         self._session.measures.started(self._engine)
 
     def take(self) -> Any:
-        """The next batch as the caller gets it, or a NoBatch at the end and for an error."""
+        """Returns the next batch as the caller gets it, or a NoBatch, which stands for the end or for an error."""
         data = self._next().data
         return data if self._deliver is None or type(data) is NoBatch else self._deliver(data)
 
     def _next(self) -> StepResult:
-        """The next batch with its task; at the end and for an error, a NoBatch without a task."""
+        """Returns the next batch with its task.
+
+        At the end of the epoch, or if an error takes the place of the batch, returns a NoBatch without a task.
+        """
         run = self._run
         while True:
             if self._engine is None:
@@ -117,7 +120,7 @@ class Reader:
         )
 
     def _note(self, mended: Mended) -> BaseException | None:
-        """Adds the failed samples of a batch to `skipped`; returns the error that exceeds `max_errors`, or None."""
+        """Adds a batch's failed samples to `skipped`. Returns the first error beyond `max_errors`, or None."""
         most, errors = self._max_errors, mended.errors
         self._meter.skipped += len(errors)
         room = len(errors) if most is None else most - len(self.skipped)
@@ -134,7 +137,7 @@ class Reader:
 
 
 class SeedReader(Reader):
-    """An iterator with penstock's semantics."""
+    """An iterator over one epoch, with penstock's semantics."""
 
     _session: SeedSession
     _foresight: Foresight | None = None
@@ -149,7 +152,10 @@ class SeedReader(Reader):
 
     @property
     def steps_before(self) -> int:
-        """The number of steps of this epoch that were handed out before the state that it resumes from."""
+        """The number of steps of this epoch that were handed out before the epoch was resumed.
+
+        It is 0 if the epoch was not resumed from a state.
+        """
         begin: State | None = getattr(self.position, "begin", None)
         return 0 if begin is None else begin.steps + len(begin.beyond)
 
@@ -162,7 +168,7 @@ class SeedReader(Reader):
         return self._session.length() if steps is None else steps
 
     def close(self) -> None:
-        """Abandons the epoch. Steps that workers are doing are discarded, and not waited for."""
+        """Abandons the epoch. Steps that workers are doing are discarded, without waiting for them."""
         with interrupts_deferred():
             self._let_go(cancel=True)
 

@@ -1,6 +1,7 @@
-"""The session of a loader with penstock's semantics: a batch is a function of seed, epoch and step.
+"""The session of a loader with penstock's semantics, where a batch is a function of seed, epoch and step.
 
-`begin` follows the data path: the plan, an engine, a run of the plan's steps, and the reader that hands them out.
+The method `begin` follows the data path: the plan, an engine, a run of the plan's steps, and the reader that hands
+out the batches.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ S = TypeVar("S", bound=SeedReader)
 
 
 class SeedSession(Session):
-    """A session that is also the `Semantics` of its loader: seed, plan and epochs live as long as the loader.
+    """A session that is also the `Semantics` of its loader. Seed, plan and epochs live as long as the loader.
 
-    `face` and `make_runner` are for public loaders whose batches hold other arrays, such as tensors: see
+    `face` and `make_runner` are for public loaders whose batches hold other arrays, such as tensors. For details, see
     `displayed_settings` and `Job`.
     """
 
@@ -91,7 +92,7 @@ class SeedSession(Session):
 
     @property
     def seed(self) -> int:
-        """The seed that was given, or else the seed that was drawn when one was first needed."""
+        """The seed that was given, or the seed that was drawn when one was first needed."""
         if self._seed is None:
             self._seed = draw_key(self.options.generator)
         return self._seed
@@ -100,7 +101,7 @@ class SeedSession(Session):
 
     @never_ends
     def begin(self, kind: type[S]) -> S:
-        """Begins the next epoch, and returns its reader, of the class `kind`."""
+        """Begins the next epoch and returns its reader, which is an object of the class `kind`."""
         if self._asks_for_ranks:
             self._asks_for_ranks = False
             warn_of_ranks(self.dataset)
@@ -118,7 +119,7 @@ class SeedSession(Session):
             try:
                 run, start = self._run(engine, plan, start)
                 progress, scouts = Progress(start, plan), self.measures.meter.scouts
-                # Before workers have anything to do. Its threads are started only after the workers were forked.
+                # Called before workers have anything to do. Its threads start only after the workers were forked.
                 self.foresight = foresee(self.foresight, self.dataset, plan, progress, scouts)
                 reader = kind(self, engine, run, progress)
                 reader.start()
@@ -133,7 +134,7 @@ class SeedSession(Session):
             return reader
 
     def _take_engine(self, plan: AnyPlan | None, length: int | None) -> Engine:
-        """The idle engine, if its workers have the current dataset and order; otherwise a new one."""
+        """Returns the idle engine if its workers have the current dataset and order. Otherwise creates an engine."""
         engine, order = self.engines.take(), self.feed.replacements(plan)
         if engine is not None:
             # A state from before the first batch has no position of the stream to return to, but the worker's copy
@@ -148,7 +149,10 @@ class SeedSession(Session):
         return engine or self.hire(self)
 
     def _run(self, engine: Engine, plan: AnyPlan | None, start: State) -> tuple[Run, State]:
-        """The run of the next epoch, and the state that it starts from. A prefetched run is used if it still fits."""
+        """Returns the run of the next epoch (its sequence of steps), and the state that the run starts from.
+
+        A prefetched run is used if it still fits.
+        """
         epochs, feed, run = self.epochs, self.feed, engine.ahead
         if run is None or run.epoch != epochs.next or run.plan != plan or epochs.loaded is not None:
             copied = feed.one_reader and engine.backend.copies_dataset
@@ -157,7 +161,7 @@ class SeedSession(Session):
             mark = known(start.mark) if restores else None
             at = Begin(start.steps, frozenset(start.beyond), mark, epochs.restores())
             if start.mark is None and not start.begun and (epochs.are_fresh or not copied):
-                # Taken now: a stream that is read ahead moves on before the first batch is asked for.
+                # Taken now, because a stream that is read ahead moves on before the first batch is asked for.
                 start = start._replace(mark=feed.beginning(is_fresh=epochs.are_fresh))
             run = feed.run(self.runs, epochs.next, self.seed, plan, at)
         return run, start
@@ -174,14 +178,14 @@ class SeedSession(Session):
 
     @never_ends
     def length(self) -> int:
-        """The number of batches in the next epoch."""
+        """Returns the number of batches in the next epoch."""
         return self.feed.steps(self.epochs.next, self.feed.plan(self.seed, self.epochs.start().consumed))
 
     # The semantics: see `Semantics`.
 
     @property
     def crew_size(self) -> int:
-        """The number of workers; 0 runs tasks in the calling process."""
+        """The number of workers. If it is 0, tasks run in the calling process."""
         number = self.options.num_workers
         return min(number, 1) if self.feed.one_reader else number
 
@@ -225,8 +229,8 @@ class SeedSession(Session):
         return {
             "retries": options.retries,
             "look_ahead": options.persistent_workers,
-            # A bundle delays its steps: a timeout counts the time of a single step, and `in_order=False` hands out
-            # each step as soon as it is done.
+            # A bundle delays its steps. But a timeout limits the time of a single step, and `in_order=False` hands
+            # out each step as soon as it is done.
             "bundles": options.timeout == 0 and options.in_order and not self.feed.one_reader,
             "hang": options.hang,
         }
@@ -243,7 +247,7 @@ class SeedSession(Session):
 
     @never_ends
     def state(self) -> dict[str, Any]:
-        """The position after the batches that were handed out, as JSON-serialisable data."""
+        """Returns the position after the batches that were handed out, as JSON-serialisable data."""
         state = self.epochs.as_dict(self._about, self.feed.beginning)
         state["seed"] = self.seed
         if self.feed.keeps_state():
@@ -252,7 +256,10 @@ class SeedSession(Session):
 
     @never_ends
     def load(self, state: Mapping[str, Any]) -> None:
-        """The next epoch continues from this state. If it does not fit, raises StateError and changes nothing."""
+        """Lets the next epoch continue from this state.
+
+        If the state does not fit this loader, raises StateError and changes nothing.
+        """
         parsed = State.parse(state)
         if parsed.dataset is None:
             resume = self._fitting(parsed)
@@ -276,7 +283,10 @@ class SeedSession(Session):
         self.epochs.load(resume)
 
     def _fitting(self, state: State) -> State:
-        """The state, adapted to this loader's ranks. Raises StateError if it does not fit the loader."""
+        """Returns the state, adapted to this loader's ranks.
+
+        Raises StateError if the state does not fit the loader.
+        """
         plan, about = self.feed.plan(state.seed or 0), self._about()
         if state.begun:
             about["sampler"] = content(plan, about["length"])
@@ -288,9 +298,9 @@ class SeedSession(Session):
         return state.dealt_anew(plan, self.options.shard.world)._replace(about=about)
 
     def _about(self) -> dict[str, Any]:
-        """A description of the loader, which must be the same when a state is loaded.
+        """Returns a description of the loader. A state can be loaded only if the description is still the same.
 
-        `on_error` is left out: a run that a bad sample has stopped is best resumed with another value.
+        `on_error` is left out, because a run that was stopped by a bad sample is best resumed with another value.
         """
         options = self.options
         return {
@@ -308,7 +318,10 @@ class SeedSession(Session):
 
     @never_ends
     def update(self, change: Callable[[Any], object] | None = None, /, **attributes: Any) -> None:
-        """Changes the dataset here and in every worker, by a function that takes it, or by setting attributes."""
+        """Changes the dataset, in this process and in every worker.
+
+        The change is a function that takes the dataset, or a set of attributes with new values.
+        """
         if (change is None) == (not attributes) or not (change is None or callable(change)):
             raise TypeError("update() takes either a function that takes the dataset, or attributes to set.")
         if self.feed.one_reader and self.options.num_workers:
@@ -320,7 +333,7 @@ class SeedSession(Session):
         self._length = self.feed.length()
 
     def set_num_workers(self, number: int) -> None:
-        """Sets the number of workers, and ends its tuning by "auto"."""
+        """Sets the number of workers. If it was "auto", it is not tuned any more."""
         now = self.options.num_workers
         if not is_int(number, 1) or not now:
             raise ValueError(
@@ -354,7 +367,7 @@ class SeedSession(Session):
         if tuning is None or not tuning.extra:
             self.measures.tick()
         self.measures.meter.due = False
-        # A sampler may read another iterator of the same loader: then that engine cannot be resized now.
+        # A sampler may read another iterator of the same loader. That iterator's engine cannot be resized now.
         if tuning is None or any(each.is_used_here() for each in self.engines.all()):
             return
         change = tuning.ask(engine)

@@ -1,7 +1,8 @@
 """Protocols for the differences between penstock's semantics and torch's. The rest of a session is common to both.
 
-`SeedSession` has penstock's rules: any worker may do a step, because a batch is a function of seed, epoch and step.
-`TorchSemantics` in `penstock.torch` has torch's: each step belongs to one worker, and depends on the worker's past.
+`SeedSession` follows penstock's rules: any worker may do a step, because a batch is a function of seed, epoch and
+step. `TorchSemantics` in `penstock.torch` follows torch's rules: each step belongs to one worker, and its content
+depends on what the worker has done before.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Semantics(Protocol):
     def scheduler(self) -> Scheduler: ...
     def backend(self, job: Job) -> Backend: ...
     def manner(self) -> Mapping[str, Any]:
-        """The keyword arguments of `Engine`."""
+        """Returns the keyword arguments for `Engine`."""
 
     # For a reader: see `Reader`.
 
@@ -33,14 +34,24 @@ class Semantics(Protocol):
     def max_errors(self) -> int | None: ...
     @property
     def deliver(self) -> Callable[[Any], Any] | None:
-        """Called with each batch; returns what the caller gets. None: the caller gets the batch itself."""
+        """A function that turns a batch into the object that the caller gets, or None if that is the batch itself."""
 
 
 class Position(Protocol):
-    """The position in an epoch, to which a reader reports: `Progress`, torch's `Cursor`, or a `SharedEpoch`."""
+    """The position in an epoch. A reader reports each step to it.
+
+    `Progress`, torch's `Cursor` and `SharedEpoch` implement it.
+    """
 
     def passed(self, step: int, mark: bytes | None, worker: int, /) -> None:
-        """Called when a step was handed out, as a batch or as an error. `mark`: see `Task`."""
+        """Called when a step has been handed out, as a batch or as an error.
+
+        `mark` is the position of a sampler or stream after the step (see `Task`).
+        """
 
     def finish(self, end: bytes | None, ends: Mapping[int, bytes], /) -> None:
-        """Called when the caller has been told that the epoch is over. `end` and `ends`: see `Run`."""
+        """Called when the caller has been told that the epoch is over.
+
+        `end` is the mark (a saved position of a stream) that the next epoch begins with. If each worker reads its own
+        stream, `ends` has such a mark for each worker.
+        """

@@ -1,4 +1,4 @@
-"""A session: the part of a loader that is the same for penstock's and torch's semantics."""
+"""A session, which is the part of a loader that is the same for penstock's and torch's semantics."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """The engines of a loader and their figures. `settings()` returns the settings that are shown with the figures.
+    """The engines of a loader, and its statistics.
 
-    A session must not refer to its loader: the workers end when the last reference to the loader is gone.
+    `settings` is a function that returns the settings that are shown with the statistics. A session must not refer to
+    its loader, because that would keep the loader and its workers alive.
     """
 
     def __init__(self, name: str, settings: Callable[[], Mapping[str, Any]]) -> None:
         self.runs = itertools.count()  # numbers the runs
-        # No finalizer closes them: it would keep the engines alive, and an engine may keep the loader alive.
+        # No finalizer closes the engines: it would keep them alive, and an engine may keep the loader alive.
         self.engines = Engines()
         self.measures = Measures(name, settings, self.engines.ours)
 
@@ -43,12 +44,13 @@ class Session:
         self.measures.tick()
 
     knows_end = True
-    """True if the last batch of an epoch is known to be the last one. False for a stream."""
+    """True if it is known which batch is the last one of an epoch. False for a stream."""
 
     def take_back(self) -> None:
-        """Ends the epochs of iterators that have handed out their last batch, but were not asked for the end.
+        """Ends the epochs of iterators that have handed out their last batch, but have not raised StopIteration yet.
 
-        Half of all training loops take a fixed number of batches and never ask for the end.
+        This is common, because half of all training loops take a fixed number of batches, and then do not call
+        `next()` again.
         """
         free = self.engines.taken_back() if self.knows_end else []
         for engine in free:
@@ -62,11 +64,11 @@ class Session:
 
     @property
     def workers(self) -> list[Any]:
-        """The handles of the live workers."""
+        """The handles of all live workers."""
         return [worker for engine in self.engines.all() for worker in engine.backend.workers]
 
     def close(self) -> None:
-        """Stops the workers. A later epoch starts new ones."""
+        """Stops the workers. A later epoch starts new workers."""
         self.take_back()  # an iterator that has handed out its last batch is at its end, and must not raise
         self.engines.close()
         self.measures.close()

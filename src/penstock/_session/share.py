@@ -1,4 +1,4 @@
-"""One epoch for several consumers: each batch goes to one of them, and each sample is read once."""
+"""One epoch for several consumers. Each batch goes to one of them, and each sample is read only once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Consumer(AbstractContextManager["Consumer"]):
-    """One of the iterators that `DataLoader.share` returns, for one thread at a time."""
+    """One of the iterators that `DataLoader.share` returns. Only one thread at a time may use it."""
 
     _shared: SharedEpoch | None = None  # for `close`, if an interrupt came in the constructor
 
@@ -34,7 +34,7 @@ class Consumer(AbstractContextManager["Consumer"]):
         return self._shared.next(self._number)
 
     def close(self) -> None:
-        """Leaves the epoch, and the batches that wait for this consumer, to the other consumers."""
+        """Leaves the epoch. The other consumers get the batches that were waiting for this consumer."""
         with interrupts_deferred():
             if self._shared is not None:
                 self._shared.leave(self._number)
@@ -46,7 +46,7 @@ class Consumer(AbstractContextManager["Consumer"]):
 
 
 class _Item(NamedTuple):
-    """A batch or a NoBatch, and the steps that count as handed out with it."""
+    """A batch or a NoBatch, and the steps that are handed out with it."""
 
     steps: list[tuple[int, bytes | None, int]]
     batch: Any
@@ -56,7 +56,10 @@ _ENDED = _Item([], END)
 
 
 class _NextCall:
-    """One call of `next()`. `item` is in no queue any more: if the call is interrupted, the item is lost."""
+    """One call of `next()`. `item` is the batch that this call has taken out of a queue.
+
+    The item is in no queue any more, so it is lost if the call is interrupted.
+    """
 
     item: _Item | None = None
 
@@ -64,8 +67,9 @@ class _NextCall:
 class SharedEpoch:
     """An epoch that several consumers read.
 
-    It has only weak references to them: a consumer that is garbage collected leaves the epoch. The reader reports to
-    this object and not to the position of the epoch, because a batch that waits for its consumer is not handed out.
+    It has only weak references to its consumers, so that a consumer that is garbage collected leaves the epoch. The
+    reader reports each batch to this object, and not to the epoch's position, because a batch that is still waiting
+    for its consumer does not count as handed out.
     """
 
     def __init__(self, reader: Batches, position: Position, consumers: int, in_turn: bool, window: int) -> None:
@@ -140,21 +144,24 @@ class SharedEpoch:
             bell.acquire(timeout=LOOK_AGAIN)
 
     def _remove_dead_consumers(self) -> None:
-        """Calls `leave` for garbage-collected consumers whose finalizer did not, because it was interrupted."""
+        """Calls `leave` for each garbage-collected consumer that has not left yet.
+
+        A consumer has not left if its finalizer was interrupted.
+        """
         for number, consumer in enumerate(self.consumers):
             if consumer() is None and number in self._queues:
                 self.leave(number)
 
     def _owner(self, asking: int) -> int:
-        """The consumer that gets the next batch."""
+        """Returns the number of the consumer that gets the next batch."""
         if not self._in_turn:
             return asking
         return min((number for number in self._queues if number >= self._turn), default=min(self._queues))
 
     def _read(self, call: _NextCall) -> None:
-        """Sets the call's item to the next batch or its error; leaves it None at the end.
+        """Sets the call's item to the next batch or its error, or leaves the item None at the end of the epoch.
 
-        An error that takes the place of no batch is raised.
+        An error that belongs to no batch is raised.
         """
         if self._left:
             call.item = self._left[0]
@@ -190,14 +197,17 @@ class SharedEpoch:
             self._wake()
 
     def _end_by(self, interrupt: BaseException) -> None:
-        """Ends the epoch for all consumers: a batch may be lost, so no later batch may be handed out."""
+        """Ends the epoch for all consumers after an interrupt, because a batch may be lost."""
         with interrupts_deferred(), self._changes.lock:
             self._ended_by, self._ended = type(interrupt).__name__, False
             self._reader.close()
             self._changes.tell()
 
     def _wake(self) -> None:
-        """Called after each change: wakes all consumers, and ends the epoch if it is over or all have left."""
+        """Called after each change. Wakes all consumers.
+
+        Also ends the epoch if all batches were handed out, or if all consumers have left.
+        """
         if self._ended and not self._left and not any(self._queues.values()):
             self._position.finish(*self._end)
         if not self._queues and self._reading is None:

@@ -1,6 +1,6 @@
-"""Writes a trace of a running loader: what its caller and its workers did, and when.
+"""Writes a trace of a running loader, which shows what its caller and its workers did at each moment.
 
-Nothing here is called for single batches of a task, or while no trace is written.
+This code runs once for each task, not for each batch of a task, and only while a trace is written.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from penstock.stats._trace import Trace
 
 
 class Tracing(AbstractContextManager["Tracing"]):
-    """The result of `loader.trace(path)`. It ends with its `with` block, `close()` or the loader's `close()`."""
+    """A trace, as `loader.trace(path)` returns it.
+
+    It ends with its `with` block, with its `close()`, with the loader's `close()`, or when the program exits.
+    """
 
     def __init__(
         self, path: str | os.PathLike[str], name: str, worker: str, crews: Callable[[], Iterable[MeasuredCrew]]
@@ -37,11 +40,11 @@ class Tracing(AbstractContextManager["Tracing"]):
 
     @property
     def closed(self) -> bool:
-        """True if nothing more is written, also because the disk was full or the file too large."""
+        """True if the trace has ended, or if writing stopped because the disk was full or the file was too large."""
         return self._trace.closed
 
     def follow(self, crew: MeasuredCrew) -> None:
-        """Adds a crew to the trace."""
+        """Adds a crew (a group of workers) to the trace."""
         if crew.stopwatch.tracer is None and not self.closed:
             course = crew._course if isinstance(crew, Engine) else None
             crew.stopwatch.tracer = CrewTracer(self._trace, self._worker, course, crew.gauges)
@@ -61,7 +64,10 @@ class Tracing(AbstractContextManager["Tracing"]):
 
 
 class CrewTracer:
-    """The tracer of one crew. It must not refer to the engine, whose workers end with the last reference to it."""
+    """The tracer of one crew (a group of workers).
+
+    It must not refer to the engine, because that would keep the engine and its workers alive.
+    """
 
     def __init__(self, trace: Trace, worker: str, course: Course | None, gauges: Gauges) -> None:
         self._trace, self._worker, self._course, self._gauges = trace, worker, course, gauges
@@ -71,16 +77,19 @@ class CrewTracer:
         gauges.trace(True)
 
     def asked(self, answered: int, now: int) -> None:
-        """Called when the caller asks again, after it has worked with the last answer."""
+        """Called when the caller asks for the next batch, after it has finished with the previous one."""
         self._trace.span("work", answered, now, **_which(self._task))
 
     def delivers(self, seq: int) -> None:
-        """Called before the caller gets this task. Its record is read now, while its keys are still known."""
+        """Called just before the caller gets this task.
+
+        The worker's record of the task is read now, while the task's keys are still known.
+        """
         self._task, self._delivering = self._find(seq), clock()
         self._drain()
 
     def answered(self, asked: int, now: int) -> None:
-        """Called when the caller has got its answer."""
+        """Called when the caller's request for a batch has been answered."""
         began = max(asked, self._delivering)
         self._trace.span("wait", asked, began if self._delivering else now, **_which(self._task))
         if self._delivering:
@@ -98,7 +107,7 @@ class CrewTracer:
         self._trace.instant("resized", clock(), workers=workers)
 
     def end(self) -> None:
-        """Stops recording, and writes the records that are left."""
+        """Stops recording, and writes the remaining records."""
         self._gauges.trace(False)
         self._drain()
 

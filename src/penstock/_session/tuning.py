@@ -1,4 +1,4 @@
-"""Gives the counters of the caller and its workers to the tuner, which sets the number of workers."""
+"""Passes the counters of the caller and its workers to the tuner, which sets the number of workers."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from penstock.stats._machine import machine
 # Limit without `max_workers=`. (Workers that compute are limited by the number of processors, too.)
 _MOST_WORKERS = 32
 _MOST_PREFETCH = 16
-# How many workers are asked how long they waited for a processor, which takes 20 µs each: a sample of all workers.
+# The number of workers whose waiting time for a processor is read: a sample, because reading it takes 20 µs each.
 _SOME = 4
 
 
 class _Counted(NamedTuple):
-    """The counters at one moment, in nanoseconds, over the life of the loader."""
+    """The counters at one moment, summed over the life of the loader. Times are in nanoseconds."""
 
     engine: object
     thread: int
@@ -37,14 +37,14 @@ class _Counted(NamedTuple):
     done: int
     busy: int
     cpu: int
-    delays: dict[int, int]  # pid -> waiting for a processor, of some workers
+    delays: dict[int, int]  # pid of some workers -> ns of waiting for a processor
 
 
 _NOTHING = _Counted(None, 0, 0, 0, 0, 0, 0, 0, 0, {})
 
 
 class Tuning:
-    """Gives the tuner the differences of all counters between two ticks."""
+    """Tells the tuner how much each counter has grown from one tick to the next."""
 
     def __init__(self, options: Options, feed: Feed, measures: Measures) -> None:
         self._measures = measures
@@ -56,10 +56,10 @@ class Tuning:
         measures.meter.every = TICK // 2
 
     def ask(self, engine: Engine) -> Resize | None:
-        """The change that the tuner wants, or None."""
+        """Returns the change that the tuner wants, or None."""
         now, before = self._count(engine), self._before or _NOTHING
         self._before = now
-        # A tick takes half a millisecond. At rest there are as few of them as without the tuner.
+        # A tick takes half a millisecond. At rest, ticks are as rare as without the tuner.
         rests = self._tuner.state is RESTING
         self.extra = not rests and not self.extra
         self._measures.meter.every = TICK if rests else TICK // 2
@@ -82,7 +82,10 @@ class Tuning:
         )
 
     def _started(self, engine: Engine) -> int:
-        """The number of workers that have done a step. A first step may take long, and says little about others."""
+        """Returns the number of workers that have done a step.
+
+        A worker's first step may take long, and says little about its other steps.
+        """
         rows = {seat: engine.backend.gauges.counts(seat) for seat in engine.seats}
         for seat, row in rows.items():
             if seat not in self._births or self._births[seat][0] != row.born:
