@@ -1,8 +1,9 @@
-"""Pickling: the one place that decides how objects become bytes between processes.
+"""Decides how all objects are pickled that are sent between processes.
 
-Two picklers are used. Plain pickle names classes and functions by their module, and is fast. cloudpickle sends
-those that cannot be imported, and all of `__main__`, by value; importing it takes 25 ms, so it is imported late. A
-fresh interpreter cannot import everything that this process has: see `modules.py`.
+Two picklers are used. Plain pickle is fast, and sends classes and functions by the name of their module. cloudpickle
+sends everything in `__main__`, and everything that cannot be imported, by value. It is imported only when it is
+needed, because importing it takes 25 ms. A fresh interpreter cannot import everything that this process can: see
+`modules.py`.
 
     message   pickler                  arrays                               classes without an importable name
     task      plain, else cloudpickle  inside the pickle                    by value
@@ -12,14 +13,15 @@ fresh interpreter cannot import everything that this process has: see `modules.p
     update    cloudpickle              inside the pickle                    by tag where known, else by value
     shipment  cloudpickle              out of band; mapped files by name    by value, and tagged on the way
 
-Tags are names that this process and its workers share for classes of `__main__` and classes made inside a function.
-Sent by value, such a class arrives as another class: `is`, `isinstance` and `except MyError` would fail. A tag is
-eight random bytes that both processes map to their own copy of the class. A forked worker inherits the tags, any
-other gets them with its shipment.
+A tag is a name that this process and its workers share for a class of `__main__`, or for a class made inside a
+function. If such a class were sent by value, it would arrive as a different class, and `is`, `isinstance` and `except
+MyError` would fail. A tag consists of eight random bytes, which each process maps to its own copy of the class. A
+forked worker inherits the tags, and any other worker gets them with its shipment.
 
-An exception type without a tag is sent with its address and by value. A forked worker has the type where the parent
-has it, so the parent looks there first. Rejected: tagging all exception types before each fork. A program with
-many libraries has over a thousand of them, and touching one copies its memory page: 7 ms per worker with MONAI.
+An exception type without a tag is sent by its address and also by value. In a forked worker the type has the same
+address as in the parent, so the parent first looks for a type at that address. Tagging all exception types before
+each fork was rejected. A program with many libraries has over a thousand of them, and tagging a type copies its
+memory page, which took 7 ms per worker with MONAI.
 """
 
 from __future__ import annotations
@@ -42,9 +44,9 @@ from penstock._system.interrupts import import_whole
 from penstock._wire.modules import sent_by_value
 
 Override = Callable[[Any, Callable[[Any], Any]], Any]
-"""`override(part, otherwise)` decides how one object is pickled, as `reducer_override` does.
+"""`override(part, otherwise)` returns how the object `part` is pickled, as pickle's `reducer_override` does.
 
-`otherwise(part)` is the pickler's own answer.
+`otherwise(part)` returns what the pickler would do without the override.
 """
 
 loads = pickle.loads
@@ -62,10 +64,11 @@ def dumps(
     by_value: bool = False,
     fresh: bool = False,
 ) -> bytes:
-    """Pickles with plain pickle, or with cloudpickle where plain pickle fails or `by_value` is set.
+    """Pickles `value` with plain pickle, or with cloudpickle if plain pickle fails or `by_value` is True.
 
-    If `buffers` is given, the bytes of arrays are appended to it and are not part of the pickle. `otherwise` is the
-    override for cloudpickle if plain pickle has none. `fresh`, with `by_value`: see `dump`.
+    If `buffers` is given, the bytes of arrays are appended to it instead of the pickle. `otherwise` is an override
+    that is used only with cloudpickle, and only if `override` is None. `fresh` has an effect only with `by_value`:
+    see `dump`.
     """
     try:
         if buffers is None and override is None and not by_value:
@@ -93,9 +96,11 @@ def dump(
     by_value: bool,
     fresh: bool = False,
 ) -> None:
-    """Pickles into a file. `aside` is pickle's `buffer_callback`. `guests`: use the reducers of arrays and guests.
+    """Pickles `value` into a file.
 
-    `fresh`: a fresh interpreter reads the pickle, so everything that it cannot import is sent by value.
+    `aside` is pickle's `buffer_callback`. `guests` is True if arrays of numpy and of guests (libraries such as torch)
+    are pickled by the functions in `REDUCERS`. `fresh` is True if a fresh interpreter will read the pickle, so that
+    everything that such an interpreter cannot import is sent by value.
     """
     make: Any = pickle.Pickler if override is None else _Overridable
     common: Mapping[type, Any] = copyreg.dispatch_table
@@ -132,7 +137,10 @@ class _Overridable(pickle.Pickler):
 
 
 class _Meeting(dict[type, Reduce]):
-    """A table of reducers that adds those of a guest when the pickle reaches the first object of that guest."""
+    """A table of reducers.
+
+    When a class of a guest (a library such as torch) is first looked up, that guest's are added.
+    """
 
     def __missing__(self, kind: type) -> Reduce:
         if guest_in(kind.__module__) is not None and kind in REDUCERS:
@@ -141,7 +149,10 @@ class _Meeting(dict[type, Reduce]):
 
 
 def _reduce_array(array: NDArray[Any]) -> str | tuple[Any, ...]:
-    """numpy's own reduction; of a copy if the array would otherwise arrive read-only or inside the pickle."""
+    """Pickles an array as numpy does, but copies the array first if it is read-only or not contiguous.
+
+    Without the copy, it would arrive read-only, or its bytes would be inside the pickle.
+    """
     flags = array.flags
     if not (flags.writeable and flags.forc):
         array = array.copy()
@@ -157,9 +168,10 @@ _class_of: weakref.WeakValueDictionary[bytes, type] = weakref.WeakValueDictionar
 
 
 def by_tag(only: frozenset[bytes] | None = None) -> Override:
-    """An `override` that sends a class by its tag, if it has one and `only` (if given) contains the tag.
+    """Returns an `Override` that sends a class as its tag, if it has one.
 
-    Without `only`, the receiver is the parent: exception types with neither tag nor importable name go by address.
+    If `only` is given, it must contain the tag. Otherwise the parent is the receiver, and an exception type that has
+    no tag and cannot be imported by name is sent by its address.
     """
 
     def override(part: Any, otherwise: Callable[[Any], Any]) -> Any:
@@ -180,7 +192,7 @@ def _tagged(known: bytes) -> type:
 
 
 def tag(cls: type) -> bytes:
-    """The tag by which this process and its workers know `cls`; a new one if it has none."""
+    """Returns the tag by which this process and its workers know `cls`. Makes a new tag if there is none."""
     known = _tag(cls)
     if known is None:
         known = os.urandom(8)  # random, not counted: tags made in two processes never collide
@@ -189,13 +201,16 @@ def tag(cls: type) -> bytes:
 
 
 def _tag(cls: type) -> bytes | None:
-    """The tag of a class, if the tag still leads back to it: `adopt` may have given the tag to a copy since."""
+    """Returns the tag of a class, or None if it has none.
+
+    If `adopt` has since given the tag to a copy of the class, the result is None too.
+    """
     known = _tag_of.get(cls)
     return known if known is not None and _class_of.get(known) is cls else None
 
 
 def adopt(tags: Mapping[bytes, type]) -> None:
-    """Records the tags of these classes, which came with a shipment."""
+    """Records the tags of these classes, which arrived with a shipment."""
     for known, cls in tags.items():
         _tag_of[cls] = known
         _class_of[known] = cls
@@ -206,7 +221,7 @@ def _is_nameless_exception(cls: type) -> bool:
 
 
 def _address(cls: type) -> tuple[bytes, bytes]:
-    """The address and name of `cls` in this process; and `cls` by value, or b"" if it cannot be sent by value."""
+    """Returns the address and name of `cls` in this process, and the class pickled by value (b"" if that fails)."""
     place, by_value = _place(cls), b""
     _class_of[place] = cls
     with suppress(Exception):  # by value, everything that the class refers to is pickled too
@@ -219,7 +234,7 @@ def _place(cls: type) -> bytes:
 
 
 def _inherited(place: bytes, by_value: bytes) -> type:
-    """The exception type with this address and name in this process, or else a new one."""
+    """Returns the exception type with this address and name in this process, or else unpickles a new one."""
     found = _class_of.get(place) or next((cls for cls in _exceptions() if _place(cls) == place), None)
     if found is None:
         found = loads(by_value)
@@ -240,7 +255,7 @@ def _exceptions() -> Iterator[type]:
 
 
 def tags_of_main() -> frozenset[bytes]:
-    """Tags the classes of `__main__`, and returns the tags. Workers that are forked from now on know them."""
+    """Tags the classes defined in `__main__` and returns the tags. Workers forked after this call know the tags."""
     found: set[bytes] = set()
     todo: list[object] = [sys.modules["__main__"]]
     while todo:

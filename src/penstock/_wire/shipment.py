@@ -1,11 +1,12 @@
 """A shipment: a payload that is pickled once for all workers, with its arrays out of band in shared memory.
 
-The memory is a memfd: it has no name, so nothing is left behind if a process dies. It holds
+The shared memory is a memfd. It has no name, so nothing is left behind if a process dies. It contains
 
     head | the pickle stream | buffer 0 | buffer 1 | ... | a pickled table of (start, end) per buffer
 
-Each worker maps it private and copy-on-write: N workers share one copy of every array, and a worker may write to its
-arrays, as after a fork, without a change for the others. Memory-mapped arrays travel as the name of their file.
+Each worker maps the memory private and copy-on-write. So N workers share one copy of every array, and a worker may
+write to its arrays without changing those of other workers, as after a fork. For a memory-mapped array, only the name
+of its file is sent.
 """
 
 from __future__ import annotations
@@ -36,11 +37,12 @@ _IN_BAND = 1024  # bytes: a smaller buffer is copied faster than it is looked up
 
 
 def pack(payload: object, descriptors: list[int] | None) -> int:
-    """Pickles `payload` into a new shipment; returns its descriptor, which may be closed once workers have mapped it.
+    """Pickles `payload` into a new shipment and returns its file descriptor.
 
-    Locks, queues, pipes and shared memory of multiprocessing stay shared: workers must inherit the descriptors that
-    are added to `descriptors`, under the same numbers. `descriptors=None`: workers are on other machines, where such
-    objects cannot be sent. Raises UnshippableDataset, which names the part that cannot be pickled.
+    The descriptor may be closed once the workers have mapped the shipment. Locks, queues, pipes and shared memory of
+    multiprocessing stay shared. Their file descriptors are appended to `descriptors`, and workers must inherit them
+    under the same numbers. `descriptors` is None if workers are on other machines, where such objects cannot be sent.
+    Raises UnshippableDataset, whose message names the part that cannot be pickled.
     """
     fd = open_memfd("penstock-shipment")
     try:
@@ -54,7 +56,7 @@ def pack(payload: object, descriptors: list[int] | None) -> int:
 
 
 def unpack(fd: int) -> Any:
-    """Returns the payload. Its arrays are views of a private mapping of the shipment."""
+    """Returns the payload of a shipment. Its arrays are views of a private mapping of the shipment."""
     return unpack_from(memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)))
 
 
@@ -92,7 +94,7 @@ def _write(file: Any, payload: object) -> None:
 
 
 def _dump(obj: object, file: Any, buffers: list[pickle.PickleBuffer], tags: dict[bytes, type]) -> None:
-    """Pickles `obj`. Classes that go by value are added to `tags`."""
+    """Pickles `obj`. Each class that is sent by value is added to `tags`."""
     files: dict[int, _MappedFile] = {}
     shipping = Shipping()
 
@@ -120,7 +122,10 @@ def _dump(obj: object, file: Any, buffers: list[pickle.PickleBuffer], tags: dict
 
 
 def _reduce_shared(part: Any) -> Any:
-    """How multiprocessing pickles its pipes and shared memory, which plain pickle cannot; None for other objects."""
+    """Pickles pipes and shared memory of multiprocessing, which plain pickle cannot.
+
+    Returns None for other objects.
+    """
     import_whole("multiprocessing.reduction")
     from multiprocessing.reduction import ForkingPickler
 
@@ -146,7 +151,10 @@ def _stays_here() -> bool:
 
 @contextmanager
 def _passing_on(descriptors: list[int]) -> Iterator[None]:
-    """In the block, multiprocessing acts as if this thread were starting a process that inherits `descriptors`."""
+    """Context manager: in the block, multiprocessing behaves as if this thread were starting a process.
+
+    That process would inherit `descriptors`.
+    """
     import_whole("multiprocessing.context")
     from multiprocessing import context
 
@@ -159,7 +167,7 @@ def _passing_on(descriptors: list[int]) -> Iterator[None]:
 
 
 class _InheritedDescriptor:
-    """A descriptor that a worker has inherited. multiprocessing calls `detach()` to take it."""
+    """A file descriptor that a worker has inherited. multiprocessing calls `detach()` to get it."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -169,7 +177,10 @@ class _InheritedDescriptor:
 
 
 class _ShippingPopen:
-    """Takes the place of a process that multiprocessing starts: pickled objects give it their descriptors."""
+    """Stands in for a process that multiprocessing is starting.
+
+    Objects that are being pickled give it their descriptors.
+    """
 
     DupFd = _InheritedDescriptor
 
@@ -188,7 +199,7 @@ class _ShippingPopen:
 
 
 def _reduce_array(array: np.ndarray[Any, Any], files: dict[int, _MappedFile]) -> Any:
-    """How an array is pickled: a memory map by the name of its file, all others out of band."""
+    """Pickles a memory-mapped array as the name of its file, and any other array out of band."""
     root = _memmap_below(array)
     if root is not None and array.size:
         key = id(root._mmap)
@@ -213,8 +224,9 @@ def _reduce_array(array: np.ndarray[Any, Any], files: dict[int, _MappedFile]) ->
 class _MappedFile:
     """A file that the parent has mapped. It is unpickled as a uint8 memmap of the same range.
 
-    All views of one map share one of these: a map holds a file descriptor, and a list of 10,000 rows must not need
-    10,000 of them. If `is_named` is False, the file may not hold what the array shows, so the data itself is sent.
+    All views of one map share one instance, because each map holds a file descriptor, and a list of 10,000 rows must
+    not need 10,000 of them. If `is_named` is False, the file may not contain what the array shows, so the data itself
+    is sent.
     """
 
     def __init__(self, root: Any) -> None:
@@ -231,7 +243,7 @@ class _MappedFile:
 
 
 def _memmap_below(array: np.ndarray[Any, Any]) -> Any:
-    """The memmap that `array` is, or is a view of; None if there is none."""
+    """Returns the memmap that `array` is, or is a view of. None if there is no memmap."""
     below: Any = array
     while isinstance(below, np.ndarray):
         if isinstance(getattr(below, "_mmap", None), mmap.mmap):
@@ -241,7 +253,7 @@ def _memmap_below(array: np.ndarray[Any, Any]) -> Any:
 
 
 def _is_mapped_at(filename: str, address: int) -> bool:
-    """True if the file of this name is still the one that is mapped at `address`."""
+    """True if the file with this name is still the file that is mapped at `address`."""
     with suppress(OSError), open("/proc/self/maps", "rb") as maps:
         named = os.stat(filename)
         for line in maps:
@@ -275,7 +287,10 @@ _ELSEWHERE = "Workers on other machines", "."
 
 
 def _unshippable(payload: object) -> UnshippableDataset | None:
-    """The error that names the innermost part that cannot be pickled. None if the payload can be pickled now."""
+    """Returns an error that names the innermost part that cannot be pickled.
+
+    Returns None if the payload can be pickled now.
+    """
     why = _ON_THIS_MACHINE if _stays_here() else _ELSEWHERE
     path, culprit, reason, above = "", None, None, set()
     parts: list[tuple[str, object]] = [("", payload)]
@@ -295,7 +310,10 @@ def _unshippable(payload: object) -> UnshippableDataset | None:
 
 
 def _first_refused(parts: list[tuple[str, object]]) -> tuple[str, object, Exception] | None:
-    """The first part that cannot be pickled, found by halving: a million samples do not need a million tries."""
+    """Returns the first part that cannot be pickled.
+
+    The part is found by bisection, so that a million samples do not need a million attempts.
+    """
     while len(parts) > 1:
         half = parts[: len(parts) // 2]
         refused = _refusal([part for _, part in half]) is not None
@@ -315,7 +333,10 @@ def _refusal(obj: object) -> Exception | None:
 
 
 def _parts(obj: Any, at_root: bool) -> Iterator[tuple[str, object]]:
-    """The parts that `obj` is pickled from, each with its step in the path. The root's keys are bare names."""
+    """Yields the parts that `obj` is pickled from, each with its text in the path, such as ".name" or "[0]".
+
+    If `obj` is the root, its keys are bare names.
+    """
     if isinstance(obj, dict):
         for key, value in obj.items():
             yield str(key) if at_root else f"[{key!r}]", value
