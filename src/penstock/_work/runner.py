@@ -25,7 +25,10 @@ from penstock.worker_info import WorkerInfo
 
 
 class Runner:
-    """Runs tasks on one dataset, one after the other: see `TaskRunner`. `who` names the worker in errors."""
+    """Runs tasks on one dataset, one after the other. `who` is the worker's name in error messages.
+
+    See `TaskRunner`.
+    """
 
     make_generators = Generators
 
@@ -67,7 +70,7 @@ class Runner:
                 self._break("update(), made before ", error)
 
     def look_up(self) -> None:
-        """Looks up the dataset's methods again, after the caller has changed the dataset that both share."""
+        """Looks up the dataset's methods again. Called after the caller has changed the dataset, which both share."""
         self._fetch.look_up()
 
     def _break(self, at: str, error: BaseException) -> None:
@@ -75,7 +78,7 @@ class Runner:
         self._broken = at, kept, kept.__traceback__
 
     def borrowed(self, task: Task) -> Loan:
-        """A loan of the caller's global random generators, seeded for the task (see `with_loan`)."""
+        """Returns a loan of the caller's global random generators, seeded for the task (see `with_loan`)."""
         return self._generators.borrowed(task.epoch, self._job.number(task.step))
 
     # One task.
@@ -83,7 +86,10 @@ class Runner:
     def run(
         self, task: Task, writer: Writer, gauge: Gauge | NoGauge, *, interruptible: bool = False
     ) -> Done | AtEnd | Errored:
-        """See `TaskRunner`. `interruptible`: a KeyboardInterrupt belongs to the caller, and is raised."""
+        """Makes the batch of a task: see `TaskRunner`.
+
+        If `interruptible` is True, a KeyboardInterrupt is meant for the caller, so it is raised and not returned.
+        """
         outer, at_work.source = at_work.source, self._focus  # not by `working_at`, which takes 1 µs
         try:
             self._focus.begin(task, gauge)

@@ -1,6 +1,7 @@
 """Random numbers that belong to a step or a sample, and do not depend on the worker that computes it.
 
-The global generators are seeded for each step; `penstock.rng()` makes a generator for each sample that asks for one.
+The global generators are seeded for each step. `penstock.rng()` makes a separate generator for each sample that asks
+for one.
 """
 
 from __future__ import annotations
@@ -49,13 +50,16 @@ def _of_epoch(seed: int, epoch: int, use: int) -> int:
 
 
 def generator(seed: int, epoch: int, number: int, use: int) -> np.random.Generator:
-    """A new generator that is a function of these numbers. Takes about 6 µs; `numpy.random.default_rng` takes 16."""
+    """Returns a new generator that depends only on these numbers.
+
+    Takes about 6 µs, whereas `numpy.random.default_rng` takes 16 µs.
+    """
     words: Any = _Words(mix(_of_epoch(seed, epoch, use), number))  # numpy's stubs allow only its own class
     return np.random.Generator(np.random.PCG64(words))
 
 
 class _Words(ISpawnableSeedSequence):
-    """Seeds a bit generator, and those spawned from it, from one number."""
+    """Seeds a bit generator, and all generators spawned from it, from a single number."""
 
     def __init__(self, state: int) -> None:
         self._state = state
@@ -77,7 +81,7 @@ class _Words(ISpawnableSeedSequence):
 
 
 def number_of(key: object) -> int:
-    """A key as an integer that is the same in every process, unlike Python's `hash` and many pickles."""
+    """Returns an integer for a key. Unlike Python's `hash` and many pickles, it is the same in every process."""
     if isinstance(key, (int, np.integer)):
         return int(key)
     if isinstance(key, tuple):  # part by part: a pickle depends on which parts are the same object
@@ -109,19 +113,23 @@ def number_of(key: object) -> int:
 if TYPE_CHECKING:
 
     class SavedGenerators(Protocol):
-        """A saved state of the generators. `put_back` may be repeated, and works even if `take` was interrupted."""
+        """A saved state of the generators.
+
+        `put_back` may be called repeatedly, and works even if `take` was interrupted.
+        """
 
         def take(self) -> None: ...
         def put_back(self) -> None: ...
 
 
 class Lending:
-    """Generators that all threads of a process share, and that several may borrow at the same time.
+    """Generators that all threads of a process share, and that several threads may borrow at the same time.
 
-    The first thread that borrows saves the state of the generators, and the last one that returns them restores it.
-    So the program finds them as it left them, in whatever order the threads come and go. A thread that borrows again
-    in the middle of a step restores the state of that step. While two threads borrow, each disturbs the other's
-    numbers. Rejected: one thread waits for the other's step, which may itself wait for a batch of the first thread.
+    The first thread that borrows them saves their state, and the last thread that returns them restores it. So the
+    program finds the generators as it left them, in whatever order the threads borrow and return. A thread that
+    borrows again in the middle of a step restores the state of that step. While two threads borrow, each disturbs the
+    other's random numbers. Letting one thread wait for the other's step was rejected, because that step may itself be
+    waiting for a batch from the first thread.
     """
 
     def __init__(self, saved: Callable[[], SavedGenerators]) -> None:
@@ -134,7 +142,7 @@ class Lending:
         self._open: dict[int, GeneratorLoan] = {}  # the outermost loan of each thread
 
     def _adopt(self) -> None:
-        """Called in a forked child, which has only one thread: ends the loans of all other threads."""
+        """Ends the loans of all other threads. Called in a forked child, which has only one thread."""
         mine, others = self._open.get(threading.get_ident()), [*self._open.values()]
         saved = next((lent.saved for lent in others if lent.saved is not None), None)
         self._renew()
@@ -168,13 +176,16 @@ class Lending:
 
 
 class GeneratorLoan:
-    """One loan. `saved` is the state that it restores; None if another loan restores it."""
+    """A loan of the global random generators.
+
+    `saved` is the state that it restores, or None if another loan restores it.
+    """
 
     saved: SavedGenerators | None = None
 
 
 class Borrowed:
-    """The global generators of the caller's process, seeded for a step: see `with_loan`. Takes about 50 µs."""
+    """A loan of the caller's global random generators, seeded for a step (see `with_loan`). Takes about 50 µs."""
 
     def __init__(self, seed: int, epoch: int, step: int, use: int = LOAD) -> None:
         self._of = seed, epoch, step, use
@@ -190,12 +201,12 @@ class Borrowed:
 
 
 class _PythonAndNumpyState:
-    """The states of `random` and `numpy.random`, the latter taken and restored in a few microseconds.
+    """The states of `random` and `numpy.random`. The latter is saved and restored in a few microseconds.
 
     `numpy.random.get_state` and `set_state` copy 624 numbers one by one and take 170 µs together. Copying the
-    generator's memory, whose address is public in numpy, takes 1 µs. That memory does not include the second of a
-    pair of normal numbers, which numpy keeps elsewhere: if drawing a normal number leaves the memory unchanged, then
-    the number drawn was the kept one.
+    generator's memory, whose address is public in numpy, takes 1 µs. But numpy draws normal numbers in pairs, and
+    keeps the second of a pair outside that memory. To find out whether numpy has kept one, a normal number is drawn.
+    If that leaves the memory unchanged, the number drawn is the kept one.
     """
 
     # mt19937: 624 words and the position.
