@@ -249,7 +249,7 @@ def _exact_form(kind: type) -> Form | None:
         return _ITEMS if plain else None
     if not (is_dataclass(kind) or issubclass(kind, Mapping)):
         return None
-    # Made by `object.__new__` without arguments. pickle looks for __setstate__ in the new instance.
+    # Such an object is made by `object.__new__` without arguments. pickle looks for __setstate__ in the new instance.
     plain = _inherits(kind, object, "__new__", "__getattribute__") and not hasattr(kind, "__getnewargs__")
     knows = hasattr(kind, "__setstate__") or not hasattr(kind, "__getattr__")
     return _ATTRIBUTES if plain and knows else None

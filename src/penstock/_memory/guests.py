@@ -51,7 +51,7 @@ def ranks_of_libraries() -> tuple[int, int] | None:
     """
     for name, ranks in RANKS.items():
         module = sys.modules.get(name)
-        with suppress(Exception):  # not in a run of the library, or it has changed
+        with suppress(Exception):  # the library has not started this process, or its interface has changed
             found = None if module is None else ranks(module)
             if found is not None and 0 <= found[0] < found[1]:
                 return int(found[0]), int(found[1])

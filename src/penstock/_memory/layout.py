@@ -17,7 +17,7 @@ from penstock._memory.forms import PLAIN
 from penstock._memory.guests import HANDLERS, Spot
 from penstock._memory.tree import LEAF, Spec, flatten_exactly, unflatten
 
-# A cache line: no two arrays of a batch share one, and every dtype is aligned.
+# The size of a cache line. No two arrays of a batch share one, and every dtype is aligned.
 ALIGN = 64
 
 
@@ -53,7 +53,7 @@ class Writer:
         self.is_stray = is_stray
         self._size = root.nbytes
         self._address = 0
-        # By id, because arrays are not hashable. _kept holds the arrays, so that no id is used twice.
+        # The keys are ids, because arrays are not hashable. _kept holds the arrays, so that no id is used twice.
         self._starts: dict[int, int] = {}
         self._kept: list[object] = []
         self._copied: list[tuple[int, int]] = []

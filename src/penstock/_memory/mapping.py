@@ -83,5 +83,5 @@ def mapped(fd: int | None, length: int, offset: int = 0, *, writable: bool = Tru
         memory: Any = (ctypes.c_ubyte * length).from_address(address)
         array = np.frombuffer(memory, np.uint8)
         free_at_end(array, partial(unmap, address, length))
-        # Not the array: views of views would refer to it, and not to the view that is lent.
+        # Not the array itself, because views of views would refer to it, and not to the view that is lent.
         return array.data

@@ -5,7 +5,7 @@ The scheduler decides when each slab is used, and this module provides its memor
 All slabs are part of an arena. The processes of one loader share one unnamed file (a memfd). It only grows, and it is
 sparse, which means that pages that were never written take no memory. The file is mapped in extents. An extent holds
 many small slabs or one large slab. So there is only one descriptor, and there are few mappings, however many batches
-the caller keeps. The inline and thread backends use private memory, in the same extents.
+the caller keeps. The inline and thread backends use private memory, which is divided into extents in the same way.
 
 A weak reference to a plain numpy array tells when its memory can be unmapped. A second one, a lease, tells when a
 slab comes back from the caller. This is safe because the garbage collector does not track numpy arrays. The callback
@@ -38,13 +38,13 @@ from penstock._memory import forks
 from penstock._memory.mapping import advise, grow, mapped
 from penstock._system.interrupts import LiveObjects
 
-# Bytes of address space: an extent takes memory as its pages are written.
+# Bytes of address space. An extent takes memory only when its pages are written.
 EXTENT = 64 << 20
 
-# Largest number of bytes that is bundled into one slab, unless one batch alone needs more.
+# The largest total size in bytes of the batches that share one slab, unless one batch alone needs more.
 BUNDLE = 4 << 20
 
-# Bytes that a batch needs beside its arrays: for the reply that describes it, and for alignment.
+# Bytes that a batch needs in addition to its arrays, for the reply that describes it and for alignment.
 _BESIDE = 256
 
 
@@ -146,13 +146,13 @@ class Slabs:
         self._end += length
         if self.arena.fd is not None:
             grow(self.arena.fd, self._end)
-        # A generator: an extent may hold ten thousand regions, few of which are ever used.
+        # A generator, because an extent may hold ten thousand regions, and few of them are ever used.
         regions = (Region(extent, length, start, capacity) for start in range(0, length, capacity))
         self._unused[capacity] = regions
         return next(regions)
 
 
-# Leases of forked children that one `collect` checks, at a system call each.
+# How many leases that forked children inherited one `collect` checks. Each check is a system call.
 _LOOKS = 4
 
 
@@ -161,7 +161,7 @@ class _Lease(weakref.ref):  # type: ignore[type-arg]  # a generic base cannot ha
 
     slab: int
     nbytes: int
-    forks: tuple[forks.Fork, ...]  # those that happened while the slab was lent
+    forks: tuple[forks.Fork, ...]  # the forks that happened while the slab was on loan
 
 
 class Leases:
@@ -171,13 +171,13 @@ class Leases:
         self._lent: dict[int, _Lease] = {}
         self._returned: deque[_Lease | int] = deque()
         self._inherited: deque[_Lease] = deque()  # came back, but a forked child may still read them
-        # Private memory needs no care at a fork: the system copies a page when parent or child writes to it.
+        # Private memory is safe at a fork, because the system copies a page when parent or child writes to it.
         if shared:
             _all.add(self)
 
     def lend(self, slab: int, root: NDArray[np.uint8], nbytes: int = 0) -> None:
-        # Called in the thread that drops the last view, at any instruction, perhaps inside the garbage collector.
-        # deque.append is atomic (guaranteed by the GIL), and takes no lock of ours.
+        # The callback runs in the thread that drops the last view, at any instruction, perhaps inside the garbage
+        # collector. deque.append is atomic (guaranteed by the GIL) and takes none of our locks.
         lease = _Lease(root, self._returned.append)
         lease.slab, lease.nbytes, lease.forks = slab, nbytes, ()
         self._lent[slab] = lease
@@ -257,7 +257,7 @@ def _before_fork() -> None:
 
 def _after_fork_in_parent() -> None:
     if not getattr(own_fork, "now", False):
-        # Again: another thread may have lent a slab just before the fork.
+        # A second time, because another thread may have lent a slab just before the fork.
         _inherit_all()
         if _birth.fork is not None:
             _birth.fork.has_happened()

@@ -30,9 +30,9 @@ class Spec:
     __slots__ = ("_hash", "build", "children", "count", "keys", "kind")
 
     kind: type | None  # the class of the container; None for a leaf
-    keys: Hashable  # what is needed beside the values to rebuild it: keys, names, or the number of values
-    children: tuple[Spec | None, ...] | None  # None for a leaf; None instead of the tuple if all are leaves
-    count: int  # leaves
+    keys: Hashable  # what is needed besides the values to rebuild the container: keys, names, or their number
+    children: tuple[Spec | None, ...] | None  # None for each leaf; None instead of the tuple if all are leaves
+    count: int  # the number of leaves
     build: Callable[[Iterator[Any]], Any]  # takes the leaves from an iterator and returns the tree
 
     def __init__(
@@ -72,7 +72,7 @@ class Spec:
     @property
     def names(self) -> tuple[Any, ...] | None:
         """The key or name of each value, or None if the values have no keys or names."""
-        # Those of a defaultdict begin with its factory, others with a class of this module.
+        # The keys of a defaultdict begin with its factory, and some others with `Attributes` or `Items` (forms.py).
         return self.keys[len(self.keys) - len(self.below) :] if type(self.keys) is tuple else None
 
     def __repr__(self) -> str:
@@ -225,7 +225,7 @@ def _builder(
     builds = [next if child is None else child.build for child in children or ()]
     if kind is dict:
         if children is None:
-            # Not strict: the iterator also has the leaves that follow.
+            # Not strict, because the iterator also has the leaves that follow.
             return lambda leaves: dict(zip(keys, leaves))  # noqa: B905
         return lambda leaves: dict(zip(keys, [build(leaves) for build in builds], strict=True))
     if kind is list or kind is tuple:

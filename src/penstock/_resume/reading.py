@@ -87,9 +87,9 @@ class Reading:
         self.read = 0
         self.ended = self.gave = False
         self.source: Any = source
-        self._items: Iterator[Any] | None = iter(())  # None: `iter()` is called for the first batch
+        self._items: Iterator[Any] | None = iter(())  # None if `iter()` is to be called for the first batch
         self._iterator: Any = None
-        self._raised = False  # the last batch raised, and it is unknown whether the iterator can go on
+        self._raised = False  # the last batch raised, and it is unknown whether the iterator can continue
         self._broken = False  # an exception has ended the iterator
         self.was_cut_off = False
         """True if the pass ended before the iterator did."""
@@ -105,9 +105,10 @@ class Reading:
 
     @property
     def has_begun_state(self) -> bool:
-        """True if a state that is taken before the first item belongs to this pass and not to the previous one.
+        """True if a state that is taken before the first item is already a state of this pass.
 
-        This is so if the iterator has a state, and not only the iterable.
+        This is so if the iterator itself has a state. A generator that has not run yet has not used the iterable's
+        state.
         """
         return "iterator" in self._stateful and not self.ended
 
@@ -158,7 +159,7 @@ class Reading:
         `through` is a function that the iterator over the items is passed through, for example to measure how long
         each takes.
         """
-        self.read += 1  # even if this raises: then the error takes the place of the batch
+        self.read += 1  # even if this raises, because the error then takes the place of the batch
         if self._items is None:
             self.open()
         assert self._items is not None
@@ -257,7 +258,8 @@ class Reading:
             return self._kept
         parts = self._stateful.items()
         kept = {"iterable" if part is self.source else name: part.state_dict() for name, part in parts}
-        # Without its end, an iterable that is its own iterator is not between two epochs: the next may have no items.
+        # An iterable that is its own iterator, and has not reached its end, is not between two epochs. The next epoch
+        # may have no items.
         return kept | {"fresh": True} if self.was_cut_off and self._iterator is self.source else kept
 
 
@@ -288,14 +290,14 @@ def _renew(source: Any, kept: Mapping[str, Any], restore: Callable[[Any, Any], N
     items: Iterator[Any] = iter(source)
     if "iterator" in kept:
         restore(items, kept["iterator"])
-        return  # even if it has more items, because the dataset has grown since: that epoch is over
+        return  # that epoch is over, even if the iterator has more items because the dataset has grown since
     first: list[Any] | None = None
     with suppress(Exception):  # the epoch raises the exception of an item again
         first = list(islice(by_next(items), 1))
     if (first == [] and "fresh" not in kept) or _is_at(source, kept["iterable"]):
-        return  # this was the end of the epoch, or nothing has moved: the next `iter()` starts another
+        return  # this was the end of the epoch, or the state is unchanged, so the next `iter()` starts an epoch
     del items
-    restore(source, kept["iterable"])  # `iter()` has started the next epoch: back to its beginning
+    restore(source, kept["iterable"])  # `iter()` has already started the next epoch, so go back to its beginning
 
 
 def _is_at(part: Any, state: Any) -> bool:
@@ -312,10 +314,10 @@ def _check_stateful(part: object) -> None:
         )
 
 
-# ---- marks in transit: pickled at once, because the user's objects change while a mark travels ----
+# ---- marks that are sent: pickled at once, because the user's objects change before a mark arrives ----
 #
-# A mark that cannot be taken does not fail its step, since the caller may never ask for a state. It travels as the
-# StateError that says why, which is raised when the mark is needed.
+# If a mark cannot be taken, its step does not fail, because the caller may never ask for a state. A StateError that
+# says why is sent instead, and is raised when the mark is needed.
 
 
 def taken(owner: object, take: Callable[[], Mark | None]) -> bytes | None:

@@ -21,10 +21,10 @@ from penstock.plan import BlockOrder, OrderPlan, Plan, SamplerPlan, Selected, Se
 
 VERSION = 1
 
-# More steps than any loader hands out early.
+# The largest number of steps in `beyond`. No loader hands out more steps early.
 _MOST_BEYOND = 10**6
 
-# These may differ if another number of ranks continues an order.
+# These settings may differ if the number of ranks is different when an order continues.
 _SHAPE = ("world", "batch_size", "last_batch")
 
 ANEW = "Take another checkpoint, or restart the epoch without a state."
@@ -189,8 +189,8 @@ class Progress:
         self._plan = plan
         self.begin = begin
         self._about = begin.about
-        # The number of steps without a gap, and the last mark: one value that is replaced and never changed, so that
-        # another thread may take a state at any moment (see `_now`).
+        # The number of steps without a gap, and the last mark. The tuple is replaced as a whole, so that another
+        # thread may take a state at any moment (see `_now`).
         self._at: tuple[int, bytes | None] = begin.steps, None
         self._beyond: dict[int, bytes | None] = dict.fromkeys(begin.beyond)  # their marks; older steps are ignored
         self._end: bytes | None = None
@@ -229,7 +229,7 @@ class Progress:
 
     def finish(self, end: bytes | None, ends: Mapping[int, bytes] = {}) -> None:  # never changed
         """Records that the epoch is over. `end` is the mark that the next epoch starts from (see `Run`)."""
-        # An epoch without batches keeps no mark: with one, the next epoch would need batches.
+        # An epoch without batches keeps no mark, because a mark would require the next epoch to have batches.
         self._end = end if self.steps else None
         self.is_over = True
 
@@ -260,7 +260,7 @@ class Progress:
         (steps, beyond, mark), plan, consumed = self._now(), self._plan, None
         if not steps and not beyond:
             consumed = 0
-        elif "sampler" not in self._about:  # once in an epoch: hashing many keys takes time
+        elif "sampler" not in self._about:  # only once in an epoch, because hashing many keys takes time
             self._about = {**self._about, "sampler": content(plan, self._about.get("length"))}
         if isinstance(plan, OrderPlan) and consumed is None:
             consumed = plan.consumed(self.epoch, steps)

@@ -28,11 +28,11 @@ from penstock._wire.pickling import by_tag, dumps, loads
 from penstock.errors import RemoteTraceback
 
 _UNSET = object()
-# These use the descriptors of BaseException, because the user's type may define attributes of these names.
+# These use the descriptors of BaseException, because the user's type may define attributes with the same names.
 _members = vars(BaseException)
 dict_of, _args_of, _trace_of = (_members[name].__get__ for name in ("__dict__", "args", "__traceback__"))
 _set = BaseException.__setattr__
-_MOST_CHARACTERS = 200  # characters of a repr that a note may hold
+_MOST_CHARACTERS = 200  # the largest number of characters of a repr in a note
 
 _by_tag = by_tag()
 
@@ -61,7 +61,7 @@ class Failure:
         own, message = list[str](), ""
         with suppress(BaseException):
             message = safe_text(exc)
-        with suppress(BaseException):  # it has none, or `__notes__` is not a list
+        with suppress(BaseException):  # the exception has no notes, or `__notes__` is not a list
             own = [safe_text(note) for note in exc.__notes__]
         return dumps(cls(type_name(exc), message, where, text_of(exc), (*own, *dropped, *notes), body))
 
@@ -245,7 +245,7 @@ def _rebuild(cls: type[BaseException], args: Any, attributes: dict[str, Any], sl
     dict_of(exc).update(attributes)
     for name, value in slots.items():
         with suppress(Exception):  # the attribute may be read-only
-            # Only what differs: OSError shows a filename2 that was set to None.
+            # Sets only attributes that differ: if filename2 is set to None, OSError shows it.
             if getattr(exc, name, _UNSET) is not value:
                 _set(exc, name, value)
     return exc

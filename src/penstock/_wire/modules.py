@@ -27,7 +27,7 @@ def sent_by_value() -> Iterator[Callable[[Any], None]]:
     """
     import cloudpickle
 
-    seen = {"__main__"}  # cloudpickle always sends what is in it by value
+    seen = {"__main__"}  # cloudpickle always sends the contents of `__main__` by value
     registered: list[types.ModuleType] = []
 
     def look_at(part: Any) -> None:
@@ -66,7 +66,7 @@ def is_importable(name: str) -> bool:
     module = sys.modules.get(name)
     spec = getattr(module, "__spec__", None)
     if spec is None:
-        return bool(parent)  # made by the program; or made by its package, when that is imported
+        return bool(parent)  # made by the program; or, if it has a parent, made by the parent when that is imported
     path = None
     if parent:
         path = getattr(sys.modules.get(parent), "__path__", None)

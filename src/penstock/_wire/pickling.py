@@ -51,7 +51,8 @@ Override = Callable[[Any, Callable[[Any], Any]], Any]
 
 loads = pickle.loads
 
-# Not by assignment: cloudpickle's class has an attribute of this name, which is read only when the pickler is made.
+# An assignment to `dispatch_table` would have no effect on a pickler of cloudpickle, whose class has an attribute of
+# this name that is read only when the pickler is made.
 _set_dispatch_table = vars(pickle.Pickler)["dispatch_table"].__set__
 
 
@@ -128,7 +129,7 @@ def dump(
         try:
             pickler.dump(value)
         finally:
-            del pickler.reducer_override  # a reference cycle, which would keep the value alive
+            del pickler.reducer_override  # breaks a reference cycle, which would keep the value alive
 
 
 class _Overridable(pickle.Pickler):
@@ -162,7 +163,8 @@ def _reduce_array(array: NDArray[Any]) -> str | tuple[Any, ...]:
 REDUCERS[np.ndarray] = _reduce_array
 
 
-# Tags. Weak on both sides: a class made inside a function dies with the last object that uses it.
+# Tags. Both tables have weak references, so that a class made inside a function dies with the last object that uses
+# it.
 _tag_of: weakref.WeakKeyDictionary[type, bytes] = weakref.WeakKeyDictionary()
 _class_of: weakref.WeakValueDictionary[bytes, type] = weakref.WeakValueDictionary()
 
@@ -195,7 +197,7 @@ def tag(cls: type) -> bytes:
     """Returns the tag by which this process and its workers know `cls`. Makes a new tag if there is none."""
     known = _tag(cls)
     if known is None:
-        known = os.urandom(8)  # random, not counted: tags made in two processes never collide
+        known = os.urandom(8)  # random, not a counter, so that tags made in two processes never collide
         adopt({known: cls})
     return known
 
@@ -224,7 +226,7 @@ def _address(cls: type) -> tuple[bytes, bytes]:
     """Returns the address and name of `cls` in this process, and the class pickled by value (b"" if that fails)."""
     place, by_value = _place(cls), b""
     _class_of[place] = cls
-    with suppress(Exception):  # by value, everything that the class refers to is pickled too
+    with suppress(Exception):  # this also pickles everything that the class refers to, and may fail
         by_value = dumps(cls, by_value=True)
     return place, by_value
 
@@ -271,6 +273,6 @@ def tags_of_main() -> frozenset[bytes]:
 def _importable(cls: type) -> bool:
     found: object = sys.modules.get(cls.__module__)
     for name in cls.__qualname__.split("."):
-        # Not getattr: a module's own __getattr__ may import half a library.
+        # Not getattr, because a module's own __getattr__ may import half a library.
         found = getattr(found, "__dict__", {}).get(name)
     return found is cls

@@ -37,13 +37,13 @@ from penstock._wire.task import Bundle, Ended, Failed, Filled, Mended
 
 _FILLED, _FAILED, _ENDED, _BUNDLE = range(4)  # verdicts
 
-# A worker with more layouts sends each further one with every batch, and neither side remembers it.
+# If a worker has more layouts, it sends each additional one with every batch, and neither side remembers it.
 _MOST_LAYOUTS = 64
 _UNNUMBERED = -1
 
-# seq, worker, verdict; size of the stray that holds the batch, or 0 for the slab; start of the batch's piece of the
-# slab; rows; number of the worker's layout; bytes used; nanoseconds taken; start of the trailer in the piece, and its
-# length. The trailer of a bundle holds one reply for each of its steps.
+# seq, worker, verdict; size of the stray that holds the batch, or 0 if the batch is in the slab; offset of the
+# batch's piece of the slab; number of rows; number of the worker's layout; bytes used; nanoseconds taken; offset of
+# the trailer in the piece, and its length. The trailer of a bundle holds one reply for each of its steps.
 REPLY = struct.Struct("<11q")
 _STRAY = struct.Struct("<2q")  # seq, worker
 _FD = struct.Struct("i")
@@ -96,9 +96,11 @@ class Replier:
         self, head: Head, tree: object, rows: int, writer: Writer, mended: Mended | None, mark: bytes | None
     ) -> bytes:
         written = self._write_batch(tree, writer, mended, mark)
-        # Repeated if the trailer for the slab had no layout, and the larger trailer for the stray needs one.
+        # This loop runs twice if the trailer for the slab had no layout, and the trailer for the stray needs one and
+        # so is larger.
         while writer.overflow:
-            # `used` includes what did not fit. Some may be counted twice, which costs nothing: the memory is sparse.
+            # `used` includes the bytes that did not fit. Some bytes may be counted twice, which costs nothing,
+            # because the memory is sparse.
             with self._stray(head[0], writer.used) as writer:
                 written = self._write_batch(tree, writer, mended, mark)
         return self._reply(head, _FILLED, rows, writer, *written)
@@ -150,7 +152,7 @@ class Replier:
         at = writer.hold(buffers)
         layout = Layout(spec, places) if number == _UNNUMBERED else None
         trailer = _put(writer, dumps(Trailer(layout, pickled, at, mended, mark), otherwise=_by_tag))
-        # Numbered only now: the parent learns the layout from this trailer, so the trailer must have been written.
+        # The layout gets its number only now. The parent learns it from this trailer, which must have been written.
         if layout is not None and len(self._numbers) < _MOST_LAYOUTS and not writer.overflow:
             number = self._numbers[spec, places] = len(self._numbers)
         return number, *trailer
@@ -268,7 +270,7 @@ class SocketStrays:
 
     def _close(self, key: tuple[int, int]) -> None:
         with no_fork():
-            close(self._received.pop(key)[0])  # removed first: if closed twice, the number may be another file's
+            close(self._received.pop(key)[0])  # removed first: closing it twice could close another file
 
 
 class Receiver:
@@ -277,7 +279,7 @@ class Receiver:
     def __init__(self, strays: StrayReceiver, names: Mapping[int, str]) -> None:
         self._strays = strays
         self._names = names
-        # By worker and number. An exception stands for a layout that could not be unpickled.
+        # By worker and layout number. An exception replaces a layout that could not be unpickled.
         self._layouts: dict[tuple[int, int], Layout | BaseException] = {}
 
     def read(
@@ -287,7 +289,7 @@ class Receiver:
 
         `root_of(seq)` is called once for each reply, and returns the memory of the task's slab.
         """
-        outcomes = []  # by a loop: a comprehension is a function call, 0.2 µs, up to Python 3.11
+        outcomes = []  # a loop, because up to Python 3.11 a comprehension is a function call, which takes 0.2 µs
         for reply in REPLY.iter_unpack(data):
             if reply[0] != _NO_STEP:
                 outcomes.append(self._outcome(root_of(reply[0]), reply))  # noqa: PERF401

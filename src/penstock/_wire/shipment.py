@@ -32,8 +32,8 @@ from penstock._wire.pickling import adopt, dump, dumps, loads, tag
 from penstock.errors import UnshippableDataset
 
 _HEAD = struct.Struct("<Q")  # start of the table
-_ALIGN = 64  # a cache line, and what BLAS and torch like best
-_IN_BAND = 1024  # bytes: a smaller buffer is copied faster than it is looked up
+_ALIGN = 64  # a cache line, which is also the best alignment for BLAS and torch
+_IN_BAND = 1024  # bytes; copying a smaller buffer is faster than looking it up
 
 
 def pack(payload: object, descriptors: list[int] | None) -> int:
@@ -74,7 +74,7 @@ def _write(file: Any, payload: object) -> None:
     tags: dict[bytes, type] = {}
     file.seek(_HEAD.size)
     try:
-        _dump((payload, tags), file, buffers, tags)  # tags last, when all of them are known
+        _dump((payload, tags), file, buffers, tags)  # the tags come last, because by then all of them are known
     except MemoryError:
         raise
     except Exception as exc:
@@ -85,7 +85,7 @@ def _write(file: Any, payload: object) -> None:
     table: list[tuple[int, int]] = []
     for buffer in buffers:
         start = file.seek(-(-file.tell() // _ALIGN) * _ALIGN)
-        file.write(buffer.raw())  # straight from the array: the parent makes no other copy
+        file.write(buffer.raw())  # directly from the array, so that the parent makes no other copy
         table.append((start, file.tell()))
     end = file.tell()
     file.write(dumps(table))
@@ -118,7 +118,7 @@ def _dump(obj: object, file: Any, buffers: list[pickle.PickleBuffer], tags: dict
     dump(obj, file, override=override, aside=set_aside, by_value=True, fresh=True)
 
 
-# Objects that multiprocessing shares: it pickles them only for a process that is being started
+# Objects that multiprocessing shares between processes. It pickles them only for a process that it is starting.
 
 
 def _reduce_shared(part: Any) -> Any:
@@ -188,7 +188,7 @@ class _ShippingPopen:
         self._descriptors = descriptors
 
     def duplicate_for_child(self, fd: int) -> int:
-        # A copy: workers may start at any time, also after the caller has closed the original.
+        # A duplicate, because workers may start at any time, even after the caller has closed the original.
         with no_fork():
             self._descriptors.append(os.dup(fd))
             close_in_child(self._descriptors[-1])
@@ -215,7 +215,7 @@ def _reduce_array(array: np.ndarray[Any, Any], files: dict[int, _MappedFile]) ->
     axes = np.argsort([-step for step in array.strides], kind="stable")
     if not array.flags.forc and array.transpose(axes).flags.c_contiguous:
         return np.transpose, (np.asarray(array.transpose(axes)), np.argsort(axes).tolist())
-    # Arrays with gaps are packed first: a second copy, for as long as the pickling takes.
+    # Arrays with gaps are packed first, which is a second copy that exists until the pickling is finished.
     flat: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     flat.flags.writeable = array.flags.writeable
     return np.ndarray, (array.shape, array.dtype, pickle.PickleBuffer(flat))
@@ -260,7 +260,7 @@ def _is_mapped_at(filename: str, address: int) -> bool:
             bounds, _, _, _, inode, *path = line.split(maxsplit=5)
             low, high = (int(bound, 16) for bound in bounds.split(b"-"))
             if low <= address < high:
-                # The path decides if the file system shows another inode number here (overlayfs).
+                # The path is compared too, because some file systems (overlayfs) show another inode number here.
                 mapped = os.fsdecode(path[0].rstrip(b"\n")) if path else ""
                 return int(inode) == named.st_ino or mapped == os.path.realpath(filename)
     return False
@@ -276,7 +276,7 @@ def _view(file: Any, offset: int, kind: type, dtype: Any, shape: Any, strides: A
     return array
 
 
-# The part that cannot be sent: searched for only after a failure, by trying the parts one by one
+# The search for the part that cannot be sent, which is made only after a failure
 
 
 _ON_THIS_MACHINE = (

@@ -90,7 +90,7 @@ class Notice(NamedTuple):
     step: int
     keys: int  # length in bytes; negative if the keys are pickled
     steps: int
-    updates: int  # the length of the log that the worker must apply first
+    updates: int  # how many bytes of the update log the worker must apply first
     extent: int
     length: int
     start: int

@@ -55,7 +55,7 @@ class UpdateLog:
     def write(self, fd: int, change: bytes) -> None:
         """Appends a change that was encoded with `encode`."""
         entry, done = memoryview(_LENGTH.pack(len(change)) + change), 0
-        while done < len(entry):  # Linux writes, and reads, at most 2 GiB a call
+        while done < len(entry):  # Linux writes, and reads, at most 2 GiB per call
             done += os.pwrite(fd, entry[done:], self.end + done)
         self.end += done
 

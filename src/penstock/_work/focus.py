@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from penstock._work.generators import Generators
     from penstock._work.job import Job
 
-# A loop over samples: the keys, the iterator over them, and their rows. The number of keys that the iterator has left
-# tells which sample is the current one, and costs nothing until it is needed.
+# A loop over samples: the keys, the iterator over the keys, and the rows of the keys. The number of keys that the
+# iterator has left tells which sample is the current one. This costs nothing until it is needed.
 KeyLoop = tuple[Sequence[Any], Any, Sequence[int]]
 
 
@@ -52,9 +52,9 @@ class Focus(Source):
         if self.notes:
             self.notes.clear()
         self.loop = self.part = None
-        # A loop over `each` that was left early, by an error: the error names the loop's current sample.
+        # A loop over `each` that was left early because of an error, which will name the loop's current sample.
         self._left: KeyLoop | None = None
-        number = self._drawing = task.step * self._world + self._rank  # as `job.number`, without a call
+        number = self._drawing = task.step * self._world + self._rank  # the same as `job.number`, without a call
         if self.rngs:
             self.rngs.clear()
         if self.alone:
@@ -101,9 +101,9 @@ class Focus(Source):
 
     def each(self, keys: Sequence[Any]) -> Iterator[Any]:
         """Yields the keys, and records which sample is the current one. See `penstock.each`."""
-        names = self.names()  # a Subset asks its dataset for other keys
+        names = self.names()  # these may differ from `keys`, because a Subset asks its dataset for other keys
         rows = range(len(names)) if self.part is None else self.part
-        # Inside of a sample, or if the numbers differ, these keys are not the samples of the step.
+        # Inside of a sample, or if the counts differ, these keys are not the samples of the step.
         if self.loop is not None or len(keys) != len(rows):
             yield from keys
             return

@@ -58,10 +58,10 @@ class Job:
     batched: bool = True
     batch_size: int = 1  # samples in each step of a stream, except the last
     on_error: str = "raise"
-    order: Order | None = None  # replacements are drawn from it; None: from the step itself
+    order: Order | None = None  # replacements are drawn from this order, or from the step itself if it is None
     cast: Cast | None = None  # how the numbers in a batch are converted
-    make_runner: Callable[[Job, str], TaskRunner] | None = None  # makes a runner of another class than `Runner`
-    assigned: bool = False  # each task is for one certain worker, not for the first free one
+    make_runner: Callable[[Job, str], TaskRunner] | None = None  # makes a runner that is not a `Runner`
+    assigned: bool = False  # each task is for a particular worker, not for the first free one
     log: UpdateLog = field(default_factory=UpdateLog)
 
     def number(self, step: int) -> int:

@@ -36,11 +36,11 @@ class Runner:
         assert job.fetch is not None
         self.who = who
         self._job = job
-        # After a failed start or update, every task fails with this: the operation, the error and its traceback.
+        # The operation, the error and its traceback if the start or an update failed. Then every task fails with it.
         self._broken: tuple[str, BaseException, TracebackType | None] | None = None
         # A collate function that can write its arrays straight into the batch's memory.
         self._into: Callable[[Any, Any], Any] | None = getattr(job.collate_fn, "into", None)
-        # How the batch's numbers are converted. Our own collate converts them while it writes.
+        # How the batch's numbers are converted. penstock's own collate converts them while it writes.
         self._field = None if job.cast is None else job.cast.root()
         self._end_together = job.drop_last and job.shard[1] > 1  # all ranks have the same number of steps
         self._generators = self.make_generators(job.seed)
@@ -123,7 +123,7 @@ class Runner:
             samples, mended = fetched
             rows = len(samples)
             batch = None if rows == 0 and mended is not None else self._collate(samples, empty, mended)
-        # Our own collate has converted the numbers already.
+        # penstock's own collate has already converted the numbers.
         if into is not None and rows and (custom is not None or gathered is not None or not self._job.batched):
             try:
                 batch = into.finish(batch, rows)

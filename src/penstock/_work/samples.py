@@ -20,8 +20,8 @@ from penstock.plan._seeds import mix
 if TYPE_CHECKING:
     from penstock._work.focus import Focus
 
-# How many other samples are tried in place of one that failed. If half of all samples were bad, one replacement in
-# 65,000 would not succeed.
+# How many other samples are tried in place of one that failed. Even if half of all samples were bad, only one
+# replacement in 65,000 would fail.
 _MOST_REPLACEMENTS = 16
 
 
@@ -78,7 +78,7 @@ class SampleFetcher:
     def _mend(self, get: Callable[[Any], Any], keys: Sequence[Any]) -> tuple[list[Any], Mended | None]:
         """Fetches the samples, and leaves out or replaces those that fail."""
         focus, task, job = self._focus, self._focus.task, self._job
-        key_of, rngs = focus.naming.key, focus.rngs  # looked up once: the loop below runs for each sample
+        key_of, rngs = focus.naming.key, focus.rngs  # looked up once, because the loop below runs for each sample
         kept = Failure.capture if focus.alone else keep
         samples: list[Any] = []
         mended = Mended([], [], [])

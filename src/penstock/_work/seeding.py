@@ -25,12 +25,12 @@ from penstock.plan._seeds import FIRST, GAMMA, MASK, SECOND, mix
 # numpy documents get_bit_generator and set_bit_generator, but its stubs do not have them.
 _global: Any = np.random
 
-# `random.seed` for an int, without its check of the type, which takes 3 µs.
+# `random.seed` for an int, without the type check, which takes 3 µs.
 _python: Any = random.seed.__self__  # type: ignore[attr-defined]
 _seed_python = super(random.Random, _python).seed
 
-# Uses of random numbers; each draws its own. The light items of a stream may be read in one process and loaded in
-# another, and a sample draws its own numbers while its step is computed.
+# The uses of random numbers. Each use draws its own numbers, because the light items of a stream may be read in one
+# process and loaded in another, and because a sample draws its own numbers while its step is computed.
 LOAD, READ, STEP, SAMPLE, REPLACE, _SPAWN = range(6)
 
 
@@ -66,7 +66,7 @@ class _Words(ISpawnableSeedSequence):
         self._spawned = 0
 
     def generate_state(self, n_words: int, dtype: Any = np.uint32) -> Any:
-        # splitmix64, whose constants `plan/_seeds.py` uses too: three times as fast as `mix`.
+        # splitmix64, with the same constants as in `plan/_seeds.py`. It is three times as fast as `mix`.
         words, state = [], self._state
         for _ in range(n_words):
             state = state + GAMMA & MASK
@@ -84,7 +84,7 @@ def number_of(key: object) -> int:
     """Returns an integer for a key. Unlike Python's `hash` and many pickles, it is the same in every process."""
     if isinstance(key, (int, np.integer)):
         return int(key)
-    if isinstance(key, tuple):  # part by part: a pickle depends on which parts are the same object
+    if isinstance(key, tuple):  # item by item, because a pickle depends on which items are the same object
         return mix(*map(number_of, key))
     if isinstance(key, (set, frozenset)):
         return mix(len(key), *sorted(map(number_of, key)))
@@ -219,7 +219,7 @@ class _PythonAndNumpyState:
         self._address = 0
         self._raw = b""
         self._drawn: list[Any] = []  # the normal number
-        self._is_kept: bool | None = None  # None until that is known
+        self._is_kept: bool | None = None  # True if numpy had kept the normal number; None until that is known
 
     def take(self) -> None:
         self._python = random.getstate()
@@ -228,7 +228,7 @@ class _PythonAndNumpyState:
             self._address = generator.ctypes.state_address
             self._raw = ctypes.string_at(self._address, self._SIZE)
             self._generator = generator
-            # By C code alone: an interrupt does not lose the number.
+            # This runs only C code, so that an interrupt cannot lose the number.
             self._drawn.extend(map(np.random.standard_normal, (None,)))
             self._look()
         else:
