@@ -1,6 +1,7 @@
 """Feeds: how a loader obtains its samples.
 
-They come by key, from a stream, or from light items that a stream yields.
+There is a feed for samples that are fetched by key, one for samples from a stream, and one for streams of light
+items, from which workers load the samples.
 """
 
 from __future__ import annotations

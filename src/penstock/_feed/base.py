@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 AnyPlan = OrderPlan | SamplerPlan
 
 Now = Callable[[], tuple[AnyPlan | None, int]]
-"""Returns the loader's plan and epoch at the time of the call."""
+"""A function that returns the loader's current plan and epoch."""
 
 T = TypeVar("T")
 
@@ -37,10 +37,10 @@ Borrow = Callable[..., Loan]
 
 
 class Begin(NamedTuple):
-    """Where a run begins: the first `steps` steps, and the steps in `beyond`, were already handed out.
+    """Where a run (the reading of one epoch) begins: the steps that were already handed out, and a position.
 
-    A sampler or stream that has a state continues from `mark` (a saved position). `resumed` is True if the position
-    comes from a loaded state.
+    The first `steps` steps, and the steps in `beyond`, were already handed out. A sampler or stream that has a state
+    continues from `mark` (a saved position). `resumed` is True if the position comes from a loaded state.
     """
 
     steps: int = 0
@@ -106,7 +106,7 @@ class Run:
         return None if plan is None else Run(self._numbers, epoch, plan.draw(epoch), plan, Begin())
 
     def draw(self, seq: int, most: int = 1) -> Task | None:
-        """Draws the next step, or up to `most` steps, as the task `seq`.
+        """Returns the next step, or up to `most` steps, as a task with the number `seq`.
 
         Returns None at the end or after an error.
         """
@@ -170,7 +170,7 @@ class Run:
         return self.take_error()
 
     def leave(self) -> None:
-        """Records that another epoch took the engine after the last batch, before the caller asked for the end."""
+        """Records that another epoch began after the last batch, before the caller asked for the end of this one."""
         self.is_left = True
 
     def continued(self, task: Task, position: bytes | None) -> Task:
@@ -192,7 +192,7 @@ class Feed:
     names: ClassVar[tuple[str, str]]  # in resume states: if samples are batched, and if they are not
     fetch: ClassVar[type[Fetch]]  # the worker's half
     one_reader = False
-    """True if one worker reads the whole stream. Its steps are then done in order, and cannot be repeated."""
+    """True if one worker reads the whole stream. The steps are then done in order, and cannot be repeated."""
     knows_end = False
     """True if the end is known when the last step is handed out, without trying to draw another step."""
 
@@ -277,7 +277,7 @@ class Feed:
         raise NotImplementedError
 
     def count(self, yielded: int) -> None:
-        """Called with the number of batches that were handed out in this epoch."""
+        """Called with the number of batches that were handed out so far in this epoch."""
 
     # One batch.
 
@@ -301,7 +301,7 @@ class Feed:
     def sampler(self, now: Now) -> Any:
         """Returns the sampler that was given, or the keys of the current epoch.
 
-        None for a stream or a batch_sampler.
+        Returns None for a stream, or if a batch_sampler was given.
         """
         return self.options.sampler
 

@@ -1,6 +1,7 @@
 """Feeds for streams.
 
-Either one worker reads the stream, or the caller reads light items and all workers load them.
+Either one worker reads the whole stream, or the caller reads light items (such as file names) from it, and all
+workers load the samples.
 """
 
 from __future__ import annotations
@@ -56,7 +57,10 @@ class Stream(Feed):
 
 
 class ItemFetch(Fetch):
-    """The worker's side of the feed for light items. It calls the dataset's `load` with each item."""
+    """The worker's side of the feed for light items, such as file names.
+
+    It calls the dataset's `load` with each item.
+    """
 
     def look_up(self) -> None:
         self._load: Callable[[Any], Any] = self._job.dataset.load
@@ -72,7 +76,7 @@ class ItemFetch(Fetch):
 
 
 class ByItem(Stream):
-    """The caller's side of the feed for light items. It reads the items from the stream."""
+    """The caller's side of the feed for light items, such as file names. It reads the items from the stream."""
 
     names = "items", "item"
     fetch = ItemFetch
@@ -84,7 +88,7 @@ class ByItem(Stream):
         return Run(numbers, epoch, steps.simplified(), None, at, read_from=reading, what="the stream")
 
     def _items(self, reading: Reading, mark: Mark | None, first: int, seed: int, epoch: int, number: int) -> Any:
-        """Reads the light items of batch `number`, which are the same on every rank."""
+        """Reads the light items (such as file names) of batch `number`, which are the same on every rank."""
         size = self.options.batch_size or 1
 
         def read() -> list[Any] | None:

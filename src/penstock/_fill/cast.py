@@ -23,7 +23,10 @@ from penstock.batch import Batch
 from penstock.errors import CastError
 
 Empty = Callable[[tuple[int, ...], "np.dtype[Any]"], NDArray[Any]]
-"""Allocates C-contiguous memory for one array, in the slab or with `np.empty`. It may be a `FieldMemory`."""
+"""A function that allocates C-contiguous memory for one array, in the slab or with `np.empty`.
+
+A `FieldMemory` is such a function.
+"""
 
 DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64")
 """The names that `dtype=` accepts. penstock.torch accepts more names."""
@@ -290,7 +293,7 @@ def _lost(source: NDArray[Any], out: NDArray[Any], high: float) -> NDArray[np.bo
 class FieldMemory:
     """The memory for one field of a batch.
 
-    Code that does not know about fields can call it like any other `Empty`.
+    Code that does not know about fields can call it like any function that allocates an array (see `Empty`).
     """
 
     __slots__ = ("empty", "field")
@@ -351,7 +354,7 @@ class FieldMemory:
 
 
 def converted(leaf: Any, field: FieldCast, empty: Empty) -> Any:
-    """Returns the leaf converted to the field's dtype, in memory allocated by `empty`.
+    """Returns the leaf (a value in a batch) converted to the field's dtype, in memory allocated by `empty`.
 
     Returns the leaf itself if it needs no conversion.
     """

@@ -234,7 +234,7 @@ def _arrays(values: Sequence[Array], empty: Empty) -> Array:
 def _common_dtype(values: Sequence[Array]) -> np.dtype[Any]:
     """Returns the dtype that can hold the values of all these arrays.
 
-    Raises Misfit if the arrays belong to different families, such as numbers and text.
+    Raises Misfit if there is none. For example, numbers and text have no common dtype.
     """
     dtype: np.dtype[Any] = values[0].dtype
     try:

@@ -15,7 +15,10 @@ Array = np.ndarray[Any, Any]
 
 
 class Misfit(Exception):
-    """Explains why a column cannot be collated. As it propagates, each level of nesting adds its part of the path."""
+    """Explains why a column cannot be collated.
+
+    As the exception propagates, each level of nesting adds its part of the path.
+    """
 
     def __init__(self, text: str, rows: Sequence[int] = ()) -> None:
         super().__init__(text)

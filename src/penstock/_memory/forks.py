@@ -5,9 +5,9 @@ witness shows whether the child is still alive. It is a page of shared memory th
 parent then unmaps. The kernel refuses to seal a file against writing while any process maps it. So the seal succeeds
 once the child, and all processes that it has forked, have ended or called exec.
 
-Two alternatives were rejected. A child that closes all its descriptors would close its end of a pipe too early.
-Waiting for the child's process id does not work either, because fork hooks are not told the id, and the id says
-nothing about grandchildren.
+Two alternatives were rejected. One is a pipe, because a child that closes all its descriptors would close its end of
+the pipe too early. The other is to wait for the child's process id, because fork hooks are not told the id, and it
+says nothing about grandchildren.
 """
 
 from __future__ import annotations

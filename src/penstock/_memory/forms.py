@@ -148,7 +148,7 @@ _BUILT_IN: dict[type, Form] = {
 
 PLAIN: frozenset[type] = frozenset({bool, int, float, complex, str, bytes, NoneType})
 LEAVES: set[type] = {*PLAIN, np.ndarray, np.memmap}
-"""Classes that are known not to be containers. Other such classes are added when they are first seen."""
+"""Classes that are known not to be containers. More such classes are added when they are first seen."""
 
 
 def is_namedtuple(kind: type) -> bool:
@@ -192,9 +192,9 @@ FORMS: MemoTable[type, Form | None] = MemoTable(_form)
 
 
 class Attributes:
-    """Marks an object that is rebuilt from its attributes, as pickle does, and not from its items.
+    """A marker for objects that are rebuilt from their attributes, as pickle does, and not from their items.
 
-    It is the first key.
+    It is the first of the keys that `Form.open` returns for such an object.
     """
 
 
@@ -217,9 +217,9 @@ _ATTRIBUTES = Form(_open_attributes, _close_attributes)
 
 
 class Items:
-    """Marks an instance of a dict subclass that is rebuilt from its items, without `__init__`.
+    """A marker for instances of dict subclasses that are rebuilt from their items, without `__init__`.
 
-    It is the first key.
+    It is the first of the keys that `Form.open` returns for such an instance.
     """
 
 
@@ -234,7 +234,7 @@ MARKED: dict[Any, Form] = {Attributes: _ATTRIBUTES, Items: _ITEMS}
 
 
 def _exact_form(kind: type) -> Form | None:
-    """Returns the form of a class, or None if pickle does not rebuild its containers from the same parts."""
+    """Returns the form of a class, or None if pickle would not rebuild its containers from the same parts."""
     if kind in _BUILT_IN:
         return _BUILT_IN[kind]
     if kind in copyreg.dispatch_table or not _inherits(kind, object, "__reduce__", "__reduce_ex__"):
@@ -260,7 +260,7 @@ def _inherits(kind: type, base: type, *names: str) -> bool:
 
 
 def _is_generated(kind: type) -> bool:
-    """True if a namedtuple is made from its values by the methods that `collections.namedtuple` generated."""
+    """True if a namedtuple class makes its instances with the methods that `collections.namedtuple` generated."""
     maker = next(base for base in kind.__mro__ if "_fields" in vars(base))
     written = maker.__base__ is tuple and "_field_defaults" in vars(maker)
     return written and _inherits(kind, maker, "__new__", "__getnewargs__", "__getstate__")

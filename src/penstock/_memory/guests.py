@@ -38,9 +38,9 @@ RANKS: dict[str, Callable[[Any], tuple[int, int] | None]] = {
     "ray.train": _ranks_in_ray,
     "jax._src.distributed": _ranks_in_jax,
 }
-"""Maps the modules of libraries that give ranks to processes to functions that return (rank, number of ranks).
+"""For each library module that assigns ranks to processes, a function that returns (rank, number of ranks).
 
-Such a function may also return None or raise any exception.
+The function is called with the module. It may also return None or raise any exception.
 """
 
 
@@ -59,24 +59,28 @@ def ranks_of_libraries() -> tuple[int, int] | None:
 
 
 MakeLeaf = Callable[[tuple[int, ...], Any, Any, int], Any]
-"""A function that makes a leaf as a view. The arguments are shape, dtype, an array of bytes, and an offset into it.
+"""A function that makes a leaf (an array of a batch) as a view of an array of bytes.
 
-`np.ndarray` is such a function. All others are defined at module level, so that a layout pickles them by name, and
-the receiving process imports what they need.
+Its arguments are the shape, the dtype, the array of bytes, and an offset into this array. `np.ndarray` is such a
+function. All others are defined at module level, so that a layout pickles them by name, and the receiving process
+imports what they need.
 """
 
 Spot = tuple[MakeLeaf, tuple[int, ...], Any, int]
-"""Where a leaf is in its slab: a MakeLeaf function, and its arguments except the array of bytes."""
+"""The location of a leaf (an array of a batch) in its slab.
+
+It consists of a MakeLeaf function and the function's arguments, except the array of bytes.
+"""
 
 Reduce = Callable[[Any], Any]
-"""A function that pickles its argument, like `__reduce_ex__(5)`.
+"""A function that decides how its argument is pickled. It works like `__reduce_ex__(5)`.
 
-The result may contain PickleBuffers. It is NotImplemented if pickle's default way is to be used.
+The result may contain PickleBuffers. It is NotImplemented if the object is to be pickled in pickle's default way.
 """
 
 
 class Handler(NamedTuple):
-    """How the leaves of one class are copied, pinned, stored and converted."""
+    """How leaves (arrays in a batch) of one class are copied, pinned, stored and converted."""
 
     copy: Callable[[Any], Any]
     pin: Callable[[Any], Any]
@@ -91,15 +95,15 @@ class Guest(Protocol):
     """The interface of a guest library: what the core needs to know about it."""
 
     reducers: Mapping[type, Reduce]
-    """Maps an exact class to the function that pickles its instances inside other objects of a batch."""
+    """For each exact class, a function that pickles its instances when they are inside other objects of a batch."""
 
     def handler(self, kind: type) -> Handler | None:
         """Returns the handler for leaves of this class, or None if they get no special treatment."""
 
     def shipping(self) -> Mapping[type, Reduce]:
-        """Maps exact classes to functions that pickle their instances in a dataset.
+        """Returns, for each exact class, a function that pickles its instances in a dataset.
 
-        The functions are for one pickle only, so they may remember what that pickle already contains.
+        These functions are used for one pickle only, so they may remember what that pickle already contains.
         """
 
     def is_parameters(self, state_dict: Any) -> bool:
@@ -119,9 +123,9 @@ REDUCERS: dict[type, Reduce] = {}
 
 
 def guest_in(module: object) -> Guest | None:
-    """Returns the guest whose package contains the module with this name, or None.
+    """Returns the guest whose package contains the module with this name, or None if there is none.
 
-    Imports the guest's penstock module.
+    Imports penstock's own module for that guest if necessary.
     """
     name = module.partition(".")[0] if isinstance(module, str) else ""
     if name not in GUESTS:
@@ -141,7 +145,10 @@ def guest_of(kind: type) -> str | None:
 
 
 def all_met() -> bool:
-    """False if a guest's package is imported in this process, but none of its classes has been seen yet."""
+    """False if a guest (a library such as torch) is imported in this process, but none of its classes was
+
+    seen yet.
+    """
     for name in GUESTS:  # noqa: SIM110 - any() takes 0.3 us more for each pickle
         if name not in _met and name in sys.modules:
             return False
@@ -149,7 +156,7 @@ def all_met() -> bool:
 
 
 def can_pin() -> bool:
-    """True if an installed guest has an accelerator. This imports the guests."""
+    """True if an installed guest library, such as torch, has an accelerator. This imports the guest libraries."""
     for name in GUESTS:
         with suppress(ImportError):
             guest = guest_in(name)
@@ -159,7 +166,7 @@ def can_pin() -> bool:
 
 
 def meet_imported() -> None:
-    """Imports the penstock modules for all guests whose packages are imported in this process.
+    """Imports penstock's own modules for all guest libraries that are imported in this process.
 
     Called before the process is forked.
     """
@@ -188,7 +195,10 @@ HANDLERS: Mapping[type, Handler | None] = MemoTable(_handler)
 
 
 class Shipping(dict[type, "Reduce | None"]):
-    """The pickling functions for one pickle of a dataset. `shipping[type(part)]` is None for pickle's default way."""
+    """The pickling functions for one pickle of a dataset, by class.
+
+    The value is None if pickle's default way is used.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -23,7 +23,10 @@ ALIGN = 64
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The structure of a batch, and the spot of each leaf in the slab. The spot is None if the leaf is pickled."""
+    """The structure of a batch, and each leaf's spot (its location in the slab).
+
+    The spot of a pickled leaf is None.
+    """
 
     spec: Spec
     spots: tuple[Spot | None, ...]
@@ -95,7 +98,7 @@ class Writer:
     def hold(self, buffers: Sequence[pickle.PickleBuffer]) -> tuple[tuple[int, int], ...]:
         """Copies buffers into the slab and returns the offset and length of each.
 
-        Buffers that overlap still overlap there.
+        Buffers that share memory still share it in the slab.
         """
         arrays = [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers]
         spans = [(_address(array), array.nbytes, at) for at, array in enumerate(arrays)]
@@ -111,13 +114,12 @@ class Writer:
         return tuple(held)
 
     def place(self, tree: object) -> tuple[Spec, tuple[Spot | None, ...], list[object]]:
-        """Puts the arrays of the tree into the slab.
+        """Puts the arrays of a tree (a nested batch) into the slab.
 
-        Returns the structure, the spots, and the leaves that are not arrays.
-
-        The tree is taken apart only if all its leaves are arrays and atoms (values such as numbers, which refer to no
-        other object). Otherwise the whole tree is one leaf, which will be pickled. This is also the case if an array
-        occurs twice, or if two arrays share memory, because a pickle preserves sharing and a layout does not.
+        Returns the tree's structure, the location of each array, and the other leaves. The tree is taken apart only
+        if all its leaves are arrays and atoms (values such as numbers, which refer to no other object). Otherwise the
+        whole tree is one leaf, which will be pickled. This is also the case if an array occurs twice, or if two
+        arrays share memory, because a pickle preserves sharing and a layout does not.
         """
         pickled: tuple[Spec, tuple[Spot | None, ...], list[object]] = LEAF, (None,), [tree]
         found = flatten_exactly(tree)
@@ -171,7 +173,7 @@ def _repeats(leaves: Sequence[object]) -> bool:
 
 
 _ATOMS: frozenset[type] = PLAIN | {*np.sctypeDict.values()} - {np.void, np.object_}
-"""Classes of values that refer to no other object."""
+"""Classes of values, such as numbers, that refer to no other object."""
 
 
 _placeable: set[type] = {*_ATOMS, np.ndarray}
@@ -192,7 +194,7 @@ def _can_be_placed(kind: type) -> bool:
 def _overlapping(spans: Iterable[tuple[int, int, int]]) -> Iterator[list[tuple[int, int, int]]]:
     """Yields groups of overlapping pieces of memory.
 
-    Each piece is a tuple (address, size, tag) with any number as its tag.
+    Each piece is a tuple (address, size, tag). The tag can be any number.
     """
     group: list[tuple[int, int, int]] = []
     end = 0

@@ -66,9 +66,9 @@ def grow(fd: int, size: int) -> None:
 def mapped(fd: int | None, length: int, offset: int = 0, *, writable: bool = True) -> memoryview:
     """Returns a buffer over `length` bytes of a file, starting at `offset`, or over private memory if `fd` is None.
 
-    A file is mapped shared. The memory is unmapped when no object refers to the buffer any more. No file descriptor
-    is kept. `mmap.mmap` keeps one for each mapping (Python 3.13 can avoid it), so that a caller with many large
-    batches would run out of them.
+    The mapping of a file is shared. The memory is unmapped when no object refers to the buffer any more. No file
+    descriptor is kept. `mmap.mmap` keeps one for each mapping (Python 3.13 can avoid it), so a caller with many large
+    batches would run out of descriptors.
     """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS if fd is None else mmap.MAP_SHARED
     access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)

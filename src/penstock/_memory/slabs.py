@@ -78,7 +78,7 @@ class Arena:
         return np.frombuffer(buffer, np.uint8, region.capacity, region.start)
 
     def discard(self, region: Region) -> None:
-        """Returns the region's memory pages to the system. The region stays mapped, and reads as zeros."""
+        """Gives the region's memory pages back to the system. The region stays mapped, and reads as zeros."""
         buffer = self._extents.get(region.extent)
         if buffer is not None:
             advice = mmap.MADV_DONTNEED if self.fd is None else mmap.MADV_REMOVE
@@ -131,7 +131,7 @@ class Slabs:
         return self.largest * len(self._regions)
 
     def cool(self, slab: int) -> None:
-        """Returns the slab's memory pages to the system. They are allocated again when the slab is next used."""
+        """Gives the slab's memory pages back to the system. They are allocated again when the slab is next used."""
         region = self._regions.get(slab)
         if region is not None:  # the slab may have been meant for a step that does not exist
             self.arena.discard(region)
@@ -193,7 +193,7 @@ class Leases:
         return sum(lease.nbytes for lease in tuple(self._lent.values()))
 
     def give_back(self, slab: int) -> None:
-        """Returns a slab that was delivered without any array in it."""
+        """Gives back a slab that was delivered without any array in it."""
         self._returned.append(slab)
 
     def collect(self) -> list[int]:

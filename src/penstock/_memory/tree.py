@@ -210,10 +210,7 @@ _SPECS: MemoTable[tuple[Any, ...], Spec] = MemoTable(lambda key: Spec(*key))
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """True if keys that are equal also have equal types.
-
-    For example, 1, 1.0 and True are equal, but are different keys.
-    """
+    """True if equal keys also have equal types. For example, 1, 1.0 and True are equal, but are different keys."""
     if type(one) is not tuple:
         return True
     return all(map(is_, one, other)) or all(map(is_, map(type, one), map(type, other)))

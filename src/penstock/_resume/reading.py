@@ -72,7 +72,7 @@ def has_state(thing: object) -> bool:
 
 
 def by_next(items: Iterator[Any]) -> Iterator[Any]:
-    """Iterates by calling only `next`. An object that is its own iterator may start over at every `iter()`."""
+    """Yields the items by calling only `next`, because some iterators start over at every `iter()`."""
     return map(next, repeat(items))
 
 
@@ -105,10 +105,10 @@ class Reading:
 
     @property
     def has_begun_state(self) -> bool:
-        """True if a state that is taken before the first item is already a state of this pass.
+        """True if a state that is taken before the first item already belongs to this pass.
 
-        This is so if the iterator itself has a state. A generator that has not run yet has not used the iterable's
-        state.
+        This is so if the iterator itself has a state. The iterable's own state may still be unused at that time, for
+        example if its `__iter__` is a generator that has not run yet.
         """
         return "iterator" in self._stateful and not self.ended
 
@@ -140,7 +140,7 @@ class Reading:
             self.restore(self.source, mark.states["iterable"])
 
     def restore(self, part: Any, state: Any) -> None:
-        """Loads a state into the iterable or its iterator. Raises a StateError if it has no `load_state_dict`."""
+        """Loads a state into the iterable or its iterator. Raises a StateError if `part` has no `load_state_dict`."""
         _check_stateful(part)
         part.load_state_dict(state)
 
@@ -156,8 +156,8 @@ class Reading:
     def take(self, size: int, through: Callable[[Iterator[Any]], Iterator[Any]] = iter) -> list[Any]:
         """Reads and returns the next batch: `size` items, or as many as are left.
 
-        `through` is a function that the iterator over the items is passed through, for example to measure how long
-        each takes.
+        `through` is a function that wraps the iterator over the items, for example to measure how long each item
+        takes.
         """
         self.read += 1  # even if this raises, because the error then takes the place of the batch
         if self._items is None:
@@ -186,7 +186,7 @@ class Reading:
         return taken
 
     def note_error(self) -> None:
-        """Records that the iterator raised. A generator has ended then, but other iterators may continue."""
+        """Records that the iterator raised. If it is a generator, it has ended; other iterators may continue."""
         self.gave = True
         self._broken = self.ended = isinstance(self._iterator, GeneratorType)
         self._raised, self._renewed = "iterator" not in self._stateful, False
@@ -200,7 +200,7 @@ class Reading:
         return self._broken
 
     def pass_over(self, until: int, size: int, before: Callable[[int], object] = lambda number: None) -> None:
-        """Reads and drops the batches before batch `until`. Calls `before` with the index of each batch first.
+        """Reads and drops the batches before batch `until`. Before each of them, `before` is called with its index.
 
         These batches, and their exceptions, are handed out by other ranks, or were handed out before the resume.
         """
@@ -223,10 +223,10 @@ class Reading:
             raise passed[1]
 
     def mark(self) -> Mark | None:
-        """Returns the current position, or None if it is unknown or if nothing has a state.
+        """Returns the current position, or None if it is unknown.
 
-        The position is unknown after an exception, unless the iterator has a state. An earlier mark is still valid
-        then.
+        The position is unknown if neither the iterable nor its iterator has a state. After an exception it is known
+        only if the iterator has a state; otherwise an earlier mark is still valid.
         """
         if not self._stateful or self._broken or self._raised:
             return None
@@ -237,9 +237,9 @@ class Reading:
     def end(self) -> Mark | None:
         """Ends the reading, and returns the mark that the next epoch starts from. A second call returns None.
 
-        The result is also None if there is no state, if an exception ended the epoch, or if the epoch had no items.
-        With a mark, the next epoch would be required to have items. An epoch that was ended by an exception, like one
-        that is left early, has no effect on the next epoch.
+        The result is also None if there is no state. An epoch without items gives no mark, because a mark requires
+        the next epoch to have items. An epoch that an exception has ended gives no mark either, just like an epoch
+        that is left early.
         """
         self._broken = self._broken or self._raised
         try:
@@ -264,7 +264,7 @@ class Reading:
 
 
 def initial(source: Any, *, is_fresh: bool) -> bytes | None:
-    """Returns the mark of an epoch that starts with the iterable as it is now.
+    """Returns the mark (a saved position) of an epoch that starts with the iterable as it is now.
 
     Returns None if the iterable's current state is not the start of an epoch. `is_fresh` is True if no epoch was
     begun before. After an epoch that was left early, most iterables start over, but their state is still in the
@@ -280,8 +280,8 @@ def initial(source: Any, *, is_fresh: bool) -> bytes | None:
 def _renew(source: Any, kept: Mapping[str, Any], restore: Callable[[Any, Any], None]) -> None:
     """Restores an iterable to its state between two epochs, so that the next `iter()` starts the second epoch.
 
-    This is needed because many iterables continue from a loaded state at the next `iter()`, and start over only at
-    the `iter()` after that.
+    Loading the state is not enough, because many iterables continue from a loaded state at the next `iter()`, and
+    start over only at the `iter()` after that.
     """
     if "iterator" not in kept and _is_at(source, kept["iterable"]):
         return
@@ -321,7 +321,7 @@ def _check_stateful(part: object) -> None:
 
 
 def taken(owner: object, take: Callable[[], Mark | None]) -> bytes | None:
-    """Calls `take` to get a mark, and returns the pickled mark, or None if the owner has no state.
+    """Calls `take` to get a mark (a saved position), and returns the pickled mark, or None if the owner has no state.
 
     If that fails, returns a pickled StateError that says why.
     """
@@ -341,7 +341,7 @@ def asked(owner: object, take: Callable[[], T]) -> T:
 
 
 def opened(mark: bytes | Mark | None) -> Mark | None:
-    """Unpickles a mark. Raises a StateError if the mark could not be taken, or cannot be unpickled."""
+    """Unpickles a mark (a saved position). Raises a StateError if it could not be taken, or cannot be unpickled."""
     if not isinstance(mark, bytes):
         return mark
     try:
@@ -367,7 +367,7 @@ def known(mark: bytes | Mark | None) -> Mark | None:
 def refusal(mark: bytes | None) -> str:
     """Returns text for an error about a stream whose position is lost.
 
-    The text says why the stream's mark could not be taken, or how to give the stream a state.
+    The text says why the stream's mark (its saved position) could not be taken, or how to avoid this.
     """
     try:
         opened(mark)

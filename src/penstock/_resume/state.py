@@ -228,7 +228,7 @@ class Progress:
         return steps, sorted(step for step in beyond if step > steps), last
 
     def finish(self, end: bytes | None, ends: Mapping[int, bytes] = {}) -> None:  # never changed
-        """Records that the epoch is over. `end` is the mark that the next epoch starts from (see `Run`)."""
+        """Records that the epoch is over. `end` is the saved position that the next epoch starts from (see `Run`)."""
         # An epoch without batches keeps no mark, because a mark would require the next epoch to have batches.
         self._end = end if self.steps else None
         self.is_over = True
@@ -244,15 +244,15 @@ class Progress:
 
     @property
     def mark(self) -> bytes | Mark | None:
-        """The mark of the last step handed out, or of an earlier step.
+        """The mark (a saved position) of the last step handed out, or of an earlier step.
 
-        After the end, the mark that the next epoch starts from.
+        After the end of the epoch, it is the mark that the next epoch starts from.
         """
         return self._end if self.is_over else self._at[1] or self.begin.mark
 
     @property
     def beyond(self) -> list[int]:
-        """The steps that were handed out early, before an earlier step."""
+        """The steps that were handed out early, while an earlier step was still missing."""
         return self._now()[1]
 
     def as_dict(self) -> dict[str, Any]:
@@ -314,7 +314,7 @@ class Epochs:
         return start.as_dict()
 
     def restores(self) -> bool:
-        """True if the sampler or stream must load its state, because no live object has the state in the mark."""
+        """True if the sampler or stream must load its saved state, because no live object is in that state."""
         begun = None if self.progress is None else self.progress.begin.mark
         return self.loaded is not None or (isinstance(begun, Mark) and begun.at_end)
 

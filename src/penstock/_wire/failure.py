@@ -7,9 +7,9 @@ sets the remote traceback as its cause. Neither function fails, whatever the exc
 If the worker is not a process of its own, `caught` makes a copy instead, so that the user's exception object is never
 changed. A program may raise the same object many times, and in several threads at once.
 
-Exception types that cannot be imported by name are sent by tag or by address (see `pickling.py`), so that `except
-MyError` works in the parent. cloudpickle's own class tracking was rejected, because it overwrites the attributes and
-methods of the parent's class with those of the worker's class.
+Exception types that cannot be imported by name are sent by tag or by address (see `pickling.py`), so that
+`except MyError` works in the parent. cloudpickle's own class tracking was rejected, because it overwrites the
+attributes and methods of the parent's class with those of the worker's class.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ _by_tag = by_tag()
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An exception as plain values. `body` is the pickled exception, or b"" if it cannot be pickled."""
+    """An exception as plain values, to be sent to another process.
+
+    `body` is the pickled exception, or b"" if it cannot be pickled.
+    """
 
     name: str
     message: str
@@ -117,8 +120,8 @@ def keep(exc: BaseException, *, where: str) -> BaseException:
     """Returns a copy of `exc` that is stored and not raised. Used in workers that are not processes.
 
     Like an exception from `restore`, the copy has its traceback as text. The frames of a real traceback would keep
-    samples alive, and the local variables of all calling functions. Exceptions inside `exc`, such as the members of
-    an exception group, are copied in the same way.
+    samples and the local variables of all calling functions alive. Exceptions inside `exc`, such as the members of an
+    exception group, are copied in the same way.
     """
     exc = ordinary(exc)
     forget_earlier(exc)
@@ -149,9 +152,9 @@ def forget_earlier(exc: BaseException) -> None:
     """Shortens the traceback of an exception that was just caught, if the same object was raised before.
 
     Python puts each new traceback in front of the older ones, so the traceback of such an object would grow without
-    limit. Each of these tracebacks begins with the function that catches the exception. If the dataset itself uses a
-    loader, that function may also occur inside one traceback. The frame before it is then `RAISING`, in which the
-    inner loader's iterator raises, and the traceback is not cut there.
+    limit. Each of them begins with the function that catches the exception, so everything from that function's second
+    occurrence on is removed. If the frame before the second occurrence is `RAISING`, nothing is removed, because that
+    occurrence belongs to another loader, which the dataset uses.
     """
     first = at = _trace_of(exc)
     while at is not None and (after := at.tb_next) is not None:
@@ -171,7 +174,7 @@ def annotate(exc: BaseException, where: str) -> BaseException:
 
 
 def _body(exc: BaseException, dropped: list[str]) -> bytes:
-    """Pickles `exc` with its own methods if that gives an equal copy, and otherwise as `_ExceptionParts`."""
+    """Pickles `exc` as its class defines, or as `_ExceptionParts` if unpickling would not give an equal exception."""
     data, copy = _round_trip(exc)
     # If __init__ formats its argument, pickling succeeds, but the copy has its text formatted twice.
     if type(copy) is type(exc) and all(safe_text(copy, show) == safe_text(exc, show) for show in (str, _args)):
@@ -184,7 +187,7 @@ def _args(exc: Any) -> str:
 
 
 def _round_trip(obj: object) -> tuple[bytes, Any]:
-    """Pickles and unpickles the object. Returns the bytes and the copy, or b"" and None if one of them fails."""
+    """Pickles and unpickles the object. Returns the bytes and the copy, or b"" and None if that fails."""
     try:
         data = dumps(obj, override=_by_tag)
         return data, loads(data)
@@ -284,7 +287,7 @@ def described(exc: BaseException) -> str:
 def safe_text(obj: object, show: Callable[[object], str] = str) -> str:
     """Returns `show(obj)`, where `show` is `str` or `repr`. Never raises, even if the object's method does.
 
-    The one exception is a KeyboardInterrupt in the caller's process, when the user presses Ctrl-C.
+    Only a KeyboardInterrupt in the caller's process (Ctrl-C) is passed on.
     """
     try:
         return "".join((show(obj),))  # joined: __str__ may return a subclass of str

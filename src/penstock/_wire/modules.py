@@ -16,12 +16,12 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 ABSENT = {b"__main__", b"__mp_main__"}
-"""Names of modules that are known not to be importable, as bytes, because they are searched for in pickles."""
+"""The names of modules that are known not to be importable. They are bytes, because pickles are searched for them."""
 
 
 @contextmanager
 def sent_by_value() -> Iterator[Callable[[Any], None]]:
-    """Context manager: in the block, cloudpickle sends the contents of modules that cannot be imported by value.
+    """Context manager: in the block, cloudpickle sends objects by value if their module cannot be imported.
 
     Yields a function that must be called with each object before the object is pickled.
     """

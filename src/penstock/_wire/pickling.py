@@ -1,9 +1,9 @@
-"""Decides how all objects are pickled that are sent between processes.
+"""Decides how objects that are sent between processes are pickled.
 
-Two picklers are used. Plain pickle is fast, and sends classes and functions by the name of their module. cloudpickle
-sends everything in `__main__`, and everything that cannot be imported, by value. It is imported only when it is
-needed, because importing it takes 25 ms. A fresh interpreter cannot import everything that this process can: see
-`modules.py`.
+Two picklers are used. Plain pickle is fast, and sends classes and functions by name. cloudpickle sends everything in
+`__main__`, and everything that cannot be imported, by value. It is imported only when it is needed, because importing
+it takes 25 ms. A fresh interpreter cannot import everything that this process can: see `modules.py`. Each kind of
+message is pickled as follows:
 
     message   pickler                  arrays                               classes without an importable name
     task      plain, else cloudpickle  inside the pickle                    by value
@@ -14,14 +14,14 @@ needed, because importing it takes 25 ms. A fresh interpreter cannot import ever
     shipment  cloudpickle              out of band; mapped files by name    by value, and tagged on the way
 
 A tag is a name that this process and its workers share for a class of `__main__`, or for a class made inside a
-function. If such a class were sent by value, it would arrive as a different class, and `is`, `isinstance` and `except
-MyError` would fail. A tag consists of eight random bytes, which each process maps to its own copy of the class. A
-forked worker inherits the tags, and any other worker gets them with its shipment.
+function. If such a class were sent by value, it would arrive as a different class, and `is`, `isinstance` and
+`except MyError` would fail. A tag consists of eight random bytes, which each process maps to its own copy of the
+class. A forked worker inherits the tags, and any other worker gets them with its shipment (the pickled dataset).
 
 An exception type without a tag is sent by its address and also by value. In a forked worker the type has the same
 address as in the parent, so the parent first looks for a type at that address. Tagging all exception types before
-each fork was rejected. A program with many libraries has over a thousand of them, and tagging a type copies its
-memory page, which took 7 ms per worker with MONAI.
+each fork was rejected, because a program with many libraries has over a thousand of them, and tagging a type copies
+its memory page. With MONAI this took 7 ms per worker.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ from penstock._system.interrupts import import_whole
 from penstock._wire.modules import sent_by_value
 
 Override = Callable[[Any, Callable[[Any], Any]], Any]
-"""`override(part, otherwise)` returns how the object `part` is pickled, as pickle's `reducer_override` does.
+"""A function that decides how one object is pickled. It works like pickle's `reducer_override`.
 
-`otherwise(part)` returns what the pickler would do without the override.
+It is called as `override(part, otherwise)`, where `part` is the object. `otherwise(part)` returns what the pickler
+would do without the override.
 """
 
 loads = pickle.loads
@@ -67,9 +68,9 @@ def dumps(
 ) -> bytes:
     """Pickles `value` with plain pickle, or with cloudpickle if plain pickle fails or `by_value` is True.
 
-    If `buffers` is given, the bytes of arrays are appended to it instead of the pickle. `otherwise` is an override
-    that is used only with cloudpickle, and only if `override` is None. `fresh` has an effect only with `by_value`:
-    see `dump`.
+    If `buffers` is given, the bytes of arrays are appended to it and are not part of the pickle. `otherwise` is an
+    override that is used only with cloudpickle, and only if `override` is None. `fresh` (see `dump`) has an effect
+    only with `by_value`.
     """
     try:
         if buffers is None and override is None and not by_value:
@@ -138,9 +139,9 @@ class _Overridable(pickle.Pickler):
 
 
 class _Meeting(dict[type, Reduce]):
-    """A table of reducers.
+    """A table of reducers (functions that pickle the objects of one class).
 
-    When a class of a guest (a library such as torch) is first looked up, that guest's are added.
+    The reducers of a guest (a library such as torch) are added when one of its classes is first looked up.
     """
 
     def __missing__(self, kind: type) -> Reduce:
@@ -152,7 +153,7 @@ class _Meeting(dict[type, Reduce]):
 def _reduce_array(array: NDArray[Any]) -> str | tuple[Any, ...]:
     """Pickles an array as numpy does, but copies the array first if it is read-only or not contiguous.
 
-    Without the copy, it would arrive read-only, or its bytes would be inside the pickle.
+    Without the copy, the array would arrive read-only, or its bytes would be inside the pickle.
     """
     flags = array.flags
     if not (flags.writeable and flags.forc):
@@ -170,10 +171,10 @@ _class_of: weakref.WeakValueDictionary[bytes, type] = weakref.WeakValueDictionar
 
 
 def by_tag(only: frozenset[bytes] | None = None) -> Override:
-    """Returns an `Override` that sends a class as its tag, if it has one.
+    """Returns an `Override` that sends a class as its tag (a short name that both processes know), if it has one.
 
-    If `only` is given, it must contain the tag. Otherwise the parent is the receiver, and an exception type that has
-    no tag and cannot be imported by name is sent by its address.
+    If `only` is given, only the tags in it are used. If not, the receiver is the parent process, and an exception
+    type that has no tag and cannot be imported by name is sent by its address.
     """
 
     def override(part: Any, otherwise: Callable[[Any], Any]) -> Any:
@@ -205,7 +206,7 @@ def tag(cls: type) -> bytes:
 def _tag(cls: type) -> bytes | None:
     """Returns the tag of a class, or None if it has none.
 
-    If `adopt` has since given the tag to a copy of the class, the result is None too.
+    The result is also None if `adopt` has since given the tag to a copy of the class.
     """
     known = _tag_of.get(cls)
     return known if known is not None and _class_of.get(known) is cls else None

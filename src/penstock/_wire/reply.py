@@ -60,14 +60,14 @@ _UNPICKLABLE = (
 _by_tag = by_tag()
 
 Head = tuple[int, int, int]
-"""How a reply begins: the task's seq, the batch's offset in the slab, and the time in ns when the work began."""
+"""How a reply begins: the task's number, the batch's offset in the slab, and the time in ns when the work began."""
 
 
 class Trailer(NamedTuple):
-    """Everything in a batch that is not an array in the slab.
+    """Everything in a batch that is not an array in the slab (the memory for the batch).
 
-    `layout` is None if the parent already knows it. `rest` is the pickle of the leaves that are not arrays in the
-    slab, and `buffers` has the offset and length of each array inside these leaves.
+    `layout` is None if the parent already knows it. `rest` is the pickle of all leaves (values of the batch) that are
+    not arrays in the slab, and `buffers` has the offset and length of each array inside these leaves.
     """
 
     layout: Layout | None
@@ -78,14 +78,14 @@ class Trailer(NamedTuple):
 
 
 MakeStray = Callable[[int, int], AbstractContextManager[Writer]]
-"""`with make_stray(seq, nbytes)` gives a writer on new memory.
+"""`with make_stray(seq, nbytes)` gives a writer on new memory, which is called a stray.
 
-The memory is sent at the end unless it was too small.
+At the end of the block the memory is sent to the parent, unless it was too small.
 """
 
 
 class Replier:
-    """The worker's side: writes batches into slabs, and makes the replies that describe them."""
+    """The worker's side: writes batches into slabs (memory for batches), and makes the replies that describe them."""
 
     def __init__(self, worker: int, make_stray: MakeStray) -> None:
         self._worker = worker
@@ -170,7 +170,7 @@ def _put(writer: Writer, data: bytes) -> tuple[int, int]:
 def used_bytes(reply: bytes) -> int:
     """Returns the number of bytes, counted from the slab's start, that a reply refers to.
 
-    It may exceed the slab's size.
+    This number may exceed the slab's size.
     """
     _, _, _, stray, base, _, _, nbytes, *_ = REPLY.unpack(reply)
     return 0 if stray else base + nbytes
@@ -200,7 +200,7 @@ def memfd_stray(worker: int, strays: socket.socket, seq: int, nbytes: int) -> It
 
 
 class StrayReceiver(Protocol):
-    """Gives the parent the strays (separate memory for large batches) that replies refer to."""
+    """An object that gives the parent the strays (memory of batches that did not fit into their slab)."""
 
     def take(self, seq: int, worker: int, size: int) -> NDArray[np.uint8]:
         """Returns the memory of the stray that was sent before this reply."""
@@ -213,7 +213,7 @@ class StrayReceiver(Protocol):
 
 
 class SocketStrays:
-    """In the parent: the strays (memory of large batches) that have arrived before the reply that refers to them."""
+    """The strays (memory of large batches) that the parent has received but not yet matched with a reply."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -332,7 +332,7 @@ class Receiver:
     def open(self, filled: Filled) -> object:
         """Returns the batch, whose arrays are views of the slab.
 
-        If a user's class in the batch raises, so does this method.
+        Raises whatever the user's classes in the batch raise when they are unpickled.
         """
         (layout, trailer), root = filled.held, filled.root
         if isinstance(layout, BaseException):

@@ -153,7 +153,7 @@ def _stays_here() -> bool:
 def _passing_on(descriptors: list[int]) -> Iterator[None]:
     """Context manager: in the block, multiprocessing behaves as if this thread were starting a process.
 
-    That process would inherit `descriptors`.
+    The file descriptors that such a process would inherit are appended to `descriptors`.
     """
     import_whole("multiprocessing.context")
     from multiprocessing import context
@@ -177,9 +177,9 @@ class _InheritedDescriptor:
 
 
 class _ShippingPopen:
-    """Stands in for a process that multiprocessing is starting.
+    """A stand-in for a process that multiprocessing is starting.
 
-    Objects that are being pickled give it their descriptors.
+    Objects give it their descriptors when they are pickled.
     """
 
     DupFd = _InheritedDescriptor
@@ -333,7 +333,7 @@ def _refusal(obj: object) -> Exception | None:
 
 
 def _parts(obj: Any, at_root: bool) -> Iterator[tuple[str, object]]:
-    """Yields the parts that `obj` is pickled from, each with its text in the path, such as ".name" or "[0]".
+    """Yields the parts that `obj` is pickled from, each with its piece of the path, such as ".name" or "[0]".
 
     If `obj` is the root, its keys are bare names.
     """

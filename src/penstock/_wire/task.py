@@ -51,10 +51,11 @@ class Task(NamedTuple):
 
 
 class Opening(NamedTuple):
-    """Replaces a task's keys if the worker may need to open the stream first. The keys are otherwise just `size`.
+    """Replaces the keys of a task whose worker may first need to open the stream.
 
-    The stream continues from `mark`, or starts at its beginning if `mark` is None. If the worker's stream has just
-    reached the end of run number `after`, it already has the state of `mark`, which is then not loaded.
+    `size` is the number of samples to read, which is otherwise all that such a task has as keys. The stream continues
+    from `mark` (a saved position), or starts at its beginning if `mark` is None. If the worker's stream has just
+    reached the end of run number `after`, it already has the state in `mark`, which is then not loaded.
     """
 
     size: int
@@ -116,7 +117,7 @@ _INT64, _UINT8 = np.dtype(np.int64), np.dtype(np.uint8)
 
 
 def encode_keys(keys: Any, batched: bool, main_is_there: bool) -> tuple[NDArray[np.uint8], int]:
-    """In the parent: returns a task's keys as bytes for the slab, and the value of `Notice.keys`.
+    """In the parent: returns a task's keys as bytes, and the value of `Notice.keys`, which says how to read them.
 
     An int64 array, or a list of ints, is sent as an array. Everything else is pickled. `batched` is True if a list
     contains the keys of a batch, and False if the list is itself one key. `main_is_there` is True if workers have
@@ -146,7 +147,8 @@ def shorten(keys: Any) -> str:
 class Filled(NamedTuple):
     """A step whose batch is ready. Making it took `seconds`, and `held` is what the backend needs to open the batch.
 
-    `root` is the array that all views of the slab keep alive. `mark` has the same meaning as in `Task`.
+    `root` is the array over the batch's memory, which all views of this memory keep alive. `mark` is the same as in
+    `Task`.
     """
 
     seq: int
@@ -181,7 +183,10 @@ class Bundle(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """A step for which the stream had no samples left. `mark` has the same meaning as `Run.end`."""
+    """A step for which the stream had no samples left.
+
+    `mark` is the saved position that the next epoch begins with.
+    """
 
     seq: int
     worker: int

@@ -39,12 +39,11 @@ def encode(change: Change, known: frozenset[bytes] = frozenset(), *, fresh: bool
 
 
 class UpdateLog:
-    """A position in the log.
+    """A position in the log of updates.
 
-    `end` is the number of bytes that this process has written, or has applied to its dataset.
-
-    A forked worker starts at its parent's position, because it has the parent's dataset. Any other worker starts at
-    the position that was sent with its dataset.
+    `end` is the number of bytes that this process has written, or has applied to its dataset. A forked worker starts
+    at its parent's position, because it has the parent's dataset. Any other worker starts at the position that was
+    sent with its dataset.
     """
 
     __slots__ = ("end",)
@@ -60,7 +59,7 @@ class UpdateLog:
         self.end += done
 
     def read(self, fd: int, end: int) -> Iterator[Change]:
-        """Yields the changes between the current position and `end`, and moves the position."""
+        """Yields the changes from the current position to `end`, and moves the position."""
         while self.end < end:
             (length,) = _LENGTH.unpack(_read(fd, self.end, _LENGTH.size))
             start = self.end + _LENGTH.size

@@ -63,14 +63,17 @@ class Focus(Source):
     # Random numbers.
 
     def draw_for(self, number: int) -> None:
-        """Switches, in the middle of a task, to the random numbers of the step with this number."""
+        """Switches to the random numbers of step `number`, in the middle of a task."""
         self._drawing = number
         self.rngs.clear()
         if self._generators.may_seed:
             self._generators.seed(self.task.epoch, number)
 
     def rng(self) -> Generator:
-        """Returns a random generator: one for each sample, and one for work on the whole step. See `penstock.rng`."""
+        """Returns the random generator of the current sample, or of the whole step if no sample is current.
+
+        See `penstock.rng`.
+        """
         item, row = (None, -1) if self.loop is None else _now(self.loop)
         found = self.rngs.get(row)
         if found is None:

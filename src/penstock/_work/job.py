@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class TaskRunner(Protocol):
-    """Runs the tasks of one worker, one after the other. These are all the methods that a backend uses."""
+    """Runs the tasks of one worker, one after the other. A backend uses only the methods of this interface."""
 
     def begin(self, seat: int, *, alone: bool) -> None:
         """Prepares the worker for its first task.
@@ -37,7 +37,7 @@ class TaskRunner(Protocol):
         """
 
     def failed(self, error: BaseException, task: Task, mark: bytes | None) -> Errored:
-        """Returns the outcome of the latest task if its batch could not be sent."""
+        """Returns the outcome of the latest task, whose batch could not be sent."""
 
     def capture(self, errored: Errored) -> bytes:
         """Returns the error as bytes, which `restore` turns into an exception in the caller's process."""

@@ -12,7 +12,7 @@ from penstock._wire.task import Mended
 
 
 class Done(NamedTuple):
-    """The batch was made from `rows` samples.
+    """The outcome of a task whose batch was made from `rows` samples.
 
     `mended` lists the samples that failed and were left out or replaced.
     """
@@ -24,15 +24,16 @@ class Done(NamedTuple):
 
 
 class AtEnd(NamedTuple):
-    """The stream has no samples left for the task."""
+    """The outcome of a task for which the stream had no samples left."""
 
     mark: bytes | None = None
 
 
 class Errored(NamedTuple):
-    """The task failed. `where` names the step and the sample, and `notes` contain what else the user should know.
+    """The outcome of a task that failed.
 
-    Both are kept separate from the error, because the error is the user's object.
+    `where` names the step and the sample, and `notes` contain what else the user should know. Both are kept separate
+    from the error, because the error is the user's object.
     """
 
     error: BaseException

@@ -1,4 +1,4 @@
-"""Runs tasks: the part of a worker that is the same inline, in a thread and in a process."""
+"""Runs tasks. This part of a worker is the same for all backends: inline, threads and processes."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from penstock.worker_info import WorkerInfo
 
 
 class Runner:
-    """Runs tasks on one dataset, one after the other. `who` is the worker's name in error messages.
+    """Runs tasks on one dataset, one after the other (see `TaskRunner`).
 
-    See `TaskRunner`.
+    `who` is the worker's name in error messages.
     """
 
     make_generators = Generators
@@ -70,7 +70,10 @@ class Runner:
                 self._break("update(), made before ", error)
 
     def look_up(self) -> None:
-        """Looks up the dataset's methods again. Called after the caller has changed the dataset, which both share."""
+        """Looks up the dataset's methods again.
+
+        Called after the caller has changed the dataset, which caller and worker share.
+        """
         self._fetch.look_up()
 
     def _break(self, at: str, error: BaseException) -> None:
