@@ -37,7 +37,7 @@ Borrow = Callable[..., Loan]
 
 
 class Begin(NamedTuple):
-    """Where a run (the reading of one epoch) begins: the steps that were already handed out, and a position.
+    """The point at which a run (the reading of one epoch) begins.
 
     The first `steps` steps, and the steps in `beyond`, were already handed out. A sampler or stream that has a state
     continues from `mark` (a saved position). `resumed` is True if the position comes from a loaded state.
@@ -182,11 +182,10 @@ class Run:
 
 
 class Feed:
-    """The caller's side of a feed.
+    """The caller's side of a feed (the way a loader obtains its samples).
 
-    It makes runs, finds the keys of a batch's rows, and describes itself in resume states.
-
-    `borrow` sets the global random generators while a sampler or stream is read in the caller's process.
+    It makes runs, finds the keys of a batch's rows, and describes itself in resume states. `borrow` is a function
+    that sets the global random generators while a sampler or stream is read in the caller's process.
     """
 
     names: ClassVar[tuple[str, str]]  # in resume states: if samples are batched, and if they are not
@@ -194,7 +193,7 @@ class Feed:
     one_reader = False
     """True if one worker reads the whole stream. The steps are then done in order, and cannot be repeated."""
     knows_end = False
-    """True if the end is known when the last step is handed out, without trying to draw another step."""
+    """True if the end of an epoch is known when its last step is handed out, without trying to draw another step."""
 
     def __init__(self, dataset: Any, options: Options, borrow: Borrow | None = None) -> None:
         self.dataset = dataset
@@ -324,7 +323,7 @@ def as_index(keys: Any) -> NDArray[np.uint64] | None:
 
 
 class StepSource(Source):
-    """The current step, while its keys or light items are read in the caller's process."""
+    """The source of random numbers for a step, while its keys or light items are read in the caller's process."""
 
     def __init__(self, seed: int, epoch: int, step: int, use: int) -> None:
         self._of = seed, epoch, step, use

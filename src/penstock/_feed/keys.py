@@ -216,7 +216,7 @@ class ByKey(Feed):
 
 
 class _DrawnKeys(Reading):
-    """Reads a sampler that may draw random numbers. `drawing` seeds the random generators for each batch."""
+    """A reading of a sampler that may draw random numbers. `drawing` seeds the random generators for each batch."""
 
     def __init__(self, sampler: Any, drawing: Callable[..., Any]) -> None:
         super().__init__(sampler)

@@ -144,7 +144,10 @@ class FieldCast:
         return FieldCast((*self.path, name), self._children.get(name, ()), self._dtype, self.checked, True)
 
     def of(self, spec: Spec) -> list[FieldCast]:
-        """Returns the conversion for each leaf of a tree. In a `Batch`, only the leaves of its data are converted."""
+        """Returns the conversion for each leaf (value) of a tree.
+
+        In a `Batch`, only the leaves of its data are converted.
+        """
         return self._specs[spec]
 
     def _walk(self, spec: Spec | None) -> list[FieldCast]:
@@ -201,9 +204,9 @@ class FieldCast:
             self._write(out, source, first, source.size // len(source) if source.ndim and len(source) else 1)
 
     def stack(self, out: NDArray[Any], rows: Sequence[NDArray[Any]], dtype: np.dtype[Any]) -> None:
-        """Like `out[i] = rows[i]` for every i. The rows have equal lengths; raises ValueError if their shapes differ.
+        """Like `out[i] = rows[i]` for every i, where all rows have the same length.
 
-        `dtype` can hold the values of all rows.
+        Raises ValueError if the shapes of the rows differ. `dtype` can hold the values of all rows.
         """
         with np.errstate(all="ignore"):
             sure = not self.checked or _limits(dtype, out.dtype) is None
@@ -219,7 +222,10 @@ class FieldCast:
                 self._write(out[row], source, row, source.size or 1)
 
     def _write(self, out: NDArray[Any], source: NDArray[Any], first: int, per_row: int) -> None:
-        """Writes in parts, and checks each part before the next one is written. A row has `per_row` elements."""
+        """Writes `source` to `out` in parts, and checks each part before the next one is written.
+
+        A row has `per_row` elements.
+        """
         limits = _limits(source.dtype, out.dtype) if self.checked else None
         if limits is None or not source.size:
             np.copyto(out, source, casting="unsafe")
@@ -262,9 +268,10 @@ _UNCHANGED = FieldCast((), (), None, False, False)
 
 @lru_cache(maxsize=256)
 def _limits(source: np.dtype[Any], goal: np.dtype[Any]) -> tuple[float, float] | None:
-    """Returns two bounds. Values between them fit into `goal`. Returns None if every value of `source` fits.
+    """Returns two bounds such that all values between them fit into `goal`.
 
-    Rounding a float is allowed, as in numpy's "same_kind". A finite value that would become infinite does not fit.
+    Returns None if every value of `source` fits. Rounding a float is allowed, as in numpy's "same_kind". A finite
+    value that would become infinite does not fit.
     """
     if source == goal or source.kind == "b":
         return None
@@ -309,7 +316,7 @@ class FieldMemory:
         return [FieldMemory(field, self.empty) for field in self.field.below(keys)]
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Allocates memory for an array that has this dtype before it is converted."""
+        """Allocates memory for the result of converting an array that has this dtype."""
         return self.empty(shape, self.field.target(dtype) or dtype)
 
     def put(self, array: NDArray[Any]) -> NDArray[Any]:

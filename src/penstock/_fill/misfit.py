@@ -15,9 +15,9 @@ Array = np.ndarray[Any, Any]
 
 
 class Misfit(Exception):
-    """Explains why a column cannot be collated.
+    """The reason why a column cannot be collated.
 
-    As the exception propagates, each level of nesting adds its part of the path.
+    As the exception propagates, each level of nesting adds to its path.
     """
 
     def __init__(self, text: str, rows: Sequence[int] = ()) -> None:

@@ -58,7 +58,7 @@ def remake(kind: type, values: Mapping[Any, Any] | list[Any]) -> Any:
 
 
 class Form(NamedTuple):
-    """How the containers of one class are taken apart and rebuilt."""
+    """A way to take the containers of one class apart, and to rebuild them."""
 
     open: Callable[[Any], tuple[Hashable, Sequence[Any]] | None]
     """Returns the container's keys and values, or None if this instance cannot be rebuilt from them."""

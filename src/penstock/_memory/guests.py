@@ -80,7 +80,7 @@ The result may contain PickleBuffers. It is NotImplemented if the object is to b
 
 
 class Handler(NamedTuple):
-    """How leaves (arrays in a batch) of one class are copied, pinned, stored and converted."""
+    """The functions that copy, pin, store and convert the leaves (arrays in a batch) of one class."""
 
     copy: Callable[[Any], Any]
     pin: Callable[[Any], Any]
@@ -145,10 +145,7 @@ def guest_of(kind: type) -> str | None:
 
 
 def all_met() -> bool:
-    """False if a guest (a library such as torch) is imported in this process, but none of its classes was
-
-    seen yet.
-    """
+    """False if a guest library (such as torch) is imported, but none of its classes has been seen yet."""
     for name in GUESTS:  # noqa: SIM110 - any() takes 0.3 us more for each pickle
         if name not in _met and name in sys.modules:
             return False

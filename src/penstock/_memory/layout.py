@@ -32,7 +32,10 @@ class Layout:
     spots: tuple[Spot | None, ...]
 
     def open(self, root: NDArray[np.uint8], rest: Sequence[object]) -> object:
-        """Returns the batch. Its arrays are views of `root`, and its other leaves are taken from `rest`."""
+        """Returns the batch.
+
+        Its arrays are views of `root` (the slab's memory), and its other leaves come from `rest`.
+        """
         spots: Any = self.spots
         if not rest:  # none of the spots is None
             return unflatten(self.spec, [make(shape, dtype, root, at) for make, shape, dtype, at in spots])
@@ -42,7 +45,7 @@ class Layout:
 
 
 class Writer:
-    """Writes one batch into one slab: allocates memory for collate, and afterwards finds the layout of the batch.
+    """A writer of one batch into one slab. It allocates memory for collate, and later finds the layout of the batch.
 
     An array that does not fit is put into ordinary memory, and `overflow` becomes True.
     """
@@ -167,7 +170,7 @@ def _address(array: NDArray[Any]) -> int:
 
 
 def _repeats(leaves: Sequence[object]) -> bool:
-    """True if a leaf that is not an atom (a value such as a number) occurs twice."""
+    """True if a leaf occurs twice and is not an atom (a value such as a number, which refers to no other object)."""
     ids = [id(leaf) for leaf in leaves if type(leaf) not in _ATOMS]
     return len(set(ids)) < len(ids)
 
@@ -177,7 +180,7 @@ _ATOMS: frozenset[type] = PLAIN | {*np.sctypeDict.values()} - {np.void, np.objec
 
 
 _placeable: set[type] = {*_ATOMS, np.ndarray}
-"""Classes of leaves that can be stored in a slab. Classes of guests are added when they are first seen."""
+"""Classes of leaves that can be stored in a slab. Classes of other libraries are added when they are first seen."""
 
 
 def _can_be_placed(kind: type) -> bool:

@@ -61,9 +61,9 @@ class Region(NamedTuple):
 
 
 class Arena:
-    """Maps regions of one file, or of private memory if `fd` is None.
+    """The mapped regions of one file, or of private memory if `fd` is None.
 
-    Each process that uses the file has its own Arena.
+    Each process that uses a file has its own Arena.
     """
 
     def __init__(self, fd: int | None) -> None:

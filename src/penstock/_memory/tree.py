@@ -240,4 +240,4 @@ def _builder(
 
 
 LEAF = Spec(None, None, None, 1)
-"""The structure of a bare leaf."""
+"""The structure of a tree that consists of a single leaf."""

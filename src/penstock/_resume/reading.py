@@ -333,7 +333,7 @@ def taken(owner: object, take: Callable[[], Mark | None]) -> bytes | None:
 
 
 def asked(owner: object, take: Callable[[], T]) -> T:
-    """Returns the result of `take`. Raises a StateError if taking the owner's state fails."""
+    """Calls `take`, which takes the owner's state, and returns the result. Raises a StateError if that fails."""
     try:
         return take()
     except Exception as error:
@@ -358,7 +358,7 @@ def opened(mark: bytes | Mark | None) -> Mark | None:
 
 
 def known(mark: bytes | Mark | None) -> Mark | None:
-    """Like `opened`, but returns None if the mark could not be taken or cannot be unpickled."""
+    """Like `opened`, but returns None if the mark (a saved position) could not be taken or cannot be unpickled."""
     with suppress(StateError):
         return opened(mark)
     return None

@@ -195,7 +195,10 @@ def _tagged(known: bytes) -> type:
 
 
 def tag(cls: type) -> bytes:
-    """Returns the tag by which this process and its workers know `cls`. Makes a new tag if there is none."""
+    """Returns the tag (a short name) of `cls`, which this process and its workers share.
+
+    Makes a new tag if there is none.
+    """
     known = _tag(cls)
     if known is None:
         known = os.urandom(8)  # random, not a counter, so that tags made in two processes never collide
@@ -258,7 +261,10 @@ def _exceptions() -> Iterator[type]:
 
 
 def tags_of_main() -> frozenset[bytes]:
-    """Tags the classes defined in `__main__` and returns the tags. Workers forked after this call know the tags."""
+    """Gives each class defined in `__main__` a tag (a short name that workers share), and returns the tags.
+
+    Workers that are forked after this call know the tags.
+    """
     found: set[bytes] = set()
     todo: list[object] = [sys.modules["__main__"]]
     while todo:

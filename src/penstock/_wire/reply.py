@@ -138,7 +138,10 @@ class Replier:
     def _write_batch(
         self, tree: object, writer: Writer, mended: Mended | None, mark: bytes | None
     ) -> tuple[int, int, int]:
-        """Writes the batch. Returns the number of its layout, and the offset and length of the trailer."""
+        """Writes the batch.
+
+        Returns the number of its layout, and the offset and length of its trailer (see `Trailer`).
+        """
         spec, places, rest = writer.place(tree)
         number = self._numbers.get((spec, places), _UNNUMBERED)
         if not rest and number != _UNNUMBERED and mended is None and mark is None:

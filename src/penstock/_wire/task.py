@@ -25,9 +25,10 @@ MOST_STEPS = 32
 class Task(NamedTuple):
     """One or more steps for a worker.
 
-    `seq` is unique in an engine. `run` is a number for each call of `iter()`, and is unique in a loader. What `keys`
-    contains depends on the feed that made the task. A task with several short steps is called a bundle; its `keys`
-    are the keys of all steps, the same number for each step.
+    `seq` is the task's number, which is unique in an engine. `run` is the number of the `iter()` call that the task
+    belongs to, and is unique in a loader. What `keys` contains depends on the feed that made the task. A task with
+    several short steps is called a bundle. Its `keys` are the keys of all steps, with the same number of keys for
+    each step.
 
     `mark` is the position of the sampler or stream after this step, if the sampler or stream has a state. For a
     sampler it stays in the calling process. For a stream it comes from the worker that reads the stream.
@@ -42,7 +43,7 @@ class Task(NamedTuple):
     mark: bytes | None = None
 
     def single(self) -> list[Task]:
-        """Returns one task for each step. Their seqs are `seq`, `seq + 1` and so on, which no other task uses."""
+        """Returns one task for each step. Their numbers are `seq`, `seq + 1` and so on, which no other task uses."""
         seq, run, epoch, step, keys, count, _ = self
         if count == 1:
             return [self]
@@ -51,11 +52,12 @@ class Task(NamedTuple):
 
 
 class Opening(NamedTuple):
-    """Replaces the keys of a task whose worker may first need to open the stream.
+    """What a task has instead of keys if its worker may first need to open the stream.
 
-    `size` is the number of samples to read, which is otherwise all that such a task has as keys. The stream continues
-    from `mark` (a saved position), or starts at its beginning if `mark` is None. If the worker's stream has just
-    reached the end of run number `after`, it already has the state in `mark`, which is then not loaded.
+    `size` is the number of samples to read. If the stream is already open, a task has just this number instead of
+    keys. The stream continues from `mark` (a saved position), or starts at its beginning if `mark` is None. If the
+    worker's stream has just reached the end of run number `after`, it already has the state in `mark`, which is then
+    not loaded.
     """
 
     size: int
@@ -64,7 +66,7 @@ class Opening(NamedTuple):
 
 
 class Raised(NamedTuple):
-    """Replaces a task's keys if the sampler or stream raised an error instead of returning keys."""
+    """What a task has instead of keys if the sampler or stream raised an error."""
 
     error: BaseException
 

@@ -28,12 +28,12 @@ class Setting(dict[str, Any]):
 
 
 def encode(change: Change, known: frozenset[bytes] = frozenset(), *, fresh: bool = True) -> bytes:
-    """Encodes the change as bytes.
+    """Encodes a change to the dataset as bytes.
 
-    Classes whose tag is in `known` are sent as their tag. These are the classes of `__main__`, if the workers were
-    forked and so have the same classes. All other classes that cannot be imported by name are sent by value, and
-    arrive as new classes. `fresh` is True if the workers were not forked from this process and have only what they
-    can import.
+    Classes whose tag (a short name that both processes know) is in `known` are sent as their tag. These are the
+    classes of `__main__`, if the workers were forked and so have the same classes. All other classes that cannot be
+    imported by name are sent by value, and arrive as new classes. `fresh` is True if the workers were not forked from
+    this process and have only what they can import.
     """
     return dumps(change, override=by_tag(known), by_value=True, fresh=fresh)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Fetch:
-    """Fetches the samples of a task.
+    """The part of a feed that fetches the samples of a task, in the worker.
 
     `mark` is the stream's position after the latest task, if the stream has a state.
     """

@@ -45,7 +45,7 @@ class Focus(Source):
         self._who, self._generators = who, generators
 
     def begin(self, task: Task, gauge: Gauge | NoGauge) -> None:
-        """Starts another task."""
+        """Makes `task` the current task."""
         self.task, self.gauge = task, gauge
         # The current operation and its keys. They become text only if the operation fails.
         self._at, self._keys = "", None
@@ -142,7 +142,7 @@ class Focus(Source):
             self.doing(f"sample {safe_text(key, repr)} (row {row}), ", None)
 
     def name_rows(self, error: Exception, mended: Mended | None = None) -> None:
-        """Adds a note that names the samples in an error's rows (see CollateError), if samples have keys."""
+        """Adds a note that names the samples in the rows of an error (see CollateError), if samples have keys."""
         keys = self.names() if mended is None else mended.keys
         rows = [row for row in dict_of(error).get("rows", ()) if row < len(keys)]
         if not self.job.batched and keys:

@@ -8,10 +8,10 @@ from penstock._system.interrupts import Loan, import_whole
 
 
 class Generators:
-    """Sets the global random generators for a step. `may_seed` is True if the worker may seed them.
+    """A worker's access to the global random generators. `may_seed` is True if the worker may seed them.
 
-    A worker with its own process seeds them. A worker in the caller's process borrows them for one step. Worker
-    threads do neither, because they share the generators with the caller.
+    A worker with its own process seeds them for each step. A worker in the caller's process borrows them for one
+    step. Worker threads do neither, because they share the generators with the caller.
     """
 
     def __init__(self, seed: int) -> None:

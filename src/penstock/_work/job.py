@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 class TaskRunner(Protocol):
-    """Runs the tasks of one worker, one after the other. A backend uses only the methods of this interface."""
+    """The interface of an object that runs the tasks of one worker, one after the other.
+
+    A backend uses only these methods.
+    """
 
     def begin(self, seat: int, *, alone: bool) -> None:
         """Prepares the worker for its first task.

@@ -25,10 +25,7 @@ from penstock.worker_info import WorkerInfo
 
 
 class Runner:
-    """Runs tasks on one dataset, one after the other (see `TaskRunner`).
-
-    `who` is the worker's name in error messages.
-    """
+    """A `TaskRunner` that runs tasks on one dataset. `who` is the worker's name in error messages."""
 
     make_generators = Generators
 

@@ -32,7 +32,7 @@ _NOT_BAD = (
 
 
 class SampleFetcher:
-    """Fetches samples one by one. `mends` is True if samples that fail are left out or replaced."""
+    """An object that fetches samples one by one. `mends` is True if samples that fail are left out or replaced."""
 
     def __init__(self, focus: Focus) -> None:
         self._focus = focus
