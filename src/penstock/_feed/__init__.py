@@ -1,4 +1,8 @@
-"""Feeds: how a loader obtains its samples, by key, from a stream, or from light items that a stream yields."""
+"""Feeds: how a loader obtains its samples.
+
+There is a feed for samples that are fetched by key, one for samples from a stream, and one for streams of light
+items, from which workers load the samples.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,9 @@ __all__ = ["Feed", "feed_of"]
 
 
 def feed_of(dataset: Any, options: Options, has_load: bool, borrow: Borrow | None = None) -> Feed:
-    """Returns the feed for a dataset. `has_load`: a stream yields light items, and its load() makes the samples."""
+    """Returns the feed for a dataset.
+
+    `has_load` is True if a stream yields light items, and the dataset's `load()` makes the samples from them.
+    """
     kind = ByKey if not is_stream(dataset) else ByItem if has_load else ByStream
     return kind(dataset, options, borrow)

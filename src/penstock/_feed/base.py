@@ -1,6 +1,6 @@
-"""A feed: how a loader obtains its samples. The loader chooses it once, and no other code depends on the choice.
+"""A feed obtains the samples for a loader. The loader chooses it once, and no other code depends on the choice.
 
-A feed makes runs. A run is one epoch that is being read; its steps are drawn one after the other.
+A feed makes runs. A run is one epoch that is being read. Its steps are drawn one after the other.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 AnyPlan = OrderPlan | SamplerPlan
 
 Now = Callable[[], tuple[AnyPlan | None, int]]
-"""Returns the loader's plan and epoch at the time of the call."""
+"""A function that returns the loader's current plan and epoch."""
 
 T = TypeVar("T")
 
@@ -37,9 +37,10 @@ Borrow = Callable[..., Loan]
 
 
 class Begin(NamedTuple):
-    """Where a run begins: the first `steps` steps, and the steps in `beyond`, were already handed out.
+    """The point at which a run (the reading of one epoch) begins.
 
-    A sampler or stream with a state continues from `mark`. `resumed`: the position comes from a loaded state.
+    The first `steps` steps, and the steps in `beyond`, were already handed out. A sampler or stream that has a state
+    continues from `mark` (a saved position). `resumed` is True if the position comes from a loaded state.
     """
 
     steps: int = 0
@@ -51,13 +52,15 @@ class Begin(NamedTuple):
 class Run:
     """The steps of one epoch, in order.
 
-    An exception from `read_from` takes the place of one step. Any other exception while drawing ends the run.
+    If the user's sampler or stream raises an exception, the exception takes the place of one step. Any other
+    exception while drawing ends the run.
 
-    `keys` begins with the step `at.steps`. Steps in `at.beyond` are left out; with `repeats`, they are drawn again
-    and the consumer skips them, because one worker reads the stream in order. `read_from` is the sampler or stream
-    that the keys come from, if it may have a state; errors call it `what`. `numbers` gives each run its number.
-    `seat` is the worker that gets the first step (torch semantics only). `raises_at_once`: an error that ends the run
-    is raised by the `next()` that tried to draw, and not only after the steps drawn before it.
+    `keys` begins with the step `at.steps`. Steps in `at.beyond` are left out. If `repeats` is True they are drawn
+    again and the consumer skips them, because one worker reads the stream in order. `read_from` is the sampler or
+    stream that the keys come from, if it may have a state, and `what` is its name in error messages. `numbers` gives
+    each run its number. `seat` is the index of the worker that gets the first step (torch semantics only). If
+    `raises_at_once` is True, an error that ends the run is raised by the `next()` call that tried to draw. Otherwise
+    it is raised after the steps that were drawn before it.
 
     Only the methods below change a run.
     """
@@ -89,7 +92,7 @@ class Run:
         self.ends: dict[int, bytes] = {}  # the same for each worker, if each reads its own stream
         self._numbers = numbers
         self._keys = keys
-        # Only batches of a known order are drawn several at a time: drawing them early has no side effects.
+        # Several batches are drawn at a time only if the order is known, because drawing has no side effects then.
         bundled = isinstance(keys, Draw) and keys.batched
         self._take = keys.take if bundled else None  # type: ignore[attr-defined]
         self._step = at.steps
@@ -98,12 +101,15 @@ class Run:
         self._what = what
 
     def follow(self) -> Run | None:
-        """The run of the next epoch; None if drawing it could have side effects."""
+        """Returns the run of the next epoch, or None if drawing it could have side effects."""
         plan, epoch = None if self.plan is None else self.plan.after(), self.epoch + 1
         return None if plan is None else Run(self._numbers, epoch, plan.draw(epoch), plan, Begin())
 
     def draw(self, seq: int, most: int = 1) -> Task | None:
-        """Draws the next step, or up to `most` steps, as the task `seq`. None at the end, or after an error."""
+        """Returns the next step, or up to `most` steps, as a task with the number `seq`.
+
+        Returns None at the end or after an error.
+        """
         task = self._draw(seq, 1 if self._skip else most)
         while task is not None and task.step in self._skip:
             self._skip.discard(task.step)
@@ -129,7 +135,10 @@ class Run:
         return task
 
     def _next_keys(self, most: int) -> tuple[Any, int]:
-        """The keys of the next steps (or an error in their place) and their number; StopIteration at the end."""
+        """Returns the keys of the next steps (or an error in their place) and the number of steps.
+
+        Raises StopIteration at the end.
+        """
         try:
             return (next(self._keys), 1) if self._take is None else self._take(most)
         except StopIteration:
@@ -147,7 +156,7 @@ class Run:
         self.error = error
 
     def take_error(self) -> BaseException | None:
-        """Returns the run's error, if any, and forgets it: an error is raised once."""
+        """Returns the run's error, if any, and forgets it, so that it is raised only once."""
         error, self.error = self.error, None
         return error
 
@@ -156,16 +165,16 @@ class Run:
         self.end = self.ends[worker] = mark
 
     def finish(self) -> BaseException | None:
-        """Marks the run as over. Returns the error that the caller gets instead of the end, if any."""
+        """Marks the run as over. Returns the error, if any, that the caller gets instead of the end."""
         self.is_over = True
         return self.take_error()
 
     def leave(self) -> None:
-        """Records that another epoch took the engine after the last batch, before the caller asked for the end."""
+        """Records that another epoch began after the last batch, before the caller asked for the end of this one."""
         self.is_left = True
 
     def continued(self, task: Task, position: bytes | None) -> Task:
-        """The task for a new reader of the stream, which first opens the stream at this position."""
+        """Returns the task for a new reader of the stream, which first opens the stream at this position."""
         mark = opened(position)
         if mark is None or isinstance(task.keys, Opening):  # the first task of the run says where it begins
             return task
@@ -173,17 +182,18 @@ class Run:
 
 
 class Feed:
-    """The caller's half of a feed: makes runs, names the samples of a batch, and describes itself for resume states.
+    """The caller's side of a feed (the way a loader obtains its samples).
 
-    `borrow` sets the global random generators while a sampler or stream is read in the caller's process.
+    It makes runs, finds the keys of a batch's rows, and describes itself in resume states. `borrow` is a function
+    that sets the global random generators while a sampler or stream is read in the caller's process.
     """
 
     names: ClassVar[tuple[str, str]]  # in resume states: if samples are batched, and if they are not
     fetch: ClassVar[type[Fetch]]  # the worker's half
     one_reader = False
-    """True if one worker reads the whole stream: steps are done in order, and cannot be repeated."""
+    """True if one worker reads the whole stream. The steps are then done in order, and cannot be repeated."""
     knows_end = False
-    """True if the end is known once the last step is handed out, without trying to draw another."""
+    """True if the end of an epoch is known when its last step is handed out, without trying to draw another step."""
 
     def __init__(self, dataset: Any, options: Options, borrow: Borrow | None = None) -> None:
         self.dataset = dataset
@@ -193,7 +203,7 @@ class Feed:
         self.check()
 
     def check(self) -> None:
-        """Raises, or warns, if the dataset and the options do not fit together."""
+        """Raises or warns if the dataset and the options do not fit together."""
 
     # For resume states.
 
@@ -206,34 +216,40 @@ class Feed:
         return "stream"
 
     def length(self) -> int | None:
-        """The current length of a dataset with keys; None for a stream, or if there is no length."""
+        """Returns the current length of a dataset with keys, or None for a stream or a dataset without a length."""
         return None
 
     def keeps_state(self) -> bool:
-        """True if the dataset itself has a state. (The state of a stream is part of its position.)"""
+        """True if a dataset with keys has a state of its own.
+
+        False for a stream, whose state is part of its position.
+        """
         return False
 
     # One epoch.
 
     def plan(self, seed: int, start: int | None = 0) -> AnyPlan | None:
-        """The keys of each step from position `start` on, for the dataset's current length; None for a stream."""
+        """Returns the plan: the keys of each step from position `start` on, for the dataset's current length.
+
+        Returns None for a stream.
+        """
         return None
 
     def run(self, numbers: Iterator[int], epoch: int, seed: int, plan: AnyPlan | None, at: Begin) -> Run:
-        """The run of an epoch that begins at `at`."""
+        """Returns the run of an epoch that begins at `at`."""
         raise NotImplementedError
 
     def drawing(self, seed: int, epoch: int, number: int, work: Callable[..., T], *args: Any) -> T:
-        """Calls `work(*args)` with random generators that are a function of (seed, epoch, number).
+        """Calls `work(*args)` while the random generators are seeded from (seed, epoch, number).
 
-        So a sampler, or a stream of light items, yields the same on every rank, and again after a resume.
+        So a sampler, or a stream of light items, yields the same items on every rank, and again after a resume.
         """
         import_whole("penstock._work.seeding")
         from penstock._work.seeding import READ, Borrowed  # late: see InlineBackend
 
         of = seed, epoch, number, READ
         loan, source = (self._borrow or Borrowed)(*of), StepSource(*of)
-        # Not `working_at`: an interrupt could skip the end of its block.
+        # Not `working_at`, because an interrupt could skip the end of its block.
         outer, at_work.source = at_work.source, source
         try:
             return with_loan(loan, work, *args)
@@ -241,28 +257,34 @@ class Feed:
             at_work.source = outer
 
     def read_from(self) -> Any:
-        """The user's sampler or stream, which decides the order; None if there is none."""
+        """Returns the user's sampler or stream, which determines the order, or None if there is none."""
         return None
 
     def beginning(self, *, is_fresh: bool) -> bytes | None:
-        """The mark of an epoch that begins now; None if the sampler or stream has no state: see `initial`."""
+        """Returns the mark (a saved position) of an epoch that begins now: see `initial`.
+
+        Returns None if the sampler or stream has no state.
+        """
         return initial(self.read_from(), is_fresh=is_fresh)
 
     def replacements(self, plan: AnyPlan | None) -> Any:
-        """The order that replacements for failed samples come from (`on_error="replace"`); None if there is none."""
+        """Returns the order from which replacements for failed samples are drawn (`on_error="replace"`), or None."""
         return None
 
     def steps(self, epoch: int, plan: AnyPlan | None) -> int:
-        """The number of batches in an epoch; TypeError if it is unknown."""
+        """Returns the number of batches in an epoch. Raises TypeError if it is unknown."""
         raise NotImplementedError
 
     def count(self, yielded: int) -> None:
-        """Called with the number of batches that were handed out in this epoch."""
+        """Called with the number of batches that were handed out so far in this epoch."""
 
     # One batch.
 
     def index(self, task: Task, rows: int, mended: Mended | None) -> NDArray[np.uint64] | None:
-        """The key of each row, if keys are integers from 0 on; for a stream, the position of each row in it."""
+        """Returns the key of each row, or None if the keys are not non-negative integers.
+
+        For a stream, returns the position of each row in the stream.
+        """
         if mended is not None:
             return as_index(mended.keys)
         rank, world = self.options.shard
@@ -270,22 +292,25 @@ class Feed:
         return np.arange(start, start + rows, dtype=np.uint64)
 
     def pad(self, plan: AnyPlan | None, task: Task, mended: Mended | None) -> int:
-        """The number of padding rows at the end of the batch."""
+        """Returns the number of padding rows at the end of the batch."""
         return 0
 
     # For the attributes of the loader.
 
     def sampler(self, now: Now) -> Any:
-        """The sampler that was given, or the keys of the current epoch; None for a stream or a batch_sampler."""
+        """Returns the sampler that was given, or the keys of the current epoch.
+
+        Returns None for a stream, or if a batch_sampler was given.
+        """
         return self.options.sampler
 
     def batch_sampler(self, now: Now) -> Any:
-        """The object that gives the keys of each batch; None if samples are not batched."""
+        """Returns the object that gives the keys of each batch, or None if samples are not batched."""
         return self.options.batch_sampler
 
 
 def displayed_settings(feed: Feed, face: str) -> dict[str, Any]:
-    """The settings of a loader that are shown with its statistics."""
+    """Returns the loader's settings that are shown with its statistics."""
     return {**feed.options.shown(), "one_reader": feed.one_reader, "face": face}
 
 
@@ -298,7 +323,7 @@ def as_index(keys: Any) -> NDArray[np.uint64] | None:
 
 
 class StepSource(Source):
-    """The current step while its keys or light items are read in the caller's process."""
+    """The source of random numbers for a step, while its keys or light items are read in the caller's process."""
 
     def __init__(self, seed: int, epoch: int, step: int, use: int) -> None:
         self._of = seed, epoch, step, use

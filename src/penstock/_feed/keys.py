@@ -1,4 +1,4 @@
-"""The feed for datasets with `__getitem__`: samples are fetched by key."""
+"""The feed for datasets with `__getitem__`, whose samples are fetched by key."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from penstock.source._nested import blocks_of, method_of
 
 
 class KeyFetch(Fetch):
-    """The worker's half of the feed: calls the dataset's `__gather__`, `__getitems__` or `__getitem__`."""
+    """The worker's side of the feed. It calls the dataset's `__gather__`, `__getitems__` or `__getitem__`."""
 
     _one_by_one: Task | None = None  # the task whose samples are fetched one by one, because some fail
     _getitems: Callable[[Any], Any] | None = None
@@ -71,7 +71,7 @@ class KeyFetch(Fetch):
         return self._samples.fetch(self._dataset.__getitem__, keys)
 
     def _may_go_on(self, error: BaseException, task: Task) -> bool:
-        """True if the samples may be fetched one by one instead, to find those that fail."""
+        """True if the samples can now be fetched one by one instead, to find the samples that fail."""
         if not self._samples.mends or not isinstance(ordinary(error), Exception):
             self._focus.name_sample()
             return False
@@ -86,7 +86,7 @@ class KeyFetch(Fetch):
 
 
 class ByKey(Feed):
-    """The caller's half of the feed: keys come from one of penstock's orders, or from the user's sampler."""
+    """The caller's side of the feed. Keys come from one of penstock's orders, or from the user's sampler."""
 
     names = "keys", "key"
     fetch = KeyFetch
@@ -167,7 +167,7 @@ class ByKey(Feed):
         return SamplerPlan(sampler, options.batch_size, options.drop_last, batched, *options.shard)
 
     def _order(self, seed: int) -> Order | None:
-        """The order as a pure function; None if the sampler must be iterated."""
+        """Returns a pure function that computes the order of the keys, or None if the sampler must be iterated."""
         if self.options.sampler is not None:
             return order_of(self.options.sampler, seed)
         n = len(self.dataset)
@@ -179,7 +179,7 @@ class ByKey(Feed):
         if isinstance(plan, OrderPlan):
             return Run(numbers, epoch, plan.draw(epoch, at.steps), plan, at)
         assert plan is not None
-        # A plain sequence draws no random numbers. Setting the generators takes 50 µs for each batch.
+        # A plain sequence draws no random numbers, and seeding the generators takes 50 µs for each batch.
         plain = type(plan.sampler) in (list, tuple, range, np.ndarray)
         reading = Reading(plan.sampler) if plain else _DrawnKeys(plan.sampler, partial(self.drawing, seed, epoch))
         reading.open(at.mark)
@@ -219,7 +219,7 @@ class ByKey(Feed):
 
 
 class _DrawnKeys(Reading):
-    """Reads a sampler that may draw random numbers: `drawing` sets the generators for each batch."""
+    """A reading of a sampler that may draw random numbers. `drawing` seeds the random generators for each batch."""
 
     def __init__(self, sampler: Any, drawing: Callable[..., Any]) -> None:
         super().__init__(sampler)

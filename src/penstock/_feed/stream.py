@@ -1,4 +1,8 @@
-"""Feeds for streams: one worker reads the stream, or the caller reads light items and all workers load them."""
+"""Feeds for streams.
+
+Either one worker reads the whole stream, or the caller reads light items (such as file names) from it, and all
+workers load the samples.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,10 @@ from penstock.source._dataset import to_load_in_parallel
 
 
 class Stream(Feed):
-    """Base of both feeds for streams. A stream has no plan, and its length is only what its `__len__` says."""
+    """The base class of both feeds for streams.
+
+    A stream has no plan, and its length is only what its `__len__` returns.
+    """
 
     _promised: int | None = None
 
@@ -50,7 +57,10 @@ class Stream(Feed):
 
 
 class ItemFetch(Fetch):
-    """The worker's half of the feed: calls `load` with each item."""
+    """The worker's side of the feed for light items, such as file names.
+
+    It calls the dataset's `load` with each item.
+    """
 
     def look_up(self) -> None:
         self._load: Callable[[Any], Any] = self._job.dataset.load
@@ -61,12 +71,12 @@ class ItemFetch(Fetch):
 
     @staticmethod
     def key(job: Job, task: Task, item: Any, row: int) -> int:
-        """The position of the item in the stream: unlike items, positions are never equal."""
+        """Returns the position of the item in the stream. Positions are unique, but items may be equal."""
         return job.number(task.step) * job.batch_size + row
 
 
 class ByItem(Stream):
-    """The caller's half of the feed: reads the light items."""
+    """The caller's side of the feed for light items, such as file names. It reads the items from the stream."""
 
     names = "items", "item"
     fetch = ItemFetch
@@ -78,7 +88,7 @@ class ByItem(Stream):
         return Run(numbers, epoch, steps.simplified(), None, at, read_from=reading, what="the stream")
 
     def _items(self, reading: Reading, mark: Mark | None, first: int, seed: int, epoch: int, number: int) -> Any:
-        """Reads the light items of batch `number`, the same on every rank."""
+        """Reads the light items (such as file names) of batch `number`, which are the same on every rank."""
         size = self.options.batch_size or 1
 
         def read() -> list[Any] | None:
@@ -96,11 +106,14 @@ class ByItem(Stream):
 
 
 class StreamFetch(Fetch):
-    """The worker's half of the feed: reads the stream, and skips the batches of other ranks."""
+    """The worker's side of the feed for a stream with one reader.
+
+    It reads the stream and skips the batches of other ranks.
+    """
 
     _stream: Reading
     _run = -1  # the run that the stream is open for
-    _since = 0  # exceptions of earlier batches were raised before the run was resumed
+    _since = 0  # the first batch of this run; exceptions of earlier batches were raised before it was resumed
     _restored = True  # the dataset has loaded the state that the stream was opened with
     _ended = -1  # the run that the dataset has read to its end; -1 if none
 
@@ -130,7 +143,10 @@ class StreamFetch(Fetch):
         return samples, None
 
     def _timed(self, task: Task, number: int, items: Iterator[Any]) -> Iterator[Any]:
-        """Yields the items of batch `number`, and measures how long each takes. Their keys are their positions."""
+        """Yields the items of batch `number`, and measures how long each takes.
+
+        The key of an item is its position.
+        """
         gauge = self._focus.gauge
         gauge.begin_epoch(task.epoch)
         before = perf_counter_ns()
@@ -162,7 +178,7 @@ class StreamFetch(Fetch):
     def _pass_over(self, until: int) -> None:
         """Skips batches that other ranks hand out, or that were handed out before this run was resumed.
 
-        Each is read with its own random numbers, so that the stream stays the same.
+        Each batch is read with its own random numbers, so that the stream yields the same samples on every rank.
         """
         if self._stream.read >= until:
             return
@@ -193,7 +209,10 @@ class StreamFetch(Fetch):
 
 
 class ByStream(Stream):
-    """The caller's half of the feed: says how many samples to read for each step."""
+    """The caller's side of the feed for a stream with one reader.
+
+    It tells the reader how many samples each step has.
+    """
 
     names = "pull", "pull_one"
     fetch = StreamFetch

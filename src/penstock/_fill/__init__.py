@@ -1,1 +1,1 @@
-"""Writes samples into a slab: collates them, and converts their numbers on the way."""
+"""Writes samples into a slab: collates them, and converts their numbers at the same time."""

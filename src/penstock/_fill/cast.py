@@ -1,8 +1,8 @@
-"""`dtype=`: numbers are converted while they are written into the batch, and a value that does not fit raises.
+"""Implements `dtype=`: converts numbers while they are written into the batch. A value that does not fit raises.
 
-`dtype=` names one dtype for all numbers, or a dtype for each of some fields. A `Cast` is that argument as plain data,
-which is sent to workers. A `FieldCast` is the conversion of one field of a batch. A `FieldMemory` is a field together
-with the memory for it.
+`dtype=` is one dtype for all numbers, or a mapping from some fields to dtypes. A `Cast` is this argument as plain
+data, which is sent to workers. A `FieldCast` is the conversion of one field of a batch. A `FieldMemory` is a field
+together with its memory.
 """
 
 from __future__ import annotations
@@ -23,15 +23,18 @@ from penstock.batch import Batch
 from penstock.errors import CastError
 
 Empty = Callable[[tuple[int, ...], "np.dtype[Any]"], NDArray[Any]]
-"""Allocates C-contiguous memory for one array: in the slab, or `np.empty`. It may be a `FieldMemory`."""
+"""A function that allocates C-contiguous memory for one array, in the slab or with `np.empty`.
+
+A `FieldMemory` is such a function.
+"""
 
 DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64")
-"""The names that `dtype=` accepts. penstock.torch accepts more."""
+"""The names that `dtype=` accepts. penstock.torch accepts more names."""
 
-# Bytes that are converted and then checked at once: during the check, they are still in the processor's cache.
+# Bytes that are converted at once and then checked. During the check they are still in the processor's cache.
 BYTES_AT_ONCE = 128 << 10
 
-# Rows of fewer bytes are all written by one call, and checked afterwards.
+# Rows that are smaller than this (in bytes) are all written by one call, and checked afterwards.
 _SMALL = 16 << 10
 
 _NUMBERS = frozenset("iuf")  # numpy's codes for kinds of dtypes
@@ -39,7 +42,12 @@ _NUMBERS = frozenset("iuf")  # numpy's codes for kinds of dtypes
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """The dtype that each named field, by its path, is converted to (None: unchanged). The path () is the batch."""
+    """The conversions that `dtype=` asks for.
+
+    `fields` has the path of each field and its new dtype, or None if the field stays unchanged. The path () means the
+    whole batch. `named` is True if `dtype=` names fields. `checked` is True if a value that does not fit raises an
+    error.
+    """
 
     fields: tuple[tuple[tuple[str, ...], str | None], ...]
     named: bool
@@ -47,7 +55,7 @@ class Cast:
 
     @classmethod
     def of(cls, dtype: Any, casting: str, allowed: Sequence[str] = DTYPES) -> Cast | None:
-        """The cast for the arguments `dtype=` and `casting=`; None if nothing is converted."""
+        """Returns the cast for the arguments `dtype=` and `casting=`, or None if nothing is converted."""
         if casting not in ("checked", "unsafe"):
             raise ValueError(f'casting must be "checked" or "unsafe", got {casting!r}.')
         if dtype is None or isinstance(dtype, Cast):  # from penstock.torch, which accepts more names
@@ -58,7 +66,7 @@ class Cast:
         return cls(tuple(sorted(fields.items())), True, casting == "checked")
 
     def describe(self) -> Any:
-        """The cast as plain data, for a resume state."""
+        """Returns the cast as plain data, for a resume state."""
         if not self.named:
             return self.fields[0][1]
         return {".".join(path): name for path, name in self.fields}
@@ -81,14 +89,17 @@ def _name(dtype: Any, allowed: Sequence[str]) -> str:
 
 
 def _path(key: Any) -> tuple[str, ...]:
-    """The path for `"a.b"`, `("a", "b")` or `0`, as strings. A key that contains a dot needs the tuple."""
+    """Returns the path for a key such as `"a.b"`, `("a", "b")` or `0`, as strings.
+
+    A key that contains a dot must be given as a tuple.
+    """
     if isinstance(key, tuple):
         return tuple(map(str, key))
     return tuple(key.split(".")) if isinstance(key, str) else (str(key),)
 
 
 class FieldCast:
-    """The conversion of one field of a batch, and of the fields inside of it."""
+    """The conversion of one field of a batch, and of the fields inside it."""
 
     __slots__ = ("_children", "_dtype", "_made", "_named", "_specs", "_targets", "checked", "path")
 
@@ -105,7 +116,7 @@ class FieldCast:
         self._dtype = here[0] if here else dtype
         self._named = named and bool(here)
         self.checked = checked
-        # The named fields inside of this one, by the next key of their path.
+        # The named fields inside this one, by the next key of their path.
         self._children: dict[str, list[tuple[tuple[str, ...], str | None]]] = {}
         for rest, name in fields:
             if rest:
@@ -118,7 +129,10 @@ class FieldCast:
         return f"the field {'.'.join(self.path)!r}" if self.path else "the batch"
 
     def below(self, keys: Iterable[Any]) -> list[FieldCast]:
-        """Returns the field of each key of a container."""
+        """Returns the conversion for each key of a container.
+
+        Raises CastError if `dtype=` names a key that is missing.
+        """
         names = list(map(str, keys))
         missing = self._children.keys() - set(names)
         if missing:
@@ -130,7 +144,10 @@ class FieldCast:
         return FieldCast((*self.path, name), self._children.get(name, ()), self._dtype, self.checked, True)
 
     def of(self, spec: Spec) -> list[FieldCast]:
-        """Returns the field of each leaf of a tree. Only the data of a `Batch` is converted."""
+        """Returns the conversion for each leaf (value) of a tree.
+
+        In a `Batch`, only the leaves of its data are converted.
+        """
         return self._specs[spec]
 
     def _walk(self, spec: Spec | None) -> list[FieldCast]:
@@ -148,9 +165,9 @@ class FieldCast:
         return [leaf for field, child in zip(fields, spec.below, strict=True) for leaf in field._walk(child)]
 
     def wanted(self, kind: str, what: str, of: object = "") -> str | None:
-        """The name of the dtype that arrays of this kind (numpy's code) are converted to; None: unchanged.
+        """Returns the name of the dtype that arrays of this kind are converted to, or None if they stay unchanged.
 
-        `what` and `of` describe the array in errors.
+        `kind` is numpy's one-letter code. `what` and `of` describe the array in error messages.
         """
         if self._children:
             named = ".".join((*self.path, min(self._children)))
@@ -165,7 +182,7 @@ class FieldCast:
         return None
 
     def target(self, dtype: np.dtype[Any]) -> np.dtype[Any] | None:
-        """The dtype that an array of this dtype is converted to; None: unchanged."""
+        """Returns the dtype that an array of this dtype is converted to, or None if it stays unchanged."""
         return self._targets[dtype]
 
     def _target(self, dtype: np.dtype[Any]) -> np.dtype[Any] | None:
@@ -176,17 +193,20 @@ class FieldCast:
         return None if goal == dtype else goal
 
     def write(self, out: NDArray[Any], source: NDArray[Any], first: int = 0) -> None:
-        """Like `out[...] = source`, but raises for a value that `out` cannot hold. Row numbers start at `first`."""
-        if _limits(source.dtype, out.dtype) is None:  # nothing can be lost, so numpy has nothing to warn of
+        """Like `out[...] = source`, but raises if `out` cannot hold a value.
+
+        In errors, rows are numbered from `first` on.
+        """
+        if _limits(source.dtype, out.dtype) is None:  # nothing can be lost, so numpy has nothing to warn about
             np.copyto(out, source, casting="unsafe")
             return
         with np.errstate(all="ignore"):
             self._write(out, source, first, source.size // len(source) if source.ndim and len(source) else 1)
 
     def stack(self, out: NDArray[Any], rows: Sequence[NDArray[Any]], dtype: np.dtype[Any]) -> None:
-        """Like `out[i] = rows[i]`, for rows of equal length. Raises ValueError if their shapes differ.
+        """Like `out[i] = rows[i]` for every i, where all rows have the same length.
 
-        `dtype` can hold the values of all rows.
+        Raises ValueError if the shapes of the rows differ. `dtype` can hold the values of all rows.
         """
         with np.errstate(all="ignore"):
             sure = not self.checked or _limits(dtype, out.dtype) is None
@@ -202,7 +222,10 @@ class FieldCast:
                 self._write(out[row], source, row, source.size or 1)
 
     def _write(self, out: NDArray[Any], source: NDArray[Any], first: int, per_row: int) -> None:
-        """Writes in parts, and checks each part before the next. A row has `per_row` elements."""
+        """Writes `source` to `out` in parts, and checks each part before the next one is written.
+
+        A row has `per_row` elements.
+        """
         limits = _limits(source.dtype, out.dtype) if self.checked else None
         if limits is None or not source.size:
             np.copyto(out, source, casting="unsafe")
@@ -225,7 +248,7 @@ class FieldCast:
                     self.lose(part.flat[lost[0]].item(), out.dtype.name, row)
 
     def lose(self, value: Any, name: str, row: int) -> None:
-        """Raises CastError for a value that the dtype of this name cannot hold."""
+        """Raises CastError for a value that the dtype with this name cannot hold."""
         if "float" in name:
             why = f"it is outside the range of {name}"
         elif -(2**64) < value < 2**64 and value != int(value):
@@ -245,14 +268,15 @@ _UNCHANGED = FieldCast((), (), None, False, False)
 
 @lru_cache(maxsize=256)
 def _limits(source: np.dtype[Any], goal: np.dtype[Any]) -> tuple[float, float] | None:
-    """Values between these two bounds fit into `goal`; None if every value of `source` fits.
+    """Returns two bounds such that all values between them fit into `goal`.
 
-    Rounding a float is allowed, as in numpy's "same_kind". A finite value that becomes infinite does not fit.
+    Returns None if every value of `source` fits. Rounding a float is allowed, as in numpy's "same_kind". A finite
+    value that would become infinite does not fit.
     """
     if source == goal or source.kind == "b":
         return None
     if goal.kind == "f":
-        edge = float(np.finfo(goal).max)  # slightly larger values are rounded to it: `_lost` is exact
+        edge = float(np.finfo(goal).max)  # slightly larger values are rounded to it, but `_lost` is exact
         most = float(np.finfo(source).max) if source.kind == "f" else np.iinfo(source).max
         return None if most < edge else (-edge, edge)
     bounds = np.iinfo(goal)
@@ -274,7 +298,10 @@ def _lost(source: NDArray[Any], out: NDArray[Any], high: float) -> NDArray[np.bo
 
 
 class FieldMemory:
-    """The memory for one field of a batch. Code that does not know about fields may call it like any `Empty`."""
+    """The memory for one field of a batch.
+
+    Code that does not know about fields can call it like any function that allocates an array (see `Empty`).
+    """
 
     __slots__ = ("empty", "field")
 
@@ -289,7 +316,7 @@ class FieldMemory:
         return [FieldMemory(field, self.empty) for field in self.field.below(keys)]
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Allocates memory for an array that has this dtype before it is converted."""
+        """Allocates memory for the result of converting an array that has this dtype."""
         return self.empty(shape, self.field.target(dtype) or dtype)
 
     def put(self, array: NDArray[Any]) -> NDArray[Any]:
@@ -299,16 +326,19 @@ class FieldMemory:
         return out
 
     def stack(self, rows: Sequence[NDArray[Any]], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Stacks and converts arrays of one shape. `dtype` can hold the values of all of them."""
+        """Stacks and converts arrays of the same shape. `dtype` can hold the values of all of them."""
         out = self.allocate((len(rows), *rows[0].shape), dtype)
         self.field.stack(out, rows, dtype)
         return out
 
     def gather(self, column: NDArray[Any], keys: NDArray[np.int64]) -> NDArray[Any]:
-        """Takes the rows of a column at these keys, converted in parts that fit into the processor's cache."""
+        """Returns the rows of a column at these keys.
+
+        They are converted in parts that fit into the processor's cache.
+        """
         out = self.allocate((len(keys), *column.shape[1:]), column.dtype)
         size = max(1, BYTES_AT_ONCE * len(column) // max(1, column.nbytes))
-        # take is faster, but first copies a whole column that is not contiguous.
+        # take is faster, but if a column is not contiguous, take first copies the whole column.
         take = column.take if column.flags.c_contiguous else None
         for at in range(0, len(keys), size):
             some = keys[at : at + size]
@@ -317,7 +347,7 @@ class FieldMemory:
         return out
 
     def finish(self, tree: object, rows: int) -> Any:
-        """Converts those arrays of a batch of `rows` samples that were not converted when they were written."""
+        """Converts the arrays of a batch of `rows` samples that were not already converted when they were written."""
         leaves, spec = flatten(tree)
         made = []
         for leaf, field in zip(leaves, self.field.of(spec), strict=True):
@@ -331,7 +361,10 @@ class FieldMemory:
 
 
 def converted(leaf: Any, field: FieldCast, empty: Empty) -> Any:
-    """The leaf converted to the field's dtype, in memory from `empty`; the leaf itself if it needs no conversion."""
+    """Returns the leaf (a value in a batch) converted to the field's dtype, in memory allocated by `empty`.
+
+    Returns the leaf itself if it needs no conversion.
+    """
     kind = type(leaf)
     if kind is np.ndarray or kind is np.memmap:
         return leaf if field.target(leaf.dtype) is None else FieldMemory(field, empty).put(leaf)

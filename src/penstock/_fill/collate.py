@@ -1,8 +1,8 @@
-"""Collates the samples of one step: each array of the batch is written once, directly into the slab.
+"""Collates the samples of one step. Each array of the batch is written once, directly into the slab.
 
-A batch is filled column by column; a column is the values of one field in all samples. The classes in a column decide
-which rule applies. The rules for arrays check class, dtype and shape of every row with calls that stay in C, and copy
-with one `np.concatenate`.
+A batch is filled column by column. A column consists of the values of one field in all samples. The classes of the
+values decide which rule applies to a column. The rules for arrays check the class, dtype and shape of every row with
+calls that stay in C, and copy all rows with one `np.concatenate`.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from penstock.errors import CollateError
 
 
 def convert(sample: object) -> object:
-    """The sample, unchanged: with `batch_size=None` nothing is stacked."""
+    """Returns the sample unchanged, because with `batch_size=None` nothing is stacked."""
     return sample
 
 
 def collate(samples: Sequence[object], empty: Empty) -> Any:
-    """The batch of these samples; the memory of each of its arrays comes from one call of `empty`.
+    """Returns the batch of these samples. The memory of each array comes from one call of `empty`.
 
-    `samples` may be an array (a dataset's `__getitems__` may return one): then its rows are the samples, and it is
-    copied once.
+    `samples` may be an array, because a dataset's `__getitems__` may return one. In that case its rows are the
+    samples, and the array is copied once.
     """
     try:
         if not isinstance(samples, (list, tuple)):
@@ -96,7 +96,7 @@ def _fields(columns: Sequence[Column], keys: Sequence[Any], path: str, empty: Em
 
 def _dicts(values: Sequence[dict[Any, Any]], empty: Empty, depth: int) -> dict[Any, Any]:
     keys = list(values[0])
-    # Every dict has as many keys as the first one, and all of its keys: so the keys are equal, in any order.
+    # Every dict has as many keys as the first one, and has all of its keys, so the keys are equal, in any order.
     if len(set(map(len, values))) != 1:
         raise Misfit.of_keys(values)
     columns: list[Column]
@@ -111,7 +111,7 @@ def _dicts(values: Sequence[dict[Any, Any]], empty: Empty, depth: int) -> dict[A
 
 
 def _mappings(values: Sequence[Mapping[Any, Any]], kind: type, empty: Empty, depth: int) -> Mapping[Any, Any]:
-    """Like `_dicts`, for any Mapping; returns a plain dict if the class cannot be made from one."""
+    """Like `_dicts`, but for any Mapping. Returns a plain dict if the class cannot be made from one."""
     plain: list[dict[Any, Any]] = [{key: value[key] for key in value} for value in values]
     batch = _dicts(plain, empty, depth)
     if kind is defaultdict:
@@ -130,7 +130,7 @@ def _sequences(values: Sequence[Sequence[Any]], empty: Empty, depth: int) -> lis
 
 
 def _dataclasses(values: Sequence[Any], kind: Any, empty: Empty, depth: int) -> Any:
-    """Collates only the fields: other attributes, set in `__post_init__`, belong to one sample."""
+    """Collates only the fields. Other attributes, such as those set in `__post_init__`, belong to one sample only."""
     missing = object()
     names: list[str] = []
     columns: list[Column] = []
@@ -179,7 +179,7 @@ def _copied(array: Array, empty: Empty) -> Array:
 
 
 def _listed_numbers(values: Column, dtype: np.dtype[Any], empty: Empty) -> Array:
-    """Scalars of this dtype as a 1-d array."""
+    """Returns scalars of this dtype as a 1-d array."""
     if type(empty) is FieldMemory:
         return empty.put(np.array(values, dtype))
     out = empty((len(values),), dtype)
@@ -188,7 +188,7 @@ def _listed_numbers(values: Column, dtype: np.dtype[Any], empty: Empty) -> Array
 
 
 def _numbers(values: Column, kind: type, empty: Empty) -> Array:
-    """Python numbers of one class as a 1-d array."""
+    """Returns Python numbers of one class as a 1-d array."""
     if kind is not int:
         return _listed_numbers(values, _NUMBERS[kind], empty)
     try:
@@ -204,7 +204,7 @@ def _numbers(values: Column, kind: type, empty: Empty) -> Array:
 
 
 def _arrays(values: Sequence[Array], empty: Empty) -> Array:
-    """Stacks arrays of one shape. Their class is np.ndarray or np.memmap, and no other."""
+    """Stacks arrays of the same shape. Their class must be np.ndarray or np.memmap."""
     first = values[0]
     shape, size = first.shape, len(values)
     dtype = _common_dtype(values)
@@ -212,7 +212,7 @@ def _arrays(values: Sequence[Array], empty: Empty) -> Array:
         if any(value.ndim for value in values):
             raise Misfit.of_shapes(values)
         return _listed_numbers(list(values), dtype, empty)  # a tuple could be one record
-    # Lengths are compared here, and all other axes by concatenate: so all shapes are equal.
+    # Lengths are compared here, and concatenate compares all other axes, so all shapes are equal.
     try:
         ragged = len(set(map(len, values))) != 1
     except TypeError:  # one of the arrays is 0-d
@@ -232,14 +232,17 @@ def _arrays(values: Sequence[Array], empty: Empty) -> Array:
 
 
 def _common_dtype(values: Sequence[Array]) -> np.dtype[Any]:
-    """The dtype that can hold all of these arrays. They must be of one family: numbers do not become text."""
+    """Returns the dtype that can hold the values of all these arrays.
+
+    Raises Misfit if there is none. For example, numbers and text have no common dtype.
+    """
     dtype: np.dtype[Any] = values[0].dtype
     try:
         holds_all = np.result_type(*values) is dtype
     except TypeError:
         holds_all = False
     if holds_all and dtype.kind in _FAMILY:
-        return dtype  # the usual case: one dtype. numpy has one object for each dtype of numbers
+        return dtype  # the usual case: one dtype, for which numpy has a single object if it is a dtype of numbers
     groups = rows_of_each(value.dtype for value in values)
     for each, rows in groups.items():
         _storable(each, rows)
@@ -275,7 +278,7 @@ def _as_arrays(values: Column, kinds: set[type]) -> list[Array]:
                 return made
     try:
         for value in values:
-            arrays.append(_as_array(value))  # noqa: PERF401 - their number tells which row fails
+            arrays.append(_as_array(value))  # noqa: PERF401 - the number of arrays tells which row fails
     except Misfit as misfit:
         row = len(arrays)
         raise Misfit(f"row {row}: {misfit}", [row]) from misfit.__cause__
@@ -283,7 +286,7 @@ def _as_arrays(values: Column, kinds: set[type]) -> list[Array]:
 
 
 def _as_array(value: Any) -> Array:
-    """A number, a numpy scalar or anything with `__array__`, as a plain array of its own dtype."""
+    """Returns a number, a numpy scalar or an object with `__array__` as a plain array of its own dtype."""
     if isinstance(value, np.ma.MaskedArray):
         raise Misfit(
             "a masked array would lose its mask. Fill it (.filled(value)), make the mask a field of its own, "
@@ -293,13 +296,13 @@ def _as_array(value: Any) -> Array:
         return np.asarray(value)
     for kind in _NUMBERS:
         if isinstance(value, kind):
-            array: Array = np.array(kind(value))  # an int: int64, or else uint64, or else objects
+            array: Array = np.array(kind(value))  # an int becomes int64, or else uint64, or else an object
             if array.dtype.hasobject:
                 raise Misfit(f"the integer {value} fits neither int64 nor uint64. {_NO_INT}")
             return array
     try:
         return np.asarray(value)
-    except Exception as error:  # anything: for example, a tensor is on a GPU, or needs a gradient
+    except Exception as error:  # for example, a tensor is on a GPU, or needs a gradient
         said = safe_text(error).rstrip(".")
         raise Misfit(
             f"a {type_name(value)} cannot be made an array: {said}. Convert it in the dataset, or pass collate_fn="
@@ -310,7 +313,10 @@ def _as_array(value: Any) -> Array:
 
 
 def _unusual(values: Column, empty: Empty, depth: int) -> Any:
-    """Collates subclasses, objects with `__array__` and mixed numbers; raises for everything else."""
+    """Collates subclasses, objects with `__array__`, and numbers of mixed types.
+
+    Raises Misfit for everything else.
+    """
     kinds = set(map(type, values))
     if all(issubclass(kind, (str, bytes)) for kind in kinds):
         return _text(values, empty)

@@ -1,4 +1,4 @@
-"""Error messages for samples that cannot be collated: which field, which rows, and what to do."""
+"""Error messages for samples that cannot be collated. They name the field and the rows, and say what to do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ Array = np.ndarray[Any, Any]
 
 
 class Misfit(Exception):
-    """Says why a column cannot be collated. Each level of nesting on its way adds its part of the path."""
+    """The reason why a column cannot be collated.
+
+    As the exception propagates, each level of nesting adds to its path.
+    """
 
     def __init__(self, text: str, rows: Sequence[int] = ()) -> None:
         super().__init__(text)
@@ -28,7 +31,7 @@ class Misfit(Exception):
 
     @classmethod
     def of(cls, what: str, groups: dict[Any, list[int]], remedy: str) -> Misfit:
-        """The error for rows that differ: `groups` has the rows of each value."""
+        """Returns the error for rows that differ. `groups` maps each value to the rows that have it."""
         return cls(f"{what}: {listed_rows(groups)}{remedy}, or pass collate_fn=", odd_rows(groups))
 
     @classmethod
@@ -97,7 +100,7 @@ def rows_of_each(values: Any) -> dict[Any, list[int]]:
 
 
 def odd_rows(groups: dict[Any, list[int]]) -> list[int]:
-    """The rows that do not have the most frequent value."""
+    """Returns the rows that do not have the most frequent value."""
     most = max(groups.values(), key=len)
     return sorted(row for rows in groups.values() if rows is not most for row in rows)
 
@@ -117,7 +120,7 @@ def in_rows(rows: Sequence[int]) -> str:
 
 
 def _listed_keys(keys: frozenset[Any]) -> str:
-    """A few of the keys as a list; an empty string if there are none."""
+    """Returns the keys as text, shortened if there are more than 12, or an empty string if there are none."""
     texts = sorted(map(repr, keys))
     if len(texts) > 12:
         texts = [*texts[:10], f"... ({len(texts)} keys)"]

@@ -1,1 +1,1 @@
-"""Memory that batches live in: layout (pure), slabs, leases, and the guests whose leaves slabs can hold."""
+"""The memory of batches: slabs, leases, the layout of a batch in its slab, and guests (libraries such as torch)."""

@@ -1,12 +1,13 @@
-"""Forks of the program while batches are lent.
+"""Forks of the program while batches are on loan to the caller.
 
-The child has the lent batches too, in the same shared memory, and may read them as long as it lives. A witness tells
-whether it still lives: a page of shared memory that parent and child map, and that the parent then unmaps. The
-kernel refuses to seal a file against writing while any process maps it, so the seal succeeds when the child, and all
-processes that it has forked, have ended or called exec.
+The child process has these batches too, in the same shared memory, and may read them for as long as it lives. A
+witness shows whether the child is still alive. It is a page of shared memory that parent and child map, and that the
+parent then unmaps. The kernel refuses to seal a file against writing while any process maps it. So the seal succeeds
+once the child, and all processes that it has forked, have ended or called exec.
 
-Rejected: a pipe, because a child that closes all descriptors closes its end too early; and waiting for the pid, which
-the fork hooks are not told and which says nothing about grandchildren.
+Two alternatives were rejected. One is a pipe, because a child that closes all its descriptors would close its end of
+the pipe too early. The other is to wait for the child's process id, because fork hooks are not told the id, and it
+says nothing about grandchildren.
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ from penstock._memory.mapping import map_memory, unmap
 from penstock._system.interrupts import LiveObjects, free_at_end
 
 MOST = 64
-"""The largest number of witnesses, each a descriptor. Slabs that are lent at further forks are never used again."""
+"""The largest number of witnesses, each of which needs a file descriptor.
+
+Slabs that are on loan during any further fork are never used again.
+"""
 
 
 class Fork:
-    """The witness of one fork, which is about to happen or has happened."""
+    """The witness of one fork: shared memory that shows whether the forked child is still alive."""
 
     __slots__ = ("__weakref__", "_address", "_fd")
 
@@ -37,11 +41,11 @@ class Fork:
         _living.add(self)
 
     def has_happened(self) -> None:
-        """Called in the parent after the fork."""
+        """Unmaps the witness. Called in the parent after the fork."""
         unmap(self._address, mmap.PAGESIZE)
 
     def is_over(self) -> bool:
-        """True if no process is left that inherited memory from this one at the fork."""
+        """True if every process that inherited memory from this one at the fork has ended or called exec."""
         try:
             fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
         except OSError:
@@ -53,7 +57,7 @@ _living = LiveObjects[Fork]()
 
 
 def begun() -> Fork | None:
-    """The witness of a fork that is about to happen; None if none can be made."""
+    """Returns a witness for a fork that is about to happen, or None if no witness can be made."""
     if len(_living) >= MOST:
         return None
     try:

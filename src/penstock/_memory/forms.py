@@ -1,8 +1,8 @@
-"""The forms of containers: how the containers of a class are taken apart, and rebuilt.
+"""The forms of containers. A form says how the containers of one class are taken apart and rebuilt.
 
-`FORMS` opens as much as possible: subclasses of Mapping, list and tuple whose constructor, given the items, makes an
-equal object (this is tried for every instance). `EXACT_FORMS` opens only what pickle would rebuild from the same
-parts, so that an object arrives in another process as if it had been pickled.
+`FORMS` covers as many classes as possible: all subclasses of Mapping, list and tuple whose constructor makes an equal
+object from the items. This is tested for every instance. `EXACT_FORMS` covers only the classes that pickle rebuilds
+from the same parts, so that an object arrives in another process as if it had been pickled.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _V = TypeVar("_V")
 
 
 class MemoTable(dict[_K, _V]):
-    """A dict that makes missing values. It is cleared when full, so that new keys cannot fill the memory."""
+    """A dict that computes missing values. It is cleared when it is full, so that new keys cannot fill the memory."""
 
     def __init__(self, make: Callable[[_K], _V], most: int = TABLE_LIMIT) -> None:
         self._make = make
@@ -41,7 +41,10 @@ class MemoTable(dict[_K, _V]):
 
 
 def remake(kind: type, values: Mapping[Any, Any] | list[Any]) -> Any:
-    """`kind(values)` if that is of class `kind` and holds exactly these values, else None."""
+    """Returns `kind(values)` if the result is of class `kind` and contains exactly these values.
+
+    Otherwise returns None.
+    """
     constructor: Callable[[Any], Any] = kind
     with suppress(Exception):  # a user's class may raise anything for values that it does not accept
         made = constructor(values)
@@ -55,15 +58,15 @@ def remake(kind: type, values: Mapping[Any, Any] | list[Any]) -> Any:
 
 
 class Form(NamedTuple):
-    """How the containers of one class are taken apart and rebuilt."""
+    """A way to take the containers of one class apart, and to rebuild them."""
 
     open: Callable[[Any], tuple[Hashable, Sequence[Any]] | None]
-    """Keys and values; None if this instance cannot be rebuilt from them."""
+    """Returns the container's keys and values, or None if this instance cannot be rebuilt from them."""
     close: Callable[[type, Any, list[Any]], Any]
 
 
 def _state(node: object) -> dict[str, Any]:
-    """The attributes of an instance, from its `__dict__` and its slots."""
+    """Returns the attributes of an instance, from its `__dict__` and its slots."""
     state = object.__getstate__(node)
     if type(state) is tuple:
         return {**(state[0] or {}), **state[1]}
@@ -71,7 +74,7 @@ def _state(node: object) -> dict[str, Any]:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """True if two attributes are certainly equal; False if only the `==` of a user's class could tell."""
+    """True if two attributes are certainly equal. False if only the `==` of a user's class could tell."""
     if one is other:
         return True
     kind = type(one)
@@ -114,12 +117,15 @@ def _open_dataclass(node: Any) -> tuple[Hashable, Sequence[Any]]:
 
 
 def close_named(kind: type, keys: object, values: Iterable[Any]) -> Any:
-    """A namedtuple with these values. Its `__new__` is not called: it may take other arguments."""
+    """Returns a namedtuple with these values. Its `__new__` is not called, because it may take other arguments."""
     return tuple.__new__(kind, values)
 
 
 def close_dataclass(kind: type, names: Iterable[str], values: Iterable[Any]) -> Any:
-    """A dataclass instance with these attributes, made without `__init__`; it may be frozen or slotted."""
+    """Returns a dataclass instance with these attributes, made without `__init__`.
+
+    The class may be frozen or slotted.
+    """
     made: Any = object.__new__(kind)
     for name, value in zip(names, values, strict=True):
         object.__setattr__(made, name, value)
@@ -142,7 +148,7 @@ _BUILT_IN: dict[type, Form] = {
 
 PLAIN: frozenset[type] = frozenset({bool, int, float, complex, str, bytes, NoneType})
 LEAVES: set[type] = {*PLAIN, np.ndarray, np.memmap}
-"""Classes that are known not to be containers. More are added when they are first seen."""
+"""Classes that are known not to be containers. More such classes are added when they are first seen."""
 
 
 def is_namedtuple(kind: type) -> bool:
@@ -162,7 +168,7 @@ def is_dataclass(kind: type) -> bool:
 
 
 def _form(kind: type) -> Form | None:
-    """The form of a class that is seen for the first time; None for a leaf."""
+    """Returns the form of a class that is seen for the first time, or None if its instances are leaves."""
     if kind in _BUILT_IN:
         return _BUILT_IN[kind]
     if is_namedtuple(kind):
@@ -186,7 +192,10 @@ FORMS: MemoTable[type, Form | None] = MemoTable(_form)
 
 
 class Attributes:
-    """The first key of an object that is rebuilt from its attributes, as pickle does, and not from its items."""
+    """A marker for objects that are rebuilt from their attributes, as pickle does, and not from their items.
+
+    It is the first of the keys that `Form.open` returns for such an object.
+    """
 
 
 def _open_attributes(node: Any) -> tuple[Hashable, Sequence[Any]] | None:
@@ -208,7 +217,10 @@ _ATTRIBUTES = Form(_open_attributes, _close_attributes)
 
 
 class Items:
-    """The first key of an instance of a subclass of dict that is rebuilt from its items, without `__init__`."""
+    """A marker for instances of dict subclasses that are rebuilt from their items, without `__init__`.
+
+    It is the first of the keys that `Form.open` returns for such an instance.
+    """
 
 
 def _close_items(kind: type, keys: tuple[Any, ...], values: list[Any]) -> Any:
@@ -222,7 +234,7 @@ MARKED: dict[Any, Form] = {Attributes: _ATTRIBUTES, Items: _ITEMS}
 
 
 def _exact_form(kind: type) -> Form | None:
-    """The form of a class whose containers pickle rebuilds from the same parts; None for all other classes."""
+    """Returns the form of a class, or None if pickle would not rebuild its containers from the same parts."""
     if kind in _BUILT_IN:
         return _BUILT_IN[kind]
     if kind in copyreg.dispatch_table or not _inherits(kind, object, "__reduce__", "__reduce_ex__"):
@@ -237,7 +249,7 @@ def _exact_form(kind: type) -> Form | None:
         return _ITEMS if plain else None
     if not (is_dataclass(kind) or issubclass(kind, Mapping)):
         return None
-    # Made by `object.__new__` without arguments. pickle looks for __setstate__ in the new instance.
+    # Such an object is made by `object.__new__` without arguments. pickle looks for __setstate__ in the new instance.
     plain = _inherits(kind, object, "__new__", "__getattribute__") and not hasattr(kind, "__getnewargs__")
     knows = hasattr(kind, "__setstate__") or not hasattr(kind, "__getattr__")
     return _ATTRIBUTES if plain and knows else None
@@ -248,7 +260,7 @@ def _inherits(kind: type, base: type, *names: str) -> bool:
 
 
 def _is_generated(kind: type) -> bool:
-    """True if a namedtuple is made from its values by the methods that `collections.namedtuple` wrote."""
+    """True if a namedtuple class makes its instances with the methods that `collections.namedtuple` generated."""
     maker = next(base for base in kind.__mro__ if "_fields" in vars(base))
     written = maker.__base__ is tuple and "_field_defaults" in vars(maker)
     return written and _inherits(kind, maker, "__new__", "__getnewargs__", "__getstate__")

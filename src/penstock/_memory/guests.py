@@ -1,9 +1,9 @@
-"""Guests: libraries whose arrays may be in a batch beside numpy's.
+"""Guests: other libraries, such as torch, whose arrays a batch may contain in addition to numpy's.
 
-The core imports no guest, and names none outside `GUESTS`. A class belongs to a guest if its module, or the module
-of one of its base classes, is inside the guest's package. The first time such a class is seen, the module that
-`GUESTS` names for it is imported; its `GUEST` then says how leaves of the class are stored in a slab, pickled,
-converted, copied and pinned.
+The core does not import any guest, and names guests only in `GUESTS`. A class belongs to a guest if its module, or
+the module of one of its base classes, is inside the guest's package. When such a class is first seen, the penstock
+module that `GUESTS` lists for the guest is imported. The `GUEST` object in that module decides how leaves of the
+class are stored in a slab, pickled, converted, copied and pinned.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from penstock._memory.layout import Writer
 
 GUESTS = {"torch": "penstock.torch._tensors"}
-"""Top-level package of a guest -> the module of penstock that knows its classes, as `GUEST`."""
+"""Maps a guest's top-level package to the penstock module whose `GUEST` object handles the guest's classes."""
 
 
 def _ranks_in_ray(train: Any) -> tuple[int, int] | None:
@@ -38,14 +38,20 @@ RANKS: dict[str, Callable[[Any], tuple[int, int] | None]] = {
     "ray.train": _ranks_in_ray,
     "jax._src.distributed": _ranks_in_jax,
 }
-"""Modules of libraries that give processes ranks -> the rank and the number of ranks, or None or an exception."""
+"""For each library module that assigns ranks to processes, a function that returns (rank, number of ranks).
+
+The function is called with the module. It may also return None or raise any exception.
+"""
 
 
 def ranks_of_libraries() -> tuple[int, int] | None:
-    """The rank of this process and the number of ranks, from a library that was imported and has started them."""
+    """Returns this process's rank and the number of ranks, or None if no library has assigned ranks.
+
+    Only libraries that the program has already imported are asked.
+    """
     for name, ranks in RANKS.items():
         module = sys.modules.get(name)
-        with suppress(Exception):  # not in a run of the library, or it has changed
+        with suppress(Exception):  # the library has not started this process, or its interface has changed
             found = None if module is None else ranks(module)
             if found is not None and 0 <= found[0] < found[1]:
                 return int(found[0]), int(found[1])
@@ -53,42 +59,52 @@ def ranks_of_libraries() -> tuple[int, int] | None:
 
 
 MakeLeaf = Callable[[tuple[int, ...], Any, Any, int], Any]
-"""Makes a leaf that is a view: arguments are shape, dtype, an array of bytes, and the first byte in it.
+"""A function that makes a leaf (an array of a batch) as a view of an array of bytes.
 
-`np.ndarray` is one. The others are module-level functions, so that a layout pickles them by name and the receiving
-process imports what they need.
+Its arguments are the shape, the dtype, the array of bytes, and an offset into this array. `np.ndarray` is such a
+function. All others are defined at module level, so that a layout pickles them by name, and the receiving process
+imports what they need.
 """
 
 Spot = tuple[MakeLeaf, tuple[int, ...], Any, int]
-"""Where a leaf is in its slab: its MakeLeaf, followed by the MakeLeaf's arguments without the array of bytes."""
+"""The location of a leaf (an array of a batch) in its slab.
+
+It consists of a MakeLeaf function and the function's arguments, except the array of bytes.
+"""
 
 Reduce = Callable[[Any], Any]
-"""Like `__reduce_ex__(5)` of its argument; may return PickleBuffers, or NotImplemented for pickle's own way."""
+"""A function that decides how its argument is pickled. It works like `__reduce_ex__(5)`.
+
+The result may contain PickleBuffers. It is NotImplemented if the object is to be pickled in pickle's default way.
+"""
 
 
 class Handler(NamedTuple):
-    """How the leaves of one class are copied, pinned, stored and converted."""
+    """The functions that copy, pin, store and convert the leaves (arrays in a batch) of one class."""
 
     copy: Callable[[Any], Any]
     pin: Callable[[Any], Any]
-    """Copies to pinned memory, from which an accelerator reads faster."""
+    """Copies a leaf to pinned memory, from which an accelerator reads faster."""
     store: Callable[[Any, Writer], Spot | None] | None = None
-    """Puts the bytes into the slab; returns None for a leaf that must be pickled."""
+    """Writes a leaf's bytes into the slab. Returns None if the leaf must be pickled instead."""
     cast: Callable[[Any, Any, Any], Any] | None = None
-    """Converts to the dtype of a `_fill.cast.FieldCast`, in memory from a `_fill.cast.Empty`."""
+    """Converts a leaf to the dtype of a `_fill.cast.FieldCast`, in memory that a `_fill.cast.Empty` allocates."""
 
 
 class Guest(Protocol):
-    """What the core needs to know about a library."""
+    """The interface of a guest library: what the core needs to know about it."""
 
     reducers: Mapping[type, Reduce]
-    """By exact class: how an object inside other objects of a batch is pickled."""
+    """For each exact class, a function that pickles its instances when they are inside other objects of a batch."""
 
     def handler(self, kind: type) -> Handler | None:
-        """How leaves of this class are handled; None if they have no special treatment."""
+        """Returns the handler for leaves of this class, or None if they get no special treatment."""
 
     def shipping(self) -> Mapping[type, Reduce]:
-        """Reducers by exact class, for one pickle of a dataset. They may remember what that pickle already holds."""
+        """Returns, for each exact class, a function that pickles its instances in a dataset.
+
+        These functions are used for one pickle only, so they may remember what that pickle already contains.
+        """
 
     def is_parameters(self, state_dict: Any) -> bool:
         """True if this `state_dict` method returns a model's parameters and not a position in a stream."""
@@ -97,17 +113,20 @@ class Guest(Protocol):
         """True if an accelerator is available."""
 
     def limit_threads(self, most: int) -> None:
-        """Limits the library to this number of threads in this process."""
+        """Limits the library to `most` threads in this process."""
 
 
 _met: dict[str, Guest] = {}
 
 REDUCERS: dict[type, Reduce] = {}
-"""The reducers of all guests seen so far, and of numpy's arrays."""
+"""The functions that pickle numpy arrays and the classes of all guests seen so far, by class."""
 
 
 def guest_in(module: object) -> Guest | None:
-    """The guest whose package contains the module of this name."""
+    """Returns the guest whose package contains the module with this name, or None if there is none.
+
+    Imports penstock's own module for that guest if necessary.
+    """
     name = module.partition(".")[0] if isinstance(module, str) else ""
     if name not in GUESTS:
         return None
@@ -120,13 +139,13 @@ def guest_in(module: object) -> Guest | None:
 
 
 def guest_of(kind: type) -> str | None:
-    """The top-level package of the guest that a class belongs to; None if it belongs to none."""
+    """Returns the top-level package of the guest that a class belongs to, or None if it belongs to no guest."""
     packages = [base.__module__.partition(".")[0] for base in kind.__mro__]
     return next((name for name in packages if name in GUESTS), None)
 
 
 def all_met() -> bool:
-    """False if the package of a guest is imported in this process, but none of its classes was seen yet."""
+    """False if a guest library (such as torch) is imported, but none of its classes has been seen yet."""
     for name in GUESTS:  # noqa: SIM110 - any() takes 0.3 us more for each pickle
         if name not in _met and name in sys.modules:
             return False
@@ -134,7 +153,7 @@ def all_met() -> bool:
 
 
 def can_pin() -> bool:
-    """True if an installed guest has an accelerator. Imports the guests."""
+    """True if an installed guest library, such as torch, has an accelerator. This imports the guest libraries."""
     for name in GUESTS:
         with suppress(ImportError):
             guest = guest_in(name)
@@ -144,14 +163,17 @@ def can_pin() -> bool:
 
 
 def meet_imported() -> None:
-    """Imports the modules for the guests whose packages are imported in this process, before it is forked."""
+    """Imports penstock's own modules for all guest libraries that are imported in this process.
+
+    Called before the process is forked.
+    """
     for name in GUESTS:
         if name in sys.modules:
             guest_in(name)
 
 
 def limit_threads(most: int) -> None:
-    """Limits the guests that are imported to this number of threads in this process."""
+    """Limits each imported guest library to `most` threads in this process."""
     for name, guest in _met.items():
         if name in sys.modules:
             guest.limit_threads(most)
@@ -166,11 +188,14 @@ def _handler(kind: type) -> Handler | None:
 
 
 HANDLERS: Mapping[type, Handler | None] = MemoTable(_handler)
-"""The handler of any class: None for a class that belongs to no guest."""
+"""Maps any class to its handler, or to None if the class belongs to no guest."""
 
 
 class Shipping(dict[type, "Reduce | None"]):
-    """For one pickle of a dataset: `shipping[type(part)]` is the reducer of a class, or None for pickle's own way."""
+    """The pickling functions for one pickle of a dataset, by class.
+
+    The value is None if pickle's default way is used.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The layout of a batch: which array is where in its slab, and how the arrays are nested."""
+"""The layout of a batch: where each array is in its slab, and how the arrays are nested."""
 
 from __future__ import annotations
 
@@ -17,19 +17,25 @@ from penstock._memory.forms import PLAIN
 from penstock._memory.guests import HANDLERS, Spot
 from penstock._memory.tree import LEAF, Spec, flatten_exactly, unflatten
 
-# A cache line: no two arrays of a batch share one, and every dtype is aligned.
+# The size of a cache line. No two arrays of a batch share one, and every dtype is aligned.
 ALIGN = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The structure of a batch, and for each leaf its spot in the slab, or None if the leaf is pickled."""
+    """The structure of a batch, and each leaf's spot (its location in the slab).
+
+    The spot of a pickled leaf is None.
+    """
 
     spec: Spec
     spots: tuple[Spot | None, ...]
 
     def open(self, root: NDArray[np.uint8], rest: Sequence[object]) -> object:
-        """The batch: its arrays are views of `root`, and its other leaves are taken from `rest`."""
+        """Returns the batch.
+
+        Its arrays are views of `root` (the slab's memory), and its other leaves come from `rest`.
+        """
         spots: Any = self.spots
         if not rest:  # none of the spots is None
             return unflatten(self.spec, [make(shape, dtype, root, at) for make, shape, dtype, at in spots])
@@ -39,7 +45,7 @@ class Layout:
 
 
 class Writer:
-    """Writes one batch into one slab: allocates memory for collate, and then finds the layout of the batch.
+    """A writer of one batch into one slab. It allocates memory for collate, and later finds the layout of the batch.
 
     An array that does not fit is put into ordinary memory, and `overflow` becomes True.
     """
@@ -53,13 +59,13 @@ class Writer:
         self.is_stray = is_stray
         self._size = root.nbytes
         self._address = 0
-        # By id, because arrays are not hashable. _kept holds the arrays, so that no id is used twice.
+        # The keys are ids, because arrays are not hashable. _kept holds the arrays, so that no id is used twice.
         self._starts: dict[int, int] = {}
         self._kept: list[object] = []
         self._copied: list[tuple[int, int]] = []
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Like `np.empty`, in the slab."""
+        """Like `np.empty`, but allocates the array in the slab if it fits."""
         start = self.reserve(math.prod(shape) * dtype.itemsize)
         if start is None or dtype.hasobject:
             return np.empty(shape, dtype)
@@ -69,7 +75,7 @@ class Writer:
         return array
 
     def reserve(self, nbytes: int) -> int | None:
-        """Allocates `nbytes` bytes and returns their start in the slab, or None if they do not fit."""
+        """Allocates `nbytes` bytes and returns their offset in the slab, or None if they do not fit."""
         start = (self.used + ALIGN - 1) & -ALIGN
         self.used = start + nbytes
         if self.used > self._size:
@@ -78,12 +84,12 @@ class Writer:
         return start
 
     def find(self, address: int, nbytes: int) -> int | None:
-        """The position in the slab of the bytes at this address; None for memory outside the slab."""
+        """Returns the slab offset of the bytes at this address, or None if they are outside the slab."""
         start = address - self._base()
         return start if 0 <= start <= self._size - nbytes else None
 
     def copy(self, address: int, nbytes: int, owner: object) -> int:
-        """Copies these bytes of `owner` and returns their start in the slab, or -1 if they do not fit."""
+        """Copies these bytes of `owner` into the slab. Returns their offset, or -1 if they do not fit."""
         start = self.reserve(nbytes)
         if start is None:
             return -1
@@ -93,7 +99,10 @@ class Writer:
         return start
 
     def hold(self, buffers: Sequence[pickle.PickleBuffer]) -> tuple[tuple[int, int], ...]:
-        """Copies buffers into the slab and returns the start and length of each. Overlaps are preserved."""
+        """Copies buffers into the slab and returns the offset and length of each.
+
+        Buffers that share memory still share it in the slab.
+        """
         arrays = [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers]
         spans = [(_address(array), array.nbytes, at) for at, array in enumerate(arrays)]
         held = [(0, 0)] * len(spans)
@@ -108,10 +117,12 @@ class Writer:
         return tuple(held)
 
     def place(self, tree: object) -> tuple[Spec, tuple[Spot | None, ...], list[object]]:
-        """Puts the arrays of the tree into the slab, and returns structure, spots and the other leaves.
+        """Puts the arrays of a tree (a nested batch) into the slab.
 
-        The tree is opened if its leaves are arrays and atoms. Otherwise, or if it contains an array twice, or two
-        arrays share memory, the whole tree is one leaf: a pickle preserves shared objects, and a layout does not.
+        Returns the tree's structure, the location of each array, and the other leaves. The tree is taken apart only
+        if all its leaves are arrays and atoms (values such as numbers, which refer to no other object). Otherwise the
+        whole tree is one leaf, which will be pickled. This is also the case if an array occurs twice, or if two
+        arrays share memory, because a pickle preserves sharing and a layout does not.
         """
         pickled: tuple[Spec, tuple[Spot | None, ...], list[object]] = LEAF, (None,), [tree]
         found = flatten_exactly(tree)
@@ -159,21 +170,24 @@ def _address(array: NDArray[Any]) -> int:
 
 
 def _repeats(leaves: Sequence[object]) -> bool:
-    """True if a leaf that is not an atom occurs twice."""
+    """True if a leaf occurs twice and is not an atom (a value such as a number, which refers to no other object)."""
     ids = [id(leaf) for leaf in leaves if type(leaf) not in _ATOMS]
     return len(set(ids)) < len(ids)
 
 
 _ATOMS: frozenset[type] = PLAIN | {*np.sctypeDict.values()} - {np.void, np.object_}
-"""Classes of values that refer to no other object."""
+"""Classes of values, such as numbers, that refer to no other object."""
 
 
 _placeable: set[type] = {*_ATOMS, np.ndarray}
-"""Classes of leaves that can be placed. Those of guests are added when they are first seen."""
+"""Classes of leaves that can be stored in a slab. Classes of other libraries are added when they are first seen."""
 
 
 def _can_be_placed(kind: type) -> bool:
-    """False if a tree with leaves of this class must be pickled as a whole."""
+    """True if leaves of this class can be stored in a slab.
+
+    Otherwise a tree that contains one is pickled as a whole.
+    """
     handler = HANDLERS[kind]
     if handler is not None and handler.store is not None:
         _placeable.add(kind)
@@ -181,7 +195,10 @@ def _can_be_placed(kind: type) -> bool:
 
 
 def _overlapping(spans: Iterable[tuple[int, int, int]]) -> Iterator[list[tuple[int, int, int]]]:
-    """Groups pieces of memory (address, size, any number) that overlap."""
+    """Yields groups of overlapping pieces of memory.
+
+    Each piece is a tuple (address, size, tag). The tag can be any number.
+    """
     group: list[tuple[int, int, int]] = []
     end = 0
     for span in sorted(spans):

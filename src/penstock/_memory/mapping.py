@@ -1,4 +1,4 @@
-"""Maps memory: mmap(2) and its relatives, without the descriptor that `mmap.mmap` keeps for each mapping."""
+"""Maps memory with mmap(2) and related calls, without the file descriptor that `mmap.mmap` keeps for each mapping."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _COPY = 1 | 2  # MREMAP_MAYMOVE and MREMAP_FIXED
 
 
 def map_memory(address: int | None, length: int, access: int, flags: int, fd: int, offset: int) -> int:
-    """Calls mmap(2), and returns the address. Raises OSError."""
+    """Calls mmap(2) and returns the address. Raises OSError if the call fails."""
     found: int = _libc.mmap(address, length, access, flags, fd, offset)
     if found == _FAILED:
         number = ctypes.get_errno()
@@ -38,14 +38,17 @@ def map_memory(address: int | None, length: int, access: int, flags: int, fd: in
 
 
 def copy_map(address: int, length: int, to: int) -> None:
-    """Maps a shared mapping a second time, at another address: mremap(2) of 0 bytes. Raises OSError."""
+    """Maps the same shared memory again, at the address `to`.
+
+    This is done by calling mremap(2) with an old size of 0. Raises OSError if the call fails.
+    """
     if _libc.mremap(address, 0, length, _COPY, to) == _FAILED:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 
 
 def grow(fd: int, size: int) -> None:
-    """Sets the size of a file. Its memory is allocated as its pages are written."""
+    """Sets the size of a file. Memory is allocated only when a page of the file is written."""
     try:
         os.ftruncate(fd, size)
     except OSError as error:
@@ -61,10 +64,11 @@ def grow(fd: int, size: int) -> None:
 
 
 def mapped(fd: int | None, length: int, offset: int = 0, *, writable: bool = True) -> memoryview:
-    """A buffer over `length` bytes of a file from `offset` on, shared; or over private memory if `fd` is None.
+    """Returns a buffer over `length` bytes of a file, starting at `offset`, or over private memory if `fd` is None.
 
-    The memory is unmapped when no object refers to the buffer any more. No descriptor is kept: `mmap.mmap` keeps one
-    for each mapping (Python 3.13 can avoid it), and a caller with many large batches would run out of them.
+    The mapping of a file is shared. The memory is unmapped when no object refers to the buffer any more. No file
+    descriptor is kept. `mmap.mmap` keeps one for each mapping (Python 3.13 can avoid it), so a caller with many large
+    batches would run out of descriptors.
     """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS if fd is None else mmap.MAP_SHARED
     access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
@@ -79,5 +83,5 @@ def mapped(fd: int | None, length: int, offset: int = 0, *, writable: bool = Tru
         memory: Any = (ctypes.c_ubyte * length).from_address(address)
         array = np.frombuffer(memory, np.uint8)
         free_at_end(array, partial(unmap, address, length))
-        # Not the array: views of views would refer to it, and not to the view that is lent.
+        # Not the array itself, because views of views would refer to it, and not to the view that is lent.
         return array.data

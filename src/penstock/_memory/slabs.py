@@ -1,23 +1,24 @@
-"""Slabs: numbered pieces of memory, and the leases of those that are lent to the caller.
+"""Slabs are numbered pieces of memory for batches. Leases keep track of the slabs that are on loan to the caller.
 
-The scheduler decides which slab is used when; this module provides its memory.
+The scheduler decides when each slab is used, and this module provides its memory.
 
-All slabs are part of an arena. The processes of one loader share one file without a name (memfd), which only grows,
-and is sparse: pages that were never written take no memory. It is mapped in extents, each of which holds many small
-slabs or one large one. So there is one descriptor, and few mappings, however many batches the caller keeps. Inline
-and thread backends use private memory, in the same extents.
+All slabs are part of an arena. The processes of one loader share one unnamed file (a memfd). It only grows, and it is
+sparse, which means that pages that were never written take no memory. The file is mapped in extents. An extent holds
+many small slabs or one large slab. So there is only one descriptor, and there are few mappings, however many batches
+the caller keeps. The inline and thread backends use private memory, which is divided into extents in the same way.
 
-Memory is unmapped by a weak reference to a plain numpy array, and lent memory comes back by another, a lease.
-That is safe because the garbage collector does not track numpy arrays: such a reference is called when the array is
-deallocated, and never while a finalizer could still bring the array back. For an object that the collector tracks,
-such as a ctypes array, it is called before the finalizers run.
+A weak reference to a plain numpy array tells when its memory can be unmapped. A second one, a lease, tells when a
+slab comes back from the caller. This is safe because the garbage collector does not track numpy arrays. The callback
+of such a reference is called when the array is deallocated, and never while a finalizer could still bring the array
+back. For an object that the collector does track, such as a ctypes array, the callback is called before the
+finalizers run.
 
-In numpy every view refers to the array that owns the memory: here the root of the slab. torch and DLPack refer to
-the numpy array. So a weak reference to the root is called exactly once: when no object of this process can reach the
-slab any more.
+In numpy, every view refers to the array that owns the memory, which here is the slab's root array. torch and DLPack
+refer to the numpy array. So the callback of a weak reference to the root is called exactly once, when no object of
+this process can reach the slab any more.
 
-A child process that the program forks has the lent batches too, in the same memory, and may read them for as long as
-it lives. So a slab that is lent when the program forks is used again only after that process has ended.
+If the program forks a child process, the child also has the batches that are on loan, in the same memory, and may
+read them for as long as it lives. So a slab that is on loan at a fork is used again only after the child has ended.
 """
 
 from __future__ import annotations
@@ -37,18 +38,21 @@ from penstock._memory import forks
 from penstock._memory.mapping import advise, grow, mapped
 from penstock._system.interrupts import LiveObjects
 
-# Bytes of address space: an extent takes memory as its pages are written.
+# Bytes of address space. An extent takes memory only when its pages are written.
 EXTENT = 64 << 20
 
-# Largest number of bytes that is bundled into one slab, unless one batch alone needs more.
+# The largest total size in bytes of the batches that share one slab, unless one batch alone needs more.
 BUNDLE = 4 << 20
 
-# Bytes that a batch needs beside its arrays: for the reply that describes it, and for alignment.
+# Bytes that a batch needs in addition to its arrays, for the reply that describes it and for alignment.
 _BESIDE = 256
 
 
 class Region(NamedTuple):
-    """Part of the arena: `capacity` bytes at `start` in the extent at offset `extent`, of `length` bytes."""
+    """A part of the arena: `capacity` bytes at offset `start` of an extent.
+
+    The extent is `length` bytes of the arena's file at offset `extent`.
+    """
 
     extent: int
     length: int
@@ -57,21 +61,24 @@ class Region(NamedTuple):
 
 
 class Arena:
-    """Maps regions of one file, or of private memory if `fd` is None. Each process that uses it has its own."""
+    """The mapped regions of one file, or of private memory if `fd` is None.
+
+    Each process that uses a file has its own Arena.
+    """
 
     def __init__(self, fd: int | None) -> None:
         self.fd = fd
         self._extents: dict[int, memoryview] = {}
 
     def root(self, region: Region) -> NDArray[np.uint8]:
-        """A new array over the whole region. Every view of it keeps it alive."""
+        """Returns a new array over the whole region. All views of the array keep it alive."""
         buffer = self._extents.get(region.extent)
         if buffer is None:
             buffer = self._extents[region.extent] = mapped(self.fd, region.length, region.extent)
         return np.frombuffer(buffer, np.uint8, region.capacity, region.start)
 
     def discard(self, region: Region) -> None:
-        """Returns the region's pages to the system. The region stays mapped, and reads as zeros."""
+        """Gives the region's memory pages back to the system. The region stays mapped, and reads as zeros."""
         buffer = self._extents.get(region.extent)
         if buffer is not None:
             advice = mmap.MADV_DONTNEED if self.fd is None else mmap.MADV_REMOVE
@@ -80,7 +87,7 @@ class Arena:
 
 
 class Slabs:
-    """The memory of each slab, in an arena on the file `fd`, or in private memory if that is None."""
+    """The memory of each slab: in an arena backed by the file `fd`, or in private memory if `fd` is None."""
 
     def __init__(self, fd: int | None) -> None:
         self.arena = Arena(fd)
@@ -90,10 +97,11 @@ class Slabs:
         self._unused: dict[int, Iterator[Region]] = {}  # by capacity
 
     def region(self, slab: int, at_least: int = 0, count: int = 1, most: int = 1) -> Region:
-        """The region of a free slab; a larger one is allocated if `count` batches would not fit.
+        """Returns the region of a free slab. If `count` batches would not fit, a larger region is allocated.
 
-        Before the size of a batch is known, a slab is as large as an extent. Later it has room for `most` batches, up
-        to the limit for bundles. A generous size costs nothing, because pages are allocated when they are written.
+        Until the size of a batch is known, a slab is as large as an extent. Later it has room for `most` batches, up
+        to the limit for bundles (several batches in one slab). A generous size costs nothing, because memory pages
+        are allocated only when they are written.
         """
         wanted = max(self.largest * count, at_least) + _BESIDE * count
         region = self._regions.get(slab)
@@ -107,29 +115,29 @@ class Slabs:
         return region
 
     def root(self, slab: int, at_least: int = 0) -> NDArray[np.uint8]:
-        """A new array over the memory of a free slab, with room for one batch of `at_least` bytes."""
+        """Returns a new array over the memory of a free slab, with room for one batch of `at_least` bytes."""
         return self.arena.root(self.region(slab, at_least))
 
     def learn(self, nbytes: int) -> None:
-        """Records the size of a batch: from now on, slabs have room for at least as many bytes."""
+        """Records the size of a batch. Regions that are returned from now on have room for a batch of this size."""
         if nbytes > self.largest:
             self.largest = nbytes
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the slabs take; an estimate for private memory."""
+        """The number of bytes of memory that the slabs take. For private memory it is an estimate."""
         if self.arena.fd is not None:
             return os.fstat(self.arena.fd).st_blocks * 512
         return self.largest * len(self._regions)
 
     def cool(self, slab: int) -> None:
-        """Returns the slab's pages to the system. The next use of the slab allocates them again."""
+        """Gives the slab's memory pages back to the system. They are allocated again when the slab is next used."""
         region = self._regions.get(slab)
         if region is not None:  # the slab may have been meant for a step that does not exist
             self.arena.discard(region)
 
     def _carve(self, capacity: int) -> Region:
-        """A region of at least `capacity` bytes that was never used before."""
+        """Returns a region of at least `capacity` bytes that was never used before."""
         capacity = max(mmap.PAGESIZE, -(-capacity // mmap.PAGESIZE) * mmap.PAGESIZE)
         region = next(self._unused.get(capacity, iter(())), None)
         if region is not None:
@@ -138,13 +146,13 @@ class Slabs:
         self._end += length
         if self.arena.fd is not None:
             grow(self.arena.fd, self._end)
-        # A generator: an extent may hold ten thousand regions, few of which are ever used.
+        # A generator, because an extent may hold ten thousand regions, and few of them are ever used.
         regions = (Region(extent, length, start, capacity) for start in range(0, length, capacity))
         self._unused[capacity] = regions
         return next(regions)
 
 
-# Leases of forked children that one `collect` checks, at a system call each.
+# How many leases that forked children inherited one `collect` checks. Each check is a system call.
 _LOOKS = 4
 
 
@@ -153,43 +161,43 @@ class _Lease(weakref.ref):  # type: ignore[type-arg]  # a generic base cannot ha
 
     slab: int
     nbytes: int
-    forks: tuple[forks.Fork, ...]  # those that happened while the slab was lent
+    forks: tuple[forks.Fork, ...]  # the forks that happened while the slab was on loan
 
 
 class Leases:
-    """The slabs that are lent, and those that came back since the last `collect`."""
+    """The slabs that are on loan to the caller, and the slabs that came back since the last `collect`."""
 
     def __init__(self, shared: bool = True) -> None:
         self._lent: dict[int, _Lease] = {}
         self._returned: deque[_Lease | int] = deque()
         self._inherited: deque[_Lease] = deque()  # came back, but a forked child may still read them
-        # Private memory needs no care at a fork: the system copies a page when parent or child writes to it.
+        # Private memory is safe at a fork, because the system copies a page when parent or child writes to it.
         if shared:
             _all.add(self)
 
     def lend(self, slab: int, root: NDArray[np.uint8], nbytes: int = 0) -> None:
-        # Called in the thread that drops the last view, at any instruction, perhaps inside the garbage collector.
-        # deque.append is atomic (guaranteed by the GIL), and takes no lock of ours.
+        # The callback runs in the thread that drops the last view, at any instruction, perhaps inside the garbage
+        # collector. deque.append is atomic (guaranteed by the GIL) and takes none of our locks.
         lease = _Lease(root, self._returned.append)
         lease.slab, lease.nbytes, lease.forks = slab, nbytes, ()
         self._lent[slab] = lease
 
     @property
     def lent(self) -> int:
-        """How many slabs are lent."""
+        """The number of slabs on loan."""
         return len(self._lent)
 
     @property
     def nbytes(self) -> int:
-        """How many bytes of batches are lent."""
+        """The total size in bytes of the batches on loan."""
         return sum(lease.nbytes for lease in tuple(self._lent.values()))
 
     def give_back(self, slab: int) -> None:
-        """Returns a slab that was delivered without any array in it."""
+        """Gives back a slab that was delivered without any array in it."""
         self._returned.append(slab)
 
     def collect(self) -> list[int]:
-        """The slabs that came back since the last call."""
+        """Returns the slabs that came back since the last call and are free to be used again."""
         slabs = []
         while self._returned:
             back = self._returned.popleft()
@@ -214,7 +222,10 @@ class Leases:
                 self._inherited.append(lease)
 
     def inherit(self, fork: forks.Fork | None) -> None:
-        """Records a fork, whose child has the lent slabs too. Without a witness, these slabs are never used again."""
+        """Records a fork, whose child process also has the slabs that are on loan.
+
+        If `fork` is None, nothing tells when the child ends, so these slabs are never used again.
+        """
         if fork is None:
             self._lent.clear()
             return
@@ -231,10 +242,10 @@ class Leases:
 _all = LiveObjects[Leases]()
 
 own_fork = threading.local()
-"""While `own_fork.now` is true, penstock itself forks a worker, which reads no batch."""
+"""`own_fork.now` is True while penstock itself forks a worker, which does not read any batch on loan."""
 
 _birth = threading.local()
-"""`fork` is the witness of the fork that this thread is about to do."""
+"""`_birth.fork` is the witness (see `forks.py`) of the fork that this thread is about to make."""
 
 
 def _before_fork() -> None:
@@ -246,7 +257,7 @@ def _before_fork() -> None:
 
 def _after_fork_in_parent() -> None:
     if not getattr(own_fork, "now", False):
-        # Again: another thread may have lent a slab just before the fork.
+        # A second time, because another thread may have lent a slab just before the fork.
         _inherit_all()
         if _birth.fork is not None:
             _birth.fork.has_happened()

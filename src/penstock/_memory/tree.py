@@ -1,12 +1,14 @@
-"""A nested structure as a list of its leaves, from left to right, and a Spec: how the leaves are nested.
+"""Takes nested structures apart into a list of leaves, from left to right, and a Spec of how the leaves are nested.
 
-Containers are dict, list and tuple, and those that have a form (`forms.py`): namedtuples, dataclass instances, other
-mappings and sequences. Everything else is a leaf, and so is a container that cannot be rebuilt from its parts.
+Containers are dict, list and tuple, and all classes that have a form (see `forms.py`): namedtuples, dataclasses, and
+other mappings and sequences. Everything else is a leaf. A container that cannot be rebuilt from its parts is a leaf
+too.
 
-A batch that goes to another process is taken apart by `flatten_exactly`: there a container is opened only if pickle
-would rebuild the same object from the same parts.
+A batch that is sent to another process is taken apart by `flatten_exactly`. It opens a container only if pickle would
+rebuild the same object from the same parts.
 
-Specs are kept in a table: a structure that was seen before costs one look-up, and `==` compares two pointers.
+Specs are kept in a table. So a structure that was seen before costs only one lookup, and `==` usually compares two
+pointers.
 """
 
 from __future__ import annotations
@@ -23,14 +25,14 @@ MAX_DEPTH = 64
 
 
 class Spec:
-    """The structure of a tree without its leaves: hashable and picklable. Made by `flatten`."""
+    """The structure of a tree without its leaves. A Spec is hashable and picklable, and is made by `flatten`."""
 
     __slots__ = ("_hash", "build", "children", "count", "keys", "kind")
 
     kind: type | None  # the class of the container; None for a leaf
-    keys: Hashable  # what is needed beside the values to rebuild it: keys, names, or the number of values
-    children: tuple[Spec | None, ...] | None  # None for a leaf; None instead of the tuple if all are leaves
-    count: int  # leaves
+    keys: Hashable  # what is needed besides the values to rebuild the container: keys, names, or their number
+    children: tuple[Spec | None, ...] | None  # None for each leaf; None instead of the tuple if all are leaves
+    count: int  # the number of leaves
     build: Callable[[Iterator[Any]], Any]  # takes the leaves from an iterator and returns the tree
 
     def __init__(
@@ -64,13 +66,13 @@ class Spec:
 
     @property
     def below(self) -> tuple[Spec | None, ...]:
-        """The Spec of each value, None for a leaf."""
+        """The Spec of each value of the container, or None for a value that is a leaf."""
         return (None,) * self.count if self.children is None else self.children
 
     @property
     def names(self) -> tuple[Any, ...] | None:
-        """The key or name of each value, if they have one."""
-        # Those of a defaultdict begin with its factory, others with a class of this module.
+        """The key or name of each value, or None if the values have no keys or names."""
+        # The keys of a defaultdict begin with its factory, and some others with `Attributes` or `Items` (forms.py).
         return self.keys[len(self.keys) - len(self.below) :] if type(self.keys) is tuple else None
 
     def __repr__(self) -> str:
@@ -83,9 +85,9 @@ class Spec:
 
 
 def flatten(tree: object) -> tuple[list[object], Spec]:
-    """The leaves of `tree` from left to right, and its structure.
+    """Returns the leaves of `tree`, from left to right, and its structure.
 
-    Raises ValueError for a structure that contains itself or is nested deeper than MAX_DEPTH.
+    Raises ValueError if the structure contains itself or is nested deeper than MAX_DEPTH.
     """
     if type(tree) in LEAVES:
         return [tree], LEAF
@@ -98,10 +100,10 @@ def flatten(tree: object) -> tuple[list[object], Spec]:
 
 
 def flatten_exactly(tree: object) -> tuple[list[object], Spec] | None:
-    """Like `flatten`, for a tree that is rebuilt in another process: the result is the same as with pickle.
+    """Like `flatten`, but another process can rebuild the tree just as pickle would.
 
-    Containers that pickle rebuilds in a special way are leaves. None if only pickle can preserve the structure: a
-    container occurs twice, contains itself, or is nested deeper than MAX_DEPTH.
+    Containers that pickle rebuilds in a special way are leaves. Returns None if only pickle can preserve the
+    structure, because a container occurs twice, contains itself, or is nested deeper than MAX_DEPTH.
     """
     if type(tree) in LEAVES:
         return [tree], LEAF
@@ -117,14 +119,17 @@ def flatten_exactly(tree: object) -> tuple[list[object], Spec] | None:
 
 
 def unflatten(spec: Spec, leaves: Sequence[object]) -> Any:
-    """The tree of this structure with these leaves: the inverse of `flatten`."""
+    """Returns the tree with this structure and these leaves. This is the inverse of `flatten`."""
     if len(leaves) != spec.count:
         raise ValueError(f"the structure {spec!r} has {spec.count} leaves, but {len(leaves)} were given")
     return spec.build(iter(leaves))
 
 
 def _too_deep(trail: Sequence[object]) -> str:
-    """The message for containers that are nested too deep; in `trail` each container is inside the next."""
+    """Returns the error message for containers that are nested too deep.
+
+    Each container in `trail` is inside the next.
+    """
     ids = [id(node) for node in trail]
     for at, node in enumerate(ids):
         if node in ids[:at]:
@@ -141,10 +146,11 @@ class _TooDeep(Exception):
 def _walk(
     node: Any, leaves: list[object], depth: int, forms: MemoTable[type, Form | None], nodes: list[int]
 ) -> Spec | None:
-    """Appends the leaves of `node` to `leaves`; returns its Spec, or None if `node` is itself a leaf.
+    """Appends the leaves of `node` to `leaves`. Returns the Spec of `node`, or None if `node` is itself a leaf.
 
-    Appends the id of each container to `nodes`, except tuples of leaves: if the same one occurs twice, no code
-    can tell it from two, and constants in a program are often such tuples.
+    Also appends the id of each container to `nodes`, so that containers that occur twice can be found. Tuples that
+    contain only leaves are left out. No code can tell whether such a tuple occurs twice or was copied, and constants
+    in a program are often such tuples.
     """
     kind = type(node)
     keys: Hashable
@@ -189,7 +195,10 @@ def _walk(
 
 
 def _spec(kind: type, keys: Hashable, children: tuple[Spec | None, ...] | None, size: int) -> Spec:
-    """The Spec of this structure, from the table. Two threads may make two, which are equal but not identical."""
+    """Returns the Spec of this structure from the table of known Specs, and adds it if it is new.
+
+    If two threads ask at the same time, each may make its own Spec. The two are equal but not identical.
+    """
     key = (kind, keys, children, size)
     spec = _SPECS[key]
     if not _alike(spec.keys, keys):
@@ -201,7 +210,7 @@ _SPECS: MemoTable[tuple[Any, ...], Spec] = MemoTable(lambda key: Spec(*key))
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """True if equal keys also have equal types: 1, 1.0 and True are equal, but are different keys."""
+    """True if equal keys also have equal types. For example, 1, 1.0 and True are equal, but are different keys."""
     if type(one) is not tuple:
         return True
     return all(map(is_, one, other)) or all(map(is_, map(type, one), map(type, other)))
@@ -213,7 +222,7 @@ def _builder(
     builds = [next if child is None else child.build for child in children or ()]
     if kind is dict:
         if children is None:
-            # Not strict: the iterator also has the leaves that follow.
+            # Not strict, because the iterator also has the leaves that follow.
             return lambda leaves: dict(zip(keys, leaves))  # noqa: B905
         return lambda leaves: dict(zip(keys, [build(leaves) for build in builds], strict=True))
     if kind is list or kind is tuple:
@@ -231,4 +240,4 @@ def _builder(
 
 
 LEAF = Spec(None, None, None, 1)
-"""The structure of a bare leaf."""
+"""The structure of a tree that consists of a single leaf."""

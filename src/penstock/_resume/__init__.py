@@ -1,1 +1,1 @@
-"""Resume states: the batches of an epoch that were handed out, and the position to continue from."""
+"""Resume states: which batches of an epoch were handed out, and the position to continue from."""

@@ -1,4 +1,4 @@
-"""Reads a sampler or stream of the user's batch by batch, and resumes it."""
+"""Reads a user's sampler or stream batch by batch, and resumes it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ T = TypeVar("T")
 
 
 class Mark(NamedTuple):
-    """A position: after `read` batches, with the states of the iterable and of its iterator.
+    """A position in an iterable: after `read` batches, with the states of the iterable and of its iterator.
 
-    At the end of an epoch, `states` is None and `kept` has the states. The next epoch starts with them, so the mark
-    before its first batch has them in `kept` too. Before the first epoch, `kept` has the state of the iterable and
-    "fresh", because it is not yet known whether the iterable has any items.
+    At the end of an epoch, `states` is None and the states are in `kept`. The next epoch starts with them, so the
+    mark before its first batch also has them in `kept`. Before the first epoch, `kept` has the iterable's state and
+    the key "fresh", because it is not yet known whether the iterable has any items.
     """
 
     read: int
@@ -30,7 +30,7 @@ class Mark(NamedTuple):
 
     @classmethod
     def parse(cls, read: int, states: object, kept: object) -> Mark:
-        """The mark with these parts of a saved state. Raises ValueError if they are damaged."""
+        """Returns the mark with these parts of a saved state. Raises ValueError if the parts are damaged."""
         parts = [states, kept]
         # If `states` is empty, the iterable is read from its beginning, so no batch was read before.
         if not all(part is None or _is_sound(part) for part in parts) or (states == {} and read):
@@ -42,11 +42,14 @@ class Mark(NamedTuple):
         return self.states is None
 
     def next_epoch(self) -> Mark | None:
-        """The mark that the next epoch starts from; None if the iterable has no state."""
+        """Returns the mark that the next epoch starts from, or None if the iterable has no state."""
         return None if self.kept is None else Mark(0, {}, self.kept)
 
     def check_owner(self, iterable: object) -> None:
-        """Raises a StateError if the iterable cannot load its state. Its iterator is checked once it exists."""
+        """Raises a StateError if the mark has a state for the iterable, but the iterable cannot load it.
+
+        The state of the iterator is checked later, when the iterator exists.
+        """
         if "iterable" in {**(self.states or {}), **(self.kept or {})}:
             _check_stateful(iterable)
 
@@ -59,7 +62,7 @@ def _is_sound(states: object) -> bool:
 def has_state(thing: object) -> bool:
     """True if `thing` has methods `state_dict` and `load_state_dict` for its position in the data.
 
-    False for a model, whose methods of these names are for its parameters.
+    False for a model, because a model's methods with these names are for its parameters.
     """
     take = getattr(thing, "state_dict", None)
     if not callable(take) or not callable(getattr(thing, "load_state_dict", None)):
@@ -69,24 +72,24 @@ def has_state(thing: object) -> bool:
 
 
 def by_next(items: Iterator[Any]) -> Iterator[Any]:
-    """Iterates with `next` alone: an object that is its own iterator may start over at every `iter()`."""
+    """Yields the items by calling only `next`, because some iterators start over at every `iter()`."""
     return map(next, repeat(items))
 
 
 class Reading:
-    """One pass over an iterable. `read` counts its batches, and `ended` is True if there are no more.
+    """One pass over an iterable. `read` is the number of batches read, and `ended` is True if there are no more.
 
-    `gave` is True if the epoch has items, including those read before a resume. A Reading that was not opened, or
-    could not be opened, is empty.
+    `gave` is True if the epoch has items, including those read before a resume. A Reading is empty until it is
+    opened, and stays empty if opening fails.
     """
 
     def __init__(self, source: Iterable[Any]) -> None:
         self.read = 0
         self.ended = self.gave = False
         self.source: Any = source
-        self._items: Iterator[Any] | None = iter(())  # None: `iter()` is called for the first batch
+        self._items: Iterator[Any] | None = iter(())  # None if `iter()` is to be called for the first batch
         self._iterator: Any = None
-        self._raised = False  # the last batch raised, and it is unknown whether the iterator can go on
+        self._raised = False  # the last batch raised, and it is unknown whether the iterator can continue
         self._broken = False  # an exception has ended the iterator
         self.was_cut_off = False
         """True if the pass ended before the iterator did."""
@@ -102,13 +105,18 @@ class Reading:
 
     @property
     def has_begun_state(self) -> bool:
-        """True if a state taken before the first item belongs to this pass, as that of the iterator does."""
+        """True if a state that is taken before the first item already belongs to this pass.
+
+        This is so if the iterator itself has a state. The iterable's own state may still be unused at that time, for
+        example if its `__iter__` is a generator that has not run yet.
+        """
         return "iterator" in self._stateful and not self.ended
 
     def open(self, mark: Mark | None = None) -> bool:
         """Starts the pass, or continues it from the mark.
 
-        Returns True if random numbers drawn here do not belong to the next batch, so generators must be set again.
+        Returns True if random numbers that were drawn in this call do not belong to the next batch. The caller must
+        then seed the random generators again.
         """
         if mark is not None:
             self.prepare(mark)
@@ -118,7 +126,10 @@ class Reading:
         return mark is not None
 
     def prepare(self, mark: Mark) -> None:
-        """Restores the iterable, before `iter()` is called. At the end of an epoch there is nothing to restore."""
+        """Restores the state of the iterable, before `iter()` is called.
+
+        If the mark is at an epoch's end, nothing is restored.
+        """
         self.read, self.ended = mark.read, mark.at_end
         if mark.states is None:
             self._kept = mark.kept
@@ -129,12 +140,12 @@ class Reading:
             self.restore(self.source, mark.states["iterable"])
 
     def restore(self, part: Any, state: Any) -> None:
-        """Loads a state into the iterable or its iterator."""
+        """Loads a state into the iterable or its iterator. Raises a StateError if `part` has no `load_state_dict`."""
         _check_stateful(part)
         part.load_state_dict(state)
 
     def begin(self, items: Iterator[Any], mark: Mark | None = None) -> None:
-        """Starts reading from this iterator of the iterable, whose state was restored before."""
+        """Starts reading from this iterator. The state of the iterable must already be restored."""
         if mark is not None and mark.states and "iterator" in mark.states:
             self.restore(items, mark.states["iterator"])
         self._items, self._iterator = by_next(items), items
@@ -143,8 +154,12 @@ class Reading:
         self._stateful = {name: part for name, part in parts.items() if has_state(part)}
 
     def take(self, size: int, through: Callable[[Iterator[Any]], Iterator[Any]] = iter) -> list[Any]:
-        """Reads the next batch: `size` items, or those that are left. `through` may time them."""
-        self.read += 1  # even if this raises: then the error takes the place of the batch
+        """Reads and returns the next batch: `size` items, or as many as are left.
+
+        `through` is a function that wraps the iterator over the items, for example to measure how long each item
+        takes.
+        """
+        self.read += 1  # even if this raises, because the error then takes the place of the batch
         if self._items is None:
             self.open()
         assert self._items is not None
@@ -171,13 +186,13 @@ class Reading:
         return taken
 
     def note_error(self) -> None:
-        """Records that the iterator raised. A generator has then ended; other iterators may go on."""
+        """Records that the iterator raised. If it is a generator, it has ended; other iterators may continue."""
         self.gave = True
         self._broken = self.ended = isinstance(self._iterator, GeneratorType)
         self._raised, self._renewed = "iterator" not in self._stateful, False
 
     def note_batch(self) -> None:
-        """Records that the iterator went on and gave a batch."""
+        """Records that the iterator continued after an error and gave a batch."""
         self._raised = False
 
     def is_broken(self) -> bool:
@@ -185,9 +200,9 @@ class Reading:
         return self._broken
 
     def pass_over(self, until: int, size: int, before: Callable[[int], object] = lambda number: None) -> None:
-        """Reads and drops the batches before batch `until`, calling `before` with the number of each.
+        """Reads and drops the batches before batch `until`. Before each of them, `before` is called with its index.
 
-        Other ranks hand out these batches and their exceptions, or they were handed out before the resume.
+        These batches, and their exceptions, are handed out by other ranks, or were handed out before the resume.
         """
         while self.read < until and not self.ended:
             before(self.read)
@@ -199,18 +214,19 @@ class Reading:
                 self._passed = self.read - 1, error
 
     def raise_last_error(self, since: int) -> None:
-        """Raises the exception that ended the iterable in a skipped batch, if its number is at least `since`.
+        """Raises the exception that ended the iterable in a skipped batch, if the batch's index is at least `since`.
 
-        It is raised once, and on every rank: otherwise the other ranks would end silently.
+        The exception is raised only once, but on every rank, because other ranks would otherwise end silently.
         """
         passed, self._passed = self._passed if self.ended and self._broken else None, None
         if passed is not None and passed[0] >= since:
             raise passed[1]
 
     def mark(self) -> Mark | None:
-        """The current position; None if neither the iterable nor its iterator has a state, or if it is unknown.
+        """Returns the current position, or None if it is unknown.
 
-        It is unknown after an exception, unless the iterator has a state. An earlier mark is then still valid.
+        The position is unknown if neither the iterable nor its iterator has a state. After an exception it is known
+        only if the iterator has a state; otherwise an earlier mark is still valid.
         """
         if not self._stateful or self._broken or self._raised:
             return None
@@ -219,10 +235,11 @@ class Reading:
         return Mark(self.read, {name: part.state_dict() for name, part in self._stateful.items()})
 
     def end(self) -> Mark | None:
-        """Ends the reading, and returns the mark that the next epoch starts from, once.
+        """Ends the reading, and returns the mark that the next epoch starts from. A second call returns None.
 
-        None if there is no state, if the epoch had no items (with a mark, the next epoch would need some), or if an
-        exception ended it: like an epoch that is left early, it passes nothing on to the next one.
+        The result is also None if there is no state. An epoch without items gives no mark, because a mark requires
+        the next epoch to have items. An epoch that an exception has ended gives no mark either, just like an epoch
+        that is left early.
         """
         self._broken = self._broken or self._raised
         try:
@@ -232,24 +249,26 @@ class Reading:
         return None if kept is None else Mark(0, {}, kept)
 
     def close(self) -> None:
-        """Drops the iterator. The reading is empty from now on."""
+        """Drops the iterator. From now on, the reading is empty."""
         self._stateful, self._kept, self._items, self.ended = {}, None, iter(()), True
 
     def _keep(self) -> dict[str, Any] | None:
-        """The states at the end of the epoch. An iterable that is its own iterator counts as the iterable."""
+        """Returns the states at the end of the epoch. An iterable that is its own iterator counts as the iterable."""
         if self._kept is not None or not self._stateful or self._broken:
             return self._kept
         parts = self._stateful.items()
         kept = {"iterable" if part is self.source else name: part.state_dict() for name, part in parts}
-        # Without its end, an iterable that is its own iterator is not between two epochs: the next may have no items.
+        # An iterable that is its own iterator, and has not reached its end, is not between two epochs. The next epoch
+        # may have no items.
         return kept | {"fresh": True} if self.was_cut_off and self._iterator is self.source else kept
 
 
 def initial(source: Any, *, is_fresh: bool) -> bytes | None:
-    """The mark of an epoch that starts with the iterable as it is now; None if that state is not a start.
+    """Returns the mark (a saved position) of an epoch that starts with the iterable as it is now.
 
-    `is_fresh`: no epoch was begun before. After an epoch that was left early, most iterables start over, but their
-    state is still in the middle of that epoch. An iterable that is its own iterator does not start over.
+    Returns None if the iterable's current state is not the start of an epoch. `is_fresh` is True if no epoch was
+    begun before. After an epoch that was left early, most iterables start over, but their state is still in the
+    middle of that epoch. An iterable that is its own iterator does not start over.
     """
     if not has_state(source) or not (is_fresh or hasattr(type(source), "__next__")):
         return None
@@ -259,9 +278,10 @@ def initial(source: Any, *, is_fresh: bool) -> bytes | None:
 
 
 def _renew(source: Any, kept: Mapping[str, Any], restore: Callable[[Any, Any], None]) -> None:
-    """Restores an iterable to the state between two epochs, so that the next `iter()` starts the second.
+    """Restores an iterable to its state between two epochs, so that the next `iter()` starts the second epoch.
 
-    Many iterables continue from a loaded state at the next `iter()`, and start over at the one after it.
+    Loading the state is not enough, because many iterables continue from a loaded state at the next `iter()`, and
+    start over only at the `iter()` after that.
     """
     if "iterator" not in kept and _is_at(source, kept["iterable"]):
         return
@@ -270,14 +290,14 @@ def _renew(source: Any, kept: Mapping[str, Any], restore: Callable[[Any, Any], N
     items: Iterator[Any] = iter(source)
     if "iterator" in kept:
         restore(items, kept["iterator"])
-        return  # even if it has more items, because the dataset has grown since: that epoch is over
+        return  # that epoch is over, even if the iterator has more items because the dataset has grown since
     first: list[Any] | None = None
     with suppress(Exception):  # the epoch raises the exception of an item again
         first = list(islice(by_next(items), 1))
     if (first == [] and "fresh" not in kept) or _is_at(source, kept["iterable"]):
-        return  # this was the end of the epoch, or nothing has moved: the next `iter()` starts another
+        return  # this was the end of the epoch, or the state is unchanged, so the next `iter()` starts an epoch
     del items
-    restore(source, kept["iterable"])  # `iter()` has started the next epoch: back to its beginning
+    restore(source, kept["iterable"])  # `iter()` has already started the next epoch, so go back to its beginning
 
 
 def _is_at(part: Any, state: Any) -> bool:
@@ -294,14 +314,17 @@ def _check_stateful(part: object) -> None:
         )
 
 
-# ---- marks in transit: pickled at once, because the user's objects change while a mark travels ----
+# ---- marks that are sent: pickled at once, because the user's objects change before a mark arrives ----
 #
-# A mark that cannot be taken does not fail its step, since the caller may never ask for a state. It travels as the
-# StateError that says why, which is raised when the mark is needed.
+# If a mark cannot be taken, its step does not fail, because the caller may never ask for a state. A StateError that
+# says why is sent instead, and is raised when the mark is needed.
 
 
 def taken(owner: object, take: Callable[[], Mark | None]) -> bytes | None:
-    """Calls `take` for a mark, and pickles it, or a StateError if that fails; None if the owner has no state."""
+    """Calls `take` to get a mark (a saved position), and returns the pickled mark, or None if the owner has no state.
+
+    If that fails, returns a pickled StateError that says why.
+    """
     try:
         mark = take()
         return None if mark is None else dumps(mark)
@@ -310,7 +333,7 @@ def taken(owner: object, take: Callable[[], Mark | None]) -> bytes | None:
 
 
 def asked(owner: object, take: Callable[[], T]) -> T:
-    """Returns the result of `take`. Raises a StateError if taking the owner's state fails."""
+    """Calls `take`, which takes the owner's state, and returns the result. Raises a StateError if that fails."""
     try:
         return take()
     except Exception as error:
@@ -318,7 +341,7 @@ def asked(owner: object, take: Callable[[], T]) -> T:
 
 
 def opened(mark: bytes | Mark | None) -> Mark | None:
-    """Unpickles a mark. Raises a StateError if it could not be taken, or cannot be unpickled."""
+    """Unpickles a mark (a saved position). Raises a StateError if it could not be taken, or cannot be unpickled."""
     if not isinstance(mark, bytes):
         return mark
     try:
@@ -335,14 +358,17 @@ def opened(mark: bytes | Mark | None) -> Mark | None:
 
 
 def known(mark: bytes | Mark | None) -> Mark | None:
-    """Like `opened`, but returns None for a mark that could not be taken."""
+    """Like `opened`, but returns None if the mark (a saved position) could not be taken or cannot be unpickled."""
     with suppress(StateError):
         return opened(mark)
     return None
 
 
 def refusal(mark: bytes | None) -> str:
-    """For an error about a stream whose position is lost: why its mark could not be taken, or how to get marks."""
+    """Returns text for an error about a stream whose position is lost.
+
+    The text says why the stream's mark (its saved position) could not be taken, or how to avoid this.
+    """
     try:
         opened(mark)
     except StateError as error:

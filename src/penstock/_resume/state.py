@@ -1,7 +1,7 @@
-"""The resume state: the batches that were handed out, as one small value of plain data.
+"""The resume state: which batches were handed out, as one small value of plain data.
 
-It fits into JSON, unless the user's own objects add other data. Nothing in it is evaluated or unpickled, and all of
-it is checked before any of it is used.
+It can be saved as JSON, unless the user's own objects add other data. Nothing in it is evaluated or unpickled, and
+the whole state is checked before any part of it is used.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from penstock.plan import BlockOrder, OrderPlan, Plan, SamplerPlan, Selected, Se
 
 VERSION = 1
 
-# More steps than any loader hands out early.
+# The largest number of steps in `beyond`. No loader hands out more steps early.
 _MOST_BEYOND = 10**6
 
-# These may differ if another number of ranks continues an order.
+# These settings may differ if the number of ranks is different when an order continues.
 _SHAPE = ("world", "batch_size", "last_batch")
 
 ANEW = "Take another checkpoint, or restart the epoch without a state."
 
 
 class State(NamedTuple):
-    """A resume state: the first `steps` steps of the epoch, and those in `beyond`, were handed out.
+    """A resume state: the first `steps` steps of the epoch, and the steps in `beyond`, were handed out.
 
-    `consumed` counts the samples of the order that all ranks used for these steps; None if the order is unknown.
-    `mark` is the position of a sampler or stream with a state, after these steps or earlier (bytes until needed), and
-    `dataset` the state of a dataset with keys. `about` describes the loader: a different loader has other steps.
+    `consumed` is the number of samples of the order that all ranks used for these steps, or None if the order is
+    unknown. `mark` is the position of a sampler or stream that has a state, after these steps or earlier; it stays
+    pickled until it is needed. `dataset` is the state of a dataset with keys. `about` describes the loader, because
+    another loader would have different steps.
     """
 
     epoch: int
@@ -63,7 +64,10 @@ class State(NamedTuple):
 
     @classmethod
     def parse(cls, value: object) -> State:
-        """The state in the result of `as_dict`, possibly read from a JSON file; StateError if it is not one."""
+        """Returns the state that `as_dict` converted to a dict, possibly read from a JSON file.
+
+        Raises a StateError if the value is not such a dict.
+        """
         if not isinstance(value, Mapping):
             raise StateError(
                 f"A resume state is the dict that state_dict() returned, not a {type(value).__name__}. If it was "
@@ -102,9 +106,9 @@ class State(NamedTuple):
         return cls(epoch, steps, beyond, seed, dict(about), consumed, mark, value["dataset"])
 
     def check(self, about: Mapping[str, Any]) -> None:
-        """Raises a StateError that names the difference, if the state does not fit a loader with this description.
+        """Raises a StateError that names the difference if the state does not fit a loader with this description.
 
-        An order can continue with another number of ranks, and then with another batch size too.
+        An order can continue with another number of ranks, and in that case also with another batch size.
         """
         world = self.about.get("world")
         elsewhere = world != about.get("world")
@@ -146,9 +150,10 @@ class State(NamedTuple):
         )
 
     def dealt_anew(self, plan: Plan | None, world: int) -> State:
-        """The state with its steps counted as if the current number of ranks had made them.
+        """Returns the state with its step count converted to the current number of ranks, which is `world`.
 
-        `plan` is the plan of the whole epoch. Raises a StateError if the epoch does not have these steps.
+        `plan` is the plan of the whole epoch. Raises a StateError if the epoch does not have these steps, or if the
+        numbers in the state contradict each other.
         """
         consumed, steps, sound = self.consumed, self.steps, [self.steps]
         if isinstance(plan, OrderPlan):
@@ -184,14 +189,17 @@ class Progress:
         self._plan = plan
         self.begin = begin
         self._about = begin.about
-        # The number of steps without a gap, and the last mark: one value that is replaced and never changed, so that
-        # another thread may take a state at any moment (see `_now`).
+        # The number of steps without a gap, and the last mark. The tuple is replaced as a whole, so that another
+        # thread may take a state at any moment (see `_now`).
         self._at: tuple[int, bytes | None] = begin.steps, None
         self._beyond: dict[int, bytes | None] = dict.fromkeys(begin.beyond)  # their marks; older steps are ignored
         self._end: bytes | None = None
 
     def passed(self, step: int, mark: bytes | None, worker: int = -1) -> None:
-        """Records that the step was handed out, as a batch or an error. `mark`: see `Task`. `worker` is ignored."""
+        """Records that the step was handed out, as a batch or as an error.
+
+        `mark` is the position of the sampler or stream after the step (see `Task`). `worker` is ignored here.
+        """
         (first, last), beyond = self._at, self._beyond
         if step != first:
             beyond[step] = mark
@@ -207,7 +215,11 @@ class Progress:
             beyond.pop(passed, None)
 
     def _now(self) -> tuple[int, list[int], bytes | None]:
-        """A consistent snapshot: the number of steps without a gap, the steps beyond, and the last mark."""
+        """Returns a consistent snapshot of the progress, for any thread.
+
+        It consists of the number of steps without a gap, the later steps that were handed out early, and the last
+        mark.
+        """
         at, beyond = None, self._beyond
         while at is not self._at:
             at = self._at
@@ -216,8 +228,8 @@ class Progress:
         return steps, sorted(step for step in beyond if step > steps), last
 
     def finish(self, end: bytes | None, ends: Mapping[int, bytes] = {}) -> None:  # never changed
-        """Records that the epoch is over. `end`: see `Run`."""
-        # An epoch without batches keeps no mark: with one, the next epoch would need batches.
+        """Records that the epoch is over. `end` is the saved position that the next epoch starts from (see `Run`)."""
+        # An epoch without batches keeps no mark, because a mark would require the next epoch to have batches.
         self._end = end if self.steps else None
         self.is_over = True
 
@@ -232,20 +244,23 @@ class Progress:
 
     @property
     def mark(self) -> bytes | Mark | None:
-        """The mark of the last step handed out, or of an earlier step; after the end, that for the next epoch."""
+        """The mark (a saved position) of the last step handed out, or of an earlier step.
+
+        After the end of the epoch, it is the mark that the next epoch starts from.
+        """
         return self._end if self.is_over else self._at[1] or self.begin.mark
 
     @property
     def beyond(self) -> list[int]:
-        """The steps that were handed out early."""
+        """The steps that were handed out early, while an earlier step was still missing."""
         return self._now()[1]
 
     def as_dict(self) -> dict[str, Any]:
-        """The state, without seed and dataset."""
+        """Returns the state as a dict, without the seed and the dataset's state."""
         (steps, beyond, mark), plan, consumed = self._now(), self._plan, None
         if not steps and not beyond:
             consumed = 0
-        elif "sampler" not in self._about:  # once in an epoch: hashing many keys takes time
+        elif "sampler" not in self._about:  # only once in an epoch, because hashing many keys takes time
             self._about = {**self._about, "sampler": content(plan, self._about.get("length"))}
         if isinstance(plan, OrderPlan) and consumed is None:
             consumed = plan.consumed(self.epoch, steps)
@@ -254,7 +269,7 @@ class Progress:
 
 
 class Epochs:
-    """The epochs of a loader. If another loader replaces it, that one takes them over."""
+    """The epochs of a loader. If another loader replaces this one, it takes over the epochs."""
 
     def __init__(self) -> None:
         self.next = 0
@@ -265,7 +280,7 @@ class Epochs:
 
     @property
     def current(self) -> int:
-        """The epoch that was begun last; before the first `iter()`, the epoch that it will begin."""
+        """The epoch that was begun last. Before the first `iter()`, the epoch that `iter()` will begin."""
         return self.next if self.begun is None else self.begun
 
     def set(self, epoch: int) -> None:
@@ -278,14 +293,17 @@ class Epochs:
         self.loaded, self.are_fresh = state, False
 
     def start(self) -> State:
-        """The state that the next epoch starts from."""
+        """Returns the state that the next epoch starts from."""
         if self.loaded is not None:
             return self.loaded
         before = self.progress
         return State(self.next, 0, mark=before.mark if before is not None and before.is_over else None)
 
     def as_dict(self, about: Callable[[], dict[str, Any]], beginning: Callable[..., bytes | None]) -> dict[str, Any]:
-        """The state, without seed and dataset. `about` and `beginning` describe an epoch that would begin now."""
+        """Returns the state as a dict, without the seed and the dataset's state.
+
+        `about` and `beginning` are functions that describe an epoch that would begin now.
+        """
         progress = self.progress if self.loaded is None else None
         if progress is not None and not progress.is_over:
             return progress.as_dict()
@@ -296,26 +314,30 @@ class Epochs:
         return start.as_dict()
 
     def restores(self) -> bool:
-        """True if the sampler or stream must load its state, because no live object has the state in the mark."""
+        """True if the sampler or stream must load its saved state, because no live object is in that state."""
         begun = None if self.progress is None else self.progress.begin.mark
         return self.loaded is not None or (isinstance(begun, Mark) and begun.at_end)
 
     def begin(self, progress: Progress) -> None:
-        """Records that an epoch was begun. The order matters: another thread may take a state between assignments."""
+        """Records that an epoch was begun.
+
+        The order of the assignments matters, because another thread may take a state between them.
+        """
         self.progress, self.loaded, self.are_fresh = progress, None, False
         self.begun, self.next = self.next, self.next + 1
 
     def copy(self) -> Epochs:
-        """A copy with its own progress: batches that are handed out later do not move it."""
+        """Returns a copy with its own progress, which does not change when the loader hands out more batches."""
         made = copy.copy(self)
         made.progress = copy.copy(self.progress)
         return made
 
 
 def content(plan: Plan | None, length: int | None) -> str | None:
-    """A short description of the sampler's keys, to detect a state that was taken with another sampler.
+    """Returns a short description of the sampler's keys, to detect a state that was taken with another sampler.
 
-    None if the length of the dataset says the same, if the sampler has a state itself, or if nothing is known.
+    Returns None if the length of the dataset is enough to detect this, if the sampler saves its own state, or if
+    nothing is known about its keys.
     """
     if isinstance(plan, OrderPlan):
         order: Any = plan.order
@@ -338,7 +360,7 @@ def content(plan: Plan | None, length: int | None) -> str | None:
 
 
 def _digest(digest: blake2b, value: Any) -> None:
-    """Hashes all fields of an order except the seed, which has its own field in a state."""
+    """Hashes all fields of an order except the seed, which is stored separately in a state."""
     if is_dataclass(value):
         digest.update(type(value).__name__.encode())
         for part in fields(value):
@@ -351,12 +373,12 @@ def _digest(digest: blake2b, value: Any) -> None:
 
 
 def damaged(why: str) -> StateError:
-    """The error for a state that no loader could have written."""
+    """Returns the error for a state that no loader could have written."""
     return StateError(f"The resume state is damaged: {why}. {ANEW}")
 
 
 def number(value: Mapping[str, Any], name: str, end: int = 1 << 64) -> int:
-    """Returns the field `name` of a state. Raises a StateError unless it is an int from 0 to `end - 1`."""
+    """Returns the field `name` of a state. Raises a StateError unless the field is an int from 0 to `end - 1`."""
     found = value[name]
     if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found < end:
         raise damaged(f"{name!r} is {found!r}, not an int from 0 to 2**{end.bit_length() - 1} - 1")
@@ -364,7 +386,7 @@ def number(value: Mapping[str, Any], name: str, end: int = 1 << 64) -> int:
 
 
 def _as_ranges(steps: Iterable[int]) -> list[list[int]]:
-    """The steps as sorted [first, last] pairs."""
+    """Returns the steps as sorted [first, last] pairs."""
     ranges: list[list[int]] = []
     for step in sorted(steps):
         if ranges and ranges[-1][1] == step - 1:

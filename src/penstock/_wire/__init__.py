@@ -1,1 +1,1 @@
-"""Messages between the caller and its workers: the sending and the receiving half of each."""
+"""The messages between the caller and its workers, with the code of both sides: sender and receiver."""

@@ -1,15 +1,15 @@
-"""Failures: exceptions that cross a process boundary and keep their type.
+"""Failures are exceptions that cross a process boundary and keep their type.
 
-`Failure.capture` runs in the worker and returns bytes. `restore` runs in the parent and returns the exception, with
-the same type, args, attributes and notes, one more note that says where it happened, and the remote traceback as its
-cause. Neither fails, whatever the exception's own methods do.
+`Failure.capture` runs in the worker and returns bytes. `restore` runs in the parent process and returns the
+exception, with the same type, args, attributes and notes. It adds a note that says where the exception happened, and
+sets the remote traceback as its cause. Neither function fails, whatever the exception's own methods do.
 
-In a worker that is not a process, `caught` makes a copy instead, so that the user's own object is never changed: a
-program may raise one object many times, in several threads at once.
+If the worker is not a process of its own, `caught` makes a copy instead, so that the user's exception object is never
+changed. A program may raise the same object many times, and in several threads at once.
 
-Types without an importable name travel by tag or address (see `pickling.py`), so that `except MyError` works in the
-parent. Rejected: cloudpickle's own class tracking, because on the way back it overwrites the attributes and methods
-of the parent's class with those of the worker.
+Exception types that cannot be imported by name are sent by tag or by address (see `pickling.py`), so that
+`except MyError` works in the parent. cloudpickle's own class tracking was rejected, because it overwrites the
+attributes and methods of the parent's class with those of the worker's class.
 """
 
 from __future__ import annotations
@@ -28,18 +28,21 @@ from penstock._wire.pickling import by_tag, dumps, loads
 from penstock.errors import RemoteTraceback
 
 _UNSET = object()
-# These use the descriptors of BaseException, because the user's type may define attributes of these names.
+# These use the descriptors of BaseException, because the user's type may define attributes with the same names.
 _members = vars(BaseException)
 dict_of, _args_of, _trace_of = (_members[name].__get__ for name in ("__dict__", "args", "__traceback__"))
 _set = BaseException.__setattr__
-_MOST_CHARACTERS = 200  # characters of a repr that a note may hold
+_MOST_CHARACTERS = 200  # the largest number of characters of a repr in a note
 
 _by_tag = by_tag()
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An exception as plain values, and as a pickle (`body`) if it can be pickled."""
+    """An exception as plain values, to be sent to another process.
+
+    `body` is the pickled exception, or b"" if it cannot be pickled.
+    """
 
     name: str
     message: str
@@ -50,7 +53,7 @@ class Failure:
 
     @classmethod
     def capture(cls, exc: BaseException, *, where: str, notes: Sequence[str] = ()) -> bytes:
-        """The exception as bytes; `notes` and `where` are added to its own notes. Never raises."""
+        """Returns the exception as bytes, with `notes` and `where` added to its own notes. Never raises."""
         exc = ordinary(exc)
         forget_earlier(exc)
         dropped: list[str] = []
@@ -61,12 +64,12 @@ class Failure:
         own, message = list[str](), ""
         with suppress(BaseException):
             message = safe_text(exc)
-        with suppress(BaseException):  # it has none, or `__notes__` is not a list
+        with suppress(BaseException):  # the exception has no notes, or `__notes__` is not a list
             own = [safe_text(note) for note in exc.__notes__]
         return dumps(cls(type_name(exc), message, where, text_of(exc), (*own, *dropped, *notes), body))
 
     def exception(self) -> BaseException:
-        """The exception, or a RuntimeError with its name and message if it cannot be rebuilt."""
+        """Returns the exception, or a RuntimeError with its name and message if it cannot be rebuilt."""
         try:
             exc: BaseException = loads(self.body)
             if not isinstance(exc, BaseException):
@@ -79,13 +82,13 @@ class Failure:
 
 
 def restore(data: bytes | bytearray | memoryview) -> BaseException:
-    """Rebuilds the exception from the bytes that `Failure.capture`, or another runner's `capture`, returned."""
+    """Rebuilds the exception from bytes that `Failure.capture`, or the `capture` method of a runner, returned."""
     failure: Failure = loads(data)
     return failure.exception()
 
 
 def caught(exc: BaseException, *notes: str) -> BaseException:
-    """A copy of an exception that was just caught, with these notes added."""
+    """Returns a copy of an exception that was just caught, with these notes added."""
     exc = ordinary(exc)
     forget_earlier(exc)
     copy = copied(exc)
@@ -95,9 +98,10 @@ def caught(exc: BaseException, *notes: str) -> BaseException:
 
 
 def copied(exc: BaseException, of: Callable[[Any], Any] = lambda value: value) -> BaseException:
-    """A copy with the same type, args, attributes, notes, traceback and causes; `exc` itself if none can be made.
+    """Returns a copy of `exc`, or `exc` itself if it cannot be copied.
 
-    `of` is called with the args and with each attribute, and returns those of the copy.
+    The copy has the same type, args, attributes, notes, traceback and causes. `of` is a function that is applied to
+    the args and to each attribute, and the copy gets the values that it returns.
     """
     try:
         attributes, slots = ({name: of(each[name]) for name in each} for each in (dict_of(exc), _slots(exc)))
@@ -113,10 +117,11 @@ def copied(exc: BaseException, of: Callable[[Any], Any] = lambda value: value) -
 
 
 def keep(exc: BaseException, *, where: str) -> BaseException:
-    """A copy of `exc` to be kept and not raised, like one from `restore`, for a worker that is not a process.
+    """Returns a copy of `exc` that is stored and not raised. Used in workers that are not processes.
 
-    The traceback becomes text, because its frames would keep alive samples, and the locals of all calling functions.
-    The same is done to exceptions inside of `exc`, such as the members of a group.
+    Like an exception from `restore`, the copy has its traceback as text. The frames of a real traceback would keep
+    samples and the local variables of all calling functions alive. Exceptions inside `exc`, such as the members of an
+    exception group, are copied in the same way.
     """
     exc = ordinary(exc)
     forget_earlier(exc)
@@ -125,7 +130,10 @@ def keep(exc: BaseException, *, where: str) -> BaseException:
 
 
 def _traceless(value: Any) -> Any:
-    """`value`, or a copy without tracebacks if it is an exception, or a list, tuple or dict that may contain some."""
+    """Returns a copy of an exception without its traceback.
+
+    Exceptions inside a list, tuple or dict are copied too. Any other value is returned unchanged.
+    """
     if isinstance(value, BaseException):
         return without_trace(copied(value, _traceless))
     if type(value) is dict:
@@ -134,7 +142,7 @@ def _traceless(value: Any) -> Any:
 
 
 def without_trace(exc: BaseException, cause: BaseException | None = None) -> BaseException:
-    """Removes the traceback and context of `exc`, sets its cause, and returns it."""
+    """Removes the traceback and context of `exc`, sets its cause to `cause`, and returns `exc`."""
     for name, value in (("__traceback__", None), ("__context__", None), ("__cause__", cause)):
         _set(exc, name, value)  # the type's own __setattr__ may refuse
     return exc
@@ -143,9 +151,10 @@ def without_trace(exc: BaseException, cause: BaseException | None = None) -> Bas
 def forget_earlier(exc: BaseException) -> None:
     """Shortens the traceback of an exception that was just caught, if the same object was raised before.
 
-    Python adds each new traceback in front of the older ones, so it would grow without limit. Every part begins with
-    the function that catches. That function also occurs in the traceback of a loader inside the dataset; there, the
-    frame before it is the one in which that loader's iterator raises.
+    Python puts each new traceback in front of the older ones, so the traceback of such an object would grow without
+    limit. Each of them begins with the function that catches the exception, so everything from that function's second
+    occurrence on is removed. If the frame before the second occurrence is `RAISING`, nothing is removed, because that
+    occurrence belongs to another loader, which the dataset uses.
     """
     first = at = _trace_of(exc)
     while at is not None and (after := at.tb_next) is not None:
@@ -155,7 +164,7 @@ def forget_earlier(exc: BaseException) -> None:
 
 
 def annotate(exc: BaseException, where: str) -> BaseException:
-    """Adds the note `where` to `exc`, unless it has it already."""
+    """Adds the note `where` to `exc`, unless `exc` already has that note. Returns `exc`."""
     notes = dict_of(exc).get("__notes__")  # not by add_note: a __setattr__ may refuse
     if not isinstance(notes, list):
         notes = dict_of(exc)["__notes__"] = []
@@ -165,7 +174,7 @@ def annotate(exc: BaseException, where: str) -> BaseException:
 
 
 def _body(exc: BaseException, dropped: list[str]) -> bytes:
-    """Pickles `exc` as its class does if the copy equals it, else takes it apart."""
+    """Pickles `exc` as its class defines, or as `_ExceptionParts` if unpickling would not give an equal exception."""
     data, copy = _round_trip(exc)
     # If __init__ formats its argument, pickling succeeds, but the copy has its text formatted twice.
     if type(copy) is type(exc) and all(safe_text(copy, show) == safe_text(exc, show) for show in (str, _args)):
@@ -178,7 +187,7 @@ def _args(exc: Any) -> str:
 
 
 def _round_trip(obj: object) -> tuple[bytes, Any]:
-    """The object as bytes, and the copy made from them; b"" if it cannot be sent."""
+    """Pickles and unpickles the object. Returns the bytes and the copy, or b"" and None if that fails."""
     try:
         data = dumps(obj, override=_by_tag)
         return data, loads(data)
@@ -187,7 +196,7 @@ def _round_trip(obj: object) -> tuple[bytes, Any]:
 
 
 class _ExceptionParts:
-    """An exception taken apart. Unpickling it returns the exception."""
+    """An exception taken apart into type, args and attributes. Unpickling an instance returns the exception."""
 
     def __init__(self, exc: BaseException, dropped: list[str]) -> None:
         args = tuple(_sendable(arg, dropped) for arg in exc.args)
@@ -219,7 +228,10 @@ def _only_sendable(values: Mapping[str, Any], dropped: list[str]) -> dict[str, A
 
 
 def _slots(exc: BaseException) -> dict[str, Any]:
-    """Attributes that `exc` keeps outside its `__dict__`: OSError.filename, ImportError.name, `__slots__`."""
+    """Returns the attributes that `exc` stores outside its `__dict__`.
+
+    Examples are OSError.filename, ImportError.name, and attributes in `__slots__`.
+    """
     found: dict[str, Any] = {}
     for cls in type(exc).__mro__:
         if cls is BaseExceptionGroup:  # its members are in args
@@ -236,14 +248,17 @@ def _rebuild(cls: type[BaseException], args: Any, attributes: dict[str, Any], sl
     dict_of(exc).update(attributes)
     for name, value in slots.items():
         with suppress(Exception):  # the attribute may be read-only
-            # Only what differs: OSError shows a filename2 that was set to None.
+            # Sets only attributes that differ: if filename2 is set to None, OSError shows it.
             if getattr(exc, name, _UNSET) is not value:
                 _set(exc, name, value)
     return exc
 
 
 def _bare(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
-    """An instance of `cls`, made by its built-in base type: the user's `__init__` is not called."""
+    """Makes an instance of `cls` with the constructor of its built-in base class.
+
+    The user's `__init__` is not called.
+    """
     for base in cls.__mro__:
         if base.__module__ != "builtins" or not issubclass(base, BaseException):
             continue
@@ -265,12 +280,15 @@ def type_name(obj: object) -> str:
 
 
 def described(exc: BaseException) -> str:
-    """The type and the message, to be quoted in another message."""
+    """Returns the type and message of an exception, to be quoted in another message."""
     return f"{type(exc).__name__}: {safe_text(exc)}"
 
 
 def safe_text(obj: object, show: Callable[[object], str] = str) -> str:
-    """`str(obj)`, or `repr(obj)`. Never raises, except KeyboardInterrupt for a Ctrl-C in the calling process."""
+    """Returns `show(obj)`, where `show` is `str` or `repr`. Never raises, even if the object's method does.
+
+    Only a KeyboardInterrupt in the caller's process (Ctrl-C) is passed on.
+    """
     try:
         return "".join((show(obj),))  # joined: __str__ may return a subclass of str
     except BaseException as exc:
@@ -280,7 +298,7 @@ def safe_text(obj: object, show: Callable[[object], str] = str) -> str:
 
 
 def text_of(exc: BaseException) -> str:
-    """The traceback and the message, as Python shows them; never raises."""
+    """Returns the traceback and the message as Python prints them. Never raises."""
     try:
         return "".join(traceback.format_exception(exc))
     except BaseException:  # e.g. a __cause__ that is a property

@@ -1,9 +1,9 @@
-"""Decides which modules a fresh interpreter can import. Classes and functions of all others are sent by value.
+"""Decides which modules a fresh interpreter can import. Classes and functions of all other modules are sent by value.
 
-A fresh interpreter has the same `sys.path`, and imports nothing of the program by itself. So it has no `__main__` of
-the program, no `__mp_main__` (the name of a script in a process that multiprocessing has spawned), and no module that
-was made by `exec`, by `runpy`, or from a file that is not on the path. If a name leads to another file there, it
-would import the wrong module.
+A fresh interpreter has the same `sys.path`, but has not run the program. It has neither the program's `__main__` nor
+`__mp_main__` (the name of a script in a process that multiprocessing has spawned). It also cannot import a module
+that was made by `exec` or `runpy`, or from a file that is not on the path. If the module's name leads to another file
+there, the interpreter would import the wrong module.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 ABSENT = {b"__main__", b"__mp_main__"}
-"""Names of modules that are known not to be importable, as they occur in a pickle."""
+"""The names of modules that are known not to be importable. They are bytes, because pickles are searched for them."""
 
 
 @contextmanager
 def sent_by_value() -> Iterator[Callable[[Any], None]]:
-    """In the block, cloudpickle sends by value what is in modules that cannot be imported.
+    """Context manager: in the block, cloudpickle sends objects by value if their module cannot be imported.
 
-    The function that it yields must be called with each object before the object is pickled.
+    Yields a function that must be called with each object before the object is pickled.
     """
     import cloudpickle
 
-    seen = {"__main__"}  # cloudpickle always sends what is in it by value
+    seen = {"__main__"}  # cloudpickle always sends the contents of `__main__` by value
     registered: list[types.ModuleType] = []
 
     def look_at(part: Any) -> None:
@@ -57,7 +57,7 @@ def sent_by_value() -> Iterator[Callable[[Any], None]]:
 
 
 def is_importable(name: str) -> bool:
-    """True if a fresh interpreter imports the same module by this name."""
+    """True if a fresh interpreter that imports this name gets the same module."""
     if name in ("__main__", "__mp_main__"):
         return False
     parent = name.rpartition(".")[0]
@@ -66,7 +66,7 @@ def is_importable(name: str) -> bool:
     module = sys.modules.get(name)
     spec = getattr(module, "__spec__", None)
     if spec is None:
-        return bool(parent)  # made by the program; or made by its package, when that is imported
+        return bool(parent)  # made by the program; or, if it has a parent, made by the parent when that is imported
     path = None
     if parent:
         path = getattr(sys.modules.get(parent), "__path__", None)

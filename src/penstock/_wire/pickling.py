@@ -1,8 +1,9 @@
-"""Pickling: the one place that decides how objects become bytes between processes.
+"""Decides how objects that are sent between processes are pickled.
 
-Two picklers are used. Plain pickle names classes and functions by their module, and is fast. cloudpickle sends
-those that cannot be imported, and all of `__main__`, by value; importing it takes 25 ms, so it is imported late. A
-fresh interpreter cannot import everything that this process has: see `modules.py`.
+Two picklers are used. Plain pickle is fast, and sends classes and functions by name. cloudpickle sends everything in
+`__main__`, and everything that cannot be imported, by value. It is imported only when it is needed, because importing
+it takes 25 ms. A fresh interpreter cannot import everything that this process can: see `modules.py`. Each kind of
+message is pickled as follows:
 
     message   pickler                  arrays                               classes without an importable name
     task      plain, else cloudpickle  inside the pickle                    by value
@@ -12,14 +13,15 @@ fresh interpreter cannot import everything that this process has: see `modules.p
     update    cloudpickle              inside the pickle                    by tag where known, else by value
     shipment  cloudpickle              out of band; mapped files by name    by value, and tagged on the way
 
-Tags are names that this process and its workers share for classes of `__main__` and classes made inside a function.
-Sent by value, such a class arrives as another class: `is`, `isinstance` and `except MyError` would fail. A tag is
-eight random bytes that both processes map to their own copy of the class. A forked worker inherits the tags, any
-other gets them with its shipment.
+A tag is a name that this process and its workers share for a class of `__main__`, or for a class made inside a
+function. If such a class were sent by value, it would arrive as a different class, and `is`, `isinstance` and
+`except MyError` would fail. A tag consists of eight random bytes, which each process maps to its own copy of the
+class. A forked worker inherits the tags, and any other worker gets them with its shipment (the pickled dataset).
 
-An exception type without a tag is sent with its address and by value. A forked worker has the type where the parent
-has it, so the parent looks there first. Rejected: tagging all exception types before each fork. A program with
-many libraries has over a thousand of them, and touching one copies its memory page: 7 ms per worker with MONAI.
+An exception type without a tag is sent by its address and also by value. In a forked worker the type has the same
+address as in the parent, so the parent first looks for a type at that address. Tagging all exception types before
+each fork was rejected, because a program with many libraries has over a thousand of them, and tagging a type copies
+its memory page. With MONAI this took 7 ms per worker.
 """
 
 from __future__ import annotations
@@ -42,14 +44,16 @@ from penstock._system.interrupts import import_whole
 from penstock._wire.modules import sent_by_value
 
 Override = Callable[[Any, Callable[[Any], Any]], Any]
-"""`override(part, otherwise)` decides how one object is pickled, as `reducer_override` does.
+"""A function that decides how one object is pickled. It works like pickle's `reducer_override`.
 
-`otherwise(part)` is the pickler's own answer.
+It is called as `override(part, otherwise)`, where `part` is the object. `otherwise(part)` returns what the pickler
+would do without the override.
 """
 
 loads = pickle.loads
 
-# Not by assignment: cloudpickle's class has an attribute of this name, which is read only when the pickler is made.
+# An assignment to `dispatch_table` would have no effect on a pickler of cloudpickle, whose class has an attribute of
+# this name that is read only when the pickler is made.
 _set_dispatch_table = vars(pickle.Pickler)["dispatch_table"].__set__
 
 
@@ -62,10 +66,11 @@ def dumps(
     by_value: bool = False,
     fresh: bool = False,
 ) -> bytes:
-    """Pickles with plain pickle, or with cloudpickle where plain pickle fails or `by_value` is set.
+    """Pickles `value` with plain pickle, or with cloudpickle if plain pickle fails or `by_value` is True.
 
-    If `buffers` is given, the bytes of arrays are appended to it and are not part of the pickle. `otherwise` is the
-    override for cloudpickle if plain pickle has none. `fresh`, with `by_value`: see `dump`.
+    If `buffers` is given, the bytes of arrays are appended to it and are not part of the pickle. `otherwise` is an
+    override that is used only with cloudpickle, and only if `override` is None. `fresh` (see `dump`) has an effect
+    only with `by_value`.
     """
     try:
         if buffers is None and override is None and not by_value:
@@ -93,9 +98,11 @@ def dump(
     by_value: bool,
     fresh: bool = False,
 ) -> None:
-    """Pickles into a file. `aside` is pickle's `buffer_callback`. `guests`: use the reducers of arrays and guests.
+    """Pickles `value` into a file.
 
-    `fresh`: a fresh interpreter reads the pickle, so everything that it cannot import is sent by value.
+    `aside` is pickle's `buffer_callback`. `guests` is True if arrays of numpy and of guests (libraries such as torch)
+    are pickled by the functions in `REDUCERS`. `fresh` is True if a fresh interpreter will read the pickle, so that
+    everything that such an interpreter cannot import is sent by value.
     """
     make: Any = pickle.Pickler if override is None else _Overridable
     common: Mapping[type, Any] = copyreg.dispatch_table
@@ -123,7 +130,7 @@ def dump(
         try:
             pickler.dump(value)
         finally:
-            del pickler.reducer_override  # a reference cycle, which would keep the value alive
+            del pickler.reducer_override  # breaks a reference cycle, which would keep the value alive
 
 
 class _Overridable(pickle.Pickler):
@@ -132,7 +139,10 @@ class _Overridable(pickle.Pickler):
 
 
 class _Meeting(dict[type, Reduce]):
-    """A table of reducers that adds those of a guest when the pickle reaches the first object of that guest."""
+    """A table of reducers (functions that pickle the objects of one class).
+
+    The reducers of a guest (a library such as torch) are added when one of its classes is first looked up.
+    """
 
     def __missing__(self, kind: type) -> Reduce:
         if guest_in(kind.__module__) is not None and kind in REDUCERS:
@@ -141,7 +151,10 @@ class _Meeting(dict[type, Reduce]):
 
 
 def _reduce_array(array: NDArray[Any]) -> str | tuple[Any, ...]:
-    """numpy's own reduction; of a copy if the array would otherwise arrive read-only or inside the pickle."""
+    """Pickles an array as numpy does, but copies the array first if it is read-only or not contiguous.
+
+    Without the copy, the array would arrive read-only, or its bytes would be inside the pickle.
+    """
     flags = array.flags
     if not (flags.writeable and flags.forc):
         array = array.copy()
@@ -151,15 +164,17 @@ def _reduce_array(array: NDArray[Any]) -> str | tuple[Any, ...]:
 REDUCERS[np.ndarray] = _reduce_array
 
 
-# Tags. Weak on both sides: a class made inside a function dies with the last object that uses it.
+# Tags. Both tables have weak references, so that a class made inside a function dies with the last object that uses
+# it.
 _tag_of: weakref.WeakKeyDictionary[type, bytes] = weakref.WeakKeyDictionary()
 _class_of: weakref.WeakValueDictionary[bytes, type] = weakref.WeakValueDictionary()
 
 
 def by_tag(only: frozenset[bytes] | None = None) -> Override:
-    """An `override` that sends a class by its tag, if it has one and `only` (if given) contains the tag.
+    """Returns an `Override` that sends a class as its tag (a short name that both processes know), if it has one.
 
-    Without `only`, the receiver is the parent: exception types with neither tag nor importable name go by address.
+    If `only` is given, only the tags in it are used. If not, the receiver is the parent process, and an exception
+    type that has no tag and cannot be imported by name is sent by its address.
     """
 
     def override(part: Any, otherwise: Callable[[Any], Any]) -> Any:
@@ -180,22 +195,28 @@ def _tagged(known: bytes) -> type:
 
 
 def tag(cls: type) -> bytes:
-    """The tag by which this process and its workers know `cls`; a new one if it has none."""
+    """Returns the tag (a short name) of `cls`, which this process and its workers share.
+
+    Makes a new tag if there is none.
+    """
     known = _tag(cls)
     if known is None:
-        known = os.urandom(8)  # random, not counted: tags made in two processes never collide
+        known = os.urandom(8)  # random, not a counter, so that tags made in two processes never collide
         adopt({known: cls})
     return known
 
 
 def _tag(cls: type) -> bytes | None:
-    """The tag of a class, if the tag still leads back to it: `adopt` may have given the tag to a copy since."""
+    """Returns the tag of a class, or None if it has none.
+
+    The result is also None if `adopt` has since given the tag to a copy of the class.
+    """
     known = _tag_of.get(cls)
     return known if known is not None and _class_of.get(known) is cls else None
 
 
 def adopt(tags: Mapping[bytes, type]) -> None:
-    """Records the tags of these classes, which came with a shipment."""
+    """Records the tags of these classes, which arrived with a shipment."""
     for known, cls in tags.items():
         _tag_of[cls] = known
         _class_of[known] = cls
@@ -206,10 +227,10 @@ def _is_nameless_exception(cls: type) -> bool:
 
 
 def _address(cls: type) -> tuple[bytes, bytes]:
-    """The address and name of `cls` in this process; and `cls` by value, or b"" if it cannot be sent by value."""
+    """Returns the address and name of `cls` in this process, and the class pickled by value (b"" if that fails)."""
     place, by_value = _place(cls), b""
     _class_of[place] = cls
-    with suppress(Exception):  # by value, everything that the class refers to is pickled too
+    with suppress(Exception):  # this also pickles everything that the class refers to, and may fail
         by_value = dumps(cls, by_value=True)
     return place, by_value
 
@@ -219,7 +240,7 @@ def _place(cls: type) -> bytes:
 
 
 def _inherited(place: bytes, by_value: bytes) -> type:
-    """The exception type with this address and name in this process, or else a new one."""
+    """Returns the exception type with this address and name in this process, or else unpickles a new one."""
     found = _class_of.get(place) or next((cls for cls in _exceptions() if _place(cls) == place), None)
     if found is None:
         found = loads(by_value)
@@ -240,7 +261,10 @@ def _exceptions() -> Iterator[type]:
 
 
 def tags_of_main() -> frozenset[bytes]:
-    """Tags the classes of `__main__`, and returns the tags. Workers that are forked from now on know them."""
+    """Gives each class defined in `__main__` a tag (a short name that workers share), and returns the tags.
+
+    Workers that are forked after this call know the tags.
+    """
     found: set[bytes] = set()
     todo: list[object] = [sys.modules["__main__"]]
     while todo:
@@ -256,6 +280,6 @@ def tags_of_main() -> frozenset[bytes]:
 def _importable(cls: type) -> bool:
     found: object = sys.modules.get(cls.__module__)
     for name in cls.__qualname__.split("."):
-        # Not getattr: a module's own __getattr__ may import half a library.
+        # Not getattr, because a module's own __getattr__ may import half a library.
         found = getattr(found, "__dict__", {}).get(name)
     return found is cls

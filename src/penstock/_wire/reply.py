@@ -1,13 +1,13 @@
-"""The reply: what a worker sends when a task is done, and how the parent reads it.
+"""The reply that a worker sends when it has finished a task, and how the parent reads it.
 
-A reply has a fixed size. It describes a batch that is in the slab or, if the slab is too small, in memory of its own,
-a stray. The backend decides how replies and strays are sent:
+A reply has a fixed size. It describes a batch that is in the task's slab, or in a stray (separate memory) if the slab
+is too small. The backend decides how replies and strays are sent:
 
-- Processes on one machine share the slabs. Replies go through one pipe that all workers share: a write of so few
+- Processes on one machine share the slabs. All workers send their replies through one pipe, because a write of a few
   bytes is atomic, even if the writer is killed. A stray is a memfd that the worker sends through a socket, before the
-  reply that refers to it. The parent maps the memfd and closes the descriptor; the memory is unmapped with the last
-  array of the batch.
-- A worker on another machine sends the reply, the used part of its slab, and its strays, over one connection.
+  reply that refers to it. The parent maps the memfd and closes the descriptor. The memory is unmapped together with
+  the last array of the batch.
+- A worker on another machine sends the reply, the used part of its slab, and its strays over one connection.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from penstock._wire.task import Bundle, Ended, Failed, Filled, Mended
 
 _FILLED, _FAILED, _ENDED, _BUNDLE = range(4)  # verdicts
 
-# A worker with more layouts sends each further one with every batch, and neither side remembers it.
+# If a worker has more layouts, it sends each additional one with every batch, and neither side remembers it.
 _MOST_LAYOUTS = 64
 _UNNUMBERED = -1
 
-# seq, worker, verdict; size of the stray that holds the batch, or 0 for the slab; start of the batch's piece of the
-# slab; rows; number of the worker's layout; bytes used; nanoseconds taken; start of the trailer in the piece, and its
-# length. The trailer of a bundle holds one reply for each of its steps.
+# seq, worker, verdict; size of the stray that holds the batch, or 0 if the batch is in the slab; offset of the
+# batch's piece of the slab; number of rows; number of the worker's layout; bytes used; nanoseconds taken; offset of
+# the trailer in the piece, and its length. The trailer of a bundle holds one reply for each of its steps.
 REPLY = struct.Struct("<11q")
 _STRAY = struct.Struct("<2q")  # seq, worker
 _FD = struct.Struct("i")
@@ -60,14 +60,14 @@ _UNPICKLABLE = (
 _by_tag = by_tag()
 
 Head = tuple[int, int, int]
-"""How a reply begins: the seq, the start of the batch's piece of the slab, and the time in ns when work began."""
+"""How a reply begins: the task's number, the batch's offset in the slab, and the time in ns when the work began."""
 
 
 class Trailer(NamedTuple):
-    """Everything in a batch that is not an array in the slab.
+    """Everything in a batch that is not an array in the slab (the memory for the batch).
 
-    `layout` is None if the parent has it already. `rest` holds the pickled leaves, and `buffers` the start and length
-    of each array inside them.
+    `layout` is None if the parent already knows it. `rest` is the pickle of all leaves (values of the batch) that are
+    not arrays in the slab, and `buffers` has the offset and length of each array inside these leaves.
     """
 
     layout: Layout | None
@@ -78,11 +78,14 @@ class Trailer(NamedTuple):
 
 
 MakeStray = Callable[[int, int], AbstractContextManager[Writer]]
-"""`with make_stray(seq, nbytes)` gives a writer on new memory, which is sent at the end unless it was too small."""
+"""`with make_stray(seq, nbytes)` gives a writer on new memory, which is called a stray.
+
+At the end of the block the memory is sent to the parent, unless it was too small.
+"""
 
 
 class Replier:
-    """The worker's half: puts batches into slabs, and makes replies about them."""
+    """The worker's side: writes batches into slabs (memory for batches), and makes the replies that describe them."""
 
     def __init__(self, worker: int, make_stray: MakeStray) -> None:
         self._worker = worker
@@ -93,9 +96,11 @@ class Replier:
         self, head: Head, tree: object, rows: int, writer: Writer, mended: Mended | None, mark: bytes | None
     ) -> bytes:
         written = self._write_batch(tree, writer, mended, mark)
-        # Repeated if the trailer for the slab had no layout, and the larger trailer for the stray needs one.
+        # This loop runs twice if the trailer for the slab had no layout, and the trailer for the stray needs one and
+        # so is larger.
         while writer.overflow:
-            # `used` includes what did not fit. Some may be counted twice, which costs nothing: the memory is sparse.
+            # `used` includes the bytes that did not fit. Some bytes may be counted twice, which costs nothing,
+            # because the memory is sparse.
             with self._stray(head[0], writer.used) as writer:
                 written = self._write_batch(tree, writer, mended, mark)
         return self._reply(head, _FILLED, rows, writer, *written)
@@ -114,7 +119,10 @@ class Replier:
         return self._reply(head, verdict, 0, writer, _UNNUMBERED, *written)
 
     def bundle(self, seq: int, replies: list[bytes], table: int, writer: Writer, began: int) -> bytes:
-        """One reply for a bundle. The replies for its steps are put into the slab at `table`."""
+        """Returns one reply for a bundle (several short steps in one task).
+
+        The replies for the single steps are written into the slab at offset `table`.
+        """
         joined = np.frombuffer(b"".join(replies), np.uint8)
         writer.root[table : table + len(joined)] = joined
         return self._reply((seq, 0, began), _BUNDLE, 0, writer, _UNNUMBERED, table, len(joined))
@@ -130,7 +138,10 @@ class Replier:
     def _write_batch(
         self, tree: object, writer: Writer, mended: Mended | None, mark: bytes | None
     ) -> tuple[int, int, int]:
-        """Writes the batch. Returns the number of its layout, and the start and length of the trailer."""
+        """Writes the batch.
+
+        Returns the number of its layout, and the offset and length of its trailer (see `Trailer`).
+        """
         spec, places, rest = writer.place(tree)
         number = self._numbers.get((spec, places), _UNNUMBERED)
         if not rest and number != _UNNUMBERED and mended is None and mark is None:
@@ -144,14 +155,14 @@ class Replier:
         at = writer.hold(buffers)
         layout = Layout(spec, places) if number == _UNNUMBERED else None
         trailer = _put(writer, dumps(Trailer(layout, pickled, at, mended, mark), otherwise=_by_tag))
-        # Numbered only now: the parent learns the layout from this trailer, so the trailer must have been written.
+        # The layout gets its number only now. The parent learns it from this trailer, which must have been written.
         if layout is not None and len(self._numbers) < _MOST_LAYOUTS and not writer.overflow:
             number = self._numbers[spec, places] = len(self._numbers)
         return number, *trailer
 
 
 def _put(writer: Writer, data: bytes) -> tuple[int, int]:
-    """Writes bytes. Returns their start and length."""
+    """Writes bytes into the slab. Returns their offset and length; the offset is -1 if they do not fit."""
     start = writer.reserve(len(data))
     if start is None:
         return -1, len(data)
@@ -160,20 +171,26 @@ def _put(writer: Writer, data: bytes) -> tuple[int, int]:
 
 
 def used_bytes(reply: bytes) -> int:
-    """The number of bytes, from the start of the slab, that a reply refers to. It may exceed the slab."""
+    """Returns the number of bytes, counted from the slab's start, that a reply refers to.
+
+    This number may exceed the slab's size.
+    """
     _, _, _, stray, base, _, _, nbytes, *_ = REPLY.unpack(reply)
     return 0 if stray else base + nbytes
 
 
 def may_teach(reply: bytes) -> bool:
-    """True if a reply may contain layouts that later replies of its worker refer to by number."""
+    """True if a reply may contain layouts that later replies from the same worker refer to by number."""
     _, _, verdict, *_, length = REPLY.unpack(reply)
     return length > 0 and verdict in (_FILLED, _BUNDLE)
 
 
 @contextmanager
 def memfd_stray(worker: int, strays: socket.socket, seq: int, nbytes: int) -> Iterator[Writer]:
-    """In a worker process: makes a stray as a memfd, and sends it through the socket. See `MakeStray`."""
+    """In a worker process: makes a stray (separate memory for one batch) as a memfd, and sends it through the socket.
+
+    This is the `MakeStray` of worker processes.
+    """
     fd = os.memfd_create("penstock-stray", os.MFD_CLOEXEC)
     try:
         grow(fd, nbytes)
@@ -186,17 +203,20 @@ def memfd_stray(worker: int, strays: socket.socket, seq: int, nbytes: int) -> It
 
 
 class StrayReceiver(Protocol):
-    """Gives the parent the strays that replies refer to."""
+    """An object that gives the parent the strays (memory of batches that did not fit into their slab)."""
 
     def take(self, seq: int, worker: int, size: int) -> NDArray[np.uint8]:
-        """The memory of the stray that was sent before this reply."""
+        """Returns the memory of the stray that was sent before this reply."""
 
     def forget(self, worker: int) -> None:
-        """Drops the strays of a worker that is gone. All its replies were read, so none refers to them."""
+        """Drops the strays of a worker that has exited.
+
+        All its replies have been read, so no reply will refer to them.
+        """
 
 
 class SocketStrays:
-    """In the parent: strays that were received, and not yet taken for the reply that refers to them."""
+    """The strays (memory of large batches) that the parent has received but not yet matched with a reply."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -205,14 +225,15 @@ class SocketStrays:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the strays whose batches are still in use, and of those whose reply was not read yet."""
+        """The total size in bytes of the strays whose batch is still in use, or whose reply has not been read yet."""
         waiting = sum(size for _, size in tuple(self._received.values()))
         return waiting + sum(root.nbytes for root in self._used)
 
     def receive(self) -> None:
         """Receives all strays that were sent, without waiting.
 
-        This includes strays whose replies are still to come: otherwise a worker might wait for room in the socket.
+        Strays whose replies have not arrived yet are received too. Otherwise the socket could fill up, and a worker
+        would have to wait.
         """
         with (
             interrupts_deferred(),
@@ -246,29 +267,32 @@ class SocketStrays:
             self._close(key)
 
     def close(self) -> None:
-        """Closes all strays that were not taken. An interrupted call can be repeated."""
+        """Closes all strays that were not taken. If a call is interrupted, it can be repeated."""
         while self._received:
             self._close(next(iter(self._received)))
 
     def _close(self, key: tuple[int, int]) -> None:
         with no_fork():
-            close(self._received.pop(key)[0])  # removed first: if closed twice, the number may be another file's
+            close(self._received.pop(key)[0])  # removed first: closing it twice could close another file
 
 
 class Receiver:
-    """The parent's half: reads replies, and opens batches. `names` has the names of workers for messages."""
+    """The parent's side: reads replies and opens batches. `names` maps each worker to its name in error messages."""
 
     def __init__(self, strays: StrayReceiver, names: Mapping[int, str]) -> None:
         self._strays = strays
         self._names = names
-        # By worker and number. An exception stands for a layout that could not be unpickled.
+        # By worker and layout number. An exception replaces a layout that could not be unpickled.
         self._layouts: dict[tuple[int, int], Layout | BaseException] = {}
 
     def read(
         self, data: bytes, root_of: Callable[[int], NDArray[np.uint8]]
     ) -> list[Filled | Failed | Bundle | Ended]:
-        """The outcomes that these replies describe. `root_of(seq)`, called once for each, returns the task's slab."""
-        outcomes = []  # by a loop: a comprehension is a function call, 0.2 µs, up to Python 3.11
+        """Returns the outcomes that these replies describe.
+
+        `root_of(seq)` is called once for each reply, and returns the memory of the task's slab.
+        """
+        outcomes = []  # a loop, because up to Python 3.11 a comprehension is a function call, which takes 0.2 µs
         for reply in REPLY.iter_unpack(data):
             if reply[0] != _NO_STEP:
                 outcomes.append(self._outcome(root_of(reply[0]), reply))  # noqa: PERF401
@@ -309,7 +333,10 @@ class Receiver:
         return Filled(seq, worker, rows, nbytes, took * 1e-9, root, (layout, trailer), mended, trailer.mark)
 
     def open(self, filled: Filled) -> object:
-        """The batch, whose arrays are views of the slab. Raises what the user's classes in it raise."""
+        """Returns the batch, whose arrays are views of the slab.
+
+        Raises whatever the user's classes in the batch raise when they are unpickled.
+        """
         (layout, trailer), root = filled.held, filled.root
         if isinstance(layout, BaseException):
             raise copied(layout)
@@ -320,6 +347,6 @@ class Receiver:
         return layout.open(root, rest)
 
     def forget(self, worker: int) -> None:
-        """Forgets a worker that is gone and sends no more replies."""
+        """Forgets a worker that has exited and sends no more replies."""
         self._strays.forget(worker)
         self._layouts = {key: layout for key, layout in self._layouts.items() if key[0] != worker}

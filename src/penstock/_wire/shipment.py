@@ -1,11 +1,12 @@
 """A shipment: a payload that is pickled once for all workers, with its arrays out of band in shared memory.
 
-The memory is a memfd: it has no name, so nothing is left behind if a process dies. It holds
+The shared memory is a memfd. It has no name, so nothing is left behind if a process dies. It contains
 
     head | the pickle stream | buffer 0 | buffer 1 | ... | a pickled table of (start, end) per buffer
 
-Each worker maps it private and copy-on-write: N workers share one copy of every array, and a worker may write to its
-arrays, as after a fork, without a change for the others. Memory-mapped arrays travel as the name of their file.
+Each worker maps the memory private and copy-on-write. So N workers share one copy of every array, and a worker may
+write to its arrays without changing those of other workers, as after a fork. For a memory-mapped array, only the name
+of its file is sent.
 """
 
 from __future__ import annotations
@@ -31,16 +32,17 @@ from penstock._wire.pickling import adopt, dump, dumps, loads, tag
 from penstock.errors import UnshippableDataset
 
 _HEAD = struct.Struct("<Q")  # start of the table
-_ALIGN = 64  # a cache line, and what BLAS and torch like best
-_IN_BAND = 1024  # bytes: a smaller buffer is copied faster than it is looked up
+_ALIGN = 64  # a cache line, which is also the best alignment for BLAS and torch
+_IN_BAND = 1024  # bytes; copying a smaller buffer is faster than looking it up
 
 
 def pack(payload: object, descriptors: list[int] | None) -> int:
-    """Pickles `payload` into a new shipment; returns its descriptor, which may be closed once workers have mapped it.
+    """Pickles `payload` into a new shipment and returns its file descriptor.
 
-    Locks, queues, pipes and shared memory of multiprocessing stay shared: workers must inherit the descriptors that
-    are added to `descriptors`, under the same numbers. `descriptors=None`: workers are on other machines, where such
-    objects cannot be sent. Raises UnshippableDataset, which names the part that cannot be pickled.
+    The descriptor may be closed once the workers have mapped the shipment. Locks, queues, pipes and shared memory of
+    multiprocessing stay shared. Their file descriptors are appended to `descriptors`, and workers must inherit them
+    under the same numbers. `descriptors` is None if workers are on other machines, where such objects cannot be sent.
+    Raises UnshippableDataset, whose message names the part that cannot be pickled.
     """
     fd = open_memfd("penstock-shipment")
     try:
@@ -54,7 +56,7 @@ def pack(payload: object, descriptors: list[int] | None) -> int:
 
 
 def unpack(fd: int) -> Any:
-    """Returns the payload. Its arrays are views of a private mapping of the shipment."""
+    """Returns the payload of a shipment. Its arrays are views of a private mapping of the shipment."""
     return unpack_from(memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)))
 
 
@@ -72,7 +74,7 @@ def _write(file: Any, payload: object) -> None:
     tags: dict[bytes, type] = {}
     file.seek(_HEAD.size)
     try:
-        _dump((payload, tags), file, buffers, tags)  # tags last, when all of them are known
+        _dump((payload, tags), file, buffers, tags)  # the tags come last, because by then all of them are known
     except MemoryError:
         raise
     except Exception as exc:
@@ -83,7 +85,7 @@ def _write(file: Any, payload: object) -> None:
     table: list[tuple[int, int]] = []
     for buffer in buffers:
         start = file.seek(-(-file.tell() // _ALIGN) * _ALIGN)
-        file.write(buffer.raw())  # straight from the array: the parent makes no other copy
+        file.write(buffer.raw())  # directly from the array, so that the parent makes no other copy
         table.append((start, file.tell()))
     end = file.tell()
     file.write(dumps(table))
@@ -92,7 +94,7 @@ def _write(file: Any, payload: object) -> None:
 
 
 def _dump(obj: object, file: Any, buffers: list[pickle.PickleBuffer], tags: dict[bytes, type]) -> None:
-    """Pickles `obj`. Classes that go by value are added to `tags`."""
+    """Pickles `obj`. Each class that is sent by value is added to `tags`."""
     files: dict[int, _MappedFile] = {}
     shipping = Shipping()
 
@@ -116,11 +118,14 @@ def _dump(obj: object, file: Any, buffers: list[pickle.PickleBuffer], tags: dict
     dump(obj, file, override=override, aside=set_aside, by_value=True, fresh=True)
 
 
-# Objects that multiprocessing shares: it pickles them only for a process that is being started
+# Objects that multiprocessing shares between processes. It pickles them only for a process that it is starting.
 
 
 def _reduce_shared(part: Any) -> Any:
-    """How multiprocessing pickles its pipes and shared memory, which plain pickle cannot; None for other objects."""
+    """Pickles pipes and shared memory of multiprocessing, which plain pickle cannot.
+
+    Returns None for other objects.
+    """
     import_whole("multiprocessing.reduction")
     from multiprocessing.reduction import ForkingPickler
 
@@ -146,7 +151,10 @@ def _stays_here() -> bool:
 
 @contextmanager
 def _passing_on(descriptors: list[int]) -> Iterator[None]:
-    """In the block, multiprocessing acts as if this thread were starting a process that inherits `descriptors`."""
+    """Context manager: in the block, multiprocessing behaves as if this thread were starting a process.
+
+    The file descriptors that such a process would inherit are appended to `descriptors`.
+    """
     import_whole("multiprocessing.context")
     from multiprocessing import context
 
@@ -159,7 +167,7 @@ def _passing_on(descriptors: list[int]) -> Iterator[None]:
 
 
 class _InheritedDescriptor:
-    """A descriptor that a worker has inherited. multiprocessing calls `detach()` to take it."""
+    """A file descriptor that a worker has inherited. multiprocessing calls `detach()` to get it."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -169,7 +177,10 @@ class _InheritedDescriptor:
 
 
 class _ShippingPopen:
-    """Takes the place of a process that multiprocessing starts: pickled objects give it their descriptors."""
+    """A stand-in for a process that multiprocessing is starting.
+
+    Objects give it their descriptors when they are pickled.
+    """
 
     DupFd = _InheritedDescriptor
 
@@ -177,7 +188,7 @@ class _ShippingPopen:
         self._descriptors = descriptors
 
     def duplicate_for_child(self, fd: int) -> int:
-        # A copy: workers may start at any time, also after the caller has closed the original.
+        # A duplicate, because workers may start at any time, even after the caller has closed the original.
         with no_fork():
             self._descriptors.append(os.dup(fd))
             close_in_child(self._descriptors[-1])
@@ -188,7 +199,7 @@ class _ShippingPopen:
 
 
 def _reduce_array(array: np.ndarray[Any, Any], files: dict[int, _MappedFile]) -> Any:
-    """How an array is pickled: a memory map by the name of its file, all others out of band."""
+    """Pickles a memory-mapped array as the name of its file, and any other array out of band."""
     root = _memmap_below(array)
     if root is not None and array.size:
         key = id(root._mmap)
@@ -204,7 +215,7 @@ def _reduce_array(array: np.ndarray[Any, Any], files: dict[int, _MappedFile]) ->
     axes = np.argsort([-step for step in array.strides], kind="stable")
     if not array.flags.forc and array.transpose(axes).flags.c_contiguous:
         return np.transpose, (np.asarray(array.transpose(axes)), np.argsort(axes).tolist())
-    # Arrays with gaps are packed first: a second copy, for as long as the pickling takes.
+    # Arrays with gaps are packed first, which is a second copy that exists until the pickling is finished.
     flat: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     flat.flags.writeable = array.flags.writeable
     return np.ndarray, (array.shape, array.dtype, pickle.PickleBuffer(flat))
@@ -213,8 +224,9 @@ def _reduce_array(array: np.ndarray[Any, Any], files: dict[int, _MappedFile]) ->
 class _MappedFile:
     """A file that the parent has mapped. It is unpickled as a uint8 memmap of the same range.
 
-    All views of one map share one of these: a map holds a file descriptor, and a list of 10,000 rows must not need
-    10,000 of them. If `is_named` is False, the file may not hold what the array shows, so the data itself is sent.
+    All views of one map share one instance, because each map holds a file descriptor, and a list of 10,000 rows must
+    not need 10,000 of them. If `is_named` is False, the file may not contain what the array shows, so the data itself
+    is sent.
     """
 
     def __init__(self, root: Any) -> None:
@@ -231,7 +243,7 @@ class _MappedFile:
 
 
 def _memmap_below(array: np.ndarray[Any, Any]) -> Any:
-    """The memmap that `array` is, or is a view of; None if there is none."""
+    """Returns the memmap that `array` is, or is a view of. None if there is no memmap."""
     below: Any = array
     while isinstance(below, np.ndarray):
         if isinstance(getattr(below, "_mmap", None), mmap.mmap):
@@ -241,14 +253,14 @@ def _memmap_below(array: np.ndarray[Any, Any]) -> Any:
 
 
 def _is_mapped_at(filename: str, address: int) -> bool:
-    """True if the file of this name is still the one that is mapped at `address`."""
+    """True if the file with this name is still the file that is mapped at `address`."""
     with suppress(OSError), open("/proc/self/maps", "rb") as maps:
         named = os.stat(filename)
         for line in maps:
             bounds, _, _, _, inode, *path = line.split(maxsplit=5)
             low, high = (int(bound, 16) for bound in bounds.split(b"-"))
             if low <= address < high:
-                # The path decides if the file system shows another inode number here (overlayfs).
+                # The path is compared too, because some file systems (overlayfs) show another inode number here.
                 mapped = os.fsdecode(path[0].rstrip(b"\n")) if path else ""
                 return int(inode) == named.st_ino or mapped == os.path.realpath(filename)
     return False
@@ -264,7 +276,7 @@ def _view(file: Any, offset: int, kind: type, dtype: Any, shape: Any, strides: A
     return array
 
 
-# The part that cannot be sent: searched for only after a failure, by trying the parts one by one
+# The search for the part that cannot be sent, which is made only after a failure
 
 
 _ON_THIS_MACHINE = (
@@ -275,7 +287,10 @@ _ELSEWHERE = "Workers on other machines", "."
 
 
 def _unshippable(payload: object) -> UnshippableDataset | None:
-    """The error that names the innermost part that cannot be pickled. None if the payload can be pickled now."""
+    """Returns an error that names the innermost part that cannot be pickled.
+
+    Returns None if the payload can be pickled now.
+    """
     why = _ON_THIS_MACHINE if _stays_here() else _ELSEWHERE
     path, culprit, reason, above = "", None, None, set()
     parts: list[tuple[str, object]] = [("", payload)]
@@ -295,7 +310,10 @@ def _unshippable(payload: object) -> UnshippableDataset | None:
 
 
 def _first_refused(parts: list[tuple[str, object]]) -> tuple[str, object, Exception] | None:
-    """The first part that cannot be pickled, found by halving: a million samples do not need a million tries."""
+    """Returns the first part that cannot be pickled.
+
+    The part is found by bisection, so that a million samples do not need a million attempts.
+    """
     while len(parts) > 1:
         half = parts[: len(parts) // 2]
         refused = _refusal([part for _, part in half]) is not None
@@ -315,7 +333,10 @@ def _refusal(obj: object) -> Exception | None:
 
 
 def _parts(obj: Any, at_root: bool) -> Iterator[tuple[str, object]]:
-    """The parts that `obj` is pickled from, each with its step in the path. The root's keys are bare names."""
+    """Yields the parts that `obj` is pickled from, each with its piece of the path, such as ".name" or "[0]".
+
+    If `obj` is the root, its keys are bare names.
+    """
     if isinstance(obj, dict):
         for key, value in obj.items():
             yield str(key) if at_root else f"[{key!r}]", value

@@ -1,8 +1,8 @@
-"""Tasks for workers, and their outcomes. A task is one step of a plan, or several.
+"""Tasks for workers, and their outcomes. A task consists of one or more steps of a plan.
 
-The parent writes the keys of a task to the beginning of its slab, and a notice of fixed size onto the board. A worker
-reads the notice, and makes the task from both. Tasks and outcomes are named tuples because one is made for every
-batch: they cost a third of a frozen dataclass.
+The parent writes the keys of a task to the beginning of its slab (the memory for its batch), and a notice of fixed
+size to the board (a table in shared memory). A worker reads both and makes the task from them. Tasks and outcomes are
+named tuples, because one is made for every batch, and making one takes a third of the time of a frozen dataclass.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ MOST_STEPS = 32
 
 
 class Task(NamedTuple):
-    """One or more steps for a worker. `seq` is unique in an engine; `run`, one for each `iter()`, in a loader.
+    """One or more steps for a worker.
 
-    The feed that drew `keys` knows what they are. Several short steps may travel in one task (a bundle): then `keys`
-    has `steps` equal shares.
+    `seq` is the task's number, which is unique in an engine. `run` is the number of the `iter()` call that the task
+    belongs to, and is unique in a loader. What `keys` contains depends on the feed that made the task. A task with
+    several short steps is called a bundle. Its `keys` are the keys of all steps, with the same number of keys for
+    each step.
 
-    `mark` is the position of the sampler or stream after this step, if it has a state. It stays in the calling
-    process, or comes from the worker that reads the stream.
+    `mark` is the position of the sampler or stream after this step, if the sampler or stream has a state. For a
+    sampler it stays in the calling process. For a stream it comes from the worker that reads the stream.
     """
 
     seq: int
@@ -41,7 +43,7 @@ class Task(NamedTuple):
     mark: bytes | None = None
 
     def single(self) -> list[Task]:
-        """One task for each step. Their seqs follow `seq`, and no other task has them."""
+        """Returns one task for each step. Their numbers are `seq`, `seq + 1` and so on, which no other task uses."""
         seq, run, epoch, step, keys, count, _ = self
         if count == 1:
             return [self]
@@ -50,10 +52,12 @@ class Task(NamedTuple):
 
 
 class Opening(NamedTuple):
-    """Takes the place of a task's keys, which are `size` alone, if the worker may have to open the stream first.
+    """What a task has instead of keys if its worker may first need to open the stream.
 
-    The stream continues from `mark`, or begins if there is none. If a worker has read the run number `after` to its
-    end, its stream is in that state already.
+    `size` is the number of samples to read. If the stream is already open, a task has just this number instead of
+    keys. The stream continues from `mark` (a saved position), or starts at its beginning if `mark` is None. If the
+    worker's stream has just reached the end of run number `after`, it already has the state in `mark`, which is then
+    not loaded.
     """
 
     size: int
@@ -62,17 +66,17 @@ class Opening(NamedTuple):
 
 
 class Raised(NamedTuple):
-    """Takes the place of a task's keys: the error that the sampler or stream raised instead."""
+    """What a task has instead of keys if the sampler or stream raised an error."""
 
     error: BaseException
 
 
 class Mended(NamedTuple):
-    """A step that was done although some of its samples failed.
+    """A step that was completed although some of its samples failed.
 
-    `keys` are the keys of the rows in the batch, and `rows` the positions that these would have if no sample had
-    failed. `errors` has a key and an exception for each failure; the exception is bytes while it travels. In a
-    stream, a key is a position.
+    `keys` are the keys of the samples in the batch, and `rows` are the positions that these samples would have if no
+    sample had failed. `errors` has a pair (key, exception) for each failure; the exception is bytes while it is sent.
+    For a stream, a key is a position in the stream.
     """
 
     keys: list[Any]
@@ -81,7 +85,7 @@ class Mended(NamedTuple):
 
 
 class Notice(NamedTuple):
-    """A task as it is written to the board: everything except its keys."""
+    """A task as it is written to the board (a table in shared memory). It has everything except the keys."""
 
     seq: int
     run: int
@@ -89,14 +93,17 @@ class Notice(NamedTuple):
     step: int
     keys: int  # length in bytes; negative if the keys are pickled
     steps: int
-    updates: int  # the length of the log that the worker must apply first
+    updates: int  # how many bytes of the update log the worker must apply first
     extent: int
     length: int
     start: int
     capacity: int
 
     def task(self, root: NDArray[np.uint8]) -> Task:
-        """In the worker: the task, with its keys read from the slab. Pickled keys may raise any exception."""
+        """In the worker: returns the task, with its keys read from the slab.
+
+        If the keys are pickled, unpickling them may raise any exception.
+        """
         seq, run, epoch, step, size, steps = self[:6]
         if size >= 0:
             keys: Any = root[:size].view(_INT64)
@@ -112,10 +119,11 @@ _INT64, _UINT8 = np.dtype(np.int64), np.dtype(np.uint8)
 
 
 def encode_keys(keys: Any, batched: bool, main_is_there: bool) -> tuple[NDArray[np.uint8], int]:
-    """In the parent: the keys of a task as bytes for the slab, and `Notice.keys`.
+    """In the parent: returns a task's keys as bytes, and the value of `Notice.keys`, which says how to read them.
 
-    An int64 array, or a list of ints, travels as an array; everything else is pickled. `batched`: a list is the keys
-    of a batch, and not one key. `main_is_there`: workers have the `__main__` of this process, and find its classes.
+    An int64 array, or a list of ints, is sent as an array. Everything else is pickled. `batched` is True if a list
+    contains the keys of a batch, and False if the list is itself one key. `main_is_there` is True if workers have
+    this process's `__main__` and can find its classes.
     """
     if batched:
         if type(keys) is list and set(map(type, keys)) == {int}:
@@ -130,7 +138,7 @@ def encode_keys(keys: Any, batched: bool, main_is_there: bool) -> tuple[NDArray[
 
 
 def shorten(keys: Any) -> str:
-    """The first few keys of a step and their number, for a message."""
+    """Returns the first few keys of a step and the number of keys, as text for a message."""
     if not isinstance(keys, (list, np.ndarray)):
         return safe_text(keys, repr)
     few = keys[:6].tolist() if isinstance(keys, np.ndarray) else keys[:6]
@@ -139,9 +147,10 @@ def shorten(keys: Any) -> str:
 
 
 class Filled(NamedTuple):
-    """The batch of the step is ready, and took `seconds`. `held` is what the backend needs to open it.
+    """A step whose batch is ready. Making it took `seconds`, and `held` is what the backend needs to open the batch.
 
-    All views of the slab keep `root` alive. `mark`: see `Task`.
+    `root` is the array over the batch's memory, which all views of this memory keep alive. `mark` is the same as in
+    `Task`.
     """
 
     seq: int
@@ -156,7 +165,7 @@ class Filled(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The user's code raised an exception in the step."""
+    """A step in which the user's code raised an exception."""
 
     seq: int
     worker: int
@@ -165,7 +174,7 @@ class Failed(NamedTuple):
 
 
 class Bundle(NamedTuple):
-    """All steps of a task with several steps are done. Their batches are in one slab: views of `root`."""
+    """A task with several steps, all of which are finished. Their batches are in one slab, as views of `root`."""
 
     seq: int
     worker: int
@@ -176,7 +185,10 @@ class Bundle(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """The stream had no samples left for the step. `mark`: see `Run.end`."""
+    """A step for which the stream had no samples left.
+
+    `mark` is the saved position that the next epoch begins with.
+    """
 
     seq: int
     worker: int

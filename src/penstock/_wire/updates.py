@@ -1,7 +1,8 @@
-"""Updates: changes of the dataset while workers have copies of it.
+"""Updates: changes to the dataset while workers have copies of it.
 
-The parent appends each change to a log, an unnamed file that all workers of a crew share. The log only grows. Each
-task says how long the log was when the task was posted, and a worker applies all changes up to there first.
+The parent appends each change to a log, which is an unnamed file that all workers of a loader share. The log only
+grows. Each task contains the length of the log at the time when the task was posted, and a worker first applies all
+changes up to that length.
 """
 
 from __future__ import annotations
@@ -27,19 +28,22 @@ class Setting(dict[str, Any]):
 
 
 def encode(change: Change, known: frozenset[bytes] = frozenset(), *, fresh: bool = True) -> bytes:
-    """The change as bytes. Classes whose tag is in `known` (of `__main__`, and in forked workers) go by tag.
+    """Encodes a change to the dataset as bytes.
 
-    All other classes without an importable name go by value, and arrive as new classes. `fresh`: workers were not
-    forked from this process, and have only what they can import.
+    Classes whose tag (a short name that both processes know) is in `known` are sent as their tag. These are the
+    classes of `__main__`, if the workers were forked and so have the same classes. All other classes that cannot be
+    imported by name are sent by value, and arrive as new classes. `fresh` is True if the workers were not forked from
+    this process and have only what they can import.
     """
     return dumps(change, override=by_tag(known), by_value=True, fresh=fresh)
 
 
 class UpdateLog:
-    """A position in the log: `end` bytes were written by this process, or applied to its dataset.
+    """A position in the log of updates.
 
-    A forked worker starts at the position of its parent, whose dataset it has. Any other worker starts at the
-    position that was shipped with its dataset.
+    `end` is the number of bytes that this process has written, or has applied to its dataset. A forked worker starts
+    at its parent's position, because it has the parent's dataset. Any other worker starts at the position that was
+    sent with its dataset.
     """
 
     __slots__ = ("end",)
@@ -48,14 +52,14 @@ class UpdateLog:
         self.end = 0
 
     def write(self, fd: int, change: bytes) -> None:
-        """Appends a change that `encode` returned."""
+        """Appends a change that was encoded with `encode`."""
         entry, done = memoryview(_LENGTH.pack(len(change)) + change), 0
-        while done < len(entry):  # Linux writes, and reads, at most 2 GiB a call
+        while done < len(entry):  # Linux writes, and reads, at most 2 GiB per call
             done += os.pwrite(fd, entry[done:], self.end + done)
         self.end += done
 
     def read(self, fd: int, end: int) -> Iterator[Change]:
-        """Yields the changes between the position and `end`, and moves the position."""
+        """Yields the changes from the current position to `end`, and moves the position."""
         while self.end < end:
             (length,) = _LENGTH.unpack(_read(fd, self.end, _LENGTH.size))
             start = self.end + _LENGTH.size

@@ -1,1 +1,1 @@
-"""Inside a worker: fetches the samples of a task, and collates them into the slab."""
+"""The code that runs inside a worker: it fetches the samples of a task and collates them into the slab."""

@@ -1,4 +1,4 @@
-"""The worker's half of a feed. Each feed (`_feed/`) has its own subclass."""
+"""The worker's side of a feed (the way samples are obtained). Each feed in `_feed/` has its own subclass."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 class Fetch:
-    """Fetches the samples of a task. `mark` is the position of a stream with a state after the latest task."""
+    """The part of a feed that fetches the samples of a task, in the worker.
+
+    `mark` is the stream's position after the latest task, if the stream has a state.
+    """
 
     mark: bytes | None = None
 
@@ -26,18 +29,21 @@ class Fetch:
         self.look_up()
 
     def look_up(self) -> None:
-        """Looks up the methods of the dataset. Called at the start, and after every change of the dataset."""
+        """Looks up the methods of the dataset. Called at the start, and after every change to the dataset."""
 
     def gather(self, task: Task, empty: Empty) -> tuple[object, int] | None:
-        """The whole batch and its number of rows; None if the dataset cannot make a batch in one call."""
+        """Returns the whole batch and its number of rows, or None if the dataset cannot make a batch in one call."""
         return None
 
     def samples(self, task: Task) -> tuple[Sequence[Any], Mended | None] | None:
-        """The samples, one for each row, and those that failed; None at the end of a stream."""
+        """Returns the samples, one for each row, and a description of those that failed.
+
+        Returns None at the end of a stream.
+        """
         raise NotImplementedError
 
     def counts(self, task: Task) -> bool:
-        """True if every rank has a batch for the task's step; if not, the stream has ended.
+        """True if every rank has a batch for the task's step. If not, the stream has ended.
 
         Called after the task's batch is made, if all ranks must have the same number of steps.
         """
@@ -47,10 +53,10 @@ class Fetch:
 
     @staticmethod
     def names(job: Job, task: Task) -> Sequence[Any]:
-        """The key of each row; empty if rows have no keys."""
+        """Returns the key of each row, or an empty sequence if rows have no keys."""
         return ()
 
     @staticmethod
     def key(job: Job, task: Task, item: Any, row: int) -> Any:
-        """The name of the sample in this row, which was made from `item`."""
+        """Returns the key of the sample in this row, which was made from `item`."""
         return item

@@ -1,4 +1,4 @@
-"""The task and sample that a worker is processing. Random numbers and error messages depend on them."""
+"""The task and the sample that a worker is processing. Random numbers and error messages depend on them."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from penstock._work.generators import Generators
     from penstock._work.job import Job
 
-# A loop over samples: the keys, the iterator over them, and their rows. The number of keys that the iterator has left
-# tells which sample is the current one, and costs nothing until it is needed.
+# A loop over samples: the keys, the iterator over the keys, and the rows of the keys. The number of keys that the
+# iterator has left tells which sample is the current one. This costs nothing until it is needed.
 KeyLoop = tuple[Sequence[Any], Any, Sequence[int]]
 
 
 class Focus(Source):
-    """The task, and its sample, that a worker is processing. `who` names the worker in errors.
+    """The task and the sample that a worker is processing. `who` is the worker's name in error messages.
 
-    `loop` is set while samples are fetched one by one. `notes` are for the error that the task fails with. They are
-    not added to the error itself, which is the user's object.
+    `loop` is set while samples are fetched one by one. `notes` are the notes for the error that the task fails with.
+    They are kept here and not added to the error, because the error is the user's object.
     """
 
     task: Task
@@ -45,16 +45,16 @@ class Focus(Source):
         self._who, self._generators = who, generators
 
     def begin(self, task: Task, gauge: Gauge | NoGauge) -> None:
-        """Starts another task."""
+        """Makes `task` the current task."""
         self.task, self.gauge = task, gauge
         # The current operation and its keys. They become text only if the operation fails.
         self._at, self._keys = "", None
         if self.notes:
             self.notes.clear()
         self.loop = self.part = None
-        # A loop over `each` that was left early, by an error: the error names the loop's current sample.
+        # A loop over `each` that was left early because of an error, which will name the loop's current sample.
         self._left: KeyLoop | None = None
-        number = self._drawing = task.step * self._world + self._rank  # as `job.number`, without a call
+        number = self._drawing = task.step * self._world + self._rank  # the same as `job.number`, without a call
         if self.rngs:
             self.rngs.clear()
         if self.alone:
@@ -63,14 +63,17 @@ class Focus(Source):
     # Random numbers.
 
     def draw_for(self, number: int) -> None:
-        """Switches to the random numbers of the step with this number, in the middle of a task."""
+        """Switches to the random numbers of step `number`, in the middle of a task."""
         self._drawing = number
         self.rngs.clear()
         if self._generators.may_seed:
             self._generators.seed(self.task.epoch, number)
 
     def rng(self) -> Generator:
-        """See `penstock.rng`. One generator for each sample, and one for work on the whole step."""
+        """Returns the random generator of the current sample, or of the whole step if no sample is current.
+
+        See `penstock.rng`.
+        """
         item, row = (None, -1) if self.loop is None else _now(self.loop)
         found = self.rngs.get(row)
         if found is None:
@@ -91,19 +94,19 @@ class Focus(Source):
         return self.gauge.cache
 
     def names(self) -> Sequence[Any]:
-        """The key of each row; empty if rows have no keys."""
+        """Returns the key of each row, or an empty sequence if rows have no keys."""
         return self.naming.names(self.job, self.task)
 
     def sample(self) -> tuple[Any, int]:
-        """The item that the current sample is made from, and its row."""
+        """Returns the item that the current sample is made from, and its row."""
         assert self.loop is not None
         return _now(self.loop)
 
     def each(self, keys: Sequence[Any]) -> Iterator[Any]:
-        """See `penstock.each`."""
-        names = self.names()  # a Subset asks its dataset for other keys
+        """Yields the keys, and records which sample is the current one. See `penstock.each`."""
+        names = self.names()  # these may differ from `keys`, because a Subset asks its dataset for other keys
         rows = range(len(names)) if self.part is None else self.part
-        # Inside of a sample, or if the numbers differ, these keys are not the samples of the step.
+        # Inside of a sample, or if the counts differ, these keys are not the samples of the step.
         if self.loop is not None or len(keys) != len(rows):
             yield from keys
             return
@@ -122,13 +125,13 @@ class Focus(Source):
                 self.loop = None
 
     def rows_asked_for(self) -> Sequence[int]:
-        """All rows of the step, or those that `among` has chosen."""
+        """Returns the rows that the dataset was asked for: those chosen by `among`, or all rows of the step."""
         return range(len(self.names())) if self.part is None else self.part
 
     # For error messages.
 
     def doing(self, at: str, keys: Any) -> None:
-        """Records the current operation and its keys, for errors."""
+        """Records the current operation and its keys, for error messages."""
         self._at, self._keys = at, keys
 
     def name_sample(self) -> None:
@@ -155,13 +158,16 @@ class Focus(Source):
             self.doing(f"{at} of samples ", keys)
 
     def where(self) -> str:
-        """The note for an error that was just caught: the operation or sample, the step and the worker."""
+        """Returns a note for an error that was just caught.
+
+        It names the operation or sample, the step and the worker.
+        """
         keys = "" if self._keys is None else f"{shorten(self._keys)}, "
         return f"In {self._at}{keys}step {self.task.step} of epoch {self.task.epoch}, in {self._who}."
 
 
 def _now(loop: KeyLoop) -> tuple[Any, int]:
-    """The current key and its row."""
+    """Returns the loop's current key and its row."""
     keys, left, rows = loop
     at = len(keys) - left.__length_hint__() - 1
     return keys[at], rows[at]

@@ -1,4 +1,4 @@
-"""The global random generators of a worker's process."""
+"""The global random generators of the process that a worker runs in."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from penstock._system.interrupts import Loan, import_whole
 
 
 class Generators:
-    """Sets the global random generators for a step, once `may_seed` is true.
+    """A worker's access to the global random generators. `may_seed` is True if the worker may seed them.
 
-    In a process of its own, a worker may seed them; in the caller's process it borrows them for a step. Threads do
-    neither: they share the generators with the caller.
+    A worker with its own process seeds them for each step. A worker in the caller's process borrows them for one
+    step. Worker threads do neither, because they share the generators with the caller.
     """
 
     def __init__(self, seed: int) -> None:
@@ -31,12 +31,18 @@ class Generators:
         self._seed_step, self._borrow = seed_step, Borrowed
 
     def seed(self, epoch: int, number: int) -> int:
-        """Seeds the generators for a step, whose number counts the steps of all ranks. Returns the seed."""
+        """Seeds the generators for a step and returns the seed.
+
+        `number` is the step's index among the steps of all ranks.
+        """
         assert self._seed_step is not None
         return self._seed_step(self._seed, epoch, number)
 
     def borrowed(self, epoch: int, number: int) -> Loan:
-        """A loan of the caller's generators (see `with_loan`): seeded for the step, and restored afterwards."""
+        """Returns a loan of the caller's generators (see `with_loan`).
+
+        They are seeded for the step, and restored afterwards.
+        """
         if self._borrow is None:
             self.allow()
         assert self._borrow is not None

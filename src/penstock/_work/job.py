@@ -1,4 +1,4 @@
-"""The job of a crew of workers, and the interface of its task runners."""
+"""The job of a loader's workers, and the interface of the runners that do their tasks."""
 
 from __future__ import annotations
 
@@ -19,30 +19,36 @@ if TYPE_CHECKING:
 
 
 class TaskRunner(Protocol):
-    """Runs the tasks of one worker, one after the other. A backend uses only these methods."""
+    """The interface of an object that runs the tasks of one worker, one after the other.
+
+    A backend uses only these methods.
+    """
 
     def begin(self, seat: int, *, alone: bool) -> None:
-        """Prepares the worker for its first task. `alone`: this process is this worker, and nothing else."""
+        """Prepares the worker for its first task.
+
+        `seat` is the worker's index. `alone` is True if this process runs only this worker.
+        """
 
     def change(self, changes: Iterable[Change]) -> None:
-        """Applies changes to the dataset. If one fails, every later task fails with its error."""
+        """Applies changes to the dataset. If a change fails, every later task fails with its error."""
 
     def run(self, task: Task, writer: Writer, gauge: Gauge | NoGauge) -> Done | AtEnd | Errored:
-        """Makes the batch of a task. Its arrays are in the writer's slab if penstock collates it.
+        """Makes the batch of a task. The batch's arrays are in the writer's slab if penstock collates the batch.
 
-        An exception that `run` raises is not the task's error: it ends the worker.
+        The error of a task is returned. An exception that `run` raises is not the task's error, and ends the worker.
         """
 
     def failed(self, error: BaseException, task: Task, mark: bytes | None) -> Errored:
-        """The outcome of the latest task if its batch could not be sent."""
+        """Returns the outcome of the latest task, whose batch could not be sent."""
 
     def capture(self, errored: Errored) -> bytes:
-        """The error as bytes, which `restore` reads in the caller's process."""
+        """Returns the error as bytes, which `restore` turns into an exception in the caller's process."""
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Job:
-    """Everything that is the same for all steps. Each worker of a crew gets it at the start."""
+    """Everything that is the same for all steps. Each worker of a loader gets the job when it starts."""
 
     dataset: Any
     fetch: type[Fetch] | None  # the worker's half of the feed; None if the runner fetches by itself
@@ -55,13 +61,13 @@ class Job:
     batched: bool = True
     batch_size: int = 1  # samples in each step of a stream, except the last
     on_error: str = "raise"
-    order: Order | None = None  # replacements are drawn from it; None: from the step itself
+    order: Order | None = None  # replacements are drawn from this order, or from the step itself if it is None
     cast: Cast | None = None  # how the numbers in a batch are converted
-    make_runner: Callable[[Job, str], TaskRunner] | None = None  # makes a runner of another class than `Runner`
-    assigned: bool = False  # each task is for one certain worker, not for the first free one
+    make_runner: Callable[[Job, str], TaskRunner] | None = None  # makes a runner that is not a `Runner`
+    assigned: bool = False  # each task is for a particular worker, not for the first free one
     log: UpdateLog = field(default_factory=UpdateLog)
 
     def number(self, step: int) -> int:
-        """The step's number among the steps of all ranks, so that each rank draws other random numbers."""
+        """Returns the step's index among the steps of all ranks, so that each rank draws different random numbers."""
         rank, world = self.shard
         return step * world + rank

@@ -1,6 +1,7 @@
 """The possible outcomes of a task, which a runner returns.
 
-`mark` is the position of the stream after the task, even if the task failed; None if no stream with a state was read.
+`mark` is the position of the stream after the task, even if the task failed. It is None if the task did not read a
+stream, or if the stream has no state.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ from penstock._wire.task import Mended
 
 
 class Done(NamedTuple):
-    """The batch was made from `rows` samples. `mended` lists those that failed and were left out or replaced."""
+    """The outcome of a task whose batch was made from `rows` samples.
+
+    `mended` lists the samples that failed and were left out or replaced.
+    """
 
     batch: object
     rows: int
@@ -20,15 +24,16 @@ class Done(NamedTuple):
 
 
 class AtEnd(NamedTuple):
-    """The stream has no samples left for the task."""
+    """The outcome of a task for which the stream had no samples left."""
 
     mark: bytes | None = None
 
 
 class Errored(NamedTuple):
-    """The task failed. `where` names the step and the sample, and `notes` add what else the user should know.
+    """The outcome of a task that failed.
 
-    Both are kept beside the error, because it is the user's object.
+    `where` names the step and the sample, and `notes` contain what else the user should know. Both are kept separate
+    from the error, because the error is the user's object.
     """
 
     error: BaseException

@@ -1,4 +1,4 @@
-"""Finds the file of a sample, if the dataset lists its files: users know samples by path, not by number."""
+"""Finds the file of a sample, if the dataset lists its files. Users know their samples by path and not by index."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import os
 from typing import Any
 
 _LISTS = ("paths", "files", "filenames", "image_paths", "samples", "imgs")
-"""Attributes in which datasets keep a path for each sample, or a tuple that begins with it."""
+"""Attributes in which datasets keep, for each sample, its path or a tuple that begins with its path."""
 
 
 def path_of(dataset: Any, key: Any, depth: int = 4) -> str:
-    """The path of a sample's file; "" if it is unknown. Does not call the dataset's own code."""
+    """Returns the path of a sample's file, or "" if it is unknown. Does not call the dataset's own code."""
     try:
         held = vars(dataset)
         for name in _LISTS:

@@ -1,4 +1,4 @@
-"""Runs tasks: the part of a worker that is the same inline, in a thread and in a process."""
+"""Runs tasks. This part of a worker is the same for all backends: inline, threads and processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from penstock.worker_info import WorkerInfo
 
 
 class Runner:
-    """Runs tasks on one dataset, one after the other: see `TaskRunner`. `who` names the worker in errors."""
+    """A `TaskRunner` that runs tasks on one dataset. `who` is the worker's name in error messages."""
 
     make_generators = Generators
 
@@ -33,11 +33,11 @@ class Runner:
         assert job.fetch is not None
         self.who = who
         self._job = job
-        # After a failed start or update, every task fails with this: the operation, the error and its traceback.
+        # The operation, the error and its traceback if the start or an update failed. Then every task fails with it.
         self._broken: tuple[str, BaseException, TracebackType | None] | None = None
         # A collate function that can write its arrays straight into the batch's memory.
         self._into: Callable[[Any, Any], Any] | None = getattr(job.collate_fn, "into", None)
-        # How the batch's numbers are converted. Our own collate converts them while it writes.
+        # How the batch's numbers are converted. penstock's own collate converts them while it writes.
         self._field = None if job.cast is None else job.cast.root()
         self._end_together = job.drop_last and job.shard[1] > 1  # all ranks have the same number of steps
         self._generators = self.make_generators(job.seed)
@@ -67,7 +67,10 @@ class Runner:
                 self._break("update(), made before ", error)
 
     def look_up(self) -> None:
-        """Looks up the dataset's methods again, after the caller has changed the dataset that both share."""
+        """Looks up the dataset's methods again.
+
+        Called after the caller has changed the dataset, which caller and worker share.
+        """
         self._fetch.look_up()
 
     def _break(self, at: str, error: BaseException) -> None:
@@ -75,7 +78,7 @@ class Runner:
         self._broken = at, kept, kept.__traceback__
 
     def borrowed(self, task: Task) -> Loan:
-        """A loan of the caller's global random generators, seeded for the task (see `with_loan`)."""
+        """Returns a loan of the caller's global random generators, seeded for the task (see `with_loan`)."""
         return self._generators.borrowed(task.epoch, self._job.number(task.step))
 
     # One task.
@@ -83,7 +86,10 @@ class Runner:
     def run(
         self, task: Task, writer: Writer, gauge: Gauge | NoGauge, *, interruptible: bool = False
     ) -> Done | AtEnd | Errored:
-        """See `TaskRunner`. `interruptible`: a KeyboardInterrupt belongs to the caller, and is raised."""
+        """Makes the batch of a task: see `TaskRunner`.
+
+        If `interruptible` is True, a KeyboardInterrupt is meant for the caller, so it is raised and not returned.
+        """
         outer, at_work.source = at_work.source, self._focus  # not by `working_at`, which takes 1 µs
         try:
             self._focus.begin(task, gauge)
@@ -117,7 +123,7 @@ class Runner:
             samples, mended = fetched
             rows = len(samples)
             batch = None if rows == 0 and mended is not None else self._collate(samples, empty, mended)
-        # Our own collate has converted the numbers already.
+        # penstock's own collate has already converted the numbers.
         if into is not None and rows and (custom is not None or gathered is not None or not self._job.batched):
             try:
                 batch = into.finish(batch, rows)

@@ -1,4 +1,4 @@
-"""Fetches the samples of one step one by one, and leaves out or replaces those that fail."""
+"""Fetches the samples of a step one by one, and leaves out or replaces those that fail."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from penstock.plan._seeds import mix
 if TYPE_CHECKING:
     from penstock._work.focus import Focus
 
-# How many other samples are tried in place of one that failed. If half of all samples were bad, one replacement in
-# 65,000 would not succeed.
+# How many other samples are tried in place of one that failed. Even if half of all samples were bad, only one
+# replacement in 65,000 would fail.
 _MOST_REPLACEMENTS = 16
 
 
@@ -32,7 +32,7 @@ _NOT_BAD = (
 
 
 class SampleFetcher:
-    """Fetches samples one by one. `mends`: samples that fail are left out or replaced."""
+    """An object that fetches samples one by one. `mends` is True if samples that fail are left out or replaced."""
 
     def __init__(self, focus: Focus) -> None:
         self._focus = focus
@@ -40,7 +40,7 @@ class SampleFetcher:
         self.mends = focus.job.on_error != "raise"
 
     def fetch(self, get: Callable[[Any], Any], keys: Sequence[Any]) -> tuple[list[Any], Mended | None]:
-        """`[get(key) for key in keys]`; samples that fail are left out or replaced if `on_error` says so."""
+        """Returns `[get(key) for key in keys]`. Leaves out or replaces samples that fail, depending on `on_error`."""
         found = self._mend(get, keys) if self.mends else (self._get(get, keys), None)
         self._focus.loop = None
         return found
@@ -56,7 +56,7 @@ class SampleFetcher:
             raise
 
     def _timed(self, get: Callable[[Any], Any], left: Any) -> list[Any]:
-        """`[get(key) for key in left]`, with the time of each sample measured."""
+        """Returns `[get(key) for key in left]`, and measures how long each sample takes."""
         samples, gauge, clock = [], self._focus.gauge, perf_counter_ns
         gauge.begin_epoch(self._focus.task.epoch)
         before = clock()
@@ -69,7 +69,7 @@ class SampleFetcher:
         return samples
 
     def _note_slow(self, ns: int) -> None:
-        """Records the current sample as one of the slowest."""
+        """Records the current sample as one of the slowest. It took `ns` nanoseconds."""
         focus, task = self._focus, self._focus.task
         item, row = focus.sample()
         key = focus.naming.key(self._job, task, item, row)
@@ -78,7 +78,7 @@ class SampleFetcher:
     def _mend(self, get: Callable[[Any], Any], keys: Sequence[Any]) -> tuple[list[Any], Mended | None]:
         """Fetches the samples, and leaves out or replaces those that fail."""
         focus, task, job = self._focus, self._focus.task, self._job
-        key_of, rngs = focus.naming.key, focus.rngs  # looked up once: the loop below runs for each sample
+        key_of, rngs = focus.naming.key, focus.rngs  # looked up once, because the loop below runs for each sample
         kept = Failure.capture if focus.alone else keep
         samples: list[Any] = []
         mended = Mended([], [], [])
@@ -108,7 +108,10 @@ class SampleFetcher:
         return samples, mended if mended.errors else None
 
     def _another(self, task: Task, row: int, attempt: int) -> Any:
-        """The key of a replacement for a row: from anywhere in the epoch's order, or else from the same step."""
+        """Returns the key of a replacement for a row that failed.
+
+        The key comes from anywhere in the epoch's order, or from the same step if the order is unknown.
+        """
         import_whole("penstock._work.seeding")
         from penstock._work.seeding import REPLACE  # late: see InlineBackend
 
@@ -120,5 +123,5 @@ class SampleFetcher:
 
 
 def plain(keys: Any) -> Any:
-    """The keys as datasets expect them: an array becomes a list of Python integers."""
+    """Returns the keys as datasets expect them: an array is converted to a list of Python integers."""
     return keys.tolist() if isinstance(keys, np.ndarray) else keys

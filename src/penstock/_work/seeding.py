@@ -1,6 +1,7 @@
 """Random numbers that belong to a step or a sample, and do not depend on the worker that computes it.
 
-The global generators are seeded for each step; `penstock.rng()` makes a generator for each sample that asks for one.
+The global generators are seeded for each step. `penstock.rng()` makes a separate generator for each sample that asks
+for one.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from penstock.plan._seeds import FIRST, GAMMA, MASK, SECOND, mix
 # numpy documents get_bit_generator and set_bit_generator, but its stubs do not have them.
 _global: Any = np.random
 
-# `random.seed` for an int, without its check of the type, which takes 3 µs.
+# `random.seed` for an int, without the type check, which takes 3 µs.
 _python: Any = random.seed.__self__  # type: ignore[attr-defined]
 _seed_python = super(random.Random, _python).seed
 
-# Uses of random numbers; each draws its own. The light items of a stream may be read in one process and loaded in
-# another, and a sample draws its own numbers while its step is computed.
+# The uses of random numbers. Each use draws its own numbers, because the light items of a stream may be read in one
+# process and loaded in another, and because a sample draws its own numbers while its step is computed.
 LOAD, READ, STEP, SAMPLE, REPLACE, _SPAWN = range(6)
 
 
@@ -49,20 +50,23 @@ def _of_epoch(seed: int, epoch: int, use: int) -> int:
 
 
 def generator(seed: int, epoch: int, number: int, use: int) -> np.random.Generator:
-    """A new generator that is a function of these numbers. Takes about 6 µs; `numpy.random.default_rng` takes 16."""
+    """Returns a new random generator that depends only on the arguments.
+
+    Takes about 6 µs, whereas `numpy.random.default_rng` takes 16 µs.
+    """
     words: Any = _Words(mix(_of_epoch(seed, epoch, use), number))  # numpy's stubs allow only its own class
     return np.random.Generator(np.random.PCG64(words))
 
 
 class _Words(ISpawnableSeedSequence):
-    """Seeds a bit generator, and those spawned from it, from one number."""
+    """The seed of a bit generator, and of all generators spawned from it, computed from a single number."""
 
     def __init__(self, state: int) -> None:
         self._state = state
         self._spawned = 0
 
     def generate_state(self, n_words: int, dtype: Any = np.uint32) -> Any:
-        # splitmix64, whose constants `plan/_seeds.py` uses too: three times as fast as `mix`.
+        # splitmix64, with the same constants as in `plan/_seeds.py`. It is three times as fast as `mix`.
         words, state = [], self._state
         for _ in range(n_words):
             state = state + GAMMA & MASK
@@ -77,10 +81,10 @@ class _Words(ISpawnableSeedSequence):
 
 
 def number_of(key: object) -> int:
-    """A key as an integer that is the same in every process, unlike Python's `hash` and many pickles."""
+    """Returns an integer for a key. Unlike Python's `hash` and many pickles, it is the same in every process."""
     if isinstance(key, (int, np.integer)):
         return int(key)
-    if isinstance(key, tuple):  # part by part: a pickle depends on which parts are the same object
+    if isinstance(key, tuple):  # item by item, because a pickle depends on which items are the same object
         return mix(*map(number_of, key))
     if isinstance(key, (set, frozenset)):
         return mix(len(key), *sorted(map(number_of, key)))
@@ -109,19 +113,23 @@ def number_of(key: object) -> int:
 if TYPE_CHECKING:
 
     class SavedGenerators(Protocol):
-        """A saved state of the generators. `put_back` may be repeated, and works even if `take` was interrupted."""
+        """A saved state of the generators.
+
+        `put_back` may be called repeatedly, and works even if `take` was interrupted.
+        """
 
         def take(self) -> None: ...
         def put_back(self) -> None: ...
 
 
 class Lending:
-    """Generators that all threads of a process share, and that several may borrow at the same time.
+    """Generators that all threads of a process share, and that several threads may borrow at the same time.
 
-    The first thread that borrows saves the state of the generators, and the last one that returns them restores it.
-    So the program finds them as it left them, in whatever order the threads come and go. A thread that borrows again
-    in the middle of a step restores the state of that step. While two threads borrow, each disturbs the other's
-    numbers. Rejected: one thread waits for the other's step, which may itself wait for a batch of the first thread.
+    The first thread that borrows them saves their state, and the last thread that returns them restores it. So the
+    program finds the generators as it left them, in whatever order the threads borrow and return. A thread that
+    borrows again in the middle of a step restores the state of that step when it returns them. While two threads
+    borrow, each disturbs the other's random numbers. Letting one thread wait for the other's step was rejected,
+    because that step may itself be waiting for a batch from the first thread.
     """
 
     def __init__(self, saved: Callable[[], SavedGenerators]) -> None:
@@ -134,7 +142,7 @@ class Lending:
         self._open: dict[int, GeneratorLoan] = {}  # the outermost loan of each thread
 
     def _adopt(self) -> None:
-        """Called in a forked child, which has only one thread: ends the loans of all other threads."""
+        """Ends the loans of all other threads. Called in a forked child, which has only one thread."""
         mine, others = self._open.get(threading.get_ident()), [*self._open.values()]
         saved = next((lent.saved for lent in others if lent.saved is not None), None)
         self._renew()
@@ -168,13 +176,16 @@ class Lending:
 
 
 class GeneratorLoan:
-    """One loan. `saved` is the state that it restores; None if another loan restores it."""
+    """A loan of the global random generators.
+
+    `saved` is the state to restore at the end of the loan, or None if another loan restores it.
+    """
 
     saved: SavedGenerators | None = None
 
 
 class Borrowed:
-    """The global generators of the caller's process, seeded for a step: see `with_loan`. Takes about 50 µs."""
+    """A loan of the caller's global random generators, seeded for a step (see `with_loan`). Takes about 50 µs."""
 
     def __init__(self, seed: int, epoch: int, step: int, use: int = LOAD) -> None:
         self._of = seed, epoch, step, use
@@ -190,12 +201,12 @@ class Borrowed:
 
 
 class _PythonAndNumpyState:
-    """The states of `random` and `numpy.random`, the latter taken and restored in a few microseconds.
+    """The states of `random` and `numpy.random`. The latter is saved and restored in a few microseconds.
 
     `numpy.random.get_state` and `set_state` copy 624 numbers one by one and take 170 µs together. Copying the
-    generator's memory, whose address is public in numpy, takes 1 µs. That memory does not include the second of a
-    pair of normal numbers, which numpy keeps elsewhere: if drawing a normal number leaves the memory unchanged, then
-    the number drawn was the kept one.
+    generator's memory, whose address is public in numpy, takes 1 µs. But numpy draws normal numbers in pairs, and
+    keeps the second of a pair outside that memory. To find out whether numpy has kept one, a normal number is drawn.
+    If that leaves the memory unchanged, the number drawn is the kept one.
     """
 
     # mt19937: 624 words and the position.
@@ -208,7 +219,7 @@ class _PythonAndNumpyState:
         self._address = 0
         self._raw = b""
         self._drawn: list[Any] = []  # the normal number
-        self._is_kept: bool | None = None  # None until that is known
+        self._is_kept: bool | None = None  # True if numpy had kept the normal number; None until that is known
 
     def take(self) -> None:
         self._python = random.getstate()
@@ -217,7 +228,7 @@ class _PythonAndNumpyState:
             self._address = generator.ctypes.state_address
             self._raw = ctypes.string_at(self._address, self._SIZE)
             self._generator = generator
-            # By C code alone: an interrupt does not lose the number.
+            # This runs only C code, so that an interrupt cannot lose the number.
             self._drawn.extend(map(np.random.standard_normal, (None,)))
             self._look()
         else:
