@@ -93,10 +93,10 @@ class Jpeg:
         self.height, self.width = (width, height) if self._orientation > 4 else (height, width)
 
     def pixels(self, rows: int, shrink: int, scratch: GetScratch) -> tuple[Pixels, int]:
-        """Decodes at least the first `rows` rows. Returns the pixels, and the factor by which each axis is shrunk.
+        """Decodes at least the first `rows` rows. Returns the pixels, and the factor by which they are scaled down.
 
-        `rows` is counted at full size. The factor is at most `shrink`, which is 1, 2, 4 or 8. The last pixels of an
-        axis may be partly padding. `scratch(n)` returns a temporary buffer of n bytes.
+        `rows` counts rows of the full-size image. The factor is 1, 2, 4 or 8, and at most `shrink`. The last row and
+        the last column may be computed partly from padding. `scratch(n)` returns a temporary buffer of n bytes.
         """
         data: bytes | bytearray = self._data
         height, width = self._size
@@ -125,9 +125,9 @@ class Jpeg:
 
 
 def _check_density(data: bytes, pixels: int, name: object) -> None:
-    """Raises ImageError for a JPEG that is cut off but has an end marker.
+    """Raises ImageError if a JPEG has too few bytes for its number of pixels, because it was cut off.
 
-    This check is needed because decoders would fill in the missing pixels of such a file.
+    Decoders do not notice this if the file has an end marker. They fill in the missing pixels.
     """
     if pixels > _DENSEST * len(data):
         raise ImageError(

@@ -13,9 +13,9 @@ from penstock.source._folders import PICTURES, folders_below
 
 
 class _FileKind(NamedTuple):
-    """A kind of file that is recognised by the end of its name (`ends`) or by its first bytes (`begins`).
+    """A kind of file that penstock does not read, recognised by its suffix (`ends`) or first bytes (`begins`).
 
-    `lines` is a program that makes a dataset of the file. In the program, FILE stands for the file's path, and
+    `lines` is example code that creates a dataset from the file. In this code, FILE stands for the file's path, and
     STEM.parquet for the same path with the suffix `.parquet`.
     """
 
@@ -181,7 +181,10 @@ _KNOWN = {end for kind in _KINDS for end in kind.ends}
 
 
 def advice(file: AnyFile) -> str | None:
-    """Returns the error message for a file of a known kind, or None for any other file."""
+    """Returns an error message that says how to read a file of a known kind that penstock does not read.
+
+    Returns None if the file is not of such a kind.
+    """
     begin, end = bytes(file.peek(0, min(file.size, _LOOK))), os.path.splitext(file.path)[1].lower()
     if end == ".json":
         return _of_json(file.path, begin)
@@ -222,9 +225,9 @@ def of_folder(folder: str) -> str | None:
 
 
 def refuse_beside_text(folder: str) -> None:
-    """Raises FormatError unless a folder has more text files than other samples, such as images.
+    """Raises FormatError if a folder of text files has at least as many other samples, such as images.
 
-    A smaller number of text files may be notes about the other samples.
+    In such a folder, the text files may be notes about the other samples.
     """
     found = _below(folder)
     others = {end: paths for end, paths in found.items() if end in _KNOWN or end in PICTURES}

@@ -123,7 +123,8 @@ def _folder(folder: str) -> Any:
 def _paired(files: list[AnyFile]) -> list[AnyFile]:
     """Removes files that are read together with another file, and returns the rest.
 
-    The removed files are the `.bin` of a Megatron `.idx`, the `.idx` of a `.rec`, and the companions of other files.
+    A Megatron `.bin` is replaced by its `.idx`. Any other `.idx` is removed, because it belongs to a `.rec`. Files
+    that `_without_companions` removes are removed too.
     """
     by_path = {file.path: file for file in files}
     found: dict[str, AnyFile] = {}

@@ -181,10 +181,7 @@ class Arrow(Table):
         return self._batches is not None or (self._is_local and self._is_plain(block))
 
     def _is_plain(self, block: int) -> bool:
-        """True if the columns of a block can be views of its bytes.
-
-        Returns False for a block with compression or dictionaries.
-        """
+        """True if the columns of a block can be views of its bytes: no compression, and no dictionaries."""
         messages = self._messages[self._file_of.item(block)]
         return not messages.dictionaries and not messages.compressed[self._part_of[block]]
 

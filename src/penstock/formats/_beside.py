@@ -14,7 +14,7 @@ enough, because each header is checked again when its sample is read.
 wids writes a JSON file with the number of samples in each tar. DALI writes a text file for each tar, `NAME.idx`:
 
     v1.2 <number of samples>
-    <name ending> <offset of the content> <size> <name>, and so on for all members of a sample, on one line
+    <extension> <offset of the content> <size> <name>, and so on for all members of a sample, on one line
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ _BAD: dict[str, Callable[[NDArray[Any]], tuple[int, ...]]] = {"apart": lambda a:
 
 
 class Entry(NamedTuple):
-    """The entry for one tar in an index. The `positions` of its samples are compressed.
+    """The entry for one tar in an index. `positions` holds the positions of its samples, compressed.
 
     `token` is the tar's ETag, or "" if it is unknown. `place` and `check` are the offset and the CRC-32 of one
-    header. `bad` describes damage.
+    header. `bad` lists the rows that cannot be read.
     """
 
     size: int
@@ -81,8 +81,8 @@ class Entry(NamedTuple):
     def arrays(self) -> Arrays:
         """Returns the index of the tar. Call this method only if `fits` has returned True.
 
-        Raises ValueError if the entry is damaged. The decompressed positions are limited according to the size of the
-        tar, because a few bytes can decompress to a thousand times their size.
+        Raises ValueError if the entry is damaged. The size of the decompressed positions is limited, because a few
+        bytes can decompress to a thousand times their size.
         """
         most = (self.size // HEADER + 2) * 4
         try:
@@ -158,9 +158,8 @@ def unpacked(content: bytes, kind: str) -> dict[str, Entry]:
 class LateIndex(Index):
     """An index of a tar that is built when the first sample is read.
 
-    The number of samples may be known earlier, from a wids index. Each process builds the index at most once. It does
-    not build an index if another process has already stored one, or if `elsewhere` (indexes of other programs) has
-    one.
+    The number of samples may be known earlier, from a wids index. The index is not built if another process has
+    stored it, or if `elsewhere` (indexes of other programs) has it. Each process builds it at most once.
     """
 
     def __init__(
@@ -204,7 +203,7 @@ class LateIndex(Index):
 
 
 class Beside:
-    """The indexes in the folders of some tars, or the one index file that the user has named.
+    """Looks up tars in the index files of their folders, or in the one index file that the user has named.
 
     An index file is read only when it is needed.
     """
@@ -244,7 +243,7 @@ class Beside:
         return dali_index(file)
 
     def all_others(self, files: Sequence[AnyFile]) -> None:
-        """Warns that remote tars without an index will be downloaded, and explains how to avoid this."""
+        """Warns if more than `_MUCH` bytes must be downloaded because remote tars have no index."""
         remote = [file for file in files if isinstance(file, RemoteFile)]
         nbytes = sum(file.size for file in remote)
         if self._warns and nbytes > _MUCH and not is_worker_process():
@@ -264,9 +263,9 @@ class Beside:
 
     @contextmanager
     def _refusing(self, index: AnyFile) -> Iterator[None]:
-        """A context manager that ignores a ValueError, which means that the index cannot be used.
+        """A context manager that suppresses a ValueError, which means that the index cannot be used.
 
-        If the user has named this index, the context manager raises FormatError instead.
+        If the user has named this index, FormatError is raised instead.
         """
         try:
             yield
@@ -302,7 +301,11 @@ def _index_beside(file: AnyFile) -> AnyFile | None:
 
 
 def neighbour(file: AnyFile, name: str) -> AnyFile | None:
-    """Returns the file with this name in the folder of `file`, or None if it is missing or cannot be used."""
+    """Returns the file with this name in the folder of `file`.
+
+    Returns None if there is no such file, or if it cannot be opened or trusted. An outage of a remote store raises
+    RemoteError.
+    """
     if isinstance(file, RemoteFile):
         try:
             return file.neighbour(name)
@@ -321,7 +324,7 @@ def neighbour(file: AnyFile, name: str) -> AnyFile | None:
 def _shards(index: AnyFile, must: bool) -> dict[str, list[Any]]:
     """Returns the entries of a wids index, grouped by the name of the tar.
 
-    If the index cannot be used, raises FormatError if `must` is True, and returns an empty dict otherwise.
+    If the index cannot be used, the result is an empty dict. If `must` is True, FormatError is raised instead.
     """
     found: dict[str, list[Any]] = {}
     try:

@@ -21,13 +21,13 @@ KEEP = 256 << 20
 
 
 class Blocks(Format):
-    """The base class of formats that decode a block as a whole and keep it for its other samples.
+    """The base class of formats that decode whole blocks of samples, and keep the decoded blocks in memory.
 
     A subclass calls `set_rows` with the number of rows in each block. It defines `read(rows)`, which returns the
     samples of a block in one of three forms: an array whose first axis is the rows; a dict of such arrays, so that a
     sample is a dict of values; or a list of samples. Arrays are copied directly into the batch. Each process keeps
-    its most recently used blocks, up to `keep` bytes. A random order over more data than that decodes a whole block
-    for each sample, so use `shuffle="blocks"` instead.
+    its most recently used blocks, up to `keep` bytes. If there is more data than that, a random order decodes a whole
+    block for each sample; use `shuffle="blocks"` instead.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -67,7 +67,7 @@ class Blocks(Format):
         return found
 
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
-        """Returns the batch for these keys. It equals the result of collating the samples.
+        """Returns the batch for these keys. The result is the same as collating the samples one by one.
 
         `empty(shape, dtype)` allocates the batch's memory. Returns NotImplemented if the blocks are not numeric
         arrays, or if they differ in shape or dtype.

@@ -62,13 +62,14 @@ class Cells:
         return _python(self.array[row])
 
     def form(self, row: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        """Returns the shape and dtype of the array in a row."""
+        """Returns the shape and dtype of the value in a row."""
         raise NotImplementedError
 
     def put(self, out: Any, places: Sequence[int], rows: list[int]) -> bool:
         """Writes rows into `out`, the column of a batch, at the positions `places`.
 
-        Returns False if a row is null or has another shape. `places` is a range if the positions are consecutive.
+        Returns False if a row contains a null or does not have the shape of the rows in `out`, and True otherwise.
+        `places` is a range if the positions are consecutive.
         """
         if self.plain is not None and not self.plain[rows].all():
             return False
@@ -273,10 +274,10 @@ def number_dtype(kind: Any) -> np.dtype[Any] | None:
 
 
 def _python(scalar: Any) -> Any:
-    """Converts an Arrow scalar to a Python object, with dates and times as numpy objects.
+    """Converts an Arrow scalar to a Python object, but dates and times to numpy objects.
 
-    Does not use pyarrow's own objects for dates and times, because they are different if pandas is installed, do not
-    exist for nanoseconds without pandas, and never exist for years after 9999.
+    pyarrow's own conversion is not used for dates and times. Its result depends on whether pandas is installed; it
+    needs pandas for nanoseconds, and does not support years after 9999.
     """
     kind = scalar.type
     if not scalar.is_valid or not _has_times(kind):

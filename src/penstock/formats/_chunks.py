@@ -93,8 +93,8 @@ def joined(extents: Iterable[ByteRange], gap: int, most: int = sys.maxsize) -> l
 def edges(places: NDArray[np.int64], size: int) -> NDArray[np.int64]:
     """Returns the offsets at which a remote file is divided into pieces, the units in which it is fetched.
 
-    Pieces are aligned with the byte ranges in `places`, which hold the columns of the row groups. No piece is longer
-    than `PIECE`, the usual size.
+    The byte ranges in `places` (the columns of the row groups) begin and end at such offsets. No piece is longer than
+    `PIECE`, the usual size.
     """
     cuts = {0, size, *places[:, 1:].reshape(-1).tolist()}
     inside = sorted(cut for cut in cuts if 0 <= cut <= size)
@@ -103,10 +103,7 @@ def edges(places: NDArray[np.int64], size: int) -> NDArray[np.int64]:
 
 
 class Fetched(AnyFile):
-    """A remote file that reads the given byte ranges in advance, all at once.
-
-    It reads other bytes when they are needed.
-    """
+    """A remote file that reads the given byte ranges in advance, all at once. Other bytes are read when needed."""
 
     def __init__(self, file: RemoteFile, extents: Sequence[ByteRange]) -> None:
         self._file, self.path, self.size = file, file.path, file.size
@@ -158,7 +155,7 @@ def _list(footer: bytes, at: int, read: ReadValue) -> tuple[list[Any], int]:
 
 
 def _struct(footer: bytes, at: int, wanted: Mapping[int, Wanted]) -> tuple[dict[int, Any], int]:
-    """Reads the wanted fields of a struct. Returns a dict by field number, and the offset after the struct.
+    """Reads the wanted fields of a struct. Returns a dict keyed by field number, and the offset after the struct.
 
     Unwanted integers are skipped without a function call, because they are the most frequent fields.
     """
@@ -200,7 +197,7 @@ def _skipped(footer: bytes, at: int, kind: int) -> int:
 
 
 def _head(footer: bytes, at: int) -> tuple[int, int, int]:
-    """Reads the head of a list. Returns the type and the number of its values, and the offset of the first value."""
+    """Reads the header of a list. Returns the type of its values, their number, and the offset of the first one."""
     head = footer[at]
     length, at = (head >> 4, at + 1) if head >> 4 < 15 else _number(footer, at + 1)
     if length > len(footer):

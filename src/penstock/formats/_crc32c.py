@@ -70,7 +70,7 @@ def _of_rows(crc: int, blocks: NDArray[np.uint8]) -> int:
 def _tables() -> tuple[NDArray[np.uint32], NDArray[np.intp], list[int]]:
     """Returns the lookup table, the offset of each byte position in it, and its entries for the first 4 positions.
 
-    The lookup table holds what each byte value at each position of a block contributes to the CRC.
+    The entry at `256 * position + value` is the contribution of one byte to the CRC of a block.
     """
     one = np.array(_TABLE, np.uint32)
     rows: list[NDArray[Any]] = [one]

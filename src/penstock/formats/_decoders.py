@@ -1,4 +1,4 @@
-"""Decodes the tar members of a sample according to the endings of their names."""
+"""Decodes the tar members of a sample according to their extensions."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class ShapedDecoder(Protocol):
 class Decoding(NamedTuple):
     """A function that decodes a member (one file of a sample).
 
-    If `is_ours` is True, the function is one of penstock's own, and also takes the member's name and the maximum size
-    of its result in bytes.
+    If `is_ours` is True, the function belongs to penstock. It then has two more parameters: the member's name, and
+    the maximum size of its result in bytes.
     """
 
     function: Any
@@ -65,7 +65,7 @@ _CODE = ("pkl", "pickle", "pyd", "pth", "pt")
 def check_decode(decode: Any, names: str) -> None:
     """Raises TypeError unless `decode` is a bool, or a dict whose values are functions or None.
 
-    `names` describes the keys of the dict in the error message.
+    `names` says in the error message what the keys of the dict are.
     """
     if not isinstance(decode, (bool, Mapping)):
         raise TypeError(
@@ -77,10 +77,10 @@ def check_decode(decode: Any, names: str) -> None:
 
 
 def decoders(decode: bool | Mapping[str, Decoder | None], chosen: bool = True) -> dict[str, Decoding | None]:
-    """Returns the decoding function for each name ending. None means that the bytes are kept.
+    """Returns the decoding function for each file name extension, or None where the bytes are left undecoded.
 
     `chosen` is True if the user has chosen the fields. If it is False, JSON is decoded only if `decode` names it,
-    because JSON objects that have different keys, or that contain nulls, cannot be collated.
+    because JSON objects with different keys or with nulls cannot be collated.
     """
     check_decode(decode, "ends of names")
     if decode is False:
@@ -99,7 +99,7 @@ def decoders(decode: bool | Mapping[str, Decoder | None], chosen: bool = True) -
 
 
 def same_ends(end: str) -> tuple[str, ...]:
-    """Returns a name ending, followed by the other endings for the same kind of file, such as jpg and jpeg."""
+    """Returns an extension, followed by the other extensions of the same kind of file, such as jpg and jpeg."""
     return next(((end, *(each for each in group if each != end)) for group in _SAME if end in group), (end,))
 
 
@@ -125,12 +125,13 @@ def decoded(
     allocate: Allocate | None = None,
     limit: int | None = None,
 ) -> Any:
-    """Decodes the bytes of a member with the function for its name ending.
+    """Decodes the bytes of a member with the function for its extension.
 
-    `end` is the part of the member's name after the first dot. If there is no function for `end`, the part after its
-    last dot is used. `name` describes the file, the member and the offset in error messages. A result with a fixed
-    shape is written into memory that `allocate(end, shape, dtype)` returns. `limit` is the maximum size, in bytes, of
-    what penstock's own functions may return.
+    `end` is the extension: the part of the member's name after the first dot. If there is no function for it, the
+    part after its last dot is used. If there is no function for that either, the bytes are returned unchanged. `name`
+    describes the member in error messages. If `allocate` is given, a result with a fixed shape is written into the
+    memory that `allocate(end, shape, dtype)` returns. `limit` is the maximum size of results of penstock's own
+    functions, in bytes.
     """
     found = end if end in functions else end.rpartition(".")[2]
     decoding = functions.get(found)
@@ -168,9 +169,9 @@ SIZED = frozenset((np.ndarray, dict))
 
 
 def nbytes_of(value: Any) -> int:
-    """Returns the size in bytes of an array, or of all arrays in a dict.
+    """Returns the size of an array, or of all arrays in a dict, in bytes.
 
-    Returns 0 for other dicts, because they come from JSON, whose size is already limited.
+    Returns 0 for other values. They include dicts from JSON, whose size is already limited.
     """
     arrays = value.values() if type(value) is dict else (value,)
     return sum(each.nbytes for each in arrays) if isinstance(next(iter(arrays), None), np.ndarray) else 0

@@ -114,7 +114,7 @@ class Extents(Format):
     def _count(self, index: Index) -> int:
         """Returns the number of samples in a file.
 
-        Checks only the shape and dtype of the index, because reading the whole index would take long.
+        Checks only the shape and dtype of the index, because reading the whole index would be slow.
         """
         starts = index.get("starts")
         if starts is None or starts.ndim != 1 or not len(starts) or starts.dtype.kind not in "iu":

@@ -1,4 +1,4 @@
-"""The base class of all formats, which read the samples of one or more files by key.
+"""The base class of all formats. A format reads the samples of one or more files by key.
 
 docs/own-format.md shows how to write a format.
 """
@@ -52,7 +52,7 @@ class FileRows(NamedTuple):
 
 
 class Format(Dataset[Any]):
-    """The base class of all formats, including your own, which read the samples of files by key.
+    """The base class of all formats, including your own. A format reads samples from files by key.
 
     Samples are in the order of the files' paths. `paths` is a path or URL, a list of these, a pattern or a folder.
     `files` stands for the keyword arguments for remote files, such as `cache=`, which `penstock.formats` describes.
@@ -102,7 +102,10 @@ class Format(Dataset[Any]):
         self.files = find_files(paths, self.suffixes, name, Access.of(name, files))
 
     def __init_subclass__(cls, **keywords: Any) -> None:
-        """Spells out `**files` in the signature, for `help`, for completion, and for `penstock.open`."""
+        """Replaces `**files` in the signature of a subclass by the keyword arguments that it stands for.
+
+        `help`, code completion and `penstock.open` use this signature.
+        """
         super().__init_subclass__(**keywords)
         if "__init__" in vars(cls):
             cls.__signature__ = _spelt_out(cls)  # type: ignore[attr-defined]
@@ -197,7 +200,7 @@ class Format(Dataset[Any]):
         return number, row - self.edges.item(number)
 
     def locate_each(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
-        """Does the same as `locate` for each row of an array, and returns two arrays."""
+        """Like `locate`, but for an array of rows. Returns two arrays."""
         numbers = self.edges.searchsorted(rows, "right") - 1
         return numbers, rows - self.edges[numbers]
 

@@ -163,7 +163,7 @@ def _check(dataset: Any) -> None:
 
 
 def _direct_columns(dataset: Any) -> list[str] | None:
-    """Returns the names of the samples' columns, or None if only the dataset itself can create the samples."""
+    """Returns the column names if samples can be read directly from the Arrow table, otherwise None."""
     given = dataset.format
     if given["type"] is not None or given["format_kwargs"] or given["output_all_columns"]:
         return None

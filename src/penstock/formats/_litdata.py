@@ -185,7 +185,7 @@ def _keys(form: Any) -> Sequence[Any]:
 
 
 def _names(form: Any, name: str = "") -> Iterator[str]:
-    """Yields the path of each leaf, joined by dots."""
+    """Yields the path of each leaf in the structure of a sample, joined by dots."""
     if form["type"] is None:
         yield name
         return

@@ -59,7 +59,7 @@ Look = Callable[[int, int], Any]
 
 
 def find_messages(file: AnyFile, look: Look) -> Messages:
-    """Finds all messages in a file by reading the metadata of each message, from the first to the last."""
+    """Finds all messages in a file by reading the metadata of one message after the other."""
     start = bytes(look(0, min(8, file.size)))
     is_file = start[:6] == b"ARROW1"
     if start[:4] == b"FEA1":
@@ -162,9 +162,9 @@ def count_batches(file: AnyFile, look: Look) -> int:
 
 
 def _named(file: AnyFile, look: Look) -> tuple[list[MessageRange], list[MessageRange]]:
-    """Returns two lists: the byte ranges of the metadata of dictionaries, and those of record batches.
+    """Returns the byte ranges of the metadata of all messages that the footer lists.
 
-    The byte ranges come from the footer of the file.
+    The result is two lists: one for dictionaries, and one for record batches.
     """
     (length,) = struct.unpack("<i", look(file.size - 10, file.size - 6))
     if not 8 < length <= file.size - 10:
@@ -185,9 +185,9 @@ def _blocks(footer: Any, table: _FlatBufferTable, field: int) -> list[MessageRan
 
 
 def look_ahead(file: AnyFile) -> Look:
-    """Returns a `Look` (a function that returns bytes of a file) for a remote file.
+    """Returns a `Look` (a function that reads bytes of a file) for a remote file.
 
-    All metadata that the file's footer lists is fetched in advance, in parallel.
+    The metadata of all messages that the footer lists is fetched in advance, in parallel.
     """
     looks = _Looks(file)
     try:
@@ -200,9 +200,9 @@ def look_ahead(file: AnyFile) -> Look:
 
 
 class _Looks:
-    """A reader of small parts of a file.
+    """Reads small parts of a file, and keeps them in memory.
 
-    With each part, it reads some bytes before or after the part, which are likely to be needed too.
+    With each part it reads some adjacent bytes, which are likely to be needed too.
     """
 
     def __init__(self, file: AnyFile) -> None:

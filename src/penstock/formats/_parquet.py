@@ -140,10 +140,9 @@ class Parquet(Table):
 
 
 def _check_size(chunks: Sequence[ColumnChunk], rows: int, name: str, limit: int) -> None:
-    """Raises SampleTooLarge if, according to the footer, a sample of a row group must exceed the limit.
+    """Raises SampleTooLarge if, according to the footer, a row group is too large for its number of rows.
 
-    The number of values is checked too, because a run of equal values takes only a few bytes in the file, whatever
-    its length.
+    The number of values is checked too, because a long run of equal values takes only a few bytes in the file.
     """
     # A value of text or binary data has an offset of at least 4 bytes.
     nbytes = sum(max(chunk.nbytes, chunk.values * _WIDTHS.get(chunk.type, 4)) for chunk in chunks)
@@ -151,10 +150,10 @@ def _check_size(chunks: Sequence[ColumnChunk], rows: int, name: str, limit: int)
 
 
 class _Text:
-    """A check of the decoded size of the dictionary-encoded strings in a row group.
+    """Checks the decoded size of the dictionary-encoded strings in a row group.
 
-    For example, a row group of 46 KB may contain the same 1 KB string 200,000 times. Only the dictionaries show this,
-    not the footer.
+    For example, a row group of 46 KB may contain the same 1 KB string 200,000 times. The footer does not show this,
+    but the dictionaries do.
     """
 
     def __init__(self, chunks: Sequence[ColumnChunk], rows: int, part: int, limit: int) -> None:
@@ -166,17 +165,18 @@ class _Text:
         """False if the strings cannot exceed the limit, even if each of them were as large as its whole column."""
 
     def check(self, opened: Any, name: str) -> None:
-        """Raises SampleTooLarge if a sample must be larger than the limit.
+        """Raises SampleTooLarge if the decoded strings are too large for the number of rows (see `check_block`).
 
         `opened` is a `ParquetFile` that reads columns as dictionaries.
         """
         check_block(name, self._rows, self._nbytes(opened), self._limit)
 
     def _nbytes(self, opened: Any) -> int:
-        """Returns the total size of the decoded strings in bytes, or an upper bound that is within the limit.
+        """Returns the total size of the decoded strings in bytes, or an upper bound if that is within the limit.
 
-        In most cases the longest entry of a dictionary is short enough to give such a bound, so that the rows are not
-        read. `opened` is a `ParquetFile` that reads columns as dictionaries.
+        The upper bound is the number of strings times the length of the longest dictionary entry. It is usually
+        within the limit, and then the rows need not be read. `opened` is a `ParquetFile` that reads columns as
+        dictionaries.
         """
         first = next(opened.iter_batches(1, [self._part], self.paths, use_threads=False), None)
         longest = [_longest(column) for column in first.columns] if first is not None else []
@@ -256,9 +256,9 @@ class _Ends:
         self._edges = np.concatenate([[0], sizes.cumsum()])
 
     def __getitem__(self, number: int) -> bytes:
-        """Returns the final bytes of a file.
+        """Returns the final bytes of a file, or empty bytes if they are not kept.
 
-        The result is empty for a local file, and for a file that would exceed the limit on bytes sent to workers.
+        They are kept only for remote files, and only up to a total of `_SENT` bytes.
         """
         return self._all[self._edges[number] : self._edges[number + 1]].tobytes()
 
@@ -332,8 +332,8 @@ def _described(file: AnyFile, end: bytes = b"") -> dict[str, NDArray[Any]]:
 def _schema(metadata: Any) -> Any:
     """Returns the Arrow schema of a parsed footer.
 
-    Does not use `metadata.schema`, because that object and the footer refer to each other, so that footers would stay
-    in memory until the garbage collector runs (100 MB for 1,000 files with 100 row groups each).
+    Does not use `metadata.schema`, because that object and the footer refer to each other. Footers would stay in
+    memory until the garbage collector runs (100 MB for 1,000 files with 100 row groups each).
     """
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile

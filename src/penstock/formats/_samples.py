@@ -33,12 +33,12 @@ def split_name(member: Member) -> tuple[str, str] | None:
 class TarFault(FormatError):
     """Raised if a tar file is damaged.
 
-    A failing disk or network, and a file that has changed, raise other errors.
+    Other errors are raised if the disk or the network fails, or if the file has changed.
     """
 
 
 class FaultRaisingFile(AnyFile):
-    """A file whose methods `refused` and `damaged` raise `TarFault`."""
+    """A file whose methods for reporting damage, `refused` and `damaged`, raise `TarFault`."""
 
     def __init__(self, file: AnyFile) -> None:
         self.path, self.size = file.path, file.size
@@ -54,10 +54,10 @@ class FaultRaisingFile(AnyFile):
 def find_samples(file: AnyFile) -> Arrays:
     """Returns the index of a tar file as a dict of arrays.
 
-    `starts` holds the offset of each sample, followed by the end of the last one. If the members of a sample are not
-    adjacent, they form several rows; `apart` holds pairs of such a row and another row of the same sample. If the tar
-    is damaged, `fault` holds the offset from which it cannot be read, and the index of the last row, which stands for
-    the unreadable rest of the tar.
+    Adjacent members with the same sample key form a row. `starts` holds the offset of each row, followed by the end
+    of the last one. If several rows have the same key, `apart` lists the rows that cannot be read for this reason,
+    each with another row of that key. If the tar is damaged, the last row stands for the part that cannot be read,
+    and `fault` holds the offset of the damage and the index of that row.
     """
     refuse_compressed(file)
     archive, samples = FaultRaisingFile(file), TarSamples()
@@ -75,7 +75,7 @@ def find_samples(file: AnyFile) -> Arrays:
 
 
 class TarSamples:
-    """The samples of a tar file, collected from its members, which are added one by one."""
+    """Groups the members of a tar file, which are added one by one, into samples."""
 
     def __init__(self) -> None:
         self._starts, self._apart = array("q"), array("q")

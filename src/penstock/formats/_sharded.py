@@ -45,7 +45,7 @@ class Shard(NamedTuple):
 
 
 class Sharded(Extents):
-    """A dataset of the samples in shards that are listed in index files. A block is a shard.
+    """A dataset of the samples in shards that are listed in index files. Each shard is a block.
 
     A subclass defines `listed(index, about)` and `decoded(raw, number, row)`.
     """
@@ -90,9 +90,10 @@ class Sharded(Extents):
         return start, int(starts[row + 1]) - start
 
     def _head(self, number: int) -> tuple[NDArray[np.uint32], int]:
-        """Returns an array of offsets, and the size of that array in bytes.
+        """Reads the offsets of the samples from the beginning of a shard.
 
-        The array holds the offset of each sample in a shard, followed by the end of the last sample.
+        Returns an array with the offset of each sample and the end of the last one, and the size of the array in
+        bytes.
         """
         file, n = self.files[number], self._shards[number].samples
         head = np.frombuffer(file.read(0, min(file.size, 4 * (n + 2))), "<u4", min(file.size // 4, n + 2))
@@ -147,8 +148,8 @@ class Sharded(Extents):
 class Field(NamedTuple):
     """A field of the samples.
 
-    `function` decodes the field's bytes; if it is None, the bytes are kept. `is_given` is True if the function is the
-    user's. `refusal` says why the field cannot be read, and is "" if it can be read.
+    `function` decodes the field's bytes; if it is None, the bytes are left undecoded. `is_given` is True if the user
+    has passed the function. `refusal` says why the field cannot be read, and is empty if it can.
     """
 
     name: str
@@ -182,7 +183,7 @@ def _parsed(index: AnyFile) -> Any:
 
 
 def _checked(index: AnyFile, read: Callable[[], list[Shard]]) -> list[Shard]:
-    """Returns the shards that `read()` returns. Raises FormatError if the index is invalid."""
+    """Calls `read()`, and returns its shards after checking them. Raises FormatError if the index is invalid."""
     try:
         shards = read()
     except FormatError:

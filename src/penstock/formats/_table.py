@@ -80,7 +80,7 @@ class Table(Format):
         raise NotImplementedError
 
     def _set_batches(self, table: Any) -> list[Any]:
-        """Returns the record batches of a `pyarrow.Table`, and makes each of them a block of this dataset."""
+        """Makes each record batch of a `pyarrow.Table` a block of this dataset. Returns the record batches."""
         batches = [batch for batch in table.select(self.columns).to_batches() if batch.num_rows]
         self.set_rows([[batch.num_rows for batch in batches]])
         return batches
@@ -90,13 +90,13 @@ class Table(Format):
         return f"{self.files[self._file_of[block]].path}, {self._part} {self._part_of[block]:,}"
 
     def _is_mapped(self, block: int) -> bool:
-        """True if the block's columns are views of a memory-mapped file, or of other memory that exists anyway."""
+        """True if the block's columns are views of memory that exists anyway, such as a memory-mapped file."""
         return False
 
     # Blocks.
 
     def _block(self, number: int, rows: int) -> list[Cells]:
-        """Returns a decoded block. `rows` is the number of its rows that will be used, and is added to a counter."""
+        """Returns a decoded block. `rows` is the number of its rows that will be used, counted for `_check_use`."""
         self._used += rows
         return self._kept.get(number, self._opened)
 
@@ -140,9 +140,9 @@ class Table(Format):
         return serialized(batches[0].schema, batches)  # types may differ between files
 
     def __foresee__(self, forecast: Forecast) -> Any:
-        """Returns an object that keeps decoded blocks for all workers, as long as a block-wise order needs them.
+        """Returns an object that keeps decoded blocks for all workers while a block-wise order needs them.
 
-        Called by a loader. The object also fetches pieces of remote files ahead of time.
+        The object also fetches pieces of remote files ahead of time. Called by a loader.
         """
         scout = super().__foresee__(forecast)
         if all(map(self._is_mapped, range(len(self.blocks) - 1))):
@@ -161,11 +161,11 @@ class Table(Format):
 
     @cached_property
     def _lasts(self) -> bool:
-        """True if each file's identity changes whenever its content does, so that processes can share its blocks."""
+        """True if every change of a file also changes its identity. Only then can processes share decoded blocks."""
         return all(file.identity.lasts for file in self.files)
 
     def _check_use(self) -> None:
-        """Warns once if blocks are decoded again and again for only a few of their rows."""
+        """Warns once if blocks are decoded repeatedly for only a few of their rows."""
         if self._is_judged or self._kept.dropped < _DROPPED:
             return
         self._is_judged = True
@@ -223,7 +223,7 @@ class Table(Format):
             yield number, range(first, end) if end - first == stop - start else places, local[start:stop]
 
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
-        """Returns the batch for these keys. It equals the result of collating the samples.
+        """Returns the batch for these keys. The result is the same as collating the samples one by one.
 
         `empty(shape, dtype)` allocates the batch's memory. Returns NotImplemented if a column needs Python objects,
         or if rows are null or differ in shape. The loader then collates the samples itself, and its error messages
@@ -286,7 +286,7 @@ def deserialized(data: Any) -> list[Any]:
 
 
 def unreadable(where: str, error: Exception, remedy: str = "") -> NoReturn:
-    """Raises FormatError in place of an error from pyarrow, which may have any type and a long message.
+    """Raises a FormatError with a short message in place of an error from pyarrow.
 
     An error that is not caused by the content of the file is raised unchanged. `where` names the part that cannot be
     read, and `remedy` is appended to the message.

@@ -46,7 +46,7 @@ class Tar(Extents):
     `fields=("jpg", "cls")` reads only these fields; a sample that lacks one of them raises an error. `"jpg;png"`
     takes the first of the two that a sample has, and names the field jpg.
 
-    With `decode=True`, a member is decoded according to the end of its name: images to RGB pixels (by
+    With `decode=True`, a member is decoded according to its extension: images to RGB pixels (by
     `penstock.image`), npy to an array, npz to a dict of arrays, txt to str, cls and index to int, and json if it is
     one of the `fields`. Other members stay bytes. To replace or add decoders, pass a dict of functions that take
     bytes: `decode={"jpg": Transform(crop=224), "json": json.loads, "txt": None}`. None keeps the bytes.
@@ -146,12 +146,12 @@ class Tar(Extents):
         self._decode, self._decoders = decode, decoders(decode, self._wanted is not None)
 
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
-        """Returns the batch for these keys. It equals the result of collating the samples.
+        """Returns the batch for these keys. The result is the same as collating the samples one by one.
 
         `empty(shape, dtype)` allocates the batch's memory. A `ShapedDecoder` (a decoder with a fixed output shape)
         writes its results directly into the batch. Returns NotImplemented if there is no such decoder, if the samples
-        have different fields, or if the samples of one field have different decoders. The loader then collates the
-        samples itself, and its error messages name the rows.
+        have different fields, or if a field has different decoders in different samples (such as one for jpg and one
+        for png). The loader then collates the samples itself, and its error messages name the rows.
         """
         if type(empty) is FieldMemory or all(each is None or each.shape is None for each in self._decoders.values()):
             return NotImplemented
@@ -207,7 +207,7 @@ class Tar(Extents):
         return sample
 
     def _left(self, left: int, value: Any, where: _Where) -> int:
-        """Returns how many bytes are left for the other members of a sample. Raises SampleTooLarge if none are left.
+        """Returns how many bytes the other members of a sample may take. Raises SampleTooLarge if none are left.
 
         `left` is the number of bytes that were left before `value` was decoded.
         """
@@ -272,9 +272,9 @@ class Tar(Extents):
 class BadRows:
     """The rows of a tar that cannot be read.
 
-    The rows from `lost` on cannot be read, because the tar is damaged at the offset `byte`. The keys of `others`
-    cannot be read either, because they are rows of samples whose members are not adjacent; `others` maps each of them
-    to another row of the same sample.
+    If the tar is damaged at the offset `byte`, the row `lost` and all rows after it cannot be read. The rows in
+    `others` cannot be read because the members of their samples are not adjacent. `others` maps each of these rows to
+    another row of the same sample.
     """
 
     def __init__(self, rows: int, lost: int, byte: int, others: dict[int, int]) -> None:

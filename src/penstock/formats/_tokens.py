@@ -127,7 +127,7 @@ class Tokens(Format):
         return list(self._gathered(rows, np.empty))
 
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> NDArray[Any]:
-        """Returns the batch for these keys. It equals the result of collating the samples.
+        """Returns the batch for these keys. The result is the same as collating the samples one by one.
 
         `empty(shape, dtype)` allocates the batch's memory.
         """
@@ -173,9 +173,9 @@ class _MappedSamples:
     """The samples of memory-mapped files, which lie in one region of memory.
 
     The region is divided into units of equal size, and each sample begins at the start of a unit. If a sample
-    consists of whole units (usually one), numpy's `take` copies it. Other samples, such as overlapping ones, are
-    windows into the memory. numpy cannot copy windows directly into a given array, so they are copied twice, the
-    second time from the processor's cache.
+    consists of whole units (usually one), numpy's `take` copies it directly. Other samples are copied twice, because
+    numpy cannot copy overlapping windows directly into a given array. The second copy reads from the processor's
+    cache.
     """
 
     def __init__(self, tokens: Tokens, memory: NDArray[np.uint8], begins: NDArray[np.int64]) -> None:
@@ -208,14 +208,14 @@ class _MappedSamples:
         return self.taken_from(self.starts(rows))
 
     def starts(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns, for each row, the index of the unit (equal part of the memory) at which its sample begins."""
+        """Returns the index of the first unit (a fixed-size part of the memory) of each sample."""
         starts = rows if self._step == 1 else rows * self._step
         if len(self._firsts) > 1:
             starts = starts + self._firsts[self._edges.searchsorted(rows, "right") - 1]
         return starts
 
     def positions(self, starts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the byte offsets of the samples that begin at these units (equal parts of the memory)."""
+        """Converts indices of units (fixed-size parts of the memory) to byte offsets."""
         return starts * self._unit + self._first
 
     def copy_from(self, starts: NDArray[np.int64], out: NDArray[Any]) -> None:
@@ -236,7 +236,7 @@ class _MappedSamples:
         return found.view(self._dtype).reshape(len(starts), -1)
 
     def _all_parts(self, starts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the indices of all units (equal parts of the memory) that the samples occupy.
+        """Returns the indices of all units (fixed-size parts of the memory) that the samples occupy.
 
         `starts` holds the index of each sample's first unit.
         """
@@ -246,8 +246,8 @@ class _MappedSamples:
 class _PartlyMappedSamples:
     """Samples from a set of files that includes remote files.
 
-    Samples are copied from memory-mapped pieces of the files if all pieces that a batch needs are mapped. Otherwise
-    they are read.
+    If all pieces that a batch needs are memory-mapped, its samples are copied from them. Otherwise the samples are
+    read.
     """
 
     def __init__(self, tokens: Tokens, span: Span) -> None:

@@ -1,4 +1,4 @@
-"""`UncountedTar` counts the samples of tars only when they are needed. This module also has its sampler."""
+"""`UncountedTar`, which counts the samples of a tar only when the tar is needed, and its sampler."""
 
 from __future__ import annotations
 
@@ -96,12 +96,12 @@ class UncountedTar(Tar):
 
 
 class ShardSampler(Sampler[int]):
-    """A sampler for an `UncountedTar`, which yields the shards in random order and mixes samples within a window.
+    """A sampler for an `UncountedTar`. The shards come in random order, and samples are mixed within a window.
 
-    The window is a number of consecutive shards. The order depends only on the numbers of samples and on one random
-    number, which is drawn at the beginning of an epoch. A loader with `seed=` therefore has the same order on all
-    ranks and after a resume. The order is of the same kind as with `shuffle="blocks"` and one block per shard, except
-    that each part of it depends only on the shards read so far.
+    The window is a number of consecutive shards. The order depends only on the number of samples in each shard, and
+    on one random number that is drawn at the beginning of an epoch. A loader with `seed=` therefore has the same
+    order on all ranks and after a resume. The order is like that of `shuffle="blocks"` with one block per shard,
+    except that each part of it depends only on the shards read so far.
     """
 
     def __init__(self, data: UncountedTar, window: int = WINDOW, shuffle: bool = True) -> None:
