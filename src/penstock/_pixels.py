@@ -125,7 +125,7 @@ class Jpeg:
 
 
 def _check_density(data: bytes, pixels: int, name: object) -> None:
-    """Raises ImageError if a JPEG has too few bytes for its number of pixels, because it was cut off.
+    """Raises ImageError if a JPEG has too few bytes for its number of pixels, so that it must have been cut off.
 
     Decoders do not notice this if the file has an end marker. They fill in the missing pixels.
     """

@@ -181,9 +181,9 @@ _KNOWN = {end for kind in _KINDS for end in kind.ends}
 
 
 def advice(file: AnyFile) -> str | None:
-    """Returns an error message that says how to read a file of a known kind that penstock does not read.
+    """Returns an error message that says how to load or convert a file that penstock does not read.
 
-    Returns None if the file is not of such a kind.
+    Returns None if the kind of the file is unknown.
     """
     begin, end = bytes(file.peek(0, min(file.size, _LOOK))), os.path.splitext(file.path)[1].lower()
     if end == ".json":
@@ -225,7 +225,7 @@ def of_folder(folder: str) -> str | None:
 
 
 def refuse_beside_text(folder: str) -> None:
-    """Raises FormatError if a folder of text files has at least as many other samples, such as images.
+    """Raises FormatError if a folder has at least as many other samples (such as images) as text files.
 
     In such a folder, the text files may be notes about the other samples.
     """

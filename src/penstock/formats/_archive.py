@@ -40,8 +40,8 @@ _GNU_NAME, _GNU_LINK, _GNU_SPARSE, _PAX, _PAX_FOR_ALL = b"L", b"K", b"S", b"x", 
 class TarPart(AnyFile):
     """A part of a tar file that is held in memory.
 
-    The part begins at the offset `start` of the file. All offsets are offsets in the file, so `size` is the offset of
-    the part's end.
+    The part begins at the offset `start` of the file. Offsets count from the beginning of the file, so `size` is the
+    offset of the part's end.
     """
 
     __slots__ = ("_raw", "_start")

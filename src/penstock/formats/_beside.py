@@ -286,7 +286,7 @@ def _name(file: AnyFile) -> str:
 
 
 def _folders(files: Sequence[AnyFile]) -> dict[str, AnyFile]:
-    """Returns a dict from each folder that has an index to its index.
+    """Returns a dict that maps each folder with an index to that index.
 
     If a folder has both a `penstock.index` and a wids index, the former is used.
     """

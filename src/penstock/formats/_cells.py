@@ -38,8 +38,8 @@ _LONG = 512
 class Cells:
     """The values of one column in one record batch.
 
-    `is_direct` is True if `put` can write rows directly into the batch, which is an array or a list of str or bytes.
-    `plain`, if it is not None, is a mask that is False for rows that contain a null.
+    `is_direct` is True if `put` can write rows directly into a batch's column (an array, or a list of str or bytes).
+    `plain` is None, or a mask that is False for rows that contain a null.
     """
 
     is_direct = False

@@ -43,7 +43,7 @@ def crc32c(data: bytes) -> int:
 
 
 def masked(crc: int) -> int:
-    """Returns the CRC in the masked form in which TFRecord stores it.
+    """Returns the CRC in masked form, as TFRecord stores it.
 
     TFRecord masks CRCs because the CRC of data that itself contains CRCs is weak.
     """
@@ -68,9 +68,10 @@ def _of_rows(crc: int, blocks: NDArray[np.uint8]) -> int:
 
 @cache
 def _tables() -> tuple[NDArray[np.uint32], NDArray[np.intp], list[int]]:
-    """Returns the lookup table, the offset of each byte position in it, and its entries for the first 4 positions.
+    """Returns the lookup table, where each byte position begins in the table, and the table's first 1,024 entries.
 
-    The entry at `256 * position + value` is the contribution of one byte to the CRC of a block.
+    The entry at `256 * position + value` is what a byte with this value, at this position of a block, contributes to
+    the CRC. The first 1,024 entries are those of the first 4 positions.
     """
     one = np.array(_TABLE, np.uint32)
     rows: list[NDArray[Any]] = [one]

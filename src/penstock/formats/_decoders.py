@@ -25,8 +25,8 @@ Decoder = Callable[[bytes], Any]
 class ShapedDecoder(Protocol):
     """A callable that decodes bytes to arrays of one shape, such as `penstock.image.Transform` with a crop.
 
-    If `out` is given, the callable writes its result into `out` and returns `out`, so that a batch is written without
-    a copy. If `shape` is None, results may have any shape.
+    If `out` is given, the callable writes its result into `out` and returns `out`, so that results are written
+    directly into a batch. If `shape` is None, results may have any shape.
     """
 
     @property
@@ -65,7 +65,7 @@ _CODE = ("pkl", "pickle", "pyd", "pth", "pt")
 def check_decode(decode: Any, names: str) -> None:
     """Raises TypeError unless `decode` is a bool, or a dict whose values are functions or None.
 
-    `names` says in the error message what the keys of the dict are.
+    `names` describes the keys of the dict, and is part of the error message.
     """
     if not isinstance(decode, (bool, Mapping)):
         raise TypeError(
@@ -127,11 +127,12 @@ def decoded(
 ) -> Any:
     """Decodes the bytes of a member with the function for its extension.
 
-    `end` is the extension: the part of the member's name after the first dot. If there is no function for it, the
-    part after its last dot is used. If there is no function for that either, the bytes are returned unchanged. `name`
-    describes the member in error messages. If `allocate` is given, a result with a fixed shape is written into the
-    memory that `allocate(end, shape, dtype)` returns. `limit` is the maximum size of results of penstock's own
-    functions, in bytes.
+    `end` is the extension: the part of the member's name after the first dot. If `end` has no function, the part
+    after its last dot is tried. If that has no function either, the bytes are returned unchanged.
+
+    `name` describes the member in error messages. If `allocate` is given, a result with a fixed shape is written into
+    the memory that `allocate(end, shape, dtype)` returns. `limit` is the maximum size, in bytes, of a result of
+    penstock's own functions.
     """
     found = end if end in functions else end.rpartition(".")[2]
     decoding = functions.get(found)

@@ -66,7 +66,7 @@ class Extents(Format):
 
     @staticmethod
     def find(file: AnyFile) -> Arrays:
-        """Returns the index of a file. It must not depend on an instance, because it is called in other processes."""
+        """Returns the index of a file. This must be a static method, because it is called in other processes."""
         raise NotImplementedError("a format of extents must define find(file).")
 
     def decoded(self, raw: bytes, number: int, row: int) -> Any:
@@ -169,7 +169,7 @@ class Extents(Format):
 
 
 def compact(starts: NDArray[np.int64], size: int) -> NDArray[Any]:
-    """Returns offsets in a file of this size, converted to 4-byte integers if they fit."""
+    """Returns the offsets, as 4-byte integers if the size of the file allows it."""
     return starts.astype(np.uint32) if size < 1 << 32 else starts
 
 

@@ -41,8 +41,7 @@ It equals the size of the pieces in which remote files are fetched.
 class FileRows(NamedTuple):
     """The rows of one block: rows `first` to `stop - 1` of the file `files[file]`.
 
-    `part` is the index of the block within its file. Blocks are counted as they were passed to `set_rows`, including
-    empty ones.
+    `part` is the index of the block within its file. Empty blocks that were passed to `set_rows` are counted too.
     """
 
     file: int
@@ -102,7 +101,7 @@ class Format(Dataset[Any]):
         self.files = find_files(paths, self.suffixes, name, Access.of(name, files))
 
     def __init_subclass__(cls, **keywords: Any) -> None:
-        """Replaces `**files` in the signature of a subclass by the keyword arguments that it stands for.
+        """Replaces `**files` in the signature of a subclass with the keyword arguments that it stands for.
 
         `help`, code completion and `penstock.open` use this signature.
         """

@@ -132,9 +132,9 @@ def _head(content: Any) -> tuple[int, int]:
 def unpacked_bytes(content: Any) -> int:
     """Returns the decompressed size of all buffers of a record batch or dictionary, in bytes.
 
-    The sizes are taken from the message: each compressed buffer begins with its decompressed length, or with -1 if it
-    is stored uncompressed. Returns 0 if the message is not compressed, and also if it cannot be read, because pyarrow
-    will raise an error for it.
+    Each compressed buffer begins with its decompressed length, or with -1 if it is stored uncompressed. Returns 0 if
+    the message is not compressed. Also returns 0 if the message cannot be read, because pyarrow will raise an error
+    for it.
     """
     try:
         length, begin = _head(content)

@@ -202,7 +202,7 @@ def _dictionaries(column: Any) -> Iterator[Any]:
 def _longest(column: Any) -> int:
     """Returns the length of the longest entry in a column's dictionaries, in bytes.
 
-    Returns 0 if there is no dictionary, or if one of them is empty.
+    Returns 0 if there is no dictionary, or if a dictionary is empty.
     """
     import pyarrow.compute as pc
 
@@ -332,8 +332,8 @@ def _described(file: AnyFile, end: bytes = b"") -> dict[str, NDArray[Any]]:
 def _schema(metadata: Any) -> Any:
     """Returns the Arrow schema of a parsed footer.
 
-    Does not use `metadata.schema`, because that object and the footer refer to each other. Footers would stay in
-    memory until the garbage collector runs (100 MB for 1,000 files with 100 row groups each).
+    Does not use `metadata.schema`, because that object and the footer refer to each other. With it, footers would
+    stay in memory until the garbage collector runs (100 MB for 1,000 files with 100 row groups each).
     """
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile

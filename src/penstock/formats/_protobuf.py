@@ -33,7 +33,7 @@ def fields(message: memoryview) -> Iterator[tuple[int, int, Any]]:
 
 
 def numbers(message: memoryview, wire_type: int) -> Iterator[Any]:
-    """Yields the numbers in a message whose only field is field 1, stored one by one or packed.
+    """Yields the numbers of field 1, the only field of a message. They may be packed or stored one by one.
 
     If `wire_type` is `FOUR`, yields buffers instead, each of which holds one or more 4-byte numbers.
     """

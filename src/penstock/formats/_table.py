@@ -90,7 +90,7 @@ class Table(Format):
         return f"{self.files[self._file_of[block]].path}, {self._part} {self._part_of[block]:,}"
 
     def _is_mapped(self, block: int) -> bool:
-        """True if the block's columns are views of memory that exists anyway, such as a memory-mapped file."""
+        """True if the block's columns are views of existing memory, such as a memory-mapped file."""
         return False
 
     # Blocks.

@@ -207,9 +207,10 @@ class Tar(Extents):
         return sample
 
     def _left(self, left: int, value: Any, where: _Where) -> int:
-        """Returns how many bytes the other members of a sample may take. Raises SampleTooLarge if none are left.
+        """Returns how many bytes the other members of a sample may still take.
 
-        `left` is the number of bytes that were left before `value` was decoded.
+        Raises SampleTooLarge if none are left. `left` is the number of bytes that were left before `value` was
+        decoded.
         """
         left -= nbytes_of(value)
         if left <= 0:

@@ -173,9 +173,9 @@ class _MappedSamples:
     """The samples of memory-mapped files, which lie in one region of memory.
 
     The region is divided into units of equal size, and each sample begins at the start of a unit. If a sample
-    consists of whole units (usually one), numpy's `take` copies it directly. Other samples are copied twice, because
-    numpy cannot copy overlapping windows directly into a given array. The second copy reads from the processor's
-    cache.
+    consists of whole units (usually one), numpy's `take` copies it directly. Other samples, such as overlapping ones,
+    are copied twice, because numpy cannot copy them directly into a given array. The second copy reads from the
+    processor's cache.
     """
 
     def __init__(self, tokens: Tokens, memory: NDArray[np.uint8], begins: NDArray[np.int64]) -> None:
@@ -208,7 +208,7 @@ class _MappedSamples:
         return self.taken_from(self.starts(rows))
 
     def starts(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the index of the first unit (a fixed-size part of the memory) of each sample."""
+        """Returns, for each row, the index of its sample's first unit (a fixed-size part of the memory)."""
         starts = rows if self._step == 1 else rows * self._step
         if len(self._firsts) > 1:
             starts = starts + self._firsts[self._edges.searchsorted(rows, "right") - 1]
