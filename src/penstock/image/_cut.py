@@ -45,9 +45,8 @@ class Box(NamedTuple):
 class Cut(NamedTuple):
     """How the sample is cut from the image.
 
-    The box `region` of the image is resized to the size `to`. In the result, the sample is the box `inside`. In the
-    whole resized image, which has the size `before`, the sample is the box `crop`. A mean image of the size `before`
-    is cropped in the same way.
+    The box `region` of the image is resized to the size `to`. The sample is the box `inside` of the result. A mean
+    image of the size `before` (the image's size before cropping) is cropped to the box `crop`.
     """
 
     region: Box
@@ -72,7 +71,7 @@ def covering(image: Size, crop: Size) -> Size:
 
 
 def crop_box(image: Size, crop: Size, down: float, right: float) -> Box:
-    """Returns the box of a crop. `down` and `right`, from 0 to just below 1, choose one of the possible positions."""
+    """Returns the box of a crop. `down` and `right`, from 0 to just below 1, choose its position."""
     return Box(int(down * (image[0] - crop[0] + 1)), int(right * (image[1] - crop[1] + 1)), *crop)
 
 

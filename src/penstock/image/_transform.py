@@ -130,7 +130,10 @@ class Transform:
         return out
 
     def _cut(self, image: Size, name: str) -> tuple[Cut, bool]:
-        """Returns the crop window for an image of this size, and whether to mirror the image."""
+        """Returns how an image of this size is cut, and True if it is to be mirrored.
+
+        Raises ImageError if the image is too small for the crop.
+        """
         crop, train = self._crop, self.train
         drawn: list[float] = []
         if train and (crop or self.mirror):
@@ -188,7 +191,7 @@ def _draw(count: int, name: str) -> list[float]:
 
 
 def _resized(pixels: Pixels, extent: tuple[float, float], to: Size) -> Pixels:
-    """Scales the pixels so that their upper left part, of the size `extent`, gets the size `to`."""
+    """Scales the pixels by the factors that resize an area of the size `extent` to the size `to`."""
     # Bilinear interpolation uses 4 pixels for one: an axis that shrinks to less than half is averaged first.
     height, width = extent
     down, right = to[0] / height, to[1] / width
