@@ -82,9 +82,9 @@ def centre_box(image: Size, crop: Size) -> Box:
 def random_box(image: Size, area: tuple[float, float], ratio: tuple[float, float], drawn: Sequence[float]) -> Box:
     """Returns a random window of the image.
 
-    `area` has the bounds of the window's share of the image's area, and `ratio` has the bounds of its width divided
-    by its height. `drawn` holds 2 + 2 * TRIES random numbers between 0 and 1. The area and the logarithm of the ratio
-    are uniformly distributed.
+    `area` has the minimum and maximum share of the image that the window covers. `ratio` has the minimum and maximum
+    of its width divided by its height. `drawn` holds 2 + 2 * TRIES random numbers between 0 and 1. The area and the
+    logarithm of the ratio are uniformly distributed.
     """
     height, width = image
     low, high = math.log(ratio[0]), math.log(ratio[1])

@@ -240,10 +240,7 @@ class ImageFolder(Format, Images):
         return paths, targets
 
     def _check_root(self, listing: str) -> None:
-        """Raises FileNotFoundError if none of the first few files exist.
-
-        This means that `root` is the wrong folder.
-        """
+        """Raises FileNotFoundError if none of the first few files exist, because `root` must then be wrong."""
         first = list(self.paths[:CHECKED])
         if not any(map(self._folder.has, first)):
             lost = os.path.join(self.root, first[0])

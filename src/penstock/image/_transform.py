@@ -37,7 +37,8 @@ class Transform:
       Otherwise the crop is at the centre, and nothing is mirrored. Random numbers come from `penstock.rng()`, so they
       depend on the sample, not on the worker.
     - With `area=(0.08, 1)`, a random window is resized to `crop` in training (a random resized crop). `area` has the
-      bounds of the window's share of the image's area, and `ratio` has the bounds of its width divided by its height.
+      minimum and maximum share of the image that the window covers. `ratio` has the minimum and maximum of the
+      window's width divided by its height.
       `resize` is then used only in evaluation. If there is no `resize`, the image is resized in evaluation so that
       the crop just fits into it.
     - `mean` is a number, one number per channel, or a whole image in the same layout. A mean image has either the
@@ -130,7 +131,7 @@ class Transform:
         return out
 
     def _cut(self, image: Size, name: str) -> tuple[Cut, bool]:
-        """Returns how an image of this size is cut, and True if it is to be mirrored.
+        """Returns how an image of this size is cut, and whether to mirror it.
 
         Raises ImageError if the image is too small for the crop.
         """

@@ -28,11 +28,11 @@ class BlockOrder:
     reader holds at a time.
 
     The blocks are put in random order, and divided into groups of about `window` / 8 blocks. Each group is divided at
-    random into K parts. The epoch consists of stretches. A stretch has one part of each of K adjacent groups (the first
-    and the last stretch have more), and its samples are shuffled together. The next stretch leaves out the first of
-    these groups, and adds the group after the last one. K groups take up one group less than `window` blocks, so that
-    the next group can be fetched in the meantime. If there are at most `window` blocks, they form one group, and all
-    samples are shuffled together.
+    random into K parts. The epoch consists of stretches. A stretch has one part of each of K adjacent groups, and its
+    samples are shuffled together. (The first and the last stretch have more parts.) The next stretch leaves out the
+    first of these groups, and adds the group after the last one. K groups take up one group less than `window`
+    blocks, so that the next group can be fetched in the meantime. If there are at most `window` blocks, they form one
+    group, and all samples are shuffled together.
 
     >>> order = BlockOrder(np.arange(0, 101, 10), window=3, seed=1)
     >>> keys = order.at(0, np.arange(100))

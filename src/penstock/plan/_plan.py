@@ -152,7 +152,7 @@ class OrderPlan:
         return keys
 
     def _over_epochs(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the keys at these positions. Negative positions count from the end of the previous epochs."""
+        """Returns the keys at these positions. Position -1 is the last position of the previous epoch, and so on."""
         offsets, keys = np.divmod(positions, self.order.size(epoch))
         for offset in np.unique(offsets).tolist():
             mask = offsets == offset
@@ -221,8 +221,8 @@ class SamplerPlan:
     With `batched`, the sampler yields whole batches, which become lists. Otherwise its keys are grouped by
     `batch_size`, or passed on one by one if `batch_size` is None. Each `draw` calls `iter()` once, or continues a
     pass that is already open. To start at a later step, it reads and discards the earlier steps. Each rank reads the
-    whole sampler, which must be the same on all ranks, and takes every world-th step. An exception
-    that the sampler raises takes the place of a step.
+    whole sampler, which must be the same on all ranks, and takes every world-th step. An exception that
+    the sampler raises takes the place of a step.
 
     >>> list(SamplerPlan("abcde", batch_size=2).draw(epoch=0, start=1))
     [['c', 'd'], ['e']]
@@ -334,7 +334,7 @@ class Rest(Iterator[Any]):
         self._passes_all = world == 1 and steps <= read
 
     def simplified(self) -> Iterator[Any]:
-        """Returns the iterator `batches` itself if it needs no skipping, otherwise this iterator."""
+        """Returns the iterator `batches` itself if no batch has to be skipped, otherwise this iterator."""
         return self._batches if self._passes_all else self
 
     def __next__(self) -> Any:

@@ -58,7 +58,7 @@ class CopyPosition:
             self.mark, self.more = mark, 0
 
     def next_epoch(self) -> CopyPosition:
-        """Returns the copy's position at the start of the next epoch. The dataset is a stream.
+        """Returns the copy's position at the start of the next epoch. Only used for streams.
 
         The position is unknown if the mark (the saved position) at the end of this epoch could not be taken.
         """
@@ -333,7 +333,7 @@ def _ahead(loader: Any, cursor: Cursor) -> dict[str, Any]:
 
 
 def _about(loader: Any, cursor: Cursor) -> dict[str, Any]:
-    """Returns a description of the loader, which must be the same when the state is loaded."""
+    """Returns a description of the loader. A state can be loaded only by a loader with the same description."""
     sampling = cursor.sampling
     return {
         "kind": "torch's, a stream" if sampling is None else "torch's, by key",
@@ -360,7 +360,7 @@ def check_maker(value: object, seed: int | None) -> None:
 def loaded(loader: Any, value: Any) -> LoadedState:
     """Parses a result of `state_of`, which may come from a JSON file.
 
-    Raises StateError if it does not fit the loader.
+    Raises StateError if the state does not fit the loader.
     """
     state, cursor = State.parse(value), Cursor(loader)
     state.check(_about(loader, cursor))

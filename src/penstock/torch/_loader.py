@@ -219,8 +219,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def _resize(self, num_workers: int) -> None:
         """Changes the number of workers. If the loader has a seed, this is possible while they run.
 
-        Raises ValueError if workers are running and there is no seed, because the batches then depend on their
-        number.
+        Raises ValueError if workers are running and there is no seed, because the batches then depend on the number
+        of workers.
         """
         core, engine = vars(self).get("_penstock"), None if self._engine is None else self._engine()
         if core is not None and num_workers and core.options.num_workers:

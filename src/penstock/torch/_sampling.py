@@ -68,7 +68,7 @@ class Sampling:
 
     @property
     def about(self) -> dict[str, Any]:
-        """A description of the sampler, which must be the same when the state is loaded."""
+        """A description of the sampler. A state can be loaded only with a sampler of the same description."""
         return {
             "order": type(self.sampler).__name__,
             "samples": self._samples,
@@ -126,9 +126,9 @@ class Sampling:
         return self._marks.pop(step, None)
 
     def restore(self) -> None:
-        """If the mark (the saved position) is at the start of an epoch, restores the sampler's state.
+        """Restores the sampler's state if the mark (the saved position) is at the start of an epoch.
 
-        This is the state from the end of the previous epoch. No random generator is advanced.
+        This state is from the end of the previous epoch. No random generator is advanced.
         """
         mark = opened(self._progress.begin.mark)
         if mark is not None and not mark.at_end and mark.kept:
@@ -223,7 +223,7 @@ class Sampling:
         return self._marked()
 
     def _has_drawn(self, begun: Iterator[Any]) -> bool:
-        """True if the sampler may already have drawn random numbers in `iter()`, as a user's own sampler may do."""
+        """True if the sampler may have drawn random numbers in `iter()`. Only a user's own sampler can do that."""
         return not (self._batched or self._is_torchs or inspect.isgenerator(begun))
 
     def _steps(self, keys: Iterator[Any]) -> Iterator[Any]:
@@ -301,7 +301,7 @@ def _next_of(make: Callable[[], Iterator[Any]]) -> Any:
 
 
 def _passed(steps: Iterator[Any], skip: int) -> Iterator[Any]:
-    """Returns the steps after the first `skip`.
+    """Returns `steps` without the first `skip` steps.
 
     Reads at least one step immediately, so that the sampler draws its random numbers now.
     """
@@ -424,9 +424,9 @@ class TemporaryStates:
 class Ahead:
     """The states that the global random generators had when a resume state was taken.
 
-    The base seed and the order are drawn from them, unless they were drawn before the state was taken. The caller's
-    own generators do not change. If the caller has already restored these to the same states, there is no Ahead: the
-    loader draws from the caller's generators and advances them, as torch does.
+    The base seed and the order are drawn from these states if the epoch had not drawn them by then. The caller's own
+    generators do not change. If they are already in these states, no Ahead is made. The loader then draws from the
+    caller's generators and advances them, as torch does.
     """
 
     def __init__(self, states: dict[str, Any]) -> None:
@@ -441,9 +441,9 @@ class Ahead:
         return None if take_states(plain) == dict(plain) else cls(parse_states(plain))
 
     def lent(self, work: Callable[..., Any], *args: Any) -> Any:
-        """Returns `work(*args)`, called with the global generators set to these states.
+        """Calls `work(*args)` with the global generators set to these states, and returns the result.
 
-        Then saves the generators' new states here.
+        The generators' new states are then saved here.
         """
         return with_loan(_Continued(self), work, *args)
 

@@ -241,7 +241,7 @@ def _describe(tensor: torch.Tensor) -> tuple[MakeLeaf, Shape, Any, torch.Tensor]
 
 
 class _Torch:
-    """torch as a guest: implements the protocol `_memory.guests.Guest`."""
+    """Implements the protocol `_memory.guests.Guest` for torch's tensors."""
 
     reducers: Mapping[type, Reduce] = {torch.Tensor: reduce, torch.TypedStorage: reduce_storage}
     _tensor = Handler(torch.Tensor.clone, pinned, store, cast)
