@@ -45,9 +45,8 @@ class Box(NamedTuple):
 class Cut(NamedTuple):
     """How the sample is cut from the image.
 
-    The box `region` of the image is resized to the size `to`. In the result, the sample is the box `inside`. In the
-    whole resized image, which has the size `before`, the sample is the box `crop`. A mean image of the size `before`
-    is cropped in the same way.
+    The box `region` of the image is resized to the size `to`. The sample is the box `inside` of the result. A mean
+    image of the size `before` (the image's size before cropping) is cropped to the box `crop`.
     """
 
     region: Box
@@ -72,7 +71,7 @@ def covering(image: Size, crop: Size) -> Size:
 
 
 def crop_box(image: Size, crop: Size, down: float, right: float) -> Box:
-    """Returns the box of a crop. `down` and `right`, from 0 to just below 1, choose one of the possible positions."""
+    """Returns the box of a crop. `down` and `right`, from 0 to just below 1, choose its position."""
     return Box(int(down * (image[0] - crop[0] + 1)), int(right * (image[1] - crop[1] + 1)), *crop)
 
 
@@ -83,9 +82,9 @@ def centre_box(image: Size, crop: Size) -> Box:
 def random_box(image: Size, area: tuple[float, float], ratio: tuple[float, float], drawn: Sequence[float]) -> Box:
     """Returns a random window of the image.
 
-    `area` has the bounds of the window's share of the image's area, and `ratio` has the bounds of its width divided
-    by its height. `drawn` holds 2 + 2 * TRIES random numbers between 0 and 1. The area and the logarithm of the ratio
-    are uniformly distributed.
+    `area` has the minimum and maximum share of the image that the window covers. `ratio` has the minimum and maximum
+    of its width divided by its height. `drawn` holds 2 + 2 * TRIES random numbers between 0 and 1. The area and the
+    logarithm of the ratio are uniformly distributed.
     """
     height, width = image
     low, high = math.log(ratio[0]), math.log(ratio[1])

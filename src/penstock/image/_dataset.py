@@ -66,7 +66,7 @@ class Images(Dataset[Any]):
         return (image, label) if self.labels else image
 
     def __gather__(self, keys: Any, empty: Empty) -> Any:
-        """Returns the batch of these keys, which equals the collated samples.
+        """Returns the batch for these keys. The result is the same as collating the samples one by one.
 
         `empty(shape, dtype)` allocates the batch's memory.
         """
@@ -240,7 +240,7 @@ class ImageFolder(Format, Images):
         return paths, targets
 
     def _check_root(self, listing: str) -> None:
-        """Raises FileNotFoundError if none of the first files exists, because `root` is then the wrong folder."""
+        """Raises FileNotFoundError if none of the first few files exist, because `root` must then be wrong."""
         first = list(self.paths[:CHECKED])
         if not any(map(self._folder.has, first)):
             lost = os.path.join(self.root, first[0])

@@ -37,7 +37,8 @@ class Transform:
       Otherwise the crop is at the centre, and nothing is mirrored. Random numbers come from `penstock.rng()`, so they
       depend on the sample, not on the worker.
     - With `area=(0.08, 1)`, a random window is resized to `crop` in training (a random resized crop). `area` has the
-      bounds of the window's share of the image's area, and `ratio` has the bounds of its width divided by its height.
+      minimum and maximum share of the image that the window covers. `ratio` has the minimum and maximum of the
+      window's width divided by its height.
       `resize` is then used only in evaluation. If there is no `resize`, the image is resized in evaluation so that
       the crop just fits into it.
     - `mean` is a number, one number per channel, or a whole image in the same layout. A mean image has either the
@@ -130,7 +131,10 @@ class Transform:
         return out
 
     def _cut(self, image: Size, name: str) -> tuple[Cut, bool]:
-        """Returns the crop window for an image of this size, and whether to mirror the image."""
+        """Returns how an image of this size is cut, and whether to mirror it.
+
+        Raises ImageError if the image is too small for the crop.
+        """
         crop, train = self._crop, self.train
         drawn: list[float] = []
         if train and (crop or self.mirror):
@@ -188,7 +192,7 @@ def _draw(count: int, name: str) -> list[float]:
 
 
 def _resized(pixels: Pixels, extent: tuple[float, float], to: Size) -> Pixels:
-    """Scales the pixels so that their upper left part, of the size `extent`, gets the size `to`."""
+    """Scales the pixels by the factors that resize an area of the size `extent` to the size `to`."""
     # Bilinear interpolation uses 4 pixels for one: an axis that shrinks to less than half is averaged first.
     height, width = extent
     down, right = to[0] / height, to[1] / width

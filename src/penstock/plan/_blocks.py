@@ -27,12 +27,12 @@ class BlockOrder:
     `edges` has the first key of each block, and the end of the last block. `window` is the number of blocks that a
     reader holds at a time.
 
-    The blocks are put in random order, and the window slides over them. Each move is by one group of blocks, an
-    eighth of the window. A group stays in the window for K moves, and contributes a random K-th of its samples
-    between two moves. The samples that all groups contribute between two moves are shuffled together, and form a
-    stretch. A stretch therefore has samples from the whole window except for one group. That space is for the next
-    group, which can be fetched in the meantime. If there are at most `window` blocks, they form one group, and all
-    samples are shuffled together.
+    The blocks are put in random order, and divided into groups of about `window` / 8 blocks. Each group is divided at
+    random into K parts. The epoch consists of stretches. A stretch has one part of each of K adjacent groups, and its
+    samples are shuffled together. (The first and the last stretch have more parts.) The next stretch leaves out the
+    first of these groups, and adds the group after the last one. K groups take up one group less than `window`
+    blocks, so that the next group can be fetched in the meantime. If there are at most `window` blocks, they form one
+    group, and all samples are shuffled together.
 
     >>> order = BlockOrder(np.arange(0, 101, 10), window=3, seed=1)
     >>> keys = order.at(0, np.arange(100))
@@ -170,10 +170,10 @@ def _arrangement(order: BlockOrder, epoch: int) -> _Arrangement:
 
 
 def division(blocks: int, window: int) -> tuple[NDArray[np.int64], int]:
-    """Divides the blocks into groups that are as equal in size as possible.
+    """Divides the blocks into groups whose sizes differ by at most one block.
 
-    Returns an array and a number. The array has the index of the first block of each group and, as its last element,
-    the number of blocks. The number says into how many parts each group is divided.
+    Returns the index of the first block of each group, followed by the number of blocks, as an array. Also returns
+    the number of parts into which each group is divided (K in `BlockOrder`).
     """
     size = max(1, window // 8)
     groups, parts = (1, 1) if blocks <= window else (-(-blocks // size), max(1, window // size - 1))

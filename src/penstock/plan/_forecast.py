@@ -35,9 +35,10 @@ class Forecast:
         """The loader's counters for data that is fetched ahead of time (a `CacheCounts`), if it has any."""
 
     def continues(self, plan: OrderPlan, epoch: int, steps: Callable[[], int]) -> bool:
-        """Moves the forecast to the next epoch. Returns False if `epoch` and `plan` are not those of the next epoch.
+        """Moves the forecast on to the next epoch.
 
-        `steps()` returns the number of steps of that epoch that were handed out.
+        Returns False, and changes nothing, if `epoch` and `plan` are not those of the next epoch. `steps()` returns
+        how many steps of that epoch have been handed out.
         """
         before, last, base, _ = self._now
         if epoch != last + 1 or plan != before.after():
@@ -65,7 +66,7 @@ class Forecast:
 
     @property
     def position(self) -> int:
-        """The first position that was not handed out yet."""
+        """The first position that has not been handed out yet."""
         plan, epoch, base, steps = self._now
         return base + plan.reached(epoch, steps())
 
@@ -120,10 +121,10 @@ class Forecast:
 class InnerForecast(Forecast):
     """The forecast for a nested dataset.
 
-    It has the positions of the outer forecast, and the keys of the nested dataset. The key is -1 where another part
-    of the outer dataset is read. `keys` is a function that converts keys of the outer dataset to keys of the nested
-    one. `blocks` is a function that returns how the blocks of the two datasets correspond, or None if that is
-    unknown. It is called only when the result is needed.
+    It has the positions of the outer forecast, but keys of the nested dataset. The key is -1 at positions where
+    another part of the outer dataset is read. `keys(outer_keys)` converts keys of the outer dataset to keys of the
+    nested one. `blocks()` returns how the blocks of the two datasets correspond, or None if that is unknown. It is
+    called only when the result is needed.
     """
 
     def __init__(

@@ -41,12 +41,15 @@ class Grouping:
     __hash__ = None  # type: ignore[assignment]
 
     def order(self, window: int, seed: int) -> Order:
-        """Returns a random order of all keys that needs `window` blocks at a time."""
+        """Returns a random order of all keys. At most `window` blocks are needed at a time."""
         order = BlockOrder(self.edges, window, seed)
         return order if self.keys is None else Selected(order, self.keys)
 
     def is_of(self, order: Order) -> bool:
-        """True if `order.spans` refers to these blocks. (A Selected order has the spans of its inner order.)"""
+        """True if `order` is a block order (an order with `spans`) of these blocks.
+
+        The block order may also be inside a `Selected` order with the same keys.
+        """
         base: Any
         base, keys = (order.order, order.keys) if isinstance(order, Selected) else (order, None)
         return hasattr(base, "spans") and _equal(base.edges, self.edges) and _equal(keys, self.keys)

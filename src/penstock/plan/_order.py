@@ -264,8 +264,8 @@ class Permutation:
 def _rectangle(n: int) -> tuple[int, int]:
     """Returns the sides of a rectangle with at least n cells, both near sqrt(n).
 
-    `Permutation` assigns the numbers 0..n-1 to cells of this rectangle. Of the rectangles that were tried, it has the
-    fewest cells, so that few of them are left over.
+    `Permutation` assigns the numbers 0..n-1 to cells of this rectangle. The smallest of several rectangles is chosen,
+    so that few cells are left over.
     """
     root = math.isqrt(n - 1) + 1
     rows = np.arange(root, root + 1 + min(root // 4, 1023), dtype=np.int64)

@@ -50,7 +50,8 @@ class OrderPlan:
     One step of all `world` ranks together takes the next world * batch_size positions of the order, and rank r gets
     the r-th part of them. After any step, the ranks have therefore consumed a prefix of the order. The rest, from
     position `start` on, can be divided among another number of ranks or into batches of another size. (Steps are
-    numbered as if all earlier steps had the new shape, so the numbers continue if the shape is the same.)
+    numbered as if all earlier steps had the new batch size and number of ranks. If neither changes, the numbers
+    continue.)
 
     If the order does not divide evenly, the last step of a rank is incomplete or missing. `drop_last` drops it on all
     ranks, `padded` completes it on all ranks with keys from the beginning of the order, and `rollover` moves its keys
@@ -122,7 +123,7 @@ class OrderPlan:
         """Returns how many positions all ranks together consume before this step.
 
         This number is the `start` of a plan for the rest of the epoch. Returns None with `rollover`, because such an
-        epoch can be resumed only in the same shape.
+        epoch can be resumed only with the same batch size and number of ranks.
         """
         return None if self.rollover else self.reached(epoch, step)
 
@@ -151,7 +152,7 @@ class OrderPlan:
         return keys
 
     def _over_epochs(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the keys at these positions. Negative positions count from the end of the previous epochs."""
+        """Returns the keys at these positions. Position -1 is the last position of the previous epoch, and so on."""
         offsets, keys = np.divmod(positions, self.order.size(epoch))
         for offset in np.unique(offsets).tolist():
             mask = offsets == offset
@@ -220,8 +221,8 @@ class SamplerPlan:
     With `batched`, the sampler yields whole batches, which become lists. Otherwise its keys are grouped by
     `batch_size`, or passed on one by one if `batch_size` is None. Each `draw` calls `iter()` once, or continues a
     pass that is already open. To start at a later step, it reads and discards the earlier steps. Each rank reads the
-    whole sampler, which must be the same on all ranks, and takes every world-th step. An exception takes the place of
-    a step.
+    whole sampler, which must be the same on all ranks, and takes every world-th step. An exception that
+    the sampler raises takes the place of a step.
 
     >>> list(SamplerPlan("abcde", batch_size=2).draw(epoch=0, start=1))
     [['c', 'd'], ['e']]
@@ -307,10 +308,10 @@ def _taking(keys: Iterator[Any]) -> _Take:
 class Rest(Iterator[Any]):
     """An iterator over the steps of one rank after its first `steps` steps.
 
-    `batches` has the batches of all ranks together, and `read` of these have already been read. Steps that were
-    handed out before, and steps of other ranks, are skipped together with their errors. An error that ends the
-    batches is raised on every rank, because the other ranks would otherwise end silently. `broken()` returns True if
-    the last error has ended the batches.
+    `batches` iterates over the batches of all ranks, of which `read` have already been read. Earlier steps and steps
+    of other ranks are skipped, and so are their errors. But an error that ends the batches is raised on every rank,
+    because the other ranks would otherwise end silently. `broken()` returns True if the last error has ended the
+    batches.
     """
 
     def __init__(
@@ -333,7 +334,7 @@ class Rest(Iterator[Any]):
         self._passes_all = world == 1 and steps <= read
 
     def simplified(self) -> Iterator[Any]:
-        """Returns this iterator, or the iterator over the batches if none of them is skipped."""
+        """Returns the iterator `batches` itself if no batch has to be skipped, otherwise this iterator."""
         return self._batches if self._passes_all else self
 
     def __next__(self) -> Any:

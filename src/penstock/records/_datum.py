@@ -83,7 +83,7 @@ def _tagged_floats(message: memoryview, at: int) -> tuple[NDArray[np.float32], i
 
 
 def dump(content: NDArray[np.uint8] | NDArray[np.float32] | bytes, label: int) -> bytes:
-    """Makes the Datum message of an array with channels first, or of an encoded image, as Caffe writes it."""
+    """Serialises a channels-first array, or an encoded image, as a Datum message in Caffe's format."""
     if isinstance(content, bytes):
         return b"".join((_dump_length_delimited(_DATA, content), _number(_LABEL, label), _number(_ENCODED, 1)))
     shape = [_number(field, size) for field, size in zip((_CHANNELS, _HEIGHT, _WIDTH), content.shape, strict=True)]

@@ -137,7 +137,7 @@ def _end(file: AnyFile, at: int) -> int:
 
 
 def records(file: AnyFile) -> Iterator[tuple[int, int]]:
-    """Yields the start and stop offset of each record, which are found by following the headers."""
+    """Finds the records by following their headers. Yields the start and stop offset of each record."""
     read, unpack, size = file.read, _HEAD.unpack, file.size
     begin = at = 0
     flag = _LAST

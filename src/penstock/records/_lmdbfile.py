@@ -44,10 +44,10 @@ def is_lmdb(first_bytes: bytes) -> bool:
 
 
 def find_values(file: AnyFile) -> Arrays:
-    """Returns the index of an LMDB file, which gives the location of each key's value, in key order.
+    """Returns the index of an LMDB file: the location of each key's value, in key order.
 
     `starts` and `sizes` have the byte offset and length of each value; the last element of `starts` is the size of
-    the file. For a large value, they include the header of its first page, so its offset is a multiple of the page
+    the file. The bytes of a large value include the header of its first page, so its offset is a multiple of the page
     size, `page`. `keys` holds all keys in one byte array, and `key_edges` has the offset at which each key begins.
     """
     return _Tree(file).arrays()

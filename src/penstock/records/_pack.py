@@ -128,9 +128,10 @@ def _pack(images: ImageFolder, options: argparse.Namespace) -> tuple[list[tuple[
 
 
 class Encoded(Dataset[Any]):
-    """The images of a folder in the form in which they are stored, with labels.
+    """The images of a folder as they are written to the record file, with their labels.
 
-    Raises an error for an image that cannot be decoded.
+    Raises an error for an image that cannot be decoded. An image whose shorter side is longer than `resize` is
+    resized and encoded as JPEG. Other images are stored unchanged.
     """
 
     def __init__(self, images: ImageFolder, resize: int | None, quality: int) -> None:

@@ -119,9 +119,9 @@ class RecordFile(RecordSamples):
         return index.path, Index(file, self.kind, self.find, arrays, False)
 
     def _idx_of(self, file: AnyFile, access: Access) -> AnyFile | None:
-        """Returns the `.idx` of a file, or None if there is none.
+        """Returns the `.idx` of a record file, or None if there is none.
 
-        An `.idx` that belongs to a user who may not change the file counts as missing.
+        An `.idx` that belongs to a user who may not change the record file counts as missing.
         """
         if self._idx is False:
             return None
@@ -322,8 +322,8 @@ class RecordWriter:
     """Writes a `.rec` file and its `.idx`. Both files get their final names when all records have been written.
 
     Use it in a `with` statement. An exception inside the block leaves existing files unchanged. If a write fails (for
-    example, on a full disk), everything is discarded, and later calls raise too. Until the end, the names of the
-    files end in `.part`. Such a file may be deleted if its writer was killed or never closed.
+    example, on a full disk), everything is discarded, and later calls raise too. While the files are being written,
+    their names end in `.part`. Such a file may be deleted if its writer was killed or never closed.
 
     >>> import tempfile
     >>> path = tempfile.mkdtemp() + "/two.rec"
@@ -387,7 +387,7 @@ class RecordWriter:
     def close(self) -> None:
         """Gives the files their final names, or removes them if that fails. A second call does nothing.
 
-        Ctrl-C is never raised in between, but only when both files have their final names or neither has.
+        Ctrl-C is deferred during the renaming, so it never leaves only one of the files with its final name.
         """
         self._check()
         if self._file.closed:

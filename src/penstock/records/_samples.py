@@ -47,7 +47,7 @@ class RecordSamples(Extents):
 
     @property
     def __gather__(self) -> Callable[[Any, Empty], Any]:
-        """The method `__gather__` of `Images`. Without a transform, this attribute does not exist."""
+        """The same as `Images.__gather__`. Without a transform, this attribute does not exist."""
         if self.transform is None:
             raise AttributeError(f"a {type(self).__name__} without a transform has no __gather__")
         return self._gathered

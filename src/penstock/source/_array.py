@@ -57,7 +57,7 @@ class ArrayDataset(Dataset[Any]):
         return [self._sample(parts) for parts in zip(*rows, strict=True)]
 
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
-        """Returns the batch of these keys, which equals the collated samples.
+        """Returns the batch for these keys. The result is the same as collating the samples one by one.
 
         `empty(shape, dtype)` allocates the batch's memory.
         """

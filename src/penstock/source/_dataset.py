@@ -295,7 +295,7 @@ class Subset(Dataset[T_co]):
         return _not_missing(foresee_of_subset(self))
 
     def _underlying(self, keys: Sequence[int] | NDArray[Any]) -> list[Any]:
-        """Returns the keys in the underlying dataset."""
+        """Converts keys of the subset to keys of the underlying dataset."""
         if isinstance(self.indices, np.ndarray):
             return cast("list[Any]", self.indices[keys].tolist())
         return [self.indices[key] for key in keys]

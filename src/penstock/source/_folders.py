@@ -52,8 +52,7 @@ def folders_below(folder: str, *, hidden: bool = False, above: Above = ()) -> It
 def _inside(folder: str, above: Above, hidden: bool) -> tuple[list[tuple[str, bool]], Above]:
     """Lists a folder.
 
-    Returns a list of pairs, sorted by name. Each has a name and a bool that is True for a folder. Also returns
-    `above`, extended by this folder.
+    Returns a sorted list of pairs (name, True if this is a folder), and `above` with `folder` added.
     """
     with os.scandir(folder) as entries:
         found = sorted((each.name, _is_folder(each)) for each in entries if hidden or not each.name.startswith("."))

@@ -33,9 +33,9 @@ _ATTRIBUTES = {"Subset": ("dataset", "indices"), "ConcatDataset": ("datasets", "
 
 
 def _is(kind: str, dataset: object, name: str) -> bool:
-    """True if the dataset is a `Subset` or a `ConcatDataset`, ours or torch's.
+    """True if the dataset is an instance of the class named `kind`, which is `Subset` or `ConcatDataset`.
 
-    `kind` is the name of the class to check for. The result is False if a subclass defines the attribute `name`
+    The class may be penstock's or torch's. The result is False if a subclass of it defines the attribute `name`
     itself.
     """
     for cls in type(dataset).__mro__:
@@ -105,7 +105,7 @@ def blocks_of_subset(subset: Any) -> InnerBlocks:
 
 
 def blocks_of_parts(joint: Any) -> list[Grouping]:
-    """Returns the blocks of each part of a ConcatDataset."""
+    """Returns the blocks of each part of a ConcatDataset. Raises AttributeError if a part has none."""
     found = []
     for number, part in enumerate(joint.datasets):
         try:
@@ -129,10 +129,10 @@ def _keys(indices: Any, length: int) -> KeyArray | None:
 
 
 def fingerprint_of(dataset: Any) -> str | None:
-    """Returns a text that identifies the samples, or None if no dataset defines one.
+    """Returns a short string that identifies the samples, or None if no dataset defines one.
 
-    The text comes from `__fingerprint__()` of the dataset, or of the datasets inside it. It is short, may be shown in
-    error messages, and does not depend on where the files are.
+    The string comes from `__fingerprint__()` of the dataset, or of the datasets inside it. It may be shown in error
+    messages, and does not depend on where the files are.
     """
     if _is("Subset", dataset, "__fingerprint__"):
         return fingerprint_of(dataset.dataset)

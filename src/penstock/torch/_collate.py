@@ -61,7 +61,7 @@ def explained(samples: Any) -> Any:
 
 
 def explain(error: Exception, samples: Any) -> None:
-    """Adds a note to the error that names the field and the rows that do not fit together.
+    """Adds a note to `error`. The note names the field, and the rows that do not fit together.
 
     The text of the note comes from penstock's own collate function.
     """

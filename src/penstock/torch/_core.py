@@ -77,7 +77,7 @@ class _TorchGenerators(Generators):
 
 
 class SeededRunner(Runner):
-    """A `Runner` (it runs a worker's tasks) for datasets that use torch's worker info or torch's global generator."""
+    """A `Runner` (runs a worker's tasks) for datasets that use torch's worker info or torch's global generator."""
 
     make_generators = _TorchGenerators
 

@@ -50,7 +50,7 @@ class CopyPosition:
     def moved(self, mark: bytes | None) -> None:
         """Records that the copy returned a batch, or an error in place of a batch.
 
-        `mark` is the mark (the saved position) that came with the batch, or None if none came.
+        `mark` is the mark (the saved position) that was sent with the batch, or None.
         """
         if mark is None:
             self.more += 1
@@ -58,7 +58,7 @@ class CopyPosition:
             self.mark, self.more = mark, 0
 
     def next_epoch(self) -> CopyPosition:
-        """Returns the position of a stream's copy at the start of the next epoch.
+        """Returns the copy's position at the start of the next epoch. Only used for streams.
 
         The position is unknown if the mark (the saved position) at the end of this epoch could not be taken.
         """
@@ -79,10 +79,11 @@ class CopyPosition:
 
 
 class LoadedState(NamedTuple):
-    """A resume state that was loaded.
+    """A resume state, parsed and checked.
 
-    `origin` and `given` are explained in `Sampling`, and `states` holds the random states in `origin`. `ahead` is
-    explained in `Ahead`; it is empty if the order and the base seed were drawn before the state was taken.
+    `origin` and `given` are the attributes of `Sampling` with these names. `states` has the random states in
+    `origin`, in the form that `TemporaryStates` takes. `ahead` is the argument of `Ahead.of`. It is empty if the
+    order and the base seed were drawn before the state was taken.
     """
 
     plain: Mapping[str, Any]
@@ -204,8 +205,8 @@ class Cursor:
     def begin(self, work: Callable[[], object], iterator: Any = None, *, sampler: bool = True) -> None:
         """Calls `work`, a function of torch's that starts the iterator.
 
-        The function draws the base seed of `iterator`, calls `iter()` on the sampler, or does both. Numbers that were
-        drawn before the state was taken are replayed without advancing the caller's generators.
+        The function draws the base seed of `iterator`, calls `iter()` on the sampler, or does both. Random numbers
+        that were drawn before the state was taken are replayed without advancing the caller's generators.
         """
         if self.sampling is not None and self.is_tracked and sampler:
             self.sampling.prepare()
@@ -223,7 +224,7 @@ class Cursor:
             iterator._base_seed = self.base_seed
 
     def keys(self, iterator: Any) -> Iterator[Any]:
-        """Returns the keys of each step that was not handed out yet.
+        """Returns the keys of each step that has not been handed out yet.
 
         `iterator` holds torch's own iterator over all steps.
         """
@@ -237,9 +238,9 @@ class Cursor:
         return steps if self._ahead is None else self._ahead.steps(steps)
 
     def open_stream(self, fetcher: Any, size: int) -> None:
-        """Continues the caller's own copy of a stream from the saved position.
+        """Moves the caller's own copy of a stream to the saved position.
 
-        torch reads the stream through `fetcher`.
+        `fetcher` is torch's object that reads the stream.
         """
         copy, reading = self._copies[0], self._reading
         reading.begin(fetcher.dataset_iter, known(copy.mark))
@@ -252,7 +253,7 @@ class Cursor:
     def passed(self, step: int, mark: bytes | None, worker: int) -> None:
         """Records that a step of the worker with the index `worker` was handed out, as a batch or as an error.
 
-        `mark` is the mark (the worker's saved position) that came with the step, or None if none came.
+        `mark` is the mark (the worker's saved position) that was sent with the step, or None.
         """
         self.progress.passed(step, None if self.sampling is None else self.sampling.handed_out(step))
         if self._copies:
@@ -261,7 +262,7 @@ class Cursor:
 
     @property
     def steps_before(self) -> int:
-        """The number of steps of this epoch that were handed out before the state from which the iterator resumed."""
+        """The number of steps of this epoch that had already been handed out when the loaded state was taken."""
         begin = self.progress.begin
         return begin.steps + len(begin.beyond)
 
@@ -332,7 +333,7 @@ def _ahead(loader: Any, cursor: Cursor) -> dict[str, Any]:
 
 
 def _about(loader: Any, cursor: Cursor) -> dict[str, Any]:
-    """Returns a description of the loader, which must be the same when the state is loaded."""
+    """Returns a description of the loader. A state can be loaded only by a loader with the same description."""
     sampling = cursor.sampling
     return {
         "kind": "torch's, a stream" if sampling is None else "torch's, by key",
@@ -359,7 +360,7 @@ def check_maker(value: object, seed: int | None) -> None:
 def loaded(loader: Any, value: Any) -> LoadedState:
     """Parses a result of `state_of`, which may come from a JSON file.
 
-    Raises StateError if it does not fit the loader.
+    Raises StateError if the state does not fit the loader.
     """
     state, cursor = State.parse(value), Cursor(loader)
     state.check(_about(loader, cursor))

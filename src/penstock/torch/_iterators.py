@@ -169,9 +169,9 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
 
 
 class _ClosedBatches:
-    """Takes the place of the batches of a closed iterator, and raises an error when it is asked for a batch.
+    """Takes the place of the batches of a closed iterator. Its `next()` raises an error.
 
-    This can happen at any moment, because the garbage collector closes iterators too.
+    An iterator can be closed at any moment, because the garbage collector closes iterators too.
     """
 
     def __next__(self) -> Any:

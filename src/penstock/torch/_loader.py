@@ -61,14 +61,14 @@ _TUNED = {name: option.tuned for name, option in OPTIONS.items() if option.tuned
 
 
 class _Newer(TypedDict, total=False):
-    """Arguments of newer torch versions, which are passed on to torch's constructor.
+    """An empty type for arguments that only newer torch versions have.
 
-    Type checkers accept none of them.
+    They are passed on to torch's constructor, but type checkers reject them.
     """
 
 
 class _NonDataProperty(Generic[T]):
-    """A property that an instance attribute of the same name hides. Subclasses are therefore free to use the name."""
+    """A property that is hidden by an instance attribute of the same name, so that subclasses can use the name."""
 
     def __init__(self, read: Callable[[Any], T]) -> None:
         self._read = read
@@ -83,14 +83,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     It is a subclass of torch's class, so torch's constructor checks the arguments. `state_dict()` and
     `load_state_dict(state)` resume at any batch, like those of torchdata's StatefulDataLoader. States are exact for
-    any `snapshot_every_n_steps`. It only determines how often workers send the state of a stream, if the stream has a
-    state.
+    any `snapshot_every_n_steps`, which only determines how often workers send the state of a stream that has one.
 
     With `seed=`, penstock's semantics replace torch's:
 
     - The order, the augmentation and the batches depend only on the seed, and not on `num_workers`, which may be
       changed while the loader runs.
-    - `num_workers` and `prefetch_factor` may be "auto"; penstock's loader explains this, and `max_workers=`.
+    - `num_workers` and `prefetch_factor` may be "auto"; see penstock's loader, also for `max_workers=`.
     - A worker that crashes is replaced.
     - A resumed run repeats augmentations exactly.
     - `penstock.rng()`, `on_error=`, `max_errors=`, `shard=`, `last_batch=`, `hang=`, `backend="ray"`, `ray_options=`,
@@ -220,8 +219,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def _resize(self, num_workers: int) -> None:
         """Changes the number of workers. If the loader has a seed, this is possible while they run.
 
-        Raises ValueError if workers are running and there is no seed, because the batches then depend on their
-        number.
+        Raises ValueError if workers are running and there is no seed, because the batches then depend on the number
+        of workers.
         """
         core, engine = vars(self).get("_penstock"), None if self._engine is None else self._engine()
         if core is not None and num_workers and core.options.num_workers:
@@ -345,7 +344,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def _is_accelerate_prepared(self) -> bool:
         """Always False. accelerate reads this attribute before it makes a torch loader from this loader.
 
-        Reading it therefore warns if that new loader would run on torch's engine.
+        If that new loader would run on torch's engine, reading the attribute warns about it.
         """
         if not enable._on and not self._given:
             warn_once(self, "accelerate makes a torch loader from it, so call penstock.torch.enable() first")
@@ -397,10 +396,9 @@ def _seeded(loader: DataLoader[Any], what: str) -> Core:
 
 
 def _kind_of_iterator(kind: type, loader: Any) -> type:
-    """Returns the iterator class to use instead of `kind`.
+    """Returns penstock's iterator class that replaces `kind`, or `kind` itself if penstock's engine cannot be used.
 
-    The result is penstock's class if `kind` is one of torch's own two classes. Any other class is returned unchanged,
-    and so is torch's class for DataPipes with workers.
+    Only torch's own two classes are replaced, and not for DataPipes with workers.
     """
     if issubclass(kind, (Inline, Workers, Seeded)):
         return kind
@@ -421,7 +419,7 @@ def _kind_of_iterator(kind: type, loader: Any) -> type:
 def _new(kind: type, *args: Any, **kwargs: Any) -> Any:
     """Replaces `__new__` of torch's iterators, so that they can become penstock's.
 
-    This replacement is made once `enable()` is called, or once a loader is given one of penstock's own arguments.
+    It is installed when `enable()` is called, or when a loader is given one of penstock's own arguments.
     """
     loader: Any = args[0] if args else kwargs.get("loader")
     is_adopted = not isinstance(loader, DataLoader) and adopt(loader)

@@ -52,7 +52,7 @@ class Given:
     own_order: bool
 
     def split(self) -> tuple[dict[str, Any], dict[str, str], dict[str, Any]]:
-        """Returns three dicts: penstock's arguments with defaults, the "auto" settings, and the block settings.
+        """Returns three dicts: penstock's arguments (defaults included), the "auto" settings, and the block settings.
 
         The block settings are the arguments for `shuffle="blocks"`. `dtype` and `casting` are left out, because
         `cast` holds them.
@@ -97,7 +97,10 @@ class _Seconds(_Number, float):
 
 
 def with_given(timeout: Any, given: Given) -> Any:
-    """Returns the same number with these arguments attached, or the plain number if there are no arguments."""
+    """Returns `timeout` as a number that also carries these arguments.
+
+    If there are no arguments, returns a plain number. A `timeout` that is not a number is returned unchanged.
+    """
     if not isinstance(timeout, (int, float)) or isinstance(timeout, bool):
         return timeout
     whole = isinstance(timeout, int)
@@ -109,14 +112,14 @@ def with_given(timeout: Any, given: Given) -> Any:
 
 
 def given_in(timeout: object) -> Given | None:
-    """Returns the arguments of the loader that this `timeout` was read from, or None if it is a plain number."""
+    """Returns the arguments that this `timeout` carries (see `_Number`), or None if it is a plain number."""
     return timeout.given if isinstance(timeout, _Number) else None
 
 
 def adopt(loader: Any) -> bool:
     """Gives penstock's arguments to a loader of another class that was made from one of ours.
 
-    Returns False if the loader was not made from one of ours.
+    Returns False if the loader was not made from one of ours. Raises ValueError if it cannot keep an argument.
     """
     given = given_in(getattr(loader, "timeout", None))
     if given is None:

@@ -40,9 +40,9 @@ def sampler_of(loader: Any) -> Any:
 class Sampling:
     """One pass over the sampler.
 
-    It gives the keys of each step, beginning with the first step that was not handed out. `progress` holds the mark
-    (a saved position) that a sampler with a state starts from. The mark comes from a resume state or from the end of
-    the last epoch.
+    It gives the keys of each step, beginning with the first step that has not been handed out. `progress` holds the
+    mark (a saved position) that a sampler with a state starts from. The mark comes from a resume state or from the
+    end of the last epoch.
     """
 
     def __init__(self, loader: Any, progress: Progress) -> None:
@@ -68,7 +68,7 @@ class Sampling:
 
     @property
     def about(self) -> dict[str, Any]:
-        """A description of the sampler, which must be the same when the state is loaded."""
+        """A description of the sampler. A state can be loaded only with a sampler of the same description."""
         return {
             "order": type(self.sampler).__name__,
             "samples": self._samples,
@@ -109,7 +109,7 @@ class Sampling:
     def given(self) -> list[str]:
         """The states that the generators in `generators` had before the sampler drew from them.
 
-        Before and after the pass over the sampler, these are the current states.
+        Before and after the sampler is read, these are the current states.
         """
         given = self._given
         if given is None or self._progress.steps == self._last:
@@ -126,9 +126,9 @@ class Sampling:
         return self._marks.pop(step, None)
 
     def restore(self) -> None:
-        """Restores the state of a sampler that starts from the end of the previous epoch.
+        """Restores the sampler's state if the mark (the saved position) is at the start of an epoch.
 
-        No random generator is advanced.
+        This state is from the end of the previous epoch. No random generator is advanced.
         """
         mark = opened(self._progress.begin.mark)
         if mark is not None and not mark.at_end and mark.kept:
@@ -189,8 +189,8 @@ class Sampling:
     def resumed(self, begun: Iterator[Any], saved: LoadedState) -> Iterator[Any]:
         """Returns the keys of the rest of an epoch.
 
-        They are drawn again from the random states in `saved.origin`, or the sampler continues from its mark (its
-        saved position).
+        The keys are drawn again from the random states in `saved.origin`. A sampler that has a mark (a saved
+        position) continues from the mark instead.
         """
         self._origin, self._given, mark = dict(saved.origin or {}), [*saved.given], opened(self._progress.begin.mark)
         if mark is not None and mark.kept and not mark.at_end:
@@ -223,7 +223,7 @@ class Sampling:
         return self._marked()
 
     def _has_drawn(self, begun: Iterator[Any]) -> bool:
-        """True if the sampler may already have drawn random numbers in `iter()`, as a user's own sampler may do."""
+        """True if the sampler may have drawn random numbers in `iter()`. Only a user's own sampler can do that."""
         return not (self._batched or self._is_torchs or inspect.isgenerator(begun))
 
     def _steps(self, keys: Iterator[Any]) -> Iterator[Any]:
@@ -272,7 +272,7 @@ class Sampling:
 def _from(sampler: Any, seed: int | None, skip: int) -> Iterator[Any]:
     """Returns the keys of one of torch's samplers, without the first `skip` keys.
 
-    The skipped keys are not even drawn if that can be avoided.
+    If possible, the skipped keys are not drawn at all.
     """
     if type(sampler) is SequentialSampler:
         return iter(range(len(sampler.data_source))[skip:])
@@ -289,7 +289,8 @@ def _from(sampler: Any, seed: int | None, skip: int) -> Iterator[Any]:
 def _shuffled(n: int, generator: torch.Generator, skip: int) -> Iterator[int]:
     """Yields the keys of torch's RandomSampler, without the first `skip` keys.
 
-    As in torch, two permutations are drawn from the generator.
+    At its end, torch's sampler draws a second permutation and does not use it. This function does the same, so that
+    the generator gets into the same state.
     """
     yield from torch.randperm(n, generator=generator)[skip:].tolist()
     torch.randperm(n, generator=generator)
@@ -300,7 +301,7 @@ def _next_of(make: Callable[[], Iterator[Any]]) -> Any:
 
 
 def _passed(steps: Iterator[Any], skip: int) -> Iterator[Any]:
-    """Returns the steps after the first `skip`.
+    """Returns `steps` without the first `skip` steps.
 
     Reads at least one step immediately, so that the sampler draws its random numbers now.
     """
@@ -323,15 +324,12 @@ def _raise(error: Exception) -> NoReturn:
 
 
 def text_of(state: Any) -> str:
-    """Returns the state of a generator, given as a tensor or an array, as text.
-
-    (The state of torch's generator takes 5 KB.)
-    """
+    """Encodes the state of a generator (a tensor or an array) as text. The state of torch's generator takes 5 KB."""
     return b64encode(np.asarray(state).tobytes()).decode()
 
 
 def tensor_of(text: str) -> torch.Tensor:
-    """Converts a result of `text_of` to a tensor. Raises an exception of any type if the text is damaged."""
+    """Converts a result of `text_of` back to a tensor. A damaged text may raise any type of exception."""
     return torch.frombuffer(bytearray(b64decode(text, validate=True)), dtype=torch.uint8)
 
 
@@ -379,7 +377,7 @@ def take_states(names: Iterable[str] = _GLOBALS) -> dict[str, Any]:
 def parse_states(plain: Mapping[str, Any]) -> dict[str, Any]:
     """Converts states from `take_states` to the form that `TemporaryStates` takes.
 
-    Raises an exception of any type if a state is damaged.
+    A damaged state may raise any type of exception.
     """
     states = {name: kind.parse(plain[name]) for name, kind in _GLOBALS.items() if name in plain}
     with_loan(TemporaryStates(states), bool)  # raises if one is damaged
@@ -387,10 +385,10 @@ def parse_states(plain: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class TemporaryStates:
-    """A loan (a temporary change) that sets global generators to `states`, and restores all generators at its end.
+    """A loan (a temporary change) that sets global random generators to `states`. Use it with `with_loan`.
 
-    It restores the global generators and those in `given`. A generator that the user's `load_state_dict` sets during
-    the loan keeps its new state, however (see `Restored`). Use the loan with `with_loan`.
+    At its end, the global generators and those in `given` get their earlier states back. But a global generator that
+    the user's `load_state_dict` has set during the loan keeps its new state (see `Restored`).
     """
 
     _begun: ClassVar[list[TemporaryStates]] = []
@@ -418,17 +416,17 @@ class TemporaryStates:
 
     @classmethod
     def keep(cls, states: Mapping[str, Any]) -> None:
-        """Makes all current loans (temporary changes) leave the generators in these states when they end."""
+        """Sets the states that global generators will have when the current loans (temporary changes) end."""
         for loan in cls._begun:
             loan._before |= states
 
 
 class Ahead:
-    """The states that the global random generators had at the moment when a resume state was taken.
+    """The states that the global random generators had when a resume state was taken.
 
-    They are used to draw what the epoch had not drawn by then: the base seed, the order, or both. The caller's
-    generators stay as they are. If the caller has already restored them to the same states, no Ahead is made, and the
-    loader draws from the caller's generators and advances them, as torch does.
+    The base seed and the order are drawn from these states if the epoch had not drawn them by then. The caller's own
+    generators do not change. If they are already in these states, no Ahead is made. The loader then draws from the
+    caller's generators and advances them, as torch does.
     """
 
     def __init__(self, states: dict[str, Any]) -> None:
@@ -443,16 +441,17 @@ class Ahead:
         return None if take_states(plain) == dict(plain) else cls(parse_states(plain))
 
     def lent(self, work: Callable[..., Any], *args: Any) -> Any:
-        """Calls `work(*args)` with the global generators set to these states.
+        """Calls `work(*args)` with the global generators set to these states, and returns the result.
 
-        Then saves the generators' new states here.
+        The generators' new states are then saved here.
         """
         return with_loan(_Continued(self), work, *args)
 
     def steps(self, steps: Iterator[Any]) -> Iterator[Any]:
-        """Returns an iterator over `steps` that reads the first step with these generators.
+        """Returns an iterator over `steps` that reads the first step with the random generators in these states.
 
-        Only the first step matters, because a sampler draws its order when it is asked for that step.
+        Later steps do not need these states, because a sampler draws its whole order when its first step is
+        requested.
         """
         return map(partial(self._next, steps), count())
 
@@ -463,7 +462,7 @@ class Ahead:
 class _Continued(TemporaryStates):
     """A loan (a temporary change) of the global generators.
 
-    It begins with the states in which the previous loan has left them.
+    It begins with the states that the generators had at the end of the previous loan.
     """
 
     def __init__(self, ahead: Ahead) -> None:
@@ -479,7 +478,7 @@ class _Continued(TemporaryStates):
 class Restored(Reading):
     """A `Reading` (a pass over a stream or sampler) whose `restore` may change global generators permanently.
 
-    A loan (a temporary change of the generators) undoes all other changes at its end.
+    All other changes to the generators are undone at the end of a loan (see `TemporaryStates`).
     """
 
     def restore(self, part: Any, state: Any) -> None:

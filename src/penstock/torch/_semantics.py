@@ -139,7 +139,7 @@ class TorchSemantics:
         return {}  # nothing is bundled, retried or read ahead of the epoch
 
     def run(self, session: Session) -> Run:
-        """Returns the run (one reading of an epoch), with the steps that were not handed out yet.
+        """Returns the run (one reading of an epoch), with the steps that have not been handed out yet.
 
         torch's iterator has already called `iter()` on the sampler.
         """
@@ -159,9 +159,10 @@ def delivery(iterator: Any) -> Callable[[Any], Any] | None:
 
 
 class TorchReader(Reader):
-    """Reads one epoch for an iterator that owns the workers, which stop with the iterator or at the end of the epoch.
+    """Reads one epoch for an iterator that owns its workers.
 
-    This class has no finalizer, because the iterator has one, and an interrupt in a nested finalizer may be lost.
+    The workers stop with the iterator or, unless they are persistent, at the end of the epoch. This class has no
+    finalizer, because the iterator has one, and an interrupt in a nested finalizer may be lost.
     """
 
     def __init__(

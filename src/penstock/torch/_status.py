@@ -88,10 +88,10 @@ def _name(kind: type) -> str:
 
 
 def _never_seen() -> list[LoaderUse]:
-    """Returns an entry for each class of existing loaders that defines its own `__iter__` and was not counted so far.
+    """Returns an entry for each loader class that overrides `__iter__` and has not been counted so far.
 
-    No hook sees such an `__iter__` if it makes no iterator of torch's or penstock's, so the loaders are found through
-    the garbage collector.
+    No hook is called if such an `__iter__` makes no iterator of torch's or penstock's. So the loaders are found
+    through the garbage collector.
     """
     theirs = torch.utils.data.DataLoader
     kinds = {type(each) for each in gc.get_objects() if issubclass(type(each), theirs)}

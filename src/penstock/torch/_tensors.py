@@ -56,10 +56,7 @@ def blank(shape: Shape, dtype: torch.dtype, empty: Empty) -> torch.Tensor:
 
 
 def native(shape: Shape, dtype: np.dtype[Any], root: Any, at: int) -> torch.Tensor:
-    """Returns a tensor that is a view of the byte array `root`, from the offset `at` on.
-
-    Its dtype is one that numpy has.
-    """
+    """Returns a view of the byte array `root`, from the offset `at` on, as a tensor with a dtype that numpy has."""
     tensor = torch.from_numpy(np.ndarray(shape, dtype, root, at))
     # `root` is shared memory, but `Tensor.is_shared()` knows only memory that torch itself has mapped. An attribute
     # of the storage, which all views of the tensor have in common, hides torch's method. It costs 0.6 us.
@@ -72,15 +69,12 @@ def _is_shared() -> bool:
 
 
 def reinterpreted(shape: Shape, dtype: torch.dtype, root: Any, at: int) -> torch.Tensor:
-    """Returns a tensor that is a view of the byte array `root`, from the offset `at` on.
-
-    Its dtype is one that numpy does not have.
-    """
+    """Returns a view of the byte array `root`, from the offset `at` on, as a tensor with a dtype that numpy lacks."""
     return native(shape, NATIVE[_INTEGERS[dtype.itemsize]], root, at).view(dtype)
 
 
 def strided(shape: Shape, how: tuple[MakeLeaf, Any, int, Shape], root: Any, at: int) -> torch.Tensor:
-    """Returns a tensor that is a view of the byte array `root`, from the offset `at` on, and is not C-contiguous.
+    """Returns a view of the byte array `root`, from the offset `at` on, as a tensor that is not C-contiguous.
 
     Its axes are permuted in memory, or its rows are repeated.
     """
@@ -90,7 +84,7 @@ def strided(shape: Shape, how: tuple[MakeLeaf, Any, int, Shape], root: Any, at: 
 
 
 def store(tensor: torch.Tensor, writer: Writer) -> Spot | None:
-    """Writes a tensor into the slab and returns its location. Returns None if only torch can pickle the tensor."""
+    """Writes a tensor into the slab, and returns where it is. Returns None if only torch can pickle the tensor."""
     described = _describe(tensor)
     if described is None:
         return None
@@ -247,7 +241,7 @@ def _describe(tensor: torch.Tensor) -> tuple[MakeLeaf, Shape, Any, torch.Tensor]
 
 
 class _Torch:
-    """torch as a guest: implements the protocol `_memory.guests.Guest`."""
+    """Implements the protocol `_memory.guests.Guest` for torch's tensors."""
 
     reducers: Mapping[type, Reduce] = {torch.Tensor: reduce, torch.TypedStorage: reduce_storage}
     _tensor = Handler(torch.Tensor.clone, pinned, store, cast)

@@ -42,11 +42,10 @@ The pair holds the last mark (a saved position, or None) and the number of batch
 
 
 class Replica:
-    """Runs a worker's tasks as torch's workers do.
+    """Runs a worker's tasks as torch's workers do. Implements `TaskRunner`, as penstock's `Runner` does.
 
-    It takes the place of `Runner`, and `TaskRunner` describes its methods. If the dataset has a state, a mark (a
-    snapshot of that state) is sent with the result of each task or, for a stream, with every `marks`-th batch. If
-    `marks` is 0, no marks are sent.
+    If the dataset has a state, a mark (a snapshot of that state) is sent with the result of each task or, for a
+    stream, with every `marks`-th batch. If `marks` is 0, no marks are sent.
     """
 
     def __init__(self, job: Job, who: str, stream: bool, marks: int, resumed: Sequence[Resumed]) -> None:
