@@ -17,8 +17,8 @@ _SILENT = 600.0  # seconds between two warnings about the same store; requests r
 class OngoingOutage(NamedTuple):
     """A store that does not answer.
 
-    `store` contains the name of the store and the failure. `since` is the time at which the outage began, as a value
-    of `time.perf_counter_ns`.
+    `store` is a text that names the store and the failure. `since` is when the outage began, in nanoseconds of
+    `time.perf_counter_ns`.
     """
 
     store: str
@@ -77,28 +77,31 @@ class CacheCounts:
 
     @property
     def outage(self) -> OngoingOutage | None:
-        """The longest outage at present, or None if all stores answer."""
+        """The longest current outage, or None if there is no outage."""
         found = tuple(self.outages.copy().values())  # other threads may change it meanwhile
         return min(found, key=lambda outage: outage.since) if found else None
 
     def show(self, outage: OngoingOutage | None) -> None:
-        """Shows the outage to other processes. In this base class, it does nothing."""
+        """Shows the outage to other processes. Subclasses implement this; the base class does nothing."""
 
     def words(self) -> list[int]:
         return [getattr(self, name) for name in self.NAMES]
 
 
 class Request:
-    """A request that is retried until the store answers. Until then, the counters show an outage of the store."""
+    """A context manager for a request to a store, which may be retried.
+
+    After a failed attempt, the counters show an outage until the end of the block.
+    """
 
     def __init__(self, counts: CacheCounts) -> None:
         self._counts = counts
 
     def failed(self, came: str, elapsed: float, until: float) -> None:
-        """Records a failed attempt, `elapsed` seconds after the request was first sent.
+        """Records that an attempt failed. `came` is a text that names the store and the failure.
 
-        `until` is the time of the next attempt, also in seconds after the first. `came` names the store and the
-        failure.
+        `elapsed` is the time of the failure, and `until` the time of the next attempt. Both are in seconds since the
+        request was first sent.
         """
         outage = OngoingOutage(came, time.perf_counter_ns() - int(elapsed * 1e9))
         self._counts.outages[self] = outage
@@ -119,7 +122,7 @@ outside = CacheCounts()
 
 
 class Counting(Source):
-    """Makes a thread use these counters inside a block of `with working_at(...)`."""
+    """Holds counters for `with working_at(...)`. Inside the block, `counting()` returns these counters."""
 
     def __init__(self, counts: CacheCounts) -> None:
         self._counts = counts
@@ -130,7 +133,7 @@ class Counting(Source):
 
 
 def counting() -> CacheCounts:
-    """Returns the counters of the worker or scout that the calling thread belongs to.
+    """Returns the counters of the worker or scout (download thread) that the calling thread belongs to.
 
     Threads share the counters without a lock. Under the GIL, `counts.hits += 1` is atomic as long as the right-hand
     side makes no call (`_system/interrupts.py` explains where a thread may be interrupted). So add only constants and

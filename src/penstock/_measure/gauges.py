@@ -91,7 +91,7 @@ class Counts(NamedTuple):
         return self._replace(pil=self.pil | other.pil, born=other.born, ready=other.ready, first=other.first, **sums)
 
     def minus(self, before: Counts) -> Counts:
-        """Returns these counters minus the counters that the same seat (worker slot) had at an earlier time."""
+        """Returns these counters minus `before`, the counters of the same seat (worker slot) at an earlier time."""
         return self._replace(**{name: getattr(self, name) - getattr(before, name) for name in _ADDED})
 
 
@@ -111,8 +111,8 @@ class Slow(NamedTuple):
 class TracedTask(NamedTuple):
     """The times of one task, for a trace: when the task began, and when its batch was fetched, made and sent.
 
-    If the task is a bundle (several steps in one task), only its first step is timed. `fetched` and `made` are then
-    extrapolated.
+    If the task is a bundle (several steps in one task), only its first step is timed, and `fetched` and `made` are
+    estimated from that step.
     """
 
     seat: int
@@ -181,8 +181,8 @@ def delay_ns(thread: str = "thread-self") -> int:
 class Gauges:
     """The counters of all workers, in one row for each worker.
 
-    They are in the file with the descriptor `fd`, which the caller and the workers map into their memory, or in
-    private memory if `fd` is None.
+    They are in the file with the descriptor `fd`, and the caller and the workers map this file into memory. If `fd`
+    is None, they are in private memory.
     """
 
     SIZE = _HEAD + _ROWS * _ROW * 8  # most pages are never touched, so they take no memory
@@ -216,7 +216,7 @@ class Gauges:
         return self.row(seat)[0][_TIMES : _TIMES + BUCKETS].tobytes()
 
     def slowest(self, seat: int, epoch: int | None = None) -> list[Slow]:
-        """Returns this worker's slowest samples in all epochs, or only in `epoch`, which is one of the last two."""
+        """Returns this worker's slowest samples, in all epochs or only in `epoch` (one of the last two)."""
         found = self.table(seat, 0 if epoch is None else 1 + epoch % 2)
         return [slow for slow in found if epoch in (None, slow.epoch)]
 
@@ -235,7 +235,7 @@ class Gauges:
         return found
 
     def outage(self, seats: Iterable[int]) -> OngoingOutage | None:
-        """Returns the longest outage of a store that one of these workers waits for, or None if there is none."""
+        """Returns the longest current store outage that delays one of these workers, or None if there is none."""
         waiting = [(since, seat) for seat in seats if (since := self.row(seat)[0][_OUTAGE])]
         if not waiting:
             return None
@@ -244,7 +244,7 @@ class Gauges:
         return OngoingOutage(text[: max(0, length)].decode(errors="ignore"), since)
 
     def show_outage(self, seat: int, outage: OngoingOutage | None) -> None:
-        """Records that a worker waits for a store that does not answer, or no longer waits if `outage` is None."""
+        """Records the store outage that delays a worker, or None if there is none."""
         words, start = self.row(seat)
         if outage is not None:
             text = outage.store.encode()[:_STORE_NAME]
@@ -256,7 +256,7 @@ class Gauges:
         self.words[_TRACING] = on
 
     def records(self, seat: int) -> list[TracedTask]:
-        """Returns the worker's task records since the last call, at most the newest 512."""
+        """Returns the task records that the worker has made since the last call, but at most the newest 512."""
         words, start = self.row(seat)
         recorded = words[_RECORDED]
         places = _record_places(start, self._read.get(seat, 0), recorded)
@@ -279,9 +279,9 @@ class Gauges:
         return _TOLD.pack(len(told) // 8, len(places)) + told + records
 
     def hear(self, seat: int, told: bytes | bytearray, shift: int) -> None:
-        """Stores a worker's counters that `tell` returned in another process.
+        """Stores the counters of a worker from another process. `told` is the result of `tell` there.
 
-        `shift` is the number of nanoseconds to add to all times, because the clocks of two machines differ.
+        `shift` is the number of nanoseconds to add to all points in time, because the clocks of two machines differ.
         """
         count, records = _TOLD.unpack_from(told)
         row = array("q", told[_TOLD.size : _TOLD.size + 8 * count])
@@ -300,9 +300,10 @@ class Gauges:
         return self.words[_WAITED] + (_clock() - since if since else 0)
 
     def hear_caller(self, waited: int, tracing: int) -> None:
-        """Stores the state of a caller in another process.
+        """Stores what a caller in another process has sent.
 
-        `waited` is how long the caller has waited for batches. `tracing` is 1 if workers must record each task.
+        `waited` is how long the caller has waited for batches, in nanoseconds. `tracing` is 1 if workers must record
+        each task.
         """
         self.words[_WAITED], self.words[_TRACING] = waited, tracing
 
@@ -329,15 +330,15 @@ class Gauges:
 
 
 def _record_places(start: int, first: int, stop: int) -> list[int]:
-    """Returns the byte offsets of the task records `first` to `stop - 1` of a worker, at most the last 512 of them.
+    """Returns the byte offsets of a worker's task records with the numbers `first` to `stop - 1`.
 
-    `start` is the byte offset of the worker's row.
+    Only the last 512 records are kept, so older ones are left out. `start` is the byte offset of the worker's row.
     """
     return [start + (_RING + number % _RECORDS * 8) * 8 for number in range(max(first, stop - _RECORDS), stop)]
 
 
 class _PublishedCounts(CacheCounts):
-    """The cache counters of a worker, which also show the caller that a store does not answer."""
+    """The cache counters of a worker. Outages of stores are also shown to the caller."""
 
     __slots__ = ("_gauges", "_seat")
 
@@ -395,7 +396,7 @@ class Gauge:
             self.flush(now)
 
     def stepped(self, samples: int) -> None:
-        """Records the times of a task's first step, which are assumed to be typical of the task's other steps.
+        """Records the times of a task's first step. The other steps of the task are assumed to be similar.
 
         Called only if the first step was timed in detail. `samples` is the number of samples in the step, or 0 if the
         step failed or the number is unknown.
@@ -480,7 +481,7 @@ class Gauge:
                 _SLOW.pack_into(self._memory, self._tables[table] + at * _ENTRY * 8, 0, 0, 0, 0, b"")
 
     def sample(self, ns: int) -> bool:
-        """Counts the time of a sample. Returns True if the sample is slow enough that it must be passed to `note`."""
+        """Counts the time of a sample. Returns True if the sample is slow enough to be passed to `note`."""
         self._words[_TIMES + bucket(ns)] += 1
         if ns < TIMED:
             return False
@@ -503,7 +504,7 @@ class Gauge:
 
 
 def _named(slow: Slow) -> bytes:
-    """Returns the sample's key and path as bytes. A path that does not fit is shortened at its beginning."""
+    """Returns the sample's key and path as bytes. If the path does not fit, its beginning is cut off."""
     key, path = slow.key.encode().replace(b"\0", b" ")[:_NAME], os.fsencode(slow.path)
     room = _NAME - len(key) - 1
     if not path or room < 16:

@@ -47,7 +47,10 @@ class Answer(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """The caller's totals over a period. `waits` and `works` are histograms that count batches."""
+    """The caller's totals over a period.
+
+    `waits` and `works` are histograms of how long the caller waited for each batch and worked on it.
+    """
 
     tasks: int
     sums: Answer
@@ -70,7 +73,7 @@ class Totals(NamedTuple):
         return Totals(self.tasks - before.tasks, sums, *rest)
 
     def plus(self, answers: bytes) -> Totals:
-        """Returns the sum of these totals and `answers`, which are packed `Answer` tuples."""
+        """Returns these totals plus `answers`, a sequence of packed `Answer` tuples."""
         if not answers:
             return self
         table = np.frombuffer(answers, np.int64).reshape(-1, len(Answer._fields))
@@ -106,7 +109,7 @@ class Meter:
     """The counters of one loader over its whole life.
 
     Several threads may read the loader at once, and any thread may read the counters. No method waits for a lock,
-    because a finalizer may interrupt any method at any point and count as well.
+    because a finalizer may interrupt any method at any point and change the counters too.
 
     `due` becomes True twice a second while batches are handed out.
     """
@@ -169,10 +172,10 @@ class Meter:
                     self._adding.release()
 
     def snapshot(self, live: list[Gauges], open_answers: Sequence[Answer] = ()) -> MeterSnapshot:
-        """Returns the counters up to now.
+        """Returns a copy of all counters.
 
-        `live` has the counters of the live workers. `open_answers` has the measurements of tasks that the caller has
-        not finished yet.
+        `live` has the counters of the live workers. `open_answers` has the measurements of tasks that are still being
+        handed out.
         """
         state, kept = None, self._kept
         while state is not self._state:
@@ -224,9 +227,9 @@ class Meter:
         return found
 
     def slowest(self, live: list[Gauges], epoch: int | None = None) -> list[tuple[int, Slow]]:
-        """Returns the slowest samples of one epoch, or of all epochs, with the slowest first.
+        """Returns the slowest samples of one epoch, or of all epochs, slowest first.
 
-        Each result is a pair of the worker's seat (its slot in the crew) and the sample.
+        Each result is a pair: the worker's seat (worker slot) and the sample.
         """
         found = [one for one in self._slowest if epoch in (None, one[1].epoch)]
         for gauges in live:
@@ -247,7 +250,7 @@ class Tracer(Protocol):
 
 
 class Stopwatch:
-    """Times how long the caller waits for one engine's batches and works on them, for the loader's meter."""
+    """Measures how long the caller waits for one engine's batches and works on them, for the loader's meter."""
 
     def __init__(self, meter: Meter) -> None:
         self.meter = meter
@@ -258,7 +261,7 @@ class Stopwatch:
         self._in_hand = False  # the answer is being handed out
 
     def ask(self) -> int:
-        """Records that the caller asks for a batch, so it has received all earlier ones. Returns the time now."""
+        """Records that the caller asks for a batch, and so has finished the previous task. Returns the time now."""
         now, meter = clock(), self.meter
         self._asked = meter.asked = now
         if self._in_hand:
@@ -275,16 +278,16 @@ class Stopwatch:
         return now
 
     def deliver(self, steps: int, rows: int, nbytes: int, seq: int = -1) -> None:
-        """Records that the caller is about to receive a task with this number of steps, rows and bytes."""
+        """Records that the caller is about to receive the batches of a task with this many steps, rows and bytes."""
         self._delivered = steps, rows, nbytes
         self._in_hand = True
         if self.tracer is not None:
             self.tracer.delivers(seq)
 
     def answer(self, ready: bool) -> None:
-        """Records that the caller's request returns. `ready` is True if the batch was ready when it was asked for.
+        """Records that the caller's request ends. `ready` is True if the batch was ready when it was asked for.
 
-        If the request returns without a batch, because of a timeout, its waiting time counts for the next batch.
+        If the request timed out, its waiting time counts for the next batch.
         """
         now = self._answered = clock()
         self._wait += now - self._asked
@@ -302,9 +305,9 @@ class Stopwatch:
         self._wait = 0
 
     def in_hand(self, left: int, now: int) -> Answer:
-        """Returns the measurements of the current task, for the steps that were already handed out.
+        """Returns the part of the current task's measurements that belongs to the steps already handed out.
 
-        `left` is the number of steps that were not handed out yet.
+        `left` is the number of steps that have not been handed out yet.
         """
         steps, rows, nbytes = self._delivered
         done = max(0, steps - left)

@@ -61,9 +61,10 @@ its file descriptor entirely in C code.
 
 
 def publish(by: object, text: bytes) -> None:
-    """Replaces the text on the page of the object `by`, and creates the page if `by` has none.
+    """Publishes `text` for other processes, on the page (shared memory) of the object `by`.
 
-    The page exists until `withdraw` is called or `by` is deallocated. A text that is too long is not published.
+    The text replaces the previous one. If `by` has no page yet, a page is created. It exists until `withdraw` is
+    called or `by` is deallocated. Text that is too long is not published.
     """
     page = _pages.get(id(by)) or _opened(by)
     if page is None or len(text) > PUBLICATION_BYTES - _HEAD.size:
@@ -77,7 +78,7 @@ def publish(by: object, text: bytes) -> None:
 
 
 def withdraw(by: object) -> None:
-    """Closes the page of the object `by`, if `by` has one."""
+    """Closes the page (published text) of the object `by`, if it has one."""
     _pages.pop(id(by), None)
 
 
@@ -126,7 +127,7 @@ def find(uid: int) -> Iterator[FoundPage]:
 
 
 def memfds(uid: int, name: str) -> Iterator[tuple[int, str]]:
-    """Yields the process id and the path of each memfd with this name that the user's processes have open."""
+    """Yields each memfd with this name that a process of the user has open, as a pair of process id and path."""
     for pid in trust.processes(uid):
         with suppress(OSError):  # the process has ended, or is hidden from us
             for number in os.listdir(f"/proc/{pid}/fd"):
@@ -137,7 +138,10 @@ def memfds(uid: int, name: str) -> Iterator[tuple[int, str]]:
 
 
 def _read(path: str, uid: int) -> tuple[int, bytes | None]:
-    """Returns the inode number of a page and its newest text, or None for the text if nothing was published yet."""
+    """Returns the inode number of a page and its newest text.
+
+    The text is None if nothing has been published yet, or if each attempt to read it overlapped with a change.
+    """
     fd = trust.open_sealed(path, NAME, trust.OF_ONE_SIZE, owner=uid)
     try:
         inode = os.fstat(fd).st_ino

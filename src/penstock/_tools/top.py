@@ -50,7 +50,7 @@ class Loader:
         return self.published.stats
 
     def paused(self, now: float) -> float:
-        """Returns the number of seconds since the loader last published figures, or 0 if it is not paused."""
+        """Returns how many seconds ago the loader last published figures, or 0 if it is not paused."""
         quiet = now - self.published.at
         return quiet if quiet > QUIET else 0.0
 

@@ -36,7 +36,7 @@ class Facts:
 
     @property
     def least(self) -> int:
-        """The minimum number of batches that a verdict needs."""
+        """The minimum number of batches for a verdict."""
         ahead = self.workers * int(self.settings.get("prefetch_factor") or 1)
         return max(LEAST_BATCHES, LEAST_WINDOWS * ahead)
 
@@ -63,7 +63,7 @@ class Facts:
     # The loop.
 
     def _starting(self, period: Period) -> float:
-        """Returns how many seconds of the period the loop waited for workers to start and to make the first batch."""
+        """Returns how many seconds the loop waited in this period for workers to start and make the first batch."""
         first = self.stats.first_batch or FirstBatch()
         each = min(first.total - first.start, period.waits.longest)
         return min(period.waits.total, each * self._starts(period))
@@ -80,7 +80,7 @@ class Facts:
 
     @cached_property
     def begun(self) -> float:
-        """The number of seconds of start-up that were spent in `iter()`, and so do not count as waiting."""
+        """The start-up time that was spent in `iter()`, in seconds. It does not count as waiting."""
         first = self.stats.first_batch or FirstBatch()
         return first.start * self._starts(self.period)
 
@@ -101,7 +101,7 @@ class Facts:
 
     @property
     def usual_waits(self) -> float:
-        """The number of seconds that the loop would have waited if each wait were as long as the median."""
+        """The number of seconds that the loop would have waited if every wait had been as long as the median."""
         return self.period.waits.median * self.period.batches
 
     # The workers.
@@ -139,12 +139,12 @@ class Facts:
 
     @property
     def would_do(self) -> int:
-        """The number of workers that would be enough for the work that was done, with a reserve of 25 %."""
+        """The number of workers that would have been enough, with a reserve of 25 %."""
         return max(1, math.ceil(1.25 * self.busy / self.whole))
 
     @property
     def needed(self) -> int:
-        """The number of workers needed to keep up with the loop, provided that they do not slow each other down."""
+        """The number of workers needed to keep up with the loop, if workers do not slow each other down."""
         works = self.period.works.total
         return math.ceil(self.busy / works) if works > 1e-3 * self.busy else 1000
 
@@ -190,7 +190,7 @@ class Facts:
 
     @property
     def elsewhere(self) -> bool:
-        """True if workers run on other machines. Nothing is known about the load of their processors."""
+        """True if workers run on other machines, whose processor load is unknown."""
         return any(worker.node for worker in self.period.workers)
 
     @property
@@ -202,7 +202,10 @@ class Facts:
 
     @property
     def only_wants_cpu(self) -> bool:
-        """True if workers mostly computed or waited for a processor. Such workers may look idle in other figures."""
+        """True if workers spent most of their time computing or waiting for a processor.
+
+        Such workers may look idle in other figures.
+        """
         computed = self.delayed + self._sum("cpu")
         return not self.elsewhere and self.delayed >= 0.25 * self.present and computed >= 0.75 * self.present
 

@@ -47,7 +47,7 @@ class SlowSample:
 
     @property
     def name(self) -> str:
-        """The path, if there is one, and the key, as a text that helps people to find the sample."""
+        """A text that helps people to find the sample: its path, if there is one, and its key."""
         return f"{self.path} (key {self.key})" if self.path else str(self.key)
 
 
@@ -178,12 +178,12 @@ class Period:
 
 @dataclass(frozen=True, slots=True)
 class FirstBatch:
-    """The time from the first `iter()` to the first batch, in seconds, and its parts in their order.
+    """The time from the first `iter()` to the first batch, in seconds, and its parts in order.
 
     - `start`: the time in which the loader prepared its memory and requested workers.
     - `ship`: the part of `start` in which the dataset was pickled and sent to workers (0 with fork).
-    - `boot`: the time from then until the first worker was ready, including `worker_init_fn`.
-    - `sample`: the time from then until the samples of the first batch were fetched.
+    - `boot`: the time after `start` until the first worker was ready, including `worker_init_fn`.
+    - `sample`: the time after `boot` until the samples of the first batch were fetched.
     - `rest`: everything else.
     """
 
@@ -243,7 +243,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """A store of remote files that has not answered for `seconds`. `store` contains its name and the failure."""
+    """A store of remote files that has not answered for `seconds`. `store` is its name, followed by the failure."""
 
     store: str
     seconds: float
@@ -254,8 +254,8 @@ class Machine:
     """The resources that the loader may use.
 
     - `cpus`: the number of CPUs, which may be a fraction under a cgroup's CPU limit.
-    - `throttled`: the number of seconds that the cgroup's CPU limit stopped this process while the loader was read,
-      summed over CPUs.
+    - `throttled`: how many seconds the cgroup's CPU limit throttled this process while the loader was read, summed
+      over CPUs.
     - `memory_limit`: the memory limit in bytes, or None if there is none. `memory_used`: the memory in use.
     - `swapped`: the number of bytes of the loader's processes that were in swap space when the loader was last read.
     """
@@ -285,7 +285,7 @@ class Stats:
 
     @property
     def verdict(self) -> str:
-        """One or two sentences about where the time goes and what to do about it, or that it is too early to say."""
+        """One or two sentences that say where the time goes and what to do, or that it is too early to say."""
         from penstock.stats._verdict import verdict
 
         return verdict(self)

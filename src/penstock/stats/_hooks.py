@@ -36,7 +36,10 @@ class StatsHook:
         self._threads: set[int] = set()  # the threads that are calling the function now
 
     def call(self, stats: Stats) -> None:
-        """Calls the function. Does nothing in a forked child, or for a loader that the function itself reads."""
+        """Calls the function. Does nothing in a forked child, or if the function is already running in this thread.
+
+        The latter happens if the function itself reads a loader.
+        """
         me = get_ident()
         if os.getpid() != self._pid or me in self._threads:
             return
@@ -103,24 +106,24 @@ class Turns:
         self._ended: tuple[int, int] | None = None  # the number of epochs and batches when the last epoch ended
 
     def due(self, now: float) -> list[StatsHook]:
-        """Returns the hooks (functions of the user) that are due at the time `now`.
+        """Returns the hooks (user-supplied functions) that are due at time `now`.
 
-        This takes less than a microsecond if no function was given to `on_stats`.
+        Takes less than a microsecond if there are no hooks.
         """
         if not _hooks:
             return []
         return [hook for hook in tuple(_hooks) if now >= self._next.setdefault(hook, now + hook.every)]
 
     def tick(self, now: float, stats: Callable[[], Stats]) -> None:
-        """Calls the user's functions that are due at the time `now`, with the figures that `stats()` returns."""
+        """Calls the hooks (user-supplied functions) that are due at time `now`, with the result of `stats()`."""
         if hooks := self.due(now):
             self._call(hooks, now, stats())
 
     def epoch_ended(self, now: float, stats: Callable[[], Stats]) -> None:
-        """Calls all of the user's functions at the end of an epoch, and writes a log line if the log level allows it.
+        """Calls all hooks (user-supplied functions) at the end of an epoch, and logs a line if the log level allows.
 
-        The functions receive the figures that `stats()` returns. A second call for the same epoch does nothing,
-        because the program may call `next()` again after the end.
+        The hooks receive the result of `stats()`. A second call for the same epoch does nothing, because a program
+        may call `next()` again after the end.
         """
         logs = _logger_is_on()
         if _hooks or logs:

@@ -18,10 +18,10 @@ from penstock.stats._figures import Machine
 
 
 def machine(workers: Iterable[int] = (), throttled_before: float = 0.0, root: Path = Path("/")) -> Machine:
-    """Returns the resources that this process and its workers may use, and how much these limits slow them down.
+    """Returns the resource limits of this process and its workers, and how much these limits slow them down.
 
-    `workers` has the ids of the workers' processes or threads. `throttled_before` is the value that `throttled`
-    returned when counting began. `/proc` and `/sys` are looked up under `root`. A call takes 0.2 ms.
+    `workers` has the ids of the workers' processes or threads. `throttled_before` is what `throttled` returned when
+    the measurement began. `/proc` and `/sys` are looked up under `root`. A call takes 0.2 ms.
     """
     workers = list(workers)
     processes: list[int | str] = ["self", *workers]
@@ -48,7 +48,7 @@ def machine(workers: Iterable[int] = (), throttled_before: float = 0.0, root: Pa
 
 
 def throttled(root: Path = Path("/")) -> float:
-    """Returns how many seconds the CPU limits of cgroups have stopped this process so far, summed over CPUs."""
+    """Returns how many seconds this process has been throttled by cgroup CPU limits so far, summed over CPUs."""
     return max(map(_throttled, _groups(root, "cpu")), default=0.0)
 
 
@@ -84,7 +84,7 @@ def _memberships(root: Path, controller: str) -> Iterator[tuple[str, str]]:
 
 
 def _mounts(root: Path, controller: str, kind: str) -> Iterator[tuple[str, str]]:
-    """Yields the mounts of a cgroup hierarchy: the path of the mounted part, and the path where it is mounted.
+    """Yields the mounts of a cgroup hierarchy as pairs: the mounted path inside the hierarchy, and the mount point.
 
     `kind` is "cgroup" for version 1, which has a hierarchy for each controller, and "cgroup2" for version 2.
     """
@@ -106,7 +106,7 @@ def _quota(group: str) -> float | None:
 
 
 def _throttled(group: str) -> float:
-    """Returns how many seconds the cgroup was throttled so far, summed over CPUs."""
+    """Returns how many seconds the cgroup has been throttled so far, summed over CPUs."""
     found = _table(f"{group}/cpu.stat")
     return found.get("throttled_usec", 0) / 1e6 or found.get("throttled_time", 0) / 1e9
 

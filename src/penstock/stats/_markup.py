@@ -105,7 +105,7 @@ def scale(most: float, steps: Sequence[float] = (1, 2, 2.5, 5, 10), lines: int =
 
 
 def whole_scale(most: int) -> list[float]:
-    """Like `scale`, but for counts. An axis up to 4 has only integers."""
+    """Like `scale`, but for counts: if `most` is at most 4, there is a label at every integer."""
     return scale(most) if most > 4 else [float(i) for i in range(max(most, 1) + 1)]
 
 
@@ -126,7 +126,7 @@ def time_scale(end: float, lines: int = 5) -> list[tuple[float, str]]:
 
 
 def stacked(parts: Iterable[tuple[str, float, str]], whole: float) -> str:
-    """Returns a horizontal bar of length `whole` as HTML. Each part has a CSS class, a length and a tooltip."""
+    """Returns a horizontal bar of total length `whole` as HTML. Each part has a CSS class, a length and a tooltip."""
     inner = "".join(
         f'<i class="{kind}" style="width:{100 * length / whole:.4g}%" data-tip="{escape(tip)}"></i>'
         for kind, length, tip in parts
@@ -136,7 +136,7 @@ def stacked(parts: Iterable[tuple[str, float, str]], whole: float) -> str:
 
 
 def legend(*entries: tuple[str, str]) -> str:
-    """Returns the legend of a chart as HTML. Each entry has a CSS class, for its colour, and a meaning."""
+    """Returns the legend of a chart as HTML. Each entry has a CSS class (for its colour) and a text."""
     inner = "".join(f'<span><i class="{kind}"></i>{escape(text)}</span>' for kind, text in entries)
     return f'<p class="legend">{inner}</p>'
 
@@ -174,8 +174,8 @@ def folded(summary: str, inner: str) -> str:
 def log_scale(limits: Sequence[float], show: Callable[[float], str]) -> list[tuple[float, str]]:
     """Returns the labels of a logarithmic axis, one at each power of ten, or fewer if there are many.
 
-    The axis has columns of equal width. `limits` are the values at their edges, which grow by a constant factor, and
-    `show` turns a value into text. Each label has a position from 0 to 1 and a text.
+    The axis has columns of equal width. `limits` are the values at the edges of the columns, and grow by a constant
+    factor. `show` formats a value as text. Each label has a position from 0 to 1 and a text.
     """
     places = []
     for column, (low, high) in enumerate(pairwise(limits)):

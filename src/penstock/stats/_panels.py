@@ -93,9 +93,9 @@ def _large(value: str) -> str:
 
 
 def _waiting(before: Moment, after: Moment) -> float | None:
-    """Returns the share of the time between two moments that the caller waited.
+    """Returns the share of time that the caller waited between two moments.
 
-    Returns None if the caller neither waited nor worked between them.
+    Returns None if the caller neither waited nor worked.
     """
     waited, worked = after.waited - before.waited, after.worked - before.worked
     return min(max(waited / (waited + worked), 0.0), 1.0) if waited + worked > 0 else None
@@ -104,9 +104,9 @@ def _waiting(before: Moment, after: Moment) -> float | None:
 def _over_time(
     columns: str, moments: Sequence[Moment], ys: list[tuple[float, str]], marks: list[str], label: str
 ) -> str:
-    """Returns a chart over time. On hover, the page's script shows values from the history table.
+    """Returns a chart of values over time. On hover, the page's script shows values from the history table.
 
-    `columns` has the indices of the table's columns to show, separated by spaces.
+    `columns` lists the indices of the table columns to show, separated by spaces.
     """
     end = moments[-1].at
     drawn = plot(marks, ys, time_scale(end), label)
@@ -116,7 +116,7 @@ def _over_time(
 def _edges(moments: Sequence[Moment]) -> list[tuple[float, float]]:
     """Returns the left and right edge of each interval between two moments, as positions from 0 to 1.
 
-    An interval is drawn with the values of its second moment.
+    The values drawn for an interval are those of its second moment.
     """
     whole = moments[-1].at or 1.0
     return [(before.at / whole, after.at / whole) for before, after in pairwise(moments)]
@@ -254,9 +254,9 @@ def _hits(buckets: Sequence[Bucket]) -> Iterator[str]:
 
 
 def _filled(buckets: Sequence[Bucket]) -> list[Bucket]:
-    """Returns the buckets that have samples, and fills the gaps between them with empty buckets of the same width.
+    """Returns the buckets that have samples, and fills the gaps between them with empty buckets.
 
-    The width of a bucket is the ratio of its limits.
+    An empty bucket has the same ratio of upper to lower limit as the bucket after the gap.
     """
     filled: list[Bucket] = []
     for bucket in buckets:

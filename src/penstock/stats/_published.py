@@ -55,7 +55,7 @@ class Published:
 
 
 def publish(by: object, stats: Stats) -> None:
-    """Shows the figures to `penstock top` until newer ones are published or the object `by` is deallocated."""
+    """Makes the figures visible in `penstock top`, until newer ones are published or `by` is deallocated."""
     page.publish(by, to_text(stats))
 
 
@@ -105,7 +105,7 @@ def from_text(text: bytes) -> Published:
 
 
 def _built(kind: type, plain: Mapping[str, Any]) -> Any:
-    """Returns an object of the class `kind`, made from the result of `_plain`. Unknown fields are ignored."""
+    """Rebuilds an object of the class `kind` from the result of `_plain`. Unknown fields are ignored."""
     given = {name: plain[name] for name in _names[kind] if name in plain}
     for name, inner in _NESTED.get(kind, {}).items():
         if given.get(name) is not None:

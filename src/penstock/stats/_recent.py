@@ -25,7 +25,7 @@ class Recent:
 
 
 def recent(stats: Stats) -> Recent:
-    """Returns the figures of the last RECENT_SECONDS, or since the first `iter()` if that is more recent.
+    """Returns the figures of the last RECENT_SECONDS, or of the time since the first `iter()` if that is shorter.
 
     Pauses between epochs are left out.
     """

@@ -22,9 +22,9 @@ _DEFAULTS: dict[str, tuple[Any, ...]] = {
 
 
 def settings_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings to show, the important ones first.
+    """Returns the settings to show, with those in ALWAYS first.
 
-    Settings that are None or have their default value are left out.
+    Other settings are left out if they have their default value. Settings that are None are never shown.
     """
     names = [*ALWAYS, *(name for name in settings if name not in ALWAYS)]
     found = {name: settings[name] for name in names if settings.get(name) is not None and name not in _HIDDEN}

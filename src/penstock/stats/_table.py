@@ -144,7 +144,7 @@ def _workers(period: Period) -> Iterator[str]:
 
 
 def _name(worker: WorkerFigures) -> str:
-    """Returns the worker's name without the name of its machine, which has a row of its own."""
+    """Returns the worker's name without the name of its machine. The table has separate rows for machines."""
     name = worker.name.replace(f" on {worker.node}", "") if worker.node else worker.name
     return name if worker.alive else f"worker {worker.seat} (ended)"
 

@@ -46,7 +46,7 @@ def share(value: float) -> str:
 
 
 def three(value: float) -> str:
-    """Formats a number with up to three digits (more from 1000 on), without trailing zeros after the point."""
+    """Formats a number as in `1,234`, `123`, `12.3` or `1.23`, without trailing zeros after the decimal point."""
     digits = 0 if value >= 99.95 else 1 if value >= 9.995 else 2
     shown = f"{value:,.{digits}f}"
     return shown.rstrip("0").rstrip(".") if digits else shown

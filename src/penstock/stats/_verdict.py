@@ -29,13 +29,13 @@ class Rule:
 
 
 def verdict(stats: Stats) -> str:
-    """Returns one or two sentences with the numbers and the remedy, or a sentence that there is too little data."""
+    """Returns the verdict in one or two sentences, with numbers and advice, or says that there is too little data."""
     rule, facts = rule_of(stats), Facts(stats)
     return say(rule.text if rule else TOO_EARLY if facts.period.batches else NOTHING_YET, facts)
 
 
 def rule_of(stats: Stats) -> Rule | None:
-    """Returns the rule that gives the verdict, or None if there is too little data."""
+    """Returns the first rule whose condition is true, or None if there is too little data for a verdict."""
     facts = Facts(stats)
     if facts.enough or _store_is_silent(facts):
         return next(rule for rule in RULES if rule.holds(facts))

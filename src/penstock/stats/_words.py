@@ -50,16 +50,16 @@ def _parts(facts: Facts) -> str:
 
 
 def use_workers(facts: Facts, workers: int) -> str:
-    """Returns the setting for this number of workers, with a warning if the samples depend on that number."""
+    """Returns the text `num_workers=...`, with a warning if this number changes the samples' random numbers."""
     if facts.depends_on_workers:
         return f"num_workers={workers} in the next run (without seed=, this changes your samples' random numbers)"
     return f"num_workers={workers}"
 
 
 def _more_workers(facts: Facts, most: int) -> str:
-    """Returns the advice to use as many workers as the loop needs.
+    """Returns the advice to use as many workers as the loop needs, or to raise `max_workers` if the number is "auto".
 
-    The number is at most `most`, and at most four times the current number of workers.
+    The number is at most `most`, and at most four times the current number.
     """
     if facts.auto:
         return f'num_workers="auto" has chosen {facts.workers}; raise max_workers= if that is its limit'
@@ -79,7 +79,7 @@ def _workers_that_wait(facts: Facts) -> str:
 
 
 def _first_workers(facts: Facts) -> str:
-    """Returns the settings to suggest for a loader that has no workers."""
+    """Returns suggested settings for a loader that has no workers yet."""
     waits = facts.blocked_share >= 0.6
     workers = max(1, min(facts.needed, 16 if waits else math.floor(facts.cpus)))
     threads = waits and facts.face == "penstock"

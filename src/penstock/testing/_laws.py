@@ -50,7 +50,7 @@ class BrokenLaw(AssertionError):
 
 
 def check_each(suite: type[Any], only: str) -> list[str]:
-    """Checks the laws of a suite whose names contain `only`, and returns those that were skipped, with the reasons.
+    """Checks those laws of a suite whose names contain `only`. Returns the skipped laws, each with its reason.
 
     Raises BrokenLaw if a law is broken.
     """
@@ -151,7 +151,7 @@ class Laws(Stated):
         return self.loader(dataset, *args, **kwargs), DataLoader(copy.deepcopy(dataset), *args, **kwargs)
 
     def equal(self, dataset: Any, act: _Act = lambda *_: None, epochs: int = 2, **given: Any) -> Any:
-        """Checks that a loader on the backend gives the same batches as a loader without workers, and returns both.
+        """Checks that a loader on the backend gives the same batches as one without workers. Returns both loaders.
 
         `act(loader, step)` is called for both loaders after each step, and with step -1 before each epoch.
         """
@@ -166,7 +166,10 @@ class Laws(Stated):
         return both
 
     def crew(self, dataset: Any, hired: int | None = None, **job: Any) -> Backend:
-        """Returns the backend itself, with `hired` workers. Worker i is in seat i (the i-th slot for a worker)."""
+        """Returns the backend after starting `hired` workers in it, by default as many as the suite's `workers`.
+
+        Worker i is in seat i (the i-th worker slot).
+        """
         number = max(1, self.workers)
         # The job is kept here, as the engine keeps it, because a backend may have only a weak reference to it.
         self._job = Job(dataset, KeyFetch, None, None, number, seed=1, drop_last=False, **job)
@@ -232,14 +235,14 @@ def task(seq: int, steps: int = 1) -> Task:
 
 
 def post(backend: Backend, *seqs: int) -> None:
-    """Posts a task for each of these steps. The step's number is also the index of its slab (memory for a batch)."""
+    """Posts a task for each of these step numbers. Step i uses slab i (the memory for its batch)."""
     for seq in seqs:
         backend.post(task(seq), seq, -1)
     backend.flush()
 
 
 def done(backend: Backend, *seqs: int) -> list[Any]:
-    """Posts a task for each of these steps, and returns their outcomes when all are done."""
+    """Posts a task for each of these step numbers, waits until all are done, and returns their outcomes."""
     post(backend, *seqs)
     return outcomes(backend, len(seqs))
 

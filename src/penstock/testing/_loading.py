@@ -40,7 +40,7 @@ def _bundled_or_not(law: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 class LoaderLaws(Laws):
-    # Law 1: inline is the meaning.
+    # Law 1: every backend gives the batches of the plain loop.
 
     def test_batches_are_those_of_the_plain_loop(self) -> None:
         rows: tuple[Any, ...] = (
@@ -164,7 +164,7 @@ class LoaderLaws(Laws):
         one, two = list(plain), list(plain)
         same(list(zip(loader, loader, strict=True)), list(zip(one, two, strict=True)))
 
-    # A dataset that changes.
+    # Changing the dataset.
 
     @_bundled_or_not
     def test_an_update_reaches_the_next_batch_and_is_made_once(self) -> None:
@@ -183,7 +183,7 @@ class LoaderLaws(Laws):
         assert _rows(batches) == [([2, 3], [1, 1], [0, 0]), ([4, 5], [1, 1], [0, 0])]
         assert loader.dataset.size == 1
 
-    # A number of workers that changes.
+    # Changing the number of workers.
 
     @_bundled_or_not
     def test_more_or_fewer_workers_give_the_same_batches(self) -> None:
@@ -347,7 +347,7 @@ class LoaderLaws(Laws):
 
             assert_resumes_everywhere(made, [{}, inline])
 
-    # Small steps travel together.
+    # Small steps share a task.
 
     @_bundled_or_not
     def test_steps_that_travel_together_are_those_of_the_plain_loop(self) -> None:
@@ -372,10 +372,9 @@ def _rows(batches: Iterable[Any]) -> list[Any]:
 
 @contextmanager
 def _gated() -> Iterator[tuple[FunctionDataset, Callable[[], None]]]:
-    """Yields a dataset of six samples, in which sample 1 waits at a gate, and the function that opens the gate.
+    """Yields a dataset of six samples, and a function that opens a gate. Sample 1 waits until the gate is open.
 
-    The gate is a file, and deleting the file opens the gate. So the gate is also open after the block, for workers
-    that are late.
+    The gate is a file that the function deletes. The end of the block deletes it too, so no worker waits forever.
     """
     with tempfile.TemporaryDirectory() as folder:
         gate = Path(folder) / "gate"

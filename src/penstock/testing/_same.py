@@ -58,9 +58,9 @@ def assert_same_everywhere(
 
 
 def _compare(found: Iterable[_Named], expected: list[_Named], given: str, plain: str, by: str) -> None:
-    """Asserts that `found` and `expected` have the same names and values. Each item is a pair of a name and a value.
+    """Asserts that two sequences of (name, value) pairs are equal.
 
-    `given`, `plain` and `by` are parts of the error message.
+    `given`, `plain` and `by` are phrases for the error message.
     """
     for wanted, one in zip_longest(expected, found):
         if one is None:
@@ -133,8 +133,8 @@ def assert_resumes_everywhere(
 def _states(loader: Any, steps: int | None) -> Iterator[tuple[str, int, int, Any]]:
     """Yields the states of one epoch: before the first batch, after each batch, and after the epoch.
 
-    Each state comes with a description of its position, the epoch in which it resumes, and the number of batches of
-    this epoch that come before it.
+    Each item is a tuple: a description of the position, the epoch in which the state resumes, the number of batches
+    of that epoch before the position, and the state.
     """
     yield "before the first batch", 0, 0, _state(loader)
     done = 0
@@ -237,10 +237,10 @@ def _between_parts(one: Any, other: Any, at: str, within: _Within) -> str | None
 
 
 def _parts(whole: Any) -> tuple[str, list[tuple[Any, str, Any]]]:
-    """Splits an object into parts that can be compared. Returns the kind of the parts, and the parts.
+    """Splits an object into parts to compare. Returns the kind of the parts, and tuples (name, path, value).
 
-    The kind is "keys", "elements" or "attributes". Each part is a tuple of its name, its path and its value. The name
-    and the path are "" for data that pickle would save in addition to the attributes.
+    The kind is "keys", "elements" or "attributes". Data that pickle saves besides the attributes has "" as name and
+    path.
     """
     if isinstance(whole, Mapping):
         return "keys", [(key, f"[{key!r}]", whole[key]) for key in whole]

@@ -56,7 +56,7 @@ class Closing(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, address: Any) -> None:
-        """Does nothing, because it is not an error if a client disconnects."""
+        """Does nothing, because clients may disconnect at any time."""
 
     def server_close(self) -> None:
         super().server_close()
@@ -84,7 +84,7 @@ class Answering(BaseHTTPRequestHandler):
         raise NotImplementedError
 
     def answer_range(self, content: bytes, about: dict[str, str]) -> None:
-        """Sends the content of a file, or only the range that the request asks for. `about` has further headers."""
+        """Sends the content of a file, or only the range that was requested. `about` has additional headers."""
         found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         if found is None:
             return self.answer(200, content, about)

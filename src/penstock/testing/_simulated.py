@@ -52,9 +52,9 @@ _slept: list[float] = []  # how long each step that is being filled has slept, t
 
 
 def sleep(seconds: float) -> None:
-    """Makes the current step take this many more seconds of virtual time. Does nothing outside a simulation.
+    """Makes the current step take this many more seconds of virtual time. Call it from a dataset.
 
-    A dataset calls this function.
+    Does nothing outside a simulation.
     """
     if _slept:
         _slept[-1] += seconds
@@ -72,7 +72,7 @@ class _PostedTask:
         self.done: list[Any] = []  # the outcomes of the steps so far
 
     def current(self) -> Task:
-        """Returns the next step to do, as a task of one step, or the last step if all are done."""
+        """Returns the next step to do, as a task of one step. If all steps are done, returns the last one."""
         return self.task.single()[min(len(self.done), self.steps - 1)]
 
 
@@ -174,9 +174,9 @@ class SimulatedBackend(Backend):
                 worker.runner.look_up()
 
     def flush(self) -> None:
-        """Performs actions of workers until `choose` picks the action "return".
+        """Performs actions of workers until `choose` picks the action "return", or no worker can act.
 
-        So workers can make progress at any time, as real workers do, and not only while the loader polls.
+        This lets workers make progress at any time, as real workers do, and not only while the loader polls.
         """
         while len(actions := [Action("return"), *self._actions()]) > 1:
             action = self._simulation.chosen(actions)
@@ -257,7 +257,7 @@ class SimulatedBackend(Backend):
         return actions
 
     def _action(self, worker: _SimulatedWorker) -> Action | None:
-        """Returns the next action of this worker, or None if it must wait. Leaving and dying are not included."""
+        """Returns the next action of this worker, or None if it must wait. The result is never "leave" or "die"."""
         posted = worker.posted
         if not worker.is_alive():
             return worker.does("bury")
@@ -271,7 +271,10 @@ class SimulatedBackend(Backend):
         return None if task is None else Action("claim", worker.id, task.step)
 
     def _task(self, worker: _SimulatedWorker, kind: str) -> Task | None:
-        """Returns the task, or the single step of a task, that an action of this kind concerns, or None."""
+        """Returns the task that an action of this kind is about, or None.
+
+        For "fill", returns only the next step of the task.
+        """
         if worker.posted is None:
             return self._next_task(worker.seat) if kind == "claim" else None
         return worker.posted.current() if kind == "fill" else worker.posted.task
@@ -321,9 +324,9 @@ class SimulatedBackend(Backend):
 
     @contextmanager
     def _at_work(self, worker: _SimulatedWorker) -> Iterator[None]:
-        """In the block, the calling thread acts as this worker.
+        """A context manager. Inside the block, the calling thread acts as this worker.
 
-        The worker stays busy for as long as the block has slept in virtual time.
+        After the block, the worker stays busy for as long as the block slept in virtual time.
         """
         outer = get_worker_info()
         set_worker_info(worker.info, of_process=False)

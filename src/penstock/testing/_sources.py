@@ -21,7 +21,7 @@ from penstock.source._dataset import Keyed
 
 @dataclass(eq=False, repr=False)
 class _Around(Dataset[Any]):
-    """A dataset around another one. It calls `befall(key)` before it fetches the sample of one of `keys`."""
+    """A dataset that wraps another one. It calls `befall(key)` before it fetches a sample whose key is in `keys`."""
 
     dataset: Keyed[Any]
     keys: Collection[Any]
@@ -55,7 +55,7 @@ class Raising(_Around):
 
 @dataclass(eq=False, repr=False)
 class Stalling(_Around):
-    """A dataset that takes `seconds` longer at these keys, to test timeouts and batches that finish out of order."""
+    """A dataset that takes `seconds` longer for these keys, to test timeouts and batches that finish out of order."""
 
     seconds: float
 
@@ -68,8 +68,8 @@ class Dying(_Around):
     """A dataset that kills the worker process that fetches one of these keys, `lives` times for each key.
 
     The process that created the dataset is never killed, so the dataset has no effect without workers or with
-    threads. Each death is written to `file`, as a line with the key, so that all processes know about it. If `lives`
-    is at most 2 (with `retries=2`), the loader retries the step, and its batches are the same as without deaths.
+    threads. Each death is written to `file`, as a line with the key, so that all processes know about it. If no step
+    loses more workers than `retries=` allows (2 by default), the batches are the same as without deaths.
     """
 
     file: str | os.PathLike[str]
@@ -99,7 +99,7 @@ class Dying(_Around):
 
 
 class Numbers(Dataset[Any]):
-    """A dataset whose sample i is the tuple (i, `size`, `times`). Tests of `update` change these two attributes."""
+    """A dataset whose sample i is the tuple (i, `size`, `times`). Tests of `update` change `size` and `times`."""
 
     size, times = 1, 0
 
@@ -117,7 +117,7 @@ class Numbers(Dataset[Any]):
 
 
 def once_more(dataset: Any) -> None:
-    """A change to pass to `update`. It counts how often it was made, so that a test notices a repetition."""
+    """A change to pass to `update`. It increments `times`, so that a test notices if the change is applied twice."""
     dataset.times += 1
 
 
@@ -149,7 +149,7 @@ def drawn(key: int) -> Any:
 
 
 def drawn_everywhere(key: int) -> Any:
-    """Returns a sample with random numbers, from `penstock.rng()` and from the global generators."""
+    """Returns the key and three random numbers, from `penstock.rng()`, `random` and `numpy.random`."""
     return np.array([key, rng().random(), random.random(), np.random.random()])
 
 
@@ -167,7 +167,7 @@ class Countdown(IterableDataset[Any]):
 
 
 class Light(Countdown):
-    """A stream of light items (here numbers), from which workers load the samples."""
+    """A stream of light items (here numbers), which workers turn into samples."""
 
     size, times = 1, 0
 

@@ -281,7 +281,7 @@ def check(
 
     Raises `BrokenLaw` if a law is broken. `make(paths, **files)` makes a dataset. `paths` are the paths of files in
     the format. Their folder is copied, so it should be small and contain nothing else. If `only` is given, only the
-    laws whose names contain this text are checked. `told` has values for the attributes of `Suite`.
+    laws whose names contain this text are checked. Other arguments (`told`) set attributes of `Suite`.
     """
     given = [Path(path).absolute() for path in paths]
 
@@ -338,7 +338,7 @@ def _damage(folder: Path, drawn: random.Random) -> str:
 
 
 class _Noting(PiecesInMemory):
-    """Records every piece (part of a remote file) that is requested."""
+    """Keeps pieces (parts of remote files) in memory, and records every piece that is requested."""
 
     def __init__(self, fetched: list[Piece]) -> None:
         super().__init__()

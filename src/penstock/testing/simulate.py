@@ -170,7 +170,7 @@ class Simulation:
         return actions[at]
 
     def kills(self, action: Action, task: Task | None, seat: int) -> bool:
-        """True if a fault kills the worker that is about to do this action with this task. Uses up one such fault."""
+        """True if a fault kills the worker before this action. If so, the fault's `times` is reduced by one."""
         for fault in self._faults:
             if isinstance(fault, Kill) and fault.times and fault.concerns(action, task, seat):
                 fault.times -= 1
@@ -178,7 +178,7 @@ class Simulation:
         return False
 
     def refuse(self, seat: int) -> None:
-        """Raises an error if a fault keeps a worker in this seat (worker slot) from being started."""
+        """Raises an error if a fault prevents a worker from starting in this seat (worker slot)."""
         for fault in self._faults:
             if isinstance(fault, Refuse) and fault.seat in (None, seat):
                 if fault.after:

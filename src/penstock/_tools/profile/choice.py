@@ -113,7 +113,7 @@ def _wanted(done: Sequence[Trial], limits: Limits) -> Iterator[Choice]:
 
 
 def _more(rates: dict[Choice, float], most: int) -> Iterator[Choice]:
-    """Yields settings for threads and then for processes, with twice as many workers each time, while that helps."""
+    """Yields settings for threads, and then for processes. The number of workers is doubled as long as that helps."""
     begin = min(2, most)
     for kind in _KINDS:
         workers, before = begin, rates[INLINE]
@@ -128,7 +128,7 @@ def _more(rates: dict[Choice, float], most: int) -> Iterator[Choice]:
 
 
 def _scales(rates: dict[Choice, float], workers: int, begin: int) -> bool:
-    """True if each of `workers` threads is almost as fast as each thread in the first trial, with `begin` threads."""
+    """True if each of `workers` threads is almost as fast as each of `begin` threads in the first trial."""
     first = rates.get(Choice("thread", begin), 0.0) / begin
     return rates.get(Choice("thread", workers), 0.0) / workers > SCALES * first
 
@@ -160,7 +160,7 @@ def advice(done: Sequence[Trial], limits: Limits) -> Advice:
 
 
 def best_processes(done: Sequence[Trial]) -> Trial | None:
-    """Returns the best trial with processes, for loaders that have no threads, or None if all such trials failed."""
+    """Returns the best trial with processes, or None if no such trial succeeded."""
     found = [trial for trial in done if trial.choice.backend == "process" and not trial.error]
     return _best(found) if found else None
 

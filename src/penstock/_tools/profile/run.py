@@ -113,7 +113,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _of_its_guest(subject: Subject, trials: Sequence[Trial]) -> Iterator[str]:
-    """Yields advice for the loader of the dataset's own library (torch), which has processes but no threads."""
+    """Yields the best settings for `penstock.torch`, which has no threads, if the dataset is a torch dataset."""
     guest, best = guest_of(type(subject.dataset)), best_processes(trials)
     if guest is not None and best is not None:
         call = settings(best.choice, subject).replace("penstock.", f"penstock.{guest}.")

@@ -21,7 +21,7 @@ class TargetError(Exception):
 
 
 def dataset(name: str) -> Any:
-    """Returns the dataset with this name. A class or function with this name is called without arguments."""
+    """Returns the dataset with this name. A class or function is called without arguments to get the dataset."""
     found = target(name)
     if isinstance(found, (type, partial)) or inspect.isroutine(found):
         _check_arguments(found, name)
@@ -56,7 +56,10 @@ def _check_arguments(maker: Any, name: str) -> None:
 
 
 def target(name: str) -> Any:
-    """Returns the object with this name, from a module or a file. The current directory is searched first."""
+    """Returns the object with a name such as `module:name` or `train.py:name`.
+
+    Modules are searched for in the current directory first.
+    """
     where, colon, attribute = name.rpartition(":")
     if not colon or not where or not attribute:
         raise TargetError(
