@@ -247,7 +247,7 @@ class ProcessBackend(Backend):
         return [one for one in self._doing(asked, held) if one.stack or one.seq is not None]
 
     def _held(self) -> dict[int, tuple[int, int, int]]:
-        """Maps each worker that runs a task to the task's number (seq), and to the current epoch and step."""
+        """Returns, for each worker that runs a task, the task's number (seq), its epoch, and its current step."""
         slots = {self._board.claimant(slot): slot for slot, _ in self._posted.values()}
         return {worker: self._board.doing(slots[worker]) for worker in self._workers if worker in slots}
 
@@ -322,7 +322,7 @@ class ProcessBackend(Backend):
                     close(fd)
 
     def _send_tokens_again(self) -> None:
-        """Sends tokens again for all open tasks and for all wanted leaves (requests to exit).
+        """Sends new tokens for all open tasks and all open requests to exit.
 
         A token tells a worker where to look for a task. A worker may have died after it had read a token.
         """

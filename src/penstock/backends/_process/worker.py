@@ -56,7 +56,7 @@ def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
 
 
 def _give_way() -> None:
-    """Asks the kernel not to preempt the parent whenever this process wakes up.
+    """Asks the kernel not to preempt the parent when this process wakes up.
 
     This avoids context switches during the training step. It gives more batches per second if steps are small and
     workers share cores with the parent (see docs/decisions/0008).
