@@ -168,7 +168,8 @@ _call: Any = operator.call
 def call_at_end(of: object, action: Callable[[], object]) -> CallAtEnd:
     """Calls `action` when the object is deallocated, provided that the returned weak reference still exists.
 
-    `action` must be C code. If it were Python code, an interrupt in it would be reported as ignored, and lost.
+    `action` must be C code. An interrupt in Python code would be lost here, because Python only reports it as
+    ignored.
     """
     made = CallAtEnd(of, _act)
     made.action = action
@@ -307,7 +308,7 @@ class Loan(Protocol):
 def with_loan(loan: Loan, work: Callable[..., T], *args: Any) -> T:
     """Calls `work(*args)` between `loan.begin()` and `loan.end()`, and returns the result of `work`.
 
-    A loan is a temporary change. `end` is called even if an interrupt comes, and only then is there a cost in time.
+    A loan is a temporary change. `end` is called even if an interrupt comes. Only then does this take extra time.
     """
     try:
         loan.begin()
@@ -329,10 +330,9 @@ LOOK_AGAIN = 1.0
 class InterruptSafeCondition:
     """A condition variable whose lock is never left locked by an interrupt.
 
-    It consists of a lock and the threads that wait for a change in the data that the lock guards. The `with`
-    statement of a Condition or an Event from `threading` runs Python code, so an interrupt could leave its lock
-    locked forever. Here, a thread holds `lock` while it checks the condition and takes a bell (a lock that the next
-    change releases). Then the thread releases `lock`, and waits for the bell:
+    The `with` statement of a Condition or an Event from `threading` runs Python code, so an interrupt could leave its
+    lock locked forever. Here, a thread holds `lock` while it checks the condition and takes a bell (a lock that the
+    next change releases). Then the thread releases `lock`, and waits for the bell:
 
         while True:
             with changes.lock:

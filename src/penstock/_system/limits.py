@@ -11,7 +11,10 @@ from penstock._system.trust import processes
 
 
 def no_more_processes(error: OSError) -> OSError:
-    """Returns the error to raise after a failed fork. For EAGAIN, its message names the system's limits."""
+    """Returns the error to raise after a failed fork.
+
+    For EAGAIN, this is an error that names the system's limits. Any other error is returned unchanged.
+    """
     if error.errno != errno.EAGAIN:
         return error
     return OSError(error.errno, f"A worker process could not be started: {room_for_tasks()}")

@@ -163,7 +163,10 @@ class Backend(Protocol):
         """
 
     def has_dead(self) -> bool:
-        """True if a worker is dead and `poll` has not reported it yet. Always False if only `poll` can find out."""
+        """True if a worker is dead and `poll` has not reported it yet.
+
+        A backend that learns of deaths only in `poll` always returns False.
+        """
         return False
 
     @abstractmethod
@@ -172,7 +175,7 @@ class Backend(Protocol):
 
     @abstractmethod
     def memory(self) -> tuple[int, int]:
-        """Returns two sizes in bytes: of all slabs (memory reserved for batches), and of the batches outside slabs."""
+        """Returns two sizes in bytes: of the slabs (memory for batches), and of the batches outside slabs."""
 
     @abstractmethod
     def doing(self, seq: int | None) -> list[Doing]:

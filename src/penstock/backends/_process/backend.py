@@ -313,7 +313,7 @@ class ProcessBackend(Backend):
         self._close_fds(*self._fds)
 
     def _close_fds(self, *fds: int) -> None:
-        """Closes those descriptors that are still open, so that an interrupted close() can be repeated."""
+        """Closes the descriptors that are still open, so that an interrupted close() can be repeated."""
         with no_fork():
             for fd in fds:
                 if fd in self._fds:
@@ -324,7 +324,7 @@ class ProcessBackend(Backend):
     def _send_tokens_again(self) -> None:
         """Sends new tokens for all open tasks and all open requests to exit.
 
-        A token tells a worker where to look for a task. A worker may have died after it had read a token.
+        A token tells a worker where to look for a task. A worker that has died may have read such a token before.
         """
         tokens = self._theirs["tokens 0"]
         if not self._workers and select.select([tokens], [], [], 0)[0]:

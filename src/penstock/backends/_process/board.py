@@ -146,7 +146,7 @@ class Board:
         return notice.seq, notice.epoch, notice.step + self.at(slot)
 
     def want_leave(self) -> None:
-        """Adds a request that one worker exits. The parent then sends the token NO_TASK, which wakes a worker."""
+        """Adds a request for one worker to exit. The parent then sends the token NO_TASK, which wakes a worker."""
         self._words[_WANTED] += 1
 
     @property

@@ -316,8 +316,8 @@ def live(
 ) -> NoReturn:
     """Runs `main` in this process, and exits.
 
-    This function never returns, because no cleanup code of the parent may run in the child. A forked process gives
-    its `lifeline` (a pipe that the parent's death closes), so that `settle` is called first.
+    This function never returns, because no cleanup code of the parent may run in the child. In a forked process,
+    `lifeline` (a pipe that the parent's death closes) is given, and `settle` is called first.
     """
     code = 1
     try:

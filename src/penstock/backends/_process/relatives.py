@@ -102,7 +102,7 @@ def inheriting(itself: Relative) -> Iterator[None]:
 
 
 class Child(Relative):
-    """A worker in the parent's list `multiprocessing.active_children()`. `WorkerProcess` adds the process's handle."""
+    """A worker that `multiprocessing.active_children()` lists. The subclass `WorkerProcess` adds the handle."""
 
     def register(self) -> None:
         self._popen = _ChildPopen(self)

@@ -61,7 +61,7 @@ _NOTHING = bytes(REPLY.size)
 
 
 def serve(call: tuple[Any, ...], node: str, fetch: Callable[[], Any]) -> None:
-    """Serves the driver until the driver dismisses the worker or is gone.
+    """Serves the driver until the driver tells the worker to leave, or the connection ends.
 
     `call` contains the fields of a `Call`. `fetch` is a function that returns the pickled job.
     """
@@ -206,7 +206,7 @@ class Loop:
         return seq not in self._inbox.void
 
     def _slab(self, capacity: int) -> NDArray[np.uint8]:
-        """Returns the memory for a batch. All batches use the same memory, because each is sent before the next begins."""
+        """Returns memory for a batch. All batches use the same memory, as each is sent before the next begins."""
         if len(self._memory) < capacity:
             self._memory = np.frombuffer(mapped(None, capacity), np.uint8)
         return self._memory[:capacity]

@@ -138,7 +138,7 @@ class Door:
                 self._drop(stranger)
 
     def _wait(self, paused: float) -> float | None:
-        """Returns the milliseconds until a handshake's deadline or the end of the pause in accepting, whichever is first.
+        """Returns the milliseconds until the next handshake deadline or the end of the pause, whichever is first.
 
         Returns None if no handshake is pending and accepting is not paused.
         """

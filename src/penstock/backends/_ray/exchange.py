@@ -203,8 +203,8 @@ class Exchange:
     ) -> None:
         """Receives a reply, then the bytes to write to the slab (the memory for the batch), then the strays.
 
-        `piece` is the offset in the slab and the number of these bytes. `strays` is the number of strays (batches
-        that were too large for their slab). `figures` is the size of the worker's counters in bytes.
+        `piece` contains the offset in the slab, and the number of bytes to write there. `strays` is the number of
+        strays (batches that were too large for their slab). `figures` is the size of the worker's counters in bytes.
         """
         start, size = piece
         data = link.receive(REPLY.size + figures + strays * STRAY.size)
@@ -313,7 +313,7 @@ class Exchange:
         return Lost(remote.id, seq, at, remote.who, how, signal, end.cause)
 
     def _forget(self, remote: RemoteWorker) -> tuple[int | None, int]:
-        """Removes a worker. Returns the task that it may have been running (or None) and the task's number of steps."""
+        """Removes a worker. Returns the task that it may have been running (or None), and its number of steps."""
         with self._lock:
             remote.state = RemoteWorkerState.GONE
             seq = self._ledger.lose(remote.id)

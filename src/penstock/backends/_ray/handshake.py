@@ -112,7 +112,7 @@ def refusal(ours: Mapping[str, str], theirs: Mapping[str, str], node: str) -> st
 
 
 def difference(ours: Mapping[str, str], theirs: Mapping[str, str], node: str) -> str:
-    """Returns a warning if other versions on the node may make batches differ, or "" if not.
+    """Returns a warning if the node has other versions that may make batches differ, otherwise "".
 
     The version of a guest (an array library such as torch) is compared only if this process has imported the guest.
     """

@@ -72,7 +72,7 @@ class Ledger:
     def answering(self, worker: int, seq: int) -> bool:
         """Records that an answer begins to arrive. Returns False if the answer is no longer wanted.
 
-        Raises ValueError if the worker does not owe this answer.
+        Raises ValueError if the task is not the oldest one that the worker has.
         """
         hand = self._hands.get(worker)
         if not hand or hand[0] != seq:

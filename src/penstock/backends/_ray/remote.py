@@ -115,7 +115,7 @@ class RemoteWorker:
             self.link.push()
 
     def answer(self, ticket: int, deadline: float) -> tuple[str, int, int] | None:
-        """Returns the worker's stack, the number of its current task (or -1), and the index of the task's current step.
+        """Returns the worker's stack, the number of its current task (or -1), and the current step in that task.
 
         Returns None if no answer comes before the deadline.
         """
