@@ -137,8 +137,7 @@ def limit() -> None:
 def opencv_stopped() -> Iterator[None]:
     """Context manager that stops OpenCV's threads, so that a child forked inside the block need not stop them.
 
-    To stop its threads, OpenCV takes locks that these threads use, too. A forked child might wait for these locks
-    forever.
+    In the child, OpenCV might wait forever for locks that these threads held at the fork.
     """
     module: Any = sys.modules.get("cv2")
     before = getattr(module, "getNumThreads", int)() if count() else 0

@@ -59,7 +59,7 @@ class Board:
     """The table of tasks that the parent and its workers share.
 
     The parent posts, rescinds and clears tasks, and adds requests to exit ("leaves"). Workers claim tasks and take
-    requests to exit.
+    leaves.
     """
 
     def __init__(self, fd: int) -> None:

@@ -220,10 +220,10 @@ class Launcher:
                 close(theirs.detach())
 
     def _await_template(self) -> None:
-        """Waits until the template process, from which workers are forked, is ready. The wait can be interrupted.
+        """Waits until the template process is ready to fork workers. The wait can be interrupted.
 
-        If the template has died, it is replaced once. If the template must not be forked, workers are started by
-        spawn from now on.
+        If the template has died, it is replaced once. If it must not be forked, workers are started by spawn from now
+        on.
         """
         if self.template is None:  # another thread has just given it up
             return
@@ -255,8 +255,7 @@ def _require_linux() -> None:
 class Template(Handle):
     """The parent's handle of the template process, which forks workers on request.
 
-    `release` kills the template instead of asking it to exit, because it may be busy unpickling, and has nothing to
-    save.
+    `release` kills the template without asking it to exit. It may be busy unpickling, and has nothing to save.
     """
 
     def __init__(self, pid: int, pidfd: int, link: socket.socket) -> None:

@@ -78,8 +78,7 @@ _told: set[bool] = set()
 def give_up_templates(obstacle: str, *, asked: bool) -> None:
     """Makes spawn the default instead of forkserver, because a template process is not safe to fork.
 
-    If the program asked for forkserver (`asked`), it is warned once. If penstock chose forkserver, the change is only
-    logged.
+    Warns once if the program asked for forkserver (`asked`). If penstock chose forkserver, only logs the change.
     """
     global _without_fork
     _without_fork = "spawn"

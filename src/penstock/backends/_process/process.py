@@ -221,9 +221,9 @@ def _reap_later(pidfd: int) -> None:
 
 
 def leave_last_words(words: int, exc: BaseException, where: str) -> None:
-    """Writes the error of a worker that cannot start, so that the parent can read it.
+    """Runs in a worker that cannot start. Writes its error for the parent to read.
 
-    The error goes to the file descriptor `words`, in one atomic append. This function runs in the worker.
+    The error goes to the file descriptor `words`, in one atomic append.
     """
     data = Failure.capture(exc, where=where)
     os.write(words, _LAST_WORDS.pack(os.getpid(), len(data)) + data)

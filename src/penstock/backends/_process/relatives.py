@@ -90,8 +90,8 @@ class CurrentWorker(Relative):
 def inheriting(itself: Relative) -> Iterator[None]:
     """Context manager that gives this fresh interpreter a worker's name and authentication key.
 
-    Code that runs during unpickling may ask for them. Inside the block, the proxies of a multiprocessing manager do
-    not register when they are unpickled. They register when the worker begins.
+    Unpickling may need them. Proxies of a multiprocessing manager that are unpickled in the block register later,
+    when the worker begins.
     """
     current: Any = multiprocessing.current_process()
     current.name, current.authkey, current._inheriting = itself.name, itself.authkey, True

@@ -193,8 +193,8 @@ class Handshake:
 def connect(address: tuple[str, int], encrypted: bool, token: bytes, hello: Hello) -> Link:
     """Connects a worker to the driver, does the handshake, and returns the link.
 
-    The driver drops connections if too many are waiting for their handshake (see `door.py`), so the worker tries
-    again.
+    If the driver drops the connection, tries again. The driver does so if too many handshakes are pending (see
+    `door.py`).
     """
     tls = TlsFiles.of({**os.environ, "RAY_USE_TLS": "1"}) if encrypted else None
     context = None if tls is None else tls.context(server=False)
