@@ -43,7 +43,7 @@ def close(*fds: int) -> None:
 
 
 def open_memfd(name: str) -> int:
-    """Creates a file in memory (a memfd), which forked children close. The file can be sealed with `trust.seal`."""
+    """Creates a file in memory (a memfd) that is closed in forked children. It can be sealed with `trust.seal`."""
 
     def made() -> int:
         with no_fork():
@@ -61,10 +61,7 @@ def no_fork() -> AbstractContextManager[bool]:
 
 @contextmanager
 def kept_by_child(fds: Iterable[int]) -> Iterator[None]:
-    """Context manager that lets this thread's forked child keep these descriptors open.
-
-    It affects only a child that is forked inside the block.
-    """
+    """Context manager: a child that this thread forks inside the block keeps these descriptors open."""
     _birth.keep = frozenset(fds)
     try:
         yield

@@ -27,7 +27,7 @@ _NOT_THE_END = (
 
 
 class NoBatch(NamedTuple):
-    """The result of an iterator that has no batch. `error` is the exception to raise, or None at the end."""
+    """Returned in place of a batch. `error` is the exception to raise, or None at the end of the iteration."""
 
     error: BaseException | None
 

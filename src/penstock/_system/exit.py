@@ -25,7 +25,7 @@ from penstock._system.interrupts import LiveObjects, interrupts_deferred, over
 
 class _Open(Protocol):
     def at_exit(self) -> None:
-        """Closes the object. Of the user's threads, only daemon threads may still be using the object."""
+        """Closes the object. The only threads of the user that may still be using the object are daemon threads."""
 
 
 _open = LiveObjects[_Open]()

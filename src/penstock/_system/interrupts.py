@@ -126,9 +126,9 @@ class interrupts_deferred:
 
 
 class interrupts_after(interrupts_deferred):
-    """Like `interrupts_deferred`, but runs the delayed handlers when this object is deallocated.
+    """Like `interrupts_deferred`, but the delayed handlers run when the context manager itself is deallocated.
 
-    It is made for finalizers, which cannot raise.
+    This is for finalizers, which cannot raise.
     """
 
     __slots__ = ("_again",)
@@ -168,7 +168,8 @@ _call: Any = operator.call
 def call_at_end(of: object, action: Callable[[], object]) -> CallAtEnd:
     """Calls `action` when the object is deallocated, provided that the returned weak reference still exists.
 
-    `action` must be C code. If it were Python code, an interrupt in it would be reported as ignored, and lost.
+    `action` must be C code. An interrupt in Python code would be lost here, because Python only reports it as
+    ignored.
     """
     made = CallAtEnd(of, _act)
     made.action = action
@@ -183,9 +184,9 @@ _numbers = count()
 def free_at_end(of: object, action: Callable[[], object]) -> None:
     """Like `call_at_end`, but the caller need not keep the weak reference. `action` must not refer to the object.
 
-    Use this function if the caller could keep the weak reference only in something that the object refers to. There
-    the reference might be gone too early, because numpy 2.5 releases an array's base before it calls the weak
-    references to the array.
+    Use it if the caller could store the weak reference only in something that the object keeps alive. Such a
+    reference may be gone too early, because numpy 2.5 releases an array's base before it calls the weak references to
+    the array.
     """
     number = next(_numbers)
     both = partial(_waiting.pop, number), action
@@ -220,12 +221,11 @@ over: list[bool] = []
 
 
 def finalizer(release: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Makes a `__del__` method that calls `release`, in rare cases twice.
+    """Makes a `__del__` method that calls `release`. After an interrupt, `release` may be called twice.
 
-    An interrupt during the call is raised in the code that was running when the object was deallocated. Only an
-    interrupt at the very start of `__del__` is reported by Python as ignored, as in every `__del__`. While the
-    interpreter shuts down, the method does nothing, because modules are being cleared and `release` might miss a
-    global.
+    An interrupt during the call is raised in the code that was running when the object was deallocated. An interrupt
+    at the very start of `__del__` is lost, as in any `__del__`: Python only reports it. While the interpreter shuts
+    down, the method does nothing, because `release` might need a global that is already cleared.
     """
 
     def __del__(self: Any, over: list[bool] = over) -> None:
@@ -257,10 +257,10 @@ _latest: deque[CallAtEnd] = deque(maxlen=64)
 
 
 def _raised_with_the_end_of(number: int) -> _Token:
-    """Returns a token. The signal becomes pending again when this token is deallocated.
+    """Returns a token. When the token is deallocated, the signal becomes pending again.
 
-    Uses `interrupt_main`, which works for any signal, because `raise_signal` and `os.kill` would run the handler
-    themselves.
+    Uses `interrupt_main`, which works for any signal. `raise_signal` and `os.kill` would run the handler before they
+    return.
     """
     token = _Token()
     _latest.append(call_at_end(token, partial(_interrupt_main, number)))
@@ -268,11 +268,11 @@ def _raised_with_the_end_of(number: int) -> _Token:
 
 
 def acquire(take: Callable[[], T], give_back: Callable[[T], object]) -> T:
-    """Returns the result of `take()`. After an interrupt, passes the result to `give_back`, and raises.
+    """Calls `take` and returns its result. If an interrupt comes, passes the result to `give_back`, and raises.
 
-    `take` must be short, because signal handlers are delayed while it runs. Bind the result with a plain assignment,
-    and call `acquire` with explicit arguments. A call with `*args` counts as a call of C code, after which an
-    interrupt would lose the result.
+    `take` must be short, because signal handlers are delayed while it runs. Assign the result of `acquire` directly
+    to a variable, and call `acquire` with explicit arguments. A call with `*args` counts as a call of C code, after
+    which an interrupt would lose the result.
     """
     taken: list[T] = []
     try:
@@ -306,9 +306,9 @@ class Loan(Protocol):
 
 
 def with_loan(loan: Loan, work: Callable[..., T], *args: Any) -> T:
-    """Calls `work(*args)` between the loan's `begin` and `end`, and returns the result.
+    """Calls `work(*args)` between `loan.begin()` and `loan.end()`, and returns the result of `work`.
 
-    This costs extra time only if an interrupt comes.
+    A loan is a temporary change. `end` is called even if an interrupt comes. Only then does this take extra time.
     """
     try:
         loan.begin()
@@ -330,10 +330,9 @@ LOOK_AGAIN = 1.0
 class InterruptSafeCondition:
     """A condition variable whose lock is never left locked by an interrupt.
 
-    It consists of a lock and the threads that wait for a change in the data that the lock guards. The `with`
-    statement of a Condition or an Event from `threading` runs Python code, so an interrupt could leave its lock
-    locked forever. Here, a thread holds `lock` while it checks the condition and takes a bell (a lock that the next
-    change releases). Then the thread releases `lock`, and waits for the bell:
+    The `with` statement of a Condition or an Event from `threading` runs Python code, so an interrupt could leave its
+    lock locked forever. Here, a thread holds `lock` while it checks the condition and takes a bell (a lock that the
+    next change releases). Then the thread releases `lock`, and waits for the bell:
 
         while True:
             with changes.lock:

@@ -11,14 +11,17 @@ from penstock._system.trust import processes
 
 
 def no_more_processes(error: OSError) -> OSError:
-    """Adds the system's limits to the error of a failed fork. Returns any error other than EAGAIN unchanged."""
+    """Returns the error to raise after a failed fork.
+
+    For EAGAIN, this is an error that names the system's limits. Any other error is returned unchanged.
+    """
     if error.errno != errno.EAGAIN:
         return error
     return OSError(error.errno, f"A worker process could not be started: {room_for_tasks()}")
 
 
 def room_for_tasks() -> str:
-    """Returns a text that says how many processes and threads exist, how many are allowed, and what to do."""
+    """Returns a message that says how many processes and threads exist, how many are allowed, and what to do."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     found = []
     if limit != resource.RLIM_INFINITY:

@@ -12,7 +12,7 @@ from penstock.errors import PanicError
 
 
 def ordinary(error: BaseException) -> BaseException:
-    """Returns the error itself, or, if the error is a panic, a PanicError with the same traceback and notes."""
+    """Returns a PanicError with the same traceback and notes if the error is a Rust panic, else the error itself."""
     if isinstance(error, Exception) or type(error).__name__ != "PanicException":
         return error
     made = PanicError(
@@ -25,13 +25,13 @@ def ordinary(error: BaseException) -> BaseException:
 
 
 def raise_ordinary(error: BaseException) -> None:
-    """Raises a PanicError if the error is a panic. Returns if it is any other error."""
+    """Raises a PanicError if the error is a Rust panic. Returns if it is any other error."""
     if (made := ordinary(error)) is not error:
         raise made from error
 
 
 class NoPanics:
-    """The type of `NO_PANICS`: a context manager that turns a panic in its block into a PanicError."""
+    """The type of `NO_PANICS`: a context manager that turns a Rust panic in its block into a PanicError."""
 
     def __enter__(self) -> None:
         pass

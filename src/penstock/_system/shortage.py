@@ -18,10 +18,10 @@ _WORDS = re.compile(
 
 
 def is_shortage(error: BaseException | None) -> bool:
-    """True if a shortage, and not the sample, has caused an error. Another attempt or another machine may succeed.
+    """True if a shortage (of memory, descriptors, threads or disk space), and not the sample, has caused an error.
 
-    An error that was raised `from` a shortage counts as well, unless it is a FormatError, which says that a file is
-    damaged (see `_files/damage.py`).
+    Another attempt or another machine may succeed. An error that was raised `from` a shortage counts as well, unless
+    it is a FormatError, which says that a file is damaged (see `_files/damage.py`).
     """
     while error is not None and not isinstance(error, FormatError):
         kind = type(error)

@@ -109,10 +109,10 @@ def open_sealed(path: str, name: str, seals: int, flags: int = os.O_RDONLY, owne
 
 
 def check_beside(path: str, of: str) -> os.stat_result:
-    """Raises Untrusted unless everyone who can write this file can also change the file `of` in the same folder.
+    """Checks that every user who can write this file can also change the file `of` in the same folder.
 
-    The owner of the file must be this user, root or the owner of `of`. If the folder's group may replace any file in
-    the folder, that group is trusted as well. Returns the file's stat result.
+    Otherwise raises Untrusted. The owner of the file must be this user, root or the owner of `of`. If the folder's
+    group may replace any file in the folder, that group is trusted as well. Returns the file's stat result.
     """
     folder, about = os.stat(os.path.dirname(of) or "."), os.lstat(path)
     group = folder.st_gid if folder.st_mode & stat.S_IWGRP and not folder.st_mode & stat.S_ISVTX else None
@@ -178,7 +178,7 @@ def open_or_make(path: str, group: int | None = None) -> int:
 
 
 def replace(path: str, write: Callable[[int], object], mode: int | None = None, group: int | None = None) -> None:
-    """Replaces a file as a whole. Calls `write(fd)` on a temporary file, and renames that file.
+    """Replaces a file atomically. Calls `write(fd)` on a temporary file, and renames that file to `path`.
 
     A reader sees either the old or the new file. If `path` is a link, the link itself is replaced. If `mode` is None,
     as for files that the user names, the umask decides who may read the file. Raises OSError if something fails.
@@ -254,8 +254,7 @@ def use_folder(path: str, shared: bool = False) -> int | None:
 def tighten(path: str, is_ours: Callable[[str], object]) -> None:
     """Removes other users' permissions from a folder that an older version of penstock has made.
 
-    This is done only if all files in the folder are penstock's. `is_ours` is a function that returns a true value for
-    the name of such a file.
+    Does so only if `is_ours(name)` is true for every file name in the folder.
     """
     with suppress(OSError):
         about = os.stat(path)
@@ -317,7 +316,7 @@ def _strangers() -> int | None:
 
 
 def _is_own_group(group: int) -> bool:
-    """True if this user is the only member of the group. Many systems give each user a group with the user's id.
+    """True if this user is the only member of the group. (Many systems give each user a group with the user's id.)
 
     Group 0 counts as well, because it belongs to root. In containers, users without a name are in group 0 too.
     """

@@ -16,7 +16,7 @@ _between: set[str] = set()  # files of libraries that call penstock for the user
 
 
 def called_through(filename: str) -> None:
-    """Declares that a library's file calls penstock for the user, so that warnings point to the file's caller."""
+    """Declares that this library file calls penstock for the user. Warnings then point to the caller of the file."""
     _between.add(filename)
 
 

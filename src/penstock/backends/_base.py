@@ -132,7 +132,7 @@ class Backend(Protocol):
         """Offers the task to the first free worker, or to the worker in `seat` if `seat` is not -1.
 
         Workers learn of the task at the next `flush` at the latest. The batch is written to the memory of `slab`, to
-        which no live array refers. If the keys cannot be sent to a worker, this method raises, and nothing is posted.
+        which no live array refers. If the keys cannot be sent to a worker, raises and posts nothing.
         """
 
     def cool(self, slab: int) -> None:
@@ -163,7 +163,10 @@ class Backend(Protocol):
         """
 
     def has_dead(self) -> bool:
-        """True if a worker is dead and `poll` has not reported it yet. Always False if only `poll` can find out."""
+        """True if a worker is dead and `poll` has not reported it yet.
+
+        A backend that learns of deaths only in `poll` always returns False.
+        """
         return False
 
     @abstractmethod
@@ -172,7 +175,7 @@ class Backend(Protocol):
 
     @abstractmethod
     def memory(self) -> tuple[int, int]:
-        """Returns two numbers of bytes: those that batches occupy in slabs (reserved memory), and those elsewhere."""
+        """Returns two sizes in bytes: of the slabs (memory for batches), and of the batches outside slabs."""
 
     @abstractmethod
     def doing(self, seq: int | None) -> list[Doing]:
@@ -222,7 +225,7 @@ class Registered:
     needs_workers: bool = False
 
     def given_in(self, arguments: Mapping[str, Any]) -> Any:
-        """Returns this backend's value from a loader's arguments, or None if the user gave none."""
+        """Returns the value of this backend's argument (see `register`), or None if the user did not give it."""
         return None if self.argument is None else arguments.get(self.argument)
 
 

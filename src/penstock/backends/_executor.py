@@ -48,9 +48,8 @@ class TaskExecutor:
     def do(self, notice: Notice, root: NDArray[np.uint8], begin: Callable[[int], bool]) -> bytes:
         """Runs a task and returns the encoded reply.
 
-        `root` is the memory of the task's slab (the memory for its batch), which begins with the task's keys.
-        `begin(at)` is called before each step of a bundle (a task of several steps), and returns False if that step
-        is no longer wanted.
+        `root` is the slab (the memory for the batch), which begins with the task's keys. `begin(at)` is called before
+        each step of a bundle (a task of several steps), and returns False if that step is no longer wanted.
         """
         seq, count, updates, replier = notice.seq, notice.steps, notice.updates, self._replier
         try:
@@ -82,9 +81,10 @@ class TaskExecutor:
         return reply
 
     def _do_step(self, task: Task, updates: int, writer: Writer, base: int = 0) -> bytes:
-        """Runs one step, after applying the dataset's changes up to the log offset `updates`.
+        """Runs one step and returns the encoded reply.
 
-        `base` is the offset in the slab (the memory for the batch) at which the writer's memory begins.
+        Before the step, applies the changes of the dataset up to the offset `updates` in their log. `base` is the
+        offset at which the writer's memory begins in the slab (the memory for the batch).
         """
         head, used = (task.seq, base, perf_counter_ns()), writer.used
         if self._log.end < updates:
@@ -112,7 +112,10 @@ class TaskExecutor:
         return reply
 
     def _failed(self, head: Head, errored: Errored, writer: Writer, used: int) -> bytes:
-        """Encodes a failed step. The reply overwrites the unfinished batch, which begins at the offset `used`."""
+        """Encodes the error of a failed step.
+
+        The error is written over the step's unfinished batch, from the offset `used` on.
+        """
         failure = self._runner.capture(errored)
         writer.used, writer.overflow = used, False
         return self._replier.failed(head, failure, writer, errored.mark)

@@ -39,7 +39,10 @@ _GRACE = 0.05
 
 
 def runner_of(job: Job, who: str) -> Runner:
-    """Makes a task runner that works in the caller's process, and only borrows its global random generators."""
+    """Makes a task runner for the caller's process.
+
+    Run each task inside the loan `runner.borrowed(task)`, which restores the caller's random generators afterwards.
+    """
     runner = (job.make_runner or Runner)(job, who)
     assert isinstance(runner, Runner)
     return runner
@@ -55,7 +58,7 @@ def run_task(
 ) -> Filled | Failed | Ended:
     """Runs a task of one step in this process, and returns the outcome.
 
-    If `interruptible` is True, Ctrl-C (KeyboardInterrupt) is raised. Otherwise it becomes an outcome `Failed`.
+    If `interruptible` is True, a KeyboardInterrupt (Ctrl-C) is raised. Otherwise it becomes a `Failed` outcome.
     """
     # No variable holds the outcome, because its error's traceback refers to this frame, which would be a cycle.
     return _told(runner.run(task, writer, gauge, interruptible=interruptible), worker, task, writer)
@@ -73,7 +76,7 @@ def _told(outcome: Done | AtEnd | Errored, worker: int, task: Task, writer: Writ
 
 
 class _LocalBackend(Backend):
-    """The base class of both local backends, whose workers use the caller's own dataset and are not processes."""
+    """The base class of the inline and thread backends. Their workers use the caller's own dataset."""
 
     copies_dataset = False
     clock = staticmethod(time.monotonic)
@@ -270,9 +273,9 @@ class ThreadBackend(_LocalBackend):
         gauge.flush()
 
     def _takes_leave(self, worker: int) -> bool:
-        """Accepts one request to exit, if there is one, and returns True if this thread must exit.
+        """Accepts a request to exit for this thread. Returns False if there is none.
 
-        The exiting thread passes on its permit, because the permit may belong to a task.
+        The exiting thread puts its permit back into the queue, because the permit may belong to a task.
         """
         try:
             self._leaves.pop()

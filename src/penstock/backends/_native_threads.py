@@ -69,7 +69,7 @@ _stops: list[Callable[[], object]] = []
 
 
 def count() -> int:
-    """Returns the number of threads for each thread pool in each worker, or 0 for the libraries' own choice."""
+    """Returns how many threads each thread pool may have in each worker, or 0 if the libraries may choose."""
     given = os.environ.get(_VARIABLE, "1")
     if not given.isdecimal():
         raise ValueError(
@@ -86,9 +86,9 @@ def variables() -> dict[str, str]:
 
 
 def look_up() -> int:
-    """Finds the functions that set the number of threads, in all libraries that this process has loaded.
+    """Finds the functions with which the loaded libraries set their number of threads. Returns `count()`.
 
-    The process itself and its forked children use these functions. Returns the number of threads, as `count` does.
+    Forked children inherit the functions that were found.
     """
     global _looked_up, _setters, _stops
     most = count()
@@ -104,14 +104,17 @@ def look_up() -> int:
 
 
 def stop_openblas() -> None:
-    """Ends OpenBLAS's threads, as a fork would. Does nothing if OpenBLAS hides its function for this (numpy 2.5)."""
+    """Ends OpenBLAS's threads, as a fork would. Does nothing if the function for this is not exported (numpy 2.5)."""
     look_up()
     for stop in _stops:
         stop()
 
 
 def limit() -> None:
-    """Limits the threads of all libraries in this worker, loaded or not. `worker_init_fn` may set other limits."""
+    """Limits the threads of all libraries in this worker, including libraries that are loaded later.
+
+    `worker_init_fn` may set other limits.
+    """
     most = look_up()
     if not most:
         return
@@ -134,7 +137,7 @@ def limit() -> None:
 def opencv_stopped() -> Iterator[None]:
     """Context manager that stops OpenCV's threads, so that a child forked inside the block need not stop them.
 
-    OpenCV stops its threads under locks that these threads use. A forked child might wait for these locks forever.
+    In the child, OpenCV might wait forever for locks that these threads held at the fork.
     """
     module: Any = sys.modules.get("cv2")
     before = getattr(module, "getNumThreads", int)() if count() else 0

@@ -38,7 +38,7 @@ _WAITING = (
 def tell_when_asked(fd: int) -> None:
     """Makes this process write its stack to a file of its own, at descriptor `fd`, whenever `ask` sends the signal.
 
-    A stack is written in many pieces, which would be mixed up if several processes wrote to the same file.
+    A stack is written in many pieces, so the stacks of several processes would be mixed up in a shared file.
     """
     own = os.memfd_create(_NAME, os.MFD_CLOEXEC)
     os.dup2(own, fd, inheritable=False)
@@ -47,7 +47,7 @@ def tell_when_asked(fd: int) -> None:
 
 
 class _StackRequest:
-    """A request for the stack of a process, which the process writes to `file`."""
+    """A request for the stack of a process. The process writes its stack to `file`."""
 
     def __init__(self, file: int) -> None:
         self.file = file
@@ -64,7 +64,7 @@ class _StackRequest:
 
 
 def ask(processes: Sequence[tuple[int, int]], fd: int) -> list[str]:
-    """Asks several workers for their stacks, all at once. Returns each stack as text, with the innermost call first.
+    """Asks several workers for their stacks at the same time. Returns each stack as text, innermost call first.
 
     `processes` contains the pid and the pidfd of each worker, and `fd` is the descriptor at which each worker writes
     its stack. The stack is "" for a worker that does not answer, or that waits for a task.

@@ -247,7 +247,7 @@ class ProcessBackend(Backend):
         return [one for one in self._doing(asked, held) if one.stack or one.seq is not None]
 
     def _held(self) -> dict[int, tuple[int, int, int]]:
-        """Maps each worker that runs a task to the task's number (seq), and to the current epoch and step."""
+        """Returns, for each worker that runs a task, the task's number (seq), its epoch, and its current step."""
         slots = {self._board.claimant(slot): slot for slot, _ in self._posted.values()}
         return {worker: self._board.doing(slots[worker]) for worker in self._workers if worker in slots}
 
@@ -313,7 +313,7 @@ class ProcessBackend(Backend):
         self._close_fds(*self._fds)
 
     def _close_fds(self, *fds: int) -> None:
-        """Closes those descriptors that are still open, so that an interrupted close() can be repeated."""
+        """Closes the descriptors that are still open, so that an interrupted close() can be repeated."""
         with no_fork():
             for fd in fds:
                 if fd in self._fds:
@@ -322,9 +322,9 @@ class ProcessBackend(Backend):
                     close(fd)
 
     def _send_tokens_again(self) -> None:
-        """Sends tokens again for all open tasks and for all wanted leaves (requests to exit).
+        """Sends new tokens for all open tasks and all open requests to exit.
 
-        A token tells a worker where to look for a task. A worker may have died after it had read a token.
+        A token tells a worker where to look for a task. A worker that has died may have read such a token before.
         """
         tokens = self._theirs["tokens 0"]
         if not self._workers and select.select([tokens], [], [], 0)[0]:

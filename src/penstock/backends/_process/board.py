@@ -58,7 +58,7 @@ NO_TASK = TOKEN.pack(_NO_SLOT, -1)
 class Board:
     """The table of tasks that the parent and its workers share.
 
-    The parent posts, rescinds and clears tasks, and asks for leaves (requests to exit). Workers claim tasks and take
+    The parent posts, rescinds and clears tasks, and adds requests to exit ("leaves"). Workers claim tasks and take
     leaves.
     """
 
@@ -132,32 +132,32 @@ class Board:
         return self._words[slot * _WORDS + _CLAIMANT] if is_claimed else None
 
     def begin(self, slot: int, at: int) -> bool:
-        """Records that the worker begins step `at` (counted from 0). Returns False if the task is unwanted by now."""
+        """Records that the worker begins step `at`, counted from 0. Returns False if the task is no longer wanted."""
         self._memory[slot * _STRIDE + _AT] = at
         return not self._memory[slot * _STRIDE + _VOID]
 
     def at(self, slot: int) -> int:
-        """Returns the index, within the slot's task, of the step that the worker began last."""
+        """Returns the index of the step that the worker began last, among the steps of the slot's task."""
         return self._memory[slot * _STRIDE + _AT]
 
     def doing(self, slot: int) -> tuple[int, int, int]:
-        """Returns the seq (number) of the slot's task, and the epoch and the step that the worker began last."""
+        """Returns the number (seq) and the epoch of the slot's task, and the step that the worker began last."""
         notice = Notice._make(NOTICE.unpack_from(self._memory, slot * _STRIDE + _NOTICE))
         return notice.seq, notice.epoch, notice.step + self.at(slot)
 
     def want_leave(self) -> None:
-        """Asks one more worker to exit. The parent sends the token NO_TASK afterwards, which wakes a worker."""
+        """Adds a request for one worker to exit. The parent then sends the token NO_TASK, which wakes a worker."""
         self._words[_WANTED] += 1
 
     @property
     def wanted_leaves(self) -> int:
-        """The number of leaves (requests to exit) that no worker has taken yet."""
+        """The number of requests to exit ("leaves") that no worker has taken yet."""
         return self._words[_WANTED] - self._words[_TAKEN]
 
     def withdraw_leaves(self) -> int:
-        """Withdraws the leaves (requests to exit) that no worker has taken, and returns their number.
+        """Withdraws the requests to exit ("leaves") that no worker has taken, and returns their number.
 
-        Returns 0 if a worker is about to take a leave.
+        If a worker is just taking one, withdraws nothing and returns 0.
         """
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _NO_SLOT)
@@ -171,7 +171,7 @@ class Board:
             fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, _NO_SLOT)
 
     def take_leave(self, worker: int) -> bool:
-        """Takes a leave (a request to exit) for this worker, if one is wanted. True if the worker must exit."""
+        """Takes a request to exit (a "leave") for this worker. Returns False if there is none."""
         words = self._words
         if words[_WANTED] == words[_TAKEN]:
             return False

@@ -73,7 +73,10 @@ def threads_beside() -> int:
 
 
 def _left_after_a_trial() -> frozenset[_Thread]:
-    """Returns the threads, except the calling one, that do not end before a fork. Makes a trial fork if necessary."""
+    """Returns the other threads that would still exist during a fork. Makes a trial fork if necessary.
+
+    If the threads cannot be determined, returns a set with a dummy entry.
+    """
     global _stayed
     try:
         others = _others()

@@ -77,12 +77,12 @@ enter(boot, role, number, child)
 
 
 class Launcher:
-    """Starts workers that each run `main(number, payload, fds)`.
+    """Starts workers, each of which runs `main(number, payload, fds)`.
 
-    `fds` maps names to descriptors of this process. Every worker has these descriptors under the same numbers. If the
-    payload must be sent (spawn, forkserver) but cannot be, the constructor raises UnshippableDataset before any
+    `fds` maps names to descriptors of this process. Workers have these descriptors under the same numbers. With spawn
+    and forkserver, the payload is pickled. If this fails, the constructor raises UnshippableDataset, before any
     process starts. `explicit` is True if the program has named the start method. Such a program is warned if another
-    method must be used. The launcher adds itself to the list `among` before it acquires anything (see
+    method must be used. The launcher adds itself to the list `among` before it acquires any resource (see
     `_system/interrupts.py`).
     """
 
@@ -156,7 +156,7 @@ class Launcher:
         return acquire(lambda: self._start(number), WorkerProcess.release)
 
     def close(self) -> None:
-        """Frees the memory of the pickled job at once. The template process ends with the last worker."""
+        """Frees the memory of the pickled job at once. The template process runs until the last worker has exited."""
         with interrupts_deferred():
             if self._closed or self.owner != os.getpid():
                 return
@@ -220,10 +220,10 @@ class Launcher:
                 close(theirs.detach())
 
     def _await_template(self) -> None:
-        """Waits until the template process, from which workers are forked, is ready. The wait can be interrupted.
+        """Waits until the template process is ready to fork workers. The wait can be interrupted.
 
-        If the template has died, it is replaced once. If the template must not be forked, workers are started by
-        spawn from now on.
+        If the template has died, it is replaced once. If it must not be forked, workers are started by spawn from now
+        on.
         """
         if self.template is None:  # another thread has just given it up
             return
@@ -253,10 +253,9 @@ def _require_linux() -> None:
 
 
 class Template(Handle):
-    """The parent's handle of the template process, from which workers are forked. It sends requests to the template.
+    """The parent's handle of the template process, which forks workers on request.
 
-    `release` kills the template and does not ask it to end, because it may be busy unpacking, and has nothing to
-    save.
+    `release` kills the template without asking it to exit. It may be busy unpickling, and has nothing to save.
     """
 
     def __init__(self, pid: int, pidfd: int, link: socket.socket) -> None:
@@ -307,9 +306,9 @@ class Template(Handle):
         )
 
     def _ask(self, *request: int) -> tuple[int, list[int]] | None:
-        """Sends the request, if one is given, and receives an answer. Returns None if the template is dead.
+        """Sends a request, if one is given, and returns the template's answer, or None if the template is dead.
 
-        The answer is a pid or an exit code, and a list of pidfds.
+        The answer is a pair: a pid or an exit code, and a list of pidfds.
         """
         with self._talk:
             # A template that was replaced has a closed handle, and the number of its link may be another file's.

@@ -26,11 +26,11 @@ def choose_method(asked: str | BaseContext | None) -> str:
     Otherwise it is forkserver, because a fork copies the locks that other threads hold, and no thread in the child
     releases them. (If forkserver has failed, it is spawn: see `give_up_templates`.)
 
-    If fork is multiprocessing's default, a setting of fork in multiprocessing does not count as a choice. As soon as
-    a program makes a lock, as tqdm does, multiprocessing sets its default, and this looks the same as a choice.
+    If fork is multiprocessing's default, and also the method set in multiprocessing, this does not count as a choice.
+    multiprocessing sets its default as soon as a program makes a lock, as tqdm does.
 
     If the requested context comes from a library and not from Python itself, penstock uses only its start method, and
-    only if this is fork, spawn or forkserver. One warning says which method is used. If a library has only set its
+    only if this is fork, spawn or forkserver. One warning says which method is used. If a library has merely set its
     own method in multiprocessing, as in joblib's workers, that method is ignored without a warning, because the
     program did not choose it.
     """
@@ -76,10 +76,9 @@ _told: set[bool] = set()
 
 
 def give_up_templates(obstacle: str, *, asked: bool) -> None:
-    """Makes spawn the default instead of forkserver, because a forkserver's template process could not be forked.
+    """Makes spawn the default instead of forkserver, because a template process is not safe to fork.
 
-    A program that has `asked` for forkserver is warned once. Otherwise penstock chose forkserver, and only logs the
-    change.
+    Warns once if the program asked for forkserver (`asked`). If penstock chose forkserver, only logs the change.
     """
     global _without_fork
     _without_fork = "spawn"
@@ -98,7 +97,10 @@ def give_up_templates(obstacle: str, *, asked: bool) -> None:
 
 
 def _asked(asked: Any) -> tuple[str | None, bool]:
-    """Returns the requested start method, or None if it is unknown, and whether the context is Python's own."""
+    """Returns a pair: the requested start method, and whether the requested context is Python's own.
+
+    The method is None if none was requested, or if the context's method is unknown.
+    """
     if asked is None:
         return None, True
     if isinstance(asked, str):

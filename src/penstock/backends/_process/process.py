@@ -118,7 +118,7 @@ class Handle:
                 self._released()
 
     def _released(self) -> None:
-        """Called once, when the handle is closed. A subclass can release here what it holds for the process."""
+        """Called once, when the handle is closed. Subclasses release their own resources here."""
 
     def _usable(self) -> bool:
         return self._pidfd >= 0 and self._owner == os.getpid()
@@ -169,7 +169,7 @@ class WorkerProcess(Handle, Child):
 
     @property
     def sentinel(self) -> int:
-        """A descriptor that is readable when the process is dead. It also works after the handle was released."""
+        """A descriptor that is readable when the process is dead. It also works after the handle is released."""
         if not self._usable() and self._past < 0:
             with no_fork():
                 self._past, end = os.pipe()
@@ -221,9 +221,9 @@ def _reap_later(pidfd: int) -> None:
 
 
 def leave_last_words(words: int, exc: BaseException, where: str) -> None:
-    """Writes the error of a worker that cannot start, so that the parent can read it.
+    """Runs in a worker that cannot start. Writes its error for the parent to read.
 
-    The error goes to the file descriptor `words`, in one atomic append. This function runs in the worker.
+    The error goes to the file descriptor `words`, in one atomic append.
     """
     data = Failure.capture(exc, where=where)
     os.write(words, _LAST_WORDS.pack(os.getpid(), len(data)) + data)
@@ -243,7 +243,7 @@ def pidfd_of_child(pid: int) -> int:
 
 
 def fate(exitcode: int | None) -> tuple[str, str]:
-    """Returns a phrase that says how a process ended, and the name of the signal that killed it.
+    """Returns a pair: a phrase that says how a process ended, and the name of the signal that killed it.
 
     The name is "" if no signal killed the process, and "unknown" if the signal is not known.
     """
@@ -316,8 +316,8 @@ def live(
 ) -> NoReturn:
     """Runs `main` in this process, and exits.
 
-    This function never returns, because no cleanup code of the parent may run in the child. A forked process passes
-    its `lifeline` (a pipe that the parent's death closes), and is first set up by `settle`.
+    This function never returns, because no cleanup code of the parent may run in the child. In a forked process,
+    `lifeline` (a pipe that the parent's death closes) is given, and `settle` is called first.
     """
     code = 1
     try:
@@ -375,10 +375,10 @@ def settle(lifeline: int) -> int:
 def _arm(lifeline: int) -> int:
     """Makes the kernel kill this process when the parent's end of the lifeline (a pipe) is closed.
 
-    The kernel then sends SIGKILL instead of SIGIO to the owner of the read end, which works inside a long C call too.
-    This process opens its own file description of the read end, because the owner and the signal belong to the
-    description. Returns the new descriptor. PR_SET_PDEATHSIG is not used, because it sends the signal when the thread
-    that forked ends, and not when the parent process ends.
+    The kernel then sends SIGKILL instead of SIGIO to the owner of the read end. This works during a long C call, too.
+    The owner and the signal belong to a file description, so this process opens one of its own. Returns its
+    descriptor. PR_SET_PDEATHSIG is not used, because it reacts to the end of the thread that forked, and not of the
+    parent process.
     """
     try:
         with no_fork():

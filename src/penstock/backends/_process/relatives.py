@@ -70,7 +70,7 @@ class CurrentWorker(Relative):
         self._work: Callable[[], object] = bool
 
     def live(self, work: Callable[[], None], parent_sentinel: int) -> int:
-        """Calls `work` in the same way as multiprocessing runs a process. Returns the exit code."""
+        """Runs `work` in the same way as multiprocessing runs a process's target, and returns the exit code."""
         self._work = work
         if not _EXITS_AFTERWARDS:
             return int(self._bootstrap(parent_sentinel))  # type: ignore[attr-defined]
@@ -88,10 +88,10 @@ class CurrentWorker(Relative):
 
 @contextmanager
 def inheriting(itself: Relative) -> Iterator[None]:
-    """Context manager for a fresh interpreter, which gives the process a worker's name and authentication key.
+    """Context manager that gives this fresh interpreter a worker's name and authentication key.
 
-    The code that runs during unpickling may ask for the name and the key. The attribute `_inheriting` makes a
-    manager's proxies register when the worker begins, and not when they are unpickled.
+    Unpickling may need them. Proxies of a multiprocessing manager that are unpickled in the block register later,
+    when the worker begins.
     """
     current: Any = multiprocessing.current_process()
     current.name, current.authkey, current._inheriting = itself.name, itself.authkey, True
@@ -102,7 +102,7 @@ def inheriting(itself: Relative) -> Iterator[None]:
 
 
 class Child(Relative):
-    """A worker that `active_children()` lists in the parent. A subclass has the handle of the process."""
+    """A worker that `multiprocessing.active_children()` lists. The subclass `WorkerProcess` adds the handle."""
 
     def register(self) -> None:
         self._popen = _ChildPopen(self)
@@ -116,7 +116,7 @@ class Child(Relative):
 class _ChildPopen:
     """A replacement for multiprocessing's Popen object.
 
-    `active_children()` calls `poll`, and the interpreter's exit calls `terminate`.
+    multiprocessing calls `poll` in `active_children()`, and `terminate` at the interpreter's exit.
     """
 
     def __init__(self, child: Child) -> None:

@@ -56,10 +56,10 @@ def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
 
 
 def _give_way() -> None:
-    """Asks the kernel not to preempt the parent whenever this process wakes up.
+    """Asks the kernel not to preempt the parent when this process wakes up.
 
-    This avoids context switches during the training step. It gives more batches per second if steps are small and
-    workers share cores with the parent (see docs/decisions/0008).
+    This avoids context switches during the training step, which matter if steps are small and workers share cores
+    with the parent (see docs/decisions/0008).
     """
     if hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_OTHER:
         with suppress(OSError):  # a sandbox may forbid it

@@ -61,7 +61,7 @@ _NOTHING = bytes(REPLY.size)
 
 
 def serve(call: tuple[Any, ...], node: str, fetch: Callable[[], Any]) -> None:
-    """Serves the driver until the driver dismisses the worker or is gone.
+    """Serves the driver until the driver tells the worker to leave, or the connection ends.
 
     `call` contains the fields of a `Call`. `fetch` is a function that returns the pickled job.
     """
@@ -106,10 +106,7 @@ def _serve(link: Link, worker: int, seat: int, node: str, fetch: Callable[[], An
 
 
 class StrayArrays:
-    """The strays of one reply, which are sent after the reply.
-
-    A stray is a batch that is too large for the memory reserved for it.
-    """
+    """The strays of one reply (batches too large for the memory reserved for them). They are sent after the reply."""
 
     def __init__(self) -> None:
         self.made: list[tuple[int, NDArray[np.uint8]]] = []
@@ -123,9 +120,9 @@ class StrayArrays:
 
 
 class Inbox:
-    """Receives frames (messages) in a separate thread. `orders` is a queue of tasks and of changes of the dataset.
+    """Receives frames (messages) in a separate thread.
 
-    The queue ends with None.
+    `orders` is a queue of tasks and of changes of the dataset. None marks its end.
     """
 
     def __init__(self, link: Link, gauges: Gauges, ended: threading.Event) -> None:
@@ -209,7 +206,7 @@ class Loop:
         return seq not in self._inbox.void
 
     def _slab(self, capacity: int) -> NDArray[np.uint8]:
-        """Returns memory for a batch. All batches share it, because each is sent before the next one begins."""
+        """Returns memory for a batch. All batches use the same memory, as each is sent before the next begins."""
         if len(self._memory) < capacity:
             self._memory = np.frombuffer(mapped(None, capacity), np.uint8)
         return self._memory[:capacity]

@@ -147,7 +147,7 @@ class RayBackend(Exchange, Backend):
         return self._asked(mine or [remote for remote in busy if remote.state is not RemoteWorkerState.COMING])
 
     def _asked(self, remotes: list[RemoteWorker]) -> list[Doing]:
-        """Asks all these workers what they are doing, then waits for the answers and returns them."""
+        """Asks all these workers at once what they are doing, and returns their answers."""
         ticket, deadline = next(self._tickets), time.monotonic() + _STACKS
         for remote in remotes:
             remote.ask(ticket)

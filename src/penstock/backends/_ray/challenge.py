@@ -61,8 +61,8 @@ class Refused(Exception):
 class Challenge:
     """The state machine of one end of a connection.
 
-    `wants` is the number of bytes that it waits for, which is also the most that it takes at once. `greeting`
-    contains the bytes that it sends before it has received anything.
+    `wants` is the number of bytes that it waits for. `receive` accepts no more than this. `greeting` contains the
+    bytes to send before anything is received.
     """
 
     greeting = b""
@@ -88,7 +88,7 @@ class Challenge:
         return self._answer(message)
 
     def _check_preface(self, begun: bytes) -> None:
-        """Raises Refused at the first wrong byte, instead of waiting for more bytes of another protocol."""
+        """Raises Refused at the first wrong byte. Another protocol might never send a whole preface."""
         if not NAME.startswith(begun[: len(NAME)]):
             raise Refused("it does not speak penstock's protocol")
         if not PREFACE.startswith(begun):

@@ -83,7 +83,7 @@ class Door:
     """Listens on a free port of the given address, and calls `serve(link, hello)` for each worker that connects.
 
     Each call runs in a new thread. `hello` is the worker's description of itself. `refused` is the number of
-    connections that were dropped because the other end did not prove to be a worker.
+    connections that were dropped because the other end did not prove that it is a worker.
     """
 
     def __init__(self, address: str, tls: ssl.SSLContext | None, serve: Callable[[Link, Hello], None]) -> None:
@@ -138,9 +138,9 @@ class Door:
                 self._drop(stranger)
 
     def _wait(self, paused: float) -> float | None:
-        """Returns the milliseconds until the next handshake's deadline, or until the pause in accepting ends.
+        """Returns the milliseconds until the next handshake deadline or the end of the pause, whichever is first.
 
-        Returns None if there is neither.
+        Returns None if no handshake is pending and accepting is not paused.
         """
         oldest = next(iter(self.strangers.values()), None)
         due = [] if oldest is None else [oldest.deadline]
@@ -168,14 +168,14 @@ class Door:
         return True
 
     def _make_room(self) -> None:
-        """Drops a random stranger (unproved connection) from the network address that has the most strangers."""
+        """Drops a random stranger (unauthenticated connection) from the network address with the most strangers."""
         networks = Counter(stranger.network for stranger in self.strangers.values())
         for network, _ in networks.most_common(1):
             # Not from `random`, whose generator belongs to the caller.
             self._expel(secrets.choice([each for each in self.strangers.values() if each.network == network]))
 
     def _expel(self, stranger: Stranger) -> None:
-        """Drops the stranger (unproved connection), unless bytes that have just arrived prove that it is a worker."""
+        """Drops a stranger (unauthenticated connection), unless bytes that have just arrived authenticate it."""
         self._hear(stranger)
         if stranger.sock.fileno() in self.strangers:
             self._drop(stranger)
@@ -259,7 +259,7 @@ class Door:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def leave_to_parent(self) -> None:
-        """Closes the port and all unproved connections in a forked child, without ending the parent's connections."""
+        """Closes the port and all unauthenticated connections in a forked child. They stay open in the parent."""
         for sock in (self._listener, *(stranger.sock for stranger in self.strangers.values())):
             with suppress(OSError):
                 os.close(sock.detach())

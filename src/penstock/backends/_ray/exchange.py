@@ -77,9 +77,9 @@ class Posted(NamedTuple):
 
 
 class LinkStrays:
-    """Strays (batches that were too large for the memory reserved for them) that have arrived and were not taken yet.
+    """Strays (batches too large for the memory reserved for them) that have arrived and have not been taken yet.
 
-    `nbytes` is the size of all strays that are still in use, including those that were taken.
+    `nbytes` is the size of all strays that are still in use, including those that have been taken.
     """
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class Exchange:
         self._news: SimpleQueue[Callable[[], Outcome | None] | None] = SimpleQueue()
 
     def flush(self) -> None:
-        """Sends waiting tasks to workers, and dismisses the workers that should leave."""
+        """Sends waiting tasks and requests to exit to the workers."""
         with self._lock:
             links = self._dealt()
         for link in links:
@@ -152,7 +152,7 @@ class Exchange:
             remote.ended.set()
 
     def _welcomed(self, link: Link, hello: Hello) -> RemoteWorker | None:
-        """Welcomes the worker at the other end and returns it, or None if it is unexpected or cannot be used."""
+        """Welcomes the worker at the other end and returns it. Returns None if it is unexpected or cannot be used."""
         with self._lock:
             remote = self._remotes.get(hello.worker)
             if remote is None or remote.state is not RemoteWorkerState.COMING or self._closed:
@@ -201,10 +201,10 @@ class Exchange:
     def _receive_reply(
         self, remote: RemoteWorker, link: Link, seq: int, piece: tuple[int, int], strays: int, figures: int
     ) -> None:
-        """Receives a reply, then the reply's bytes for the slab (the memory reserved for the batch), then its strays.
+        """Receives a reply, then the bytes to write to the slab (the memory for the batch), then the strays.
 
-        `piece` contains the offset and the size of these bytes in the slab. `strays` is the number of strays (batches
-        that were too large for their slab). `figures` is the size of the worker's counters in bytes.
+        `piece` contains the offset in the slab, and the number of bytes to write there. `strays` is the number of
+        strays (batches that were too large for their slab). `figures` is the size of the worker's counters in bytes.
         """
         start, size = piece
         data = link.receive(REPLY.size + figures + strays * STRAY.size)
@@ -235,7 +235,7 @@ class Exchange:
             each.push()
 
     def _begin(self, remote: RemoteWorker) -> None:
-        """Records that the worker begins its next task now."""
+        """Records that the worker begins its next task now, or is idle if it has none."""
         is_busy = self._ledger.has(remote.id) is not None
         remote.began = time.monotonic()
         self.gauges.begun(remote.seat, time.perf_counter_ns() if is_busy else 0)
@@ -267,7 +267,7 @@ class Exchange:
         return [*links]
 
     def _told(self, remote: RemoteWorker, end: ProcessEnd) -> None:
-        """Records how a worker's process has ended. A thread of the cluster calls this."""
+        """Records how a worker's process ended. May be called in any thread."""
         remote.end = end
         remote.told.set()
         with self._lock:
@@ -313,7 +313,7 @@ class Exchange:
         return Lost(remote.id, seq, at, remote.who, how, signal, end.cause)
 
     def _forget(self, remote: RemoteWorker) -> tuple[int | None, int]:
-        """Removes a worker. Returns the task that it may have been doing, and the number of steps in the task."""
+        """Removes a worker. Returns the task that it may have been running (or None), and its number of steps."""
         with self._lock:
             remote.state = RemoteWorkerState.GONE
             seq = self._ledger.lose(remote.id)
@@ -329,7 +329,7 @@ class Exchange:
     def _silent_nodes(self) -> dict[str, float]:
         """Returns the nodes that do not answer, each with the number of seconds for which it has been silent.
 
-        A node is tried again after a minute.
+        After a minute, a node is no longer listed, so that it is tried again.
         """
         now = time.monotonic()
         with self._lock:

@@ -112,9 +112,9 @@ def refusal(ours: Mapping[str, str], theirs: Mapping[str, str], node: str) -> st
 
 
 def difference(ours: Mapping[str, str], theirs: Mapping[str, str], node: str) -> str:
-    """Returns a message about versions that may make batches differ, or "" if there are none.
+    """Returns a warning if the node has other versions that may make batches differ, otherwise "".
 
-    The versions of guests (array libraries such as torch) count only if this process has imported them.
+    The version of a guest (an array library such as torch) is compared only if this process has imported the guest.
     """
     names = ["numpy", *(guest for guest in GUESTS if guest in sys.modules)]
     found = [
@@ -136,9 +136,9 @@ def listen(address: str) -> socket.socket:
 
 
 class Handshake:
-    """One side of a handshake, which computes the bytes to send from the bytes received. Does no I/O.
+    """One side of a handshake. Computes the bytes to send from the bytes received, and does no I/O.
 
-    The handshake consists of a challenge, which is sent inside TLS if `secure` is given.
+    The handshake consists of a challenge (see `challenge.py`), inside TLS if `secure` is given.
     """
 
     def __init__(self, challenge: Challenge, secure: Secure | None) -> None:
@@ -151,7 +151,7 @@ class Handshake:
 
     @property
     def wants(self) -> int:
-        """The number of bytes that may be received now. Any bytes after the handshake must be left for the link."""
+        """The maximum number of bytes to receive now. Bytes that follow the handshake must be left for the link."""
         return self._challenge.wants if self.secure is None else _PIECE
 
     def begin(self) -> bytes:
@@ -177,7 +177,7 @@ class Handshake:
         return self.secure.outgoing.read()
 
     def last_words(self, error: Exception) -> bytes:
-        """Returns the bytes to send before the connection is closed because of this error."""
+        """Returns the last bytes to send before the connection is closed because of this error."""
         words = error.answer if isinstance(error, Refused) else b""
         if self.secure is None:
             return words
@@ -193,8 +193,8 @@ class Handshake:
 def connect(address: tuple[str, int], encrypted: bool, token: bytes, hello: Hello) -> Link:
     """Connects a worker to the driver, does the handshake, and returns the link.
 
-    The driver drops connections if too many are waiting for their handshake (see `door.py`), so the worker tries
-    again.
+    If the driver drops the connection, tries again. The driver does so if too many handshakes are pending (see
+    `door.py`).
     """
     tls = TlsFiles.of({**os.environ, "RAY_USE_TLS": "1"}) if encrypted else None
     context = None if tls is None else tls.context(server=False)

@@ -58,7 +58,7 @@ class Ledger:
         insort(self._waiting.setdefault(self._seat_of[seq], []), seq)
 
     def rescind(self, seq: int) -> bool:
-        """Withdraws a task and frees its slab (memory). Returns False if the answer has arrived or is arriving."""
+        """Withdraws a task, which frees its slab (memory). Returns False if the answer has arrived or is arriving."""
         if seq not in self._seat_of or seq in self._arriving:
             return False
         if seq in self._holder:
@@ -72,7 +72,7 @@ class Ledger:
     def answering(self, worker: int, seq: int) -> bool:
         """Records that an answer begins to arrive. Returns False if the answer is no longer wanted.
 
-        Raises ValueError if the worker does not owe this answer.
+        Raises ValueError if the task is not the oldest one that the worker has.
         """
         hand = self._hands.get(worker)
         if not hand or hand[0] != seq:
@@ -83,7 +83,10 @@ class Ledger:
         return True
 
     def answered(self, worker: int, quick: bool) -> None:
-        """Records that the answer to the worker's oldest task has arrived. `quick` is True if the task was quick."""
+        """Records that the answer to the worker's oldest task has arrived.
+
+        If the task was `quick`, the worker may get a second task in advance.
+        """
         self._forget(self._hands[worker].popleft())
         (self._quick.add if quick else self._quick.discard)(worker)
         self._sort(worker)
@@ -117,9 +120,9 @@ class Ledger:
         return None
 
     def _sort(self, worker: int) -> None:
-        """Records whether a worker is free, or ready for a second task.
+        """Records whether a worker is free (has no task), or may get a second task in advance.
 
-        As long as a request to leave is pending, no worker is ready for a second task.
+        While a request to leave is pending, no worker gets a second task.
         """
         self._free.pop(worker, None)
         self._ready.pop(worker, None)
@@ -149,7 +152,7 @@ class Ledger:
             self._sort(worker)
 
     def lose(self, worker: int) -> int | None:
-        """Removes a dead worker. Returns the task that it may have been doing, or None.
+        """Removes a dead worker. Returns the task that it may have been running, or None.
 
         The worker's other tasks go back to the waiting tasks.
         """
@@ -174,7 +177,7 @@ class Ledger:
         self._halted.discard(worker)
 
     def has(self, worker: int) -> int | None:
-        """Returns the task that this worker is doing (the oldest one that it has), or None."""
+        """Returns the task that this worker is running (the oldest one that it has), or None."""
         hand = self._hands.get(worker)
         return hand[0] if hand else None
 
@@ -190,10 +193,7 @@ class Ledger:
     # Leaving.
 
     def want_leave(self, seat: int = ANY) -> None:
-        """Asks a worker to leave: the first one without a task, or the one in `seat` after all its tasks.
-
-        A seat is a worker slot.
-        """
+        """Asks a worker to leave: the first one without a task, or the one in `seat`, after all its tasks."""
         if seat == ANY:
             self._leaves += 1
             for worker in tuple(self._ready):
@@ -208,7 +208,7 @@ class Ledger:
         return withdrawn
 
     def leave(self) -> list[int]:
-        """Removes and returns the workers that should leave now. Workers that have not joined yet leave first."""
+        """Removes and returns the workers that should leave now. Those that have not joined yet leave first."""
         if not self._leaves and not self._ended:
             return []
         left = [*self._coming, *self._free][: self._leaves]

@@ -160,7 +160,7 @@ class Link:
 
 
 def _send_unpaced(sock: socket.socket) -> None:
-    """Replaces the congestion control BBR if it is the system's default.
+    """Replaces BBR with another congestion control, if BBR is the system's default.
 
     BBR paces packets with timers, which cost CPU time in a cluster.
     """

@@ -16,7 +16,7 @@ from penstock.backends._ray.link import STACK, Link, head
 class ProcessEnd(NamedTuple):
     """How a worker's process ended. `how` is a clause that follows the worker's name in a message.
 
-    `broken` is the error if the worker could not be started and any other worker would fail in the same way.
+    `broken` is an error that would stop every other worker from starting too, or None.
     """
 
     how: str
@@ -51,8 +51,8 @@ class Cluster(Protocol):
     def start(self, call: Call, shipped: object, told: Any, avoid: Collection[str]) -> KillWorker:
         """Starts a worker as soon as a node has room, and returns a function that kills the worker.
 
-        When the worker's process has ended, some thread calls `told(end)`, once. `avoid` contains the addresses of
-        nodes that do not answer. Such a node is used only if no other node has room.
+        When the worker's process has ended, `told(end)` is called once, in any thread. `avoid` contains the addresses
+        of nodes that do not answer. They are used only if no other node has room.
         """
 
     def is_there(self) -> bool:
@@ -101,21 +101,21 @@ class RemoteWorker:
         self.state = RemoteWorkerState.STARTING
 
     def is_alive(self) -> bool:
-        """True until the worker's end is known."""
+        """True until the worker's process is known to have ended."""
         return self.state is not RemoteWorkerState.GONE and not self.ended.is_set()
 
     def join(self, timeout: float | None = None) -> None:
-        """Waits until the worker's end is known, for at most `timeout` seconds."""
+        """Waits until the worker's process is known to have ended, for at most `timeout` seconds."""
         self.ended.wait(timeout)
 
     def ask(self, ticket: int) -> None:
-        """Asks the worker for its stack. `answer` returns the stack."""
+        """Asks the worker for its stack. Call `answer` to get the stack."""
         if self.link is not None:
             self.link.post(head(STACK, ticket))
             self.link.push()
 
     def answer(self, ticket: int, deadline: float) -> tuple[str, int, int] | None:
-        """Returns the worker's stack, its current task (or -1) and the step of that task.
+        """Returns the worker's stack, the number of its current task (or -1), and the current step in that task.
 
         Returns None if no answer comes before the deadline.
         """
