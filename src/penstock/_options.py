@@ -542,7 +542,7 @@ def _of_variables(environment: Mapping[str, str], *launchers: tuple[str, str, st
 
 
 def _last_batch(is_stream: bool, given: dict[str, Any]) -> str:
-    """Returns how to treat an incomplete last batch. Raises ValueError if this contradicts other settings."""
+    """Returns how to treat an incomplete last batch. Raises ValueError if the choice contradicts other settings."""
     choice, shard, drop_last = given["last_batch"], given["shard"], given["drop_last"]
     if drop_last and choice not in (None, "drop"):
         raise ValueError(f'drop_last=True means last_batch="drop", but last_batch={choice!r} was given too.')

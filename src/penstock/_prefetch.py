@@ -215,8 +215,8 @@ class Producer:
     def make(self, sweep: Sweep, changes: InterruptSafeCondition) -> Produced:
         """Reads the next batch of the source and copies it.
 
-        At the end of the source, the result contains END instead. If the source raises, it contains a NoBatch with
-        the error.
+        At the end of the source, the result contains END instead of a batch. If the source raises, it contains a
+        NoBatch with the error.
         """
         number = 0
         try:

@@ -201,8 +201,8 @@ class Prefetcher:
     def _can_begin(self) -> bool:
         """True if a new sweep (a pass over the source) can start.
 
-        This is possible before the first sweep, if the source can restart, or at the end of an iterator that is not a
-        generator.
+        It can start if it is the first one, or if the source can restart. An iterator can also start again at its
+        end, unless it is a generator.
         """
         # At its end a generator is exhausted. Other iterators may start again when iter() is called.
         over = self._over and not isinstance(self._source, Generator)

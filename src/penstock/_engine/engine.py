@@ -3,8 +3,8 @@
 The engine draws steps from the course, posts tasks, receives outcomes, and hands out batches. It runs only inside the
 caller's `next()`. penstock has no thread for this, and workers find their next task on their own.
 
-A step in flight is recorded in four tables, under its seq (task number). Each table contains everything that its owner
-may know about the step:
+A step in flight is recorded in four tables, under its seq (task number). Each table contains everything that its
+owner may know about the step:
 
     Scheduler   Is the step posted, filled or lost, and in which slab? It knows neither samples nor outcomes.
     Course      Which steps of which run are meant, and what is the outcome? It knows neither workers nor slabs.
@@ -237,9 +237,9 @@ class Engine(EngineLifetime):
     def cancel(self, timeout: float | None = None, run: Run | None = None) -> None:
         """Drops all prefetched batches. Steps that workers are still doing are discarded, without waiting for them.
 
-        With a fixed assignment of steps to workers, waits for these steps; after a LoaderTimeout, another call waits
-        again. If another thread is waiting for a batch, closes the engine instead. Does nothing if the engine was
-        taken away from the given `run` (see `take_back`).
+        A fixed assignment of steps to workers is the exception: there, this method waits for these steps. After a
+        LoaderTimeout, the next call waits again. If another thread is waiting for a batch, the engine is closed
+        instead. Nothing happens if the engine was taken away from the given `run` (see `take_back`).
         """
         if not self.is_ours():
             return
@@ -267,9 +267,9 @@ class Engine(EngineLifetime):
     # Changes while it runs.
 
     def update(self, change: bytes) -> None:
-        """Sends an encoded change of the dataset to the workers. The calling thread must hold the engine.
+        """Sends an encoded change of the dataset to the workers. Steps that are not handed out yet are done again.
 
-        Steps that have not been handed out yet are done again.
+        The calling thread must hold the engine (see `held`).
         """
         if self.closed:
             return

@@ -40,7 +40,7 @@ os.register_at_fork(after_in_child=_be_another_process)
 
 
 class Turn:
-    """The right to use an engine. `holder` is the thread that has it, and its purpose, or None.
+    """The right to use an engine. `holder` is the thread that has this right, with its purpose, or None.
 
     `ended_by` is the reason why the engine has ended or will end. It is "" if nothing has ended the engine.
     """

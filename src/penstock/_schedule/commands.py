@@ -81,8 +81,8 @@ class DeliverLost(NamedTuple):
 class Break(NamedTuple):
     """End the run with an error before this step, because no worker can continue the stream.
 
-    `worker` is the stream's reader, which has died. If `unknown` is True, the stream's position was lost with it.
-    Otherwise no retries are left.
+    `worker` is the stream's reader, which has died. If `unknown` is True, the stream's position was lost with the
+    worker. Otherwise, no retries are left, or the seat (the worker's slot) was given up.
     """
 
     seq: int

@@ -41,7 +41,7 @@ class Course:
     def draw(self, seq: int, most: int = 1) -> tuple[Task | None, bool]:
         """Draws the task for `seq` (the task's number), with at most `most` steps.
 
-        Returns a pair: the task, or None if no step is left, and a flag that is True if the current run ends before
+        Returns a pair: the task (None if no step is left), and a flag that is True if the current run ends before
         this task.
         """
         if self._again:

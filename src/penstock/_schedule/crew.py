@@ -42,7 +42,7 @@ class Crew:
         return worker in self.seats
 
     def hire(self, out: list[Command]) -> None:
-        """Hires the missing workers, into the lowest empty seats (slots) that are not given up."""
+        """Hires the missing workers, into the lowest-numbered empty seats (slots) that are not given up."""
         taken = {*self.seats.values(), *self.given_up()}
         missing = self.size + self.leaving - len(taken)
         seat = 0
@@ -77,7 +77,7 @@ class Crew:
     def lost(self, worker: int, idle: bool) -> int:
         """Removes a dead worker and returns its seat (slot).
 
-        If the worker was `idle` (it had no step), it counts as a crash at start-up.
+        If the worker was `idle` (it had no step), its death counts as a crash at start-up.
         """
         seat = self.seats.pop(worker)
         if idle:

@@ -47,8 +47,8 @@ class Bounded(NamedTuple):
 class Exhausted(NamedTuple):
     """No step is left for Post(seq), nor for any later Post until the next `Opened`.
 
-    All events that result from the Posts in one list of commands come before any other event. The only exception is
-    `WorkerLost` for a worker that the same list hires: it may come between them.
+    If a list of commands contains several Posts, the engine answers all of them before it reports any other event.
+    The only exceptions are `Bounded`, and `WorkerLost` for a worker that the same list hires.
     """
 
     seq: int

@@ -294,7 +294,7 @@ class Scheduler:
         self._end_stream(seq, void, out)
 
     def _end_stream(self, seq: int, void: list[int], out: list[Command]) -> None:
-        """Ends the run before the step `seq`, because the stream cannot be read further. Abandons the steps `void`.
+        """Ends the run before the step `seq`, because the stream ends or breaks there. Abandons the steps in `void`.
 
         If these steps were not abandoned now, their StepEnded events might come after the next `Opened`, and would
         end the new run before it began.

@@ -45,7 +45,7 @@ class Foresight:
                 start()
 
     def continues(self, plan: OrderPlan, progress: Progress) -> bool:
-        """Moves the forecast on to the epoch that is starting. Returns False if it needs a new `Foresight`."""
+        """Moves the forecast on to the epoch that is starting. Returns False if a new `Foresight` is needed."""
         over = self._returned is not None and self._progress.is_over and self._process == os.getpid()
         if not over or not self._forecast.continues(plan, progress.epoch, partial(getattr, progress, "steps")):
             return False

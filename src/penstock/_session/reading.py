@@ -55,7 +55,7 @@ class Reader:
         self._session.measures.started(self._engine)
 
     def take(self) -> Any:
-        """Returns the next batch in its final form. At the end, or in place of a failed batch, returns a NoBatch."""
+        """Returns the next batch, converted for the caller. At the end, or if the batch failed, returns a NoBatch."""
         data = self._next().data
         return data if self._deliver is None or type(data) is NoBatch else self._deliver(data)
 

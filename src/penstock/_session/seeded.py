@@ -300,7 +300,7 @@ class SeedSession(Session):
     def _about(self) -> dict[str, Any]:
         """Returns a description of the loader. A state can be loaded only if the description is still the same.
 
-        `on_error` is left out: users often change it to resume a run that was stopped by a bad sample.
+        `on_error` is left out, so that a run that was stopped by a bad sample can be resumed with another value.
         """
         options = self.options
         return {

@@ -58,7 +58,7 @@ class Session:
             self.measures.end_epoch()
 
     def release(self, engine: Engine) -> None:
-        """Called when the epoch on this engine is over."""
+        """Called when the epoch on this engine is over. Closes the engine, but a subclass may keep it instead."""
         engine.close()
 
     @property
