@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 class Source:
     """The sample or step that a thread is computing.
 
-    `part` lists the rows of the step that a nested dataset was asked for. It is None if all rows of the step are
-    meant.
+    `part` lists the rows of the step that a nested dataset was asked for, or is None for all rows of the step.
     """
 
     part: Sequence[int] | None = None
@@ -52,9 +51,9 @@ at_work = _AtWork()
 
 @contextmanager
 def among(rows: Sequence[int], n: int) -> Iterator[None]:
-    """Tells `each(keys)` which rows are computed inside the `with` block.
+    """Tells `each(keys)` that only some rows are computed inside the `with` block.
 
-    These are `rows`, a part of the `n` rows that the dataset was asked for.
+    `rows` are the indices of these rows among the `n` rows that the dataset was asked for.
     """
     source = at_work.source
     if source is None:

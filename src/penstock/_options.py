@@ -349,7 +349,7 @@ OPTIONS: dict[str, Option] = {each.name: each.metadata[Option] for each in field
 
 
 def shown_names(least: Show = Show.FIGURES) -> list[str]:
-    """Returns the names of the settings whose level (see `Show`) is at least `least`."""
+    """Returns the names of the settings whose level in `Show` is `least` or higher."""
     return [name for name, option in OPTIONS.items() if option.show >= least]
 
 
@@ -542,7 +542,7 @@ def _of_variables(environment: Mapping[str, str], *launchers: tuple[str, str, st
 
 
 def _last_batch(is_stream: bool, given: dict[str, Any]) -> str:
-    """Returns how to treat an incomplete last batch. Raises ValueError if other settings make that impossible."""
+    """Returns how to treat an incomplete last batch. Raises ValueError if the choice contradicts other settings."""
     choice, shard, drop_last = given["last_batch"], given["shard"], given["drop_last"]
     if drop_last and choice not in (None, "drop"):
         raise ValueError(f'drop_last=True means last_batch="drop", but last_batch={choice!r} was given too.')

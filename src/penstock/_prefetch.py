@@ -37,8 +37,8 @@ _END = object()
 class Sweep:
     """One pass over the source, from the beginning or (if `loaded` is True) from a state that was loaded.
 
-    Each sweep has its own permits and batches. The consumer reads one sweep at a time, and batches of earlier sweeps
-    are dropped.
+    Each sweep has its own permits (see `Gate`) and batches. The consumer reads one sweep at a time, and batches of
+    earlier sweeps are dropped.
     """
 
     def __init__(self, loaded: bool, state: Any, loads: int = 0) -> None:
@@ -51,7 +51,7 @@ class Sweep:
 
 
 class Produced(NamedTuple):
-    """The result of one `next()` of the source: a batch, or a NoBatch."""
+    """The result of one `next()` of the source: a batch, END, or a NoBatch with an error."""
 
     sweep: Sweep | None
     batch: Any = None
@@ -62,8 +62,8 @@ class Produced(NamedTuple):
 class Gate:
     """The two queues that connect the reading thread and its consumer.
 
-    Putting an item into a queue takes no Python lock, because the garbage collector may return a permit at any
-    moment.
+    The consumer puts in permits, and the thread makes one batch for each permit. Putting an item into a queue takes
+    no Python lock, because the garbage collector may do so at any moment.
     """
 
     def __init__(self, owner: object) -> None:
@@ -200,7 +200,7 @@ class Producer:
         self._gauge: Gauge | None = None  # made by the thread, whose processor time it measures
 
     def make_timed(self, sweep: Sweep, changes: InterruptSafeCondition) -> Produced:
-        """Like `make`, but also records in the reading thread's counters how long that takes."""
+        """Like `make`, but also records the time in the reading thread's counters."""
         gauge = self._gauge
         if gauge is None:
             gauge = self._gauge = Gauge(self.gauges, 0, threading.get_native_id(), time.thread_time_ns)
@@ -213,9 +213,10 @@ class Producer:
         return made
 
     def make(self, sweep: Sweep, changes: InterruptSafeCondition) -> Produced:
-        """Reads and copies the next batch of the source.
+        """Reads the next batch of the source and copies it.
 
-        The result contains END after the last batch, and a NoBatch with the error if the source raises.
+        At the end of the source, the result contains END instead of a batch. If the source raises, it contains a
+        NoBatch with the error.
         """
         number = 0
         try:
@@ -275,7 +276,7 @@ class Producer:
 
 
 def produce(gate: Gate, reference: weakref.ref[Producer]) -> None:
-    """Runs in the reading thread, and makes one batch for each permit.
+    """Runs in the reading thread, and makes one batch for each permit (see `Gate`).
 
     The function refers to the producer only while it makes a batch. So the thread ends when the prefetcher is
     dropped, even if the source refers to the prefetcher.

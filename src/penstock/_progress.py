@@ -250,7 +250,7 @@ class _Terminal:
 
 
 class _Notebook:
-    """Draws bars in the output of a notebook cell, as a text that is replaced each time."""
+    """Draws bars in the output of a notebook cell, as text that is replaced each time."""
 
     def __init__(self) -> None:
         display = importlib.import_module("IPython.display").display

@@ -64,7 +64,7 @@ def _parse_and_run(arguments: Sequence[str] | None) -> int:
 def _nobody_reads() -> bool:
     """True if the program that reads our output has ended, as `head` does in `penstock ... | head`.
 
-    The rest of the output is then discarded.
+    If it has, the rest of the output is discarded.
     """
     output = sys.stdout.fileno()
     poll = select.poll()

@@ -161,7 +161,7 @@ class Prefetcher:
     def _take(self) -> Any:
         """Returns the next batch, END, or a NoBatch with an error in place of the batch.
 
-        Also gives the thread a permit for another batch.
+        Also permits the thread to read another batch.
         """
         if self._gate.stopped and not self._closed:  # this object was in a cycle, and a finalizer brought it back
             self._ended_by = "the garbage collector"
@@ -201,7 +201,8 @@ class Prefetcher:
     def _can_begin(self) -> bool:
         """True if a new sweep (a pass over the source) can start.
 
-        It can start if the source can be read again, or if no batch that was read ahead would be lost.
+        It can start if it is the first one, or if the source can restart. An iterator can also start again at its
+        end, unless it is a generator.
         """
         # At its end a generator is exhausted. Other iterators may start again when iter() is called.
         over = self._over and not isinstance(self._source, Generator)
@@ -323,10 +324,10 @@ class Prefetcher:
             )
 
     def _begin(self, again: bool, *, loaded: bool = False, first: Any = None) -> None:
-        """Starts the thread and the first sweep (a pass over the source), if that has not happened yet.
+        """Starts the thread and the first sweep (a pass over the source), unless they were started before.
 
-        If `again` is True, starts a new sweep in any case. If `loaded` is True, the new sweep continues from the
-        state `first`.
+        If `again` is True, always starts a new sweep. If `loaded` is True, the new sweep continues from the state
+        `first`.
         """
         self._check()
         producer = self._producer

@@ -3,8 +3,8 @@
 The engine draws steps from the course, posts tasks, receives outcomes, and hands out batches. It runs only inside the
 caller's `next()`. penstock has no thread for this, and workers find their next task on their own.
 
-A step in flight is recorded in four tables, under its seq (its number). Each table contains everything that its owner
-may know about the step:
+A step in flight is recorded in four tables, under its seq (task number). Each table contains everything that its
+owner may know about the step:
 
     Scheduler   Is the step posted, filled or lost, and in which slab? It knows neither samples nor outcomes.
     Course      Which steps of which run are meant, and what is the outcome? It knows neither workers nor slabs.
@@ -116,18 +116,18 @@ class Engine(EngineLifetime):
 
     @property
     def ready(self) -> int:
-        """The number of batches or tasks that are done but were not handed out yet."""
+        """The number of batches that are done but not handed out yet. An undelivered bundle counts as one."""
         return len(self._course.ready) + len(self._course.filled)
 
     def open_answer(self) -> Answer | None:
-        """Returns the part of the current answer that was already handed out, or None if there is no current answer.
+        """Returns the part of the current answer that has already been handed out, or None if there is no answer.
 
         An answer is a batch, or a bundle of small batches that are handed out one by one.
         """
         return self.stopwatch.open_answer(len(self._course.ready))
 
     def memory(self) -> tuple[int, int, int]:
-        """Returns the bytes that are lent to the caller, kept in the pool for later batches, and outside the pool."""
+        """Returns three sizes in bytes: lent to the caller, kept in the pool for reuse, and outside the pool."""
         # A reader may still refer to a closed engine.
         pooled, strays = (0, 0) if self.closed else self.backend.memory()
         lent = self._leases.nbytes
@@ -175,7 +175,7 @@ class Engine(EngineLifetime):
             taken.append(True)
 
     def next(self, timeout: float | None, run: Run | None = None) -> StepResult:
-        """Returns the next batch of the run, or the error in its place.
+        """Returns the next result of the run: a batch, an error in its place, or the end of the run.
 
         This method can be called again after a LoaderTimeout.
         """
@@ -235,11 +235,11 @@ class Engine(EngineLifetime):
                 raise self._turn.closed_error()
 
     def cancel(self, timeout: float | None = None, run: Run | None = None) -> None:
-        """Drops everything that was prefetched. Steps that workers are doing are discarded, without waiting for them.
+        """Drops all prefetched batches. Steps that workers are still doing are discarded, without waiting for them.
 
-        With a fixed assignment of steps to workers, however, this method waits for these steps. After a
+        A fixed assignment of steps to workers is the exception: there, this method waits for these steps. After a
         LoaderTimeout, the next call waits again. If another thread is waiting for a batch, the engine is closed
-        instead. If a `run` is given, and the engine was taken from that run (see `take_back`), nothing happens.
+        instead. Nothing happens if the engine was taken away from the given `run` (see `take_back`).
         """
         if not self.is_ours():
             return
@@ -267,9 +267,9 @@ class Engine(EngineLifetime):
     # Changes while it runs.
 
     def update(self, change: bytes) -> None:
-        """Sends an encoded change of the dataset to the workers. The calling thread must hold the engine.
+        """Sends an encoded change of the dataset to the workers. Steps that are not handed out yet are done again.
 
-        Steps that were not handed out yet are done again.
+        The calling thread must hold the engine (see `held`).
         """
         if self.closed:
             return
@@ -282,9 +282,9 @@ class Engine(EngineLifetime):
         self.backend.flush()
 
     def resize(self, workers: int, window: int) -> None:
-        """Sets the number of workers, and the number of tasks that may be ahead of the caller (`window`).
+        """Sets the number of workers, and the number of tasks that may be prefetched (`window`).
 
-        The calling thread must hold the engine.
+        The calling thread must hold the engine (see `held`).
         """
         if not self.closed:
             while self._take_in(0):  # so that workers that have left are not counted
@@ -342,7 +342,7 @@ class Engine(EngineLifetime):
     def _end_hung(self, seconds: float) -> float:
         """Kills workers that hang. Returns the number of seconds until the next check.
 
-        There is a pause between two checks, because it takes time to look at all workers.
+        Two checks are at least `seconds / 4` apart, because each check looks at every worker.
         """
         now = self.backend.clock()
         if now >= self._look_again:
@@ -471,7 +471,7 @@ class Engine(EngineLifetime):
         self._answer = self._unwrap()
 
     def _unwrap(self) -> StepResult:
-        """Returns the result of the next step of the delivered task."""
+        """Removes the next step from the delivered task or bundle, and returns its result."""
         task, outcome = self._course.ready.popleft()
         if outcome.mark is not None:
             task = task._replace(mark=outcome.mark)

@@ -39,15 +39,15 @@ class EngineLifetime:
         return self._turn.is_ours()
 
     def is_used_here(self) -> bool:
-        """True if this thread is already using the engine, further up in its stack."""
+        """True if this thread is already using the engine, further up its call stack."""
         return self.is_ours() and self._turn.is_used_here()
 
     def held(self, work: Callable[[], object], wait: bool = True) -> bool:
         """Calls `work` while no other thread can use the engine, and returns True.
 
-        Waits for a thread that is in `next`. Later calls of `next` wait for `work`. With `wait=False`, returns False
-        instead of waiting. Any exception in `work`, such as Ctrl-C, stops the workers, because a list of commands may
-        be only half carried out.
+        If another thread is using the engine, waits for that thread; with `wait=False`, returns False instead. If
+        `work` raises, for example because of Ctrl-C, the workers are stopped, because a list of commands may be only
+        half carried out.
         """
         turn, hold = self._turn, (get_ident(), CHANGE)
         try:
@@ -67,7 +67,7 @@ class EngineLifetime:
                 self._let_go()
 
     def close(self) -> None:
-        """Stops the workers. Batches stay valid.
+        """Stops the workers. Batches that were handed out stay valid.
 
         If another thread is waiting for a batch, that thread is woken and stops the workers.
         """
@@ -77,7 +77,7 @@ class EngineLifetime:
                 self.backend.wake()
 
     def at_exit(self) -> None:
-        """Stops the workers. If a daemon thread uses the engine, they end with this process instead."""
+        """Stops the workers. If a daemon thread is using the engine, the workers end with this process instead."""
         self._finalizer()
 
     def _let_go(self) -> None:
@@ -93,12 +93,12 @@ class EngineLifetime:
     def _end_if_free(self) -> bool:
         """Stops the workers and returns True.
 
-        Returns False if another thread uses the engine. That thread will stop the workers.
+        If another thread is using the engine, returns False, and that thread will stop the workers.
         """
         return self.held(partial(self._end, self._turn.ended_by), wait=False)
 
     def _end(self, by: str) -> None:
-        """Stops the workers. `by` is the rest of the message "This iterator ..."."""
+        """Stops the workers. `by` completes the message "This iterator ...", for example with "was closed"."""
         raise NotImplementedError
 
     # This runs before `_finalizer` would run on its own, and it defers interrupts. If an interrupt comes at its very

@@ -21,7 +21,7 @@ class Pace:
         self.forget()
 
     def forget(self) -> None:
-        """Starts to measure again, because later steps may take more or less time."""
+        """Forgets how long a step takes, because later steps may be faster or slower."""
         self._seconds = _SLOW  # moving average for one step
         self.bundle = 1
 

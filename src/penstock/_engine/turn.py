@@ -40,7 +40,7 @@ os.register_at_fork(after_in_child=_be_another_process)
 
 
 class Turn:
-    """The right to use an engine. `holder` is the hold (thread and purpose) that has the turn, or None.
+    """The right to use an engine. `holder` is the thread that has this right, with its purpose, or None.
 
     `ended_by` is the reason why the engine has ended or will end. It is "" if nothing has ended the engine.
     """
@@ -86,11 +86,14 @@ class Turn:
             self.waiting.pop(id(hold), None)
 
     def _is_to_change(self) -> bool:
-        """True if a thread is waiting for the turn because it wants to change something."""
+        """True if a thread that wants to change something is waiting for the turn."""
         return any(use is CHANGE for _, use in tuple(self.waiting.values()))
 
     def _refuse(self, hold: Hold) -> None:
-        """Raises RuntimeError if the thread would wait for itself, or if another thread already waits for a batch."""
+        """Raises RuntimeError if this thread would wait for itself.
+
+        A call of `next` is also refused if the engine has ended, or if another thread is already waiting for a batch.
+        """
         if hold[1] is CHANGE:
             if self.is_used_here():
                 raise RuntimeError(INSIDE)
@@ -110,7 +113,7 @@ class Turn:
         return RuntimeError(f"This iterator {self.ended_by}. Call iter(loader) for a new one.")
 
     def is_used_here(self) -> bool:
-        """True if this thread already has the turn, further up in its stack."""
+        """True if this thread already has the turn, further up its call stack."""
         return self.holder is not None and self.holder[0] == get_ident()
 
 

@@ -36,10 +36,10 @@ class GiveUp(NamedTuple):
 
 
 class Post(NamedTuple):
-    """Offer a step to the workers. If no step was drawn for this `seq` (the step's number) before, draw one now.
+    """Offer a step to the workers. Draw the step first, unless one was already drawn for this `seq` (task number).
 
-    A slab is a block of memory for one batch. If the slab id is new, a slab must be allocated. (If the draw ends in
-    `Exhausted`, nothing needs to be allocated, and a later Post may name the same id.)
+    If the id `slab` is new, allocate a slab (a memory block for one batch). If no step is left to draw (`Exhausted`),
+    no slab is needed, and a later Post may name the same id.
 
     `seat` is the slot of the worker that must do the step; -1 means any free worker. If `resume` is True, a new
     reader does the step, so the task must contain the stream's position after the last filled step.
@@ -81,8 +81,8 @@ class DeliverLost(NamedTuple):
 class Break(NamedTuple):
     """End the run with an error before this step, because no worker can continue the stream.
 
-    `worker` is the stream's reader, which has died. If `unknown` is True, the stream's position was lost with it.
-    Otherwise no retries are left.
+    `worker` is the stream's reader, which has died. If `unknown` is True, the stream's position was lost with the
+    worker. Otherwise, no retries are left, or the seat (the worker's slot) was given up.
     """
 
     seq: int
@@ -100,7 +100,7 @@ class Fail(NamedTuple):
 
 
 class Finish(NamedTuple):
-    """Tell the consumer, which has asked for a batch, that its run is over."""
+    """Tell the consumer that its run is over. This answers its request for a batch."""
 
 
 class Cool(NamedTuple):

@@ -39,10 +39,10 @@ class Course:
         self.run, self.ahead = run, None
 
     def draw(self, seq: int, most: int = 1) -> tuple[Task | None, bool]:
-        """Draws the task for a seq (the number of a task), with at most `most` steps.
+        """Draws the task for `seq` (the task's number), with at most `most` steps.
 
-        Returns the task, or None if no step is left, and a flag that is True if the current run ends before this
-        task.
+        Returns a pair: the task (None if no step is left), and a flag that is True if the current run ends before
+        this task.
         """
         if self._again:
             task = self._out[seq] = self._again.popleft()._replace(seq=seq)
@@ -61,9 +61,9 @@ class Course:
         return drawn, ends
 
     def refuse(self, seq: int, error: BaseException) -> bool:
-        """Ends the run that this task belongs to with an error, just before the task.
+        """Ends this task's run with an error, just before the task.
 
-        Returns True if that is the current run, and False if it is the next run, which is being prefetched.
+        Returns True if it is the current run, and False if it is the next run, which is being prefetched.
         """
         task = self._out.pop(seq)
         self._again.clear()  # these come after it
@@ -104,12 +104,12 @@ class Course:
         return self._out.pop(seq, None)
 
     def forget_from(self, seq: int) -> None:
-        """Forgets all tasks from this seq (the number of a task) on, because the run ends before it."""
+        """Forgets the task `seq` and all later tasks, because the run ends before them."""
         self._out = {earlier: task for earlier, task in self._out.items() if earlier < seq}
         self.filled = {earlier: outcome for earlier, outcome in self.filled.items() if earlier < seq}
 
     def redo(self) -> int:
-        """Queues all steps of the current run that were not handed out, to be done again. Returns their number.
+        """Queues all steps of the current run that have not been handed out, to be done again. Returns their number.
 
         The prefetched steps of the next run are dropped.
         """

@@ -22,7 +22,8 @@ from penstock._schedule.commands import Command, Hire, Retire
 class Crew:
     """The workers of an engine. `size` is the number of workers that the crew should have.
 
-    A seat (a worker's slot) may lose `retries + 1` workers at start-up. If it loses another one, it is given up.
+    A seat (a worker's slot) may lose `retries + 1` workers in a row at start-up. If it loses another one, it is given
+    up.
     """
 
     def __init__(self, size: int, retries: int) -> None:
@@ -41,7 +42,7 @@ class Crew:
         return worker in self.seats
 
     def hire(self, out: list[Command]) -> None:
-        """Hires the missing workers, into the lowest empty seats (slots) that are not given up."""
+        """Hires the missing workers, into the lowest-numbered empty seats (slots) that are not given up."""
         taken = {*self.seats.values(), *self.given_up()}
         missing = self.size + self.leaving - len(taken)
         seat = 0
@@ -54,10 +55,10 @@ class Crew:
             seat += 1
 
     def resize(self, size: int, retained: int, out: list[Command]) -> None:
-        """Hires workers, or asks workers to leave, so that the crew gets the new size.
+        """Hires workers, or asks workers to leave, until the crew has the new size.
 
-        `retained` is the number of requests to leave that were withdrawn just before. Seats (slots) that were given
-        up are tried again, because the crew may need fewer seats now.
+        `retained` is the number of requests to leave that were just withdrawn. Seats (slots) that were given up are
+        tried again, because the crew may need fewer seats now.
         """
         self.size = size
         self.leaving -= retained
@@ -74,7 +75,10 @@ class Crew:
         out.append(Retire(seat))
 
     def lost(self, worker: int, idle: bool) -> int:
-        """Removes a dead worker and returns its seat (slot). `idle` is True if the worker had no step."""
+        """Removes a dead worker and returns its seat (slot).
+
+        If the worker was `idle` (it had no step), its death counts as a crash at start-up.
+        """
         seat = self.seats.pop(worker)
         if idle:
             self.losses[seat] = self.losses.get(seat, 0) + 1
@@ -85,7 +89,7 @@ class Crew:
         self.leaving -= 1
 
     def worked(self, worker: int) -> None:
-        """Called when this worker has done a step, which shows that workers in its seat do not crash at start-up."""
+        """Resets the number of crashes at start-up for this worker's seat. Called when the worker has done a step."""
         self.losses.pop(self.seats[worker], None)
 
     def forgive(self) -> None:

@@ -1,12 +1,12 @@
 """Events, which tell the scheduler what has happened. They are its only input.
 
-A `seq` is the number of a step. Seqs are counted over the life of an engine, through all its runs. They only grow,
+A `seq` is the number of a task. Seqs are counted over the life of an engine, through all its runs. They only grow,
 and none is used twice (some are never used at all). A run is everything that one consumer reads, from `Opened` to
 `Finish`.
 
-A step of the scheduler may be a bundle: several steps of the plan that are done and delivered together. The scheduler
-learns this only if a worker dies. The bundle is then split into single steps, so that a step that kills workers does
-not affect the others.
+The scheduler calls a task a step. But a task may be a bundle: several steps of the plan that are done and delivered
+together. The scheduler learns this only if a worker dies. The bundle is then split into single steps, so that a step
+that kills workers does not affect the others.
 
 Events are named tuples, because three of them are made for every batch, and a named tuple costs a third of a frozen
 dataclass. The disadvantage is that they compare as plain tuples, so `Asked() == Cancelled()`. Compare their types,
@@ -36,9 +36,9 @@ class Asked(NamedTuple):
 
 
 class Bounded(NamedTuple):
-    """The current run ends before the step `seq`. Steps posted from there on belong to the next run.
+    """The current run ends before the step `seq`. That step and later ones belong to the next run.
 
-    `Opened` removes this bound. If the end of the new run is known already, another `Bounded` follows at once.
+    `Opened` removes this bound. If the end of the new run is already known, another `Bounded` follows immediately.
     """
 
     seq: int
@@ -47,8 +47,8 @@ class Bounded(NamedTuple):
 class Exhausted(NamedTuple):
     """No step is left for Post(seq), nor for any later Post until the next `Opened`.
 
-    If a list of commands contains several Posts, their answers come before any other event. The only exceptions are
-    `Bounded`, and `WorkerLost` for a worker that the same list hires.
+    If a list of commands contains several Posts, the engine answers all of them before it reports any other event.
+    The only exceptions are `Bounded`, and `WorkerLost` for a worker that the same list hires.
     """
 
     seq: int
@@ -79,10 +79,10 @@ class StepEnded(NamedTuple):
 class WorkerLost(NamedTuple):
     """A worker died and all its messages have been handled, or a worker could not be started.
 
-    `seq` is the task that the worker had claimed but not finished, or None. The task is a bundle of `steps` steps of
-    the plan. `at` is the index of the step in the bundle that the worker was doing, or None if it is unknown. From
-    now on, these steps are single tasks with the numbers seq, seq + 1 and so on. `resumable` is used only for
-    streams. It is True if the stream's position after an earlier step of the run is known.
+    `seq` is the task that the worker had claimed but not finished, or None. If the task is a bundle (`steps` is more
+    than 1), it is now split into single tasks with the numbers seq, seq + 1 and so on. `at` is the index of the step
+    in the bundle that the worker was doing, or None if it is unknown. `resumable` is used only for streams. It is
+    True if the stream's position after an earlier step of the run is known.
     """
 
     worker: int
@@ -99,9 +99,9 @@ class WorkerLeft(NamedTuple):
 
 
 class Resized(NamedTuple):
-    """The number of workers has changed, and so has `window`, the number of steps that may be undelivered.
+    """The number of workers, or `window` (the number of steps that may be undelivered), has changed.
 
-    `retained` is the number of requests to leave that were withdrawn just before, because no worker had taken them.
+    `retained` is the number of requests to leave that were just withdrawn, because no worker had accepted them yet.
     """
 
     workers: int
@@ -112,7 +112,7 @@ class Resized(NamedTuple):
 class Changed(NamedTuple):
     """The dataset has changed.
 
-    Every step that was not handed out yet must be done again, under another seq (step number).
+    Every step that has not been handed out yet must be done again, under a new seq (task number).
     """
 
 

@@ -64,7 +64,7 @@ class Scheduler:
     `window` is the number of steps that may be undelivered at the same time, and `workers` is the number of workers.
     `retries` is how often a step is tried again after a worker has died while doing it. `spare` is the number of free
     slabs (memory blocks) that keep their memory pages (default: window + 2). `spacing` is the difference between the
-    seqs (numbers) of two consecutive steps; it is larger than 1 if a step may be a bundle of several.
+    seqs (task numbers) of two consecutive steps. It is larger than 1 if a step may be a bundle of several.
     """
 
     _rescinds = True  # an abandoned step is withdrawn, unless a worker has claimed it
@@ -114,7 +114,7 @@ class Scheduler:
 
     @property
     def waits_for(self) -> int | None:
-        """The seq (number) of the first step that is not done, or None."""
+        """The seq (task number) of the first step that is not done, or None."""
         return next((seq for seq, step in self._steps.items() if step.state is POSTED), None)
 
     @property
@@ -194,11 +194,11 @@ class Scheduler:
             out.append(Post(seq, slab))
 
     def _may_wait(self) -> bool:
-        """True if posting can wait at no cost, because a batch is ready and more than half of the window is posted.
+        """True if posting can wait at no cost: a batch is ready, and more than half of the window is in use.
 
-        The window is the number of steps that may be undelivered at a time. Steps are then posted half a window at a
-        time. Workers that are faster than the consumer sleep between steps. Waking a worker costs the consumer more
-        than everything else that it does for a batch, so it wakes a worker for several steps.
+        Steps are therefore posted half a window at a time. (The window is the number of steps that may be
+        undelivered.) Waking a sleeping worker costs the consumer more than everything else that it does for a batch.
+        So a worker is woken once for several steps.
         """
         return len(self._steps) > self._window // 2 and self._deliverable() is not None
 
@@ -294,10 +294,10 @@ class Scheduler:
         self._end_stream(seq, void, out)
 
     def _end_stream(self, seq: int, void: list[int], out: list[Command]) -> None:
-        """Ends the run before the step `seq`, because the stream has no samples for it or for the later steps `void`.
+        """Ends the run before the step `seq`, because the stream ends or breaks there. Abandons the steps in `void`.
 
-        The later steps are abandoned immediately. Otherwise their own StepEnded events might come after the next
-        `Opened`, and would end the new run before it began.
+        If these steps were not abandoned now, their StepEnded events might come after the next `Opened`, and would
+        end the new run before it began.
         """
         self._abandon(void, out)
         self._drained = True

@@ -38,7 +38,7 @@ FREE, HELD, LENT = SlabState
 
 
 class Step(NamedTuple):
-    """An undelivered step. It is never changed, only replaced, so that a copy of a table of steps is a snapshot."""
+    """An undelivered step. Steps are immutable, so a copy of a table of steps is a snapshot."""
 
     state: StepState
     slab: int

@@ -67,7 +67,7 @@ class Range(NamedTuple):
 class Bounds:
     """The limits for the tuner.
 
-    `workers` limits the number of workers, and `prefetch` limits how many batches each worker may be ahead of the
+    `workers` limits the number of workers, and `prefetch` limits how many batches each worker may work ahead of the
     caller. `cpus` is the number of processors, and `memory` is the memory limit in bytes.
     """
 
@@ -90,7 +90,7 @@ class Interval:
     number of steps that were handed out, and `done` is the number of steps that workers finished. `busy`, `cpu` and
     `delayed` are sums over all workers: the seconds in which they were busy, used a processor, and waited for a
     processor. `caller_cpu` is the time in which the caller used a processor or waited for one. `workers` is the
-    number of live workers that have done a step. `memory` is the number of bytes in use, in the way that the limit
+    number of live workers that have done a step. `memory` is the number of bytes in use, counted as the memory limit
     counts them.
     """
 
@@ -127,7 +127,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """A new number of workers, and a new number of batches that each worker may be ahead of the caller."""
+    """A new number of workers, and a new limit on how many batches each worker may work ahead of the caller."""
 
     workers: int
     prefetch_factor: int
@@ -145,7 +145,7 @@ SETTLING, MEASURING, RESTING = TunerState
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The numbers, computed from one measurement, that decide about the number of workers.
+    """Figures from one measurement, by which the tuner chooses the number of workers.
 
     `step` is the number of seconds that a worker spends on a step. `turn` is the number of seconds that the caller
     spends on a batch, without waiting. `waiting` is the share of the time that the caller waits. `compute` is the
@@ -203,8 +203,8 @@ class Load:
     def is_other(self, before: Load) -> bool:
         """True if the workers or the caller have become much slower or much faster.
 
-        With more workers, each step may become slower in proportion, because workers slow each other down. This does
-        not count.
+        A slowdown of each step in proportion to the number of workers is ignored, because more workers slow each
+        other down.
         """
         share = self.workers / before.workers
         slower = self.step / max(before.step, 1e-9)
@@ -214,7 +214,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A Resize that the next measurement will judge. It holds the numbers and the load before the Resize."""
+    """A Resize that the next measurement will judge. The fields hold the numbers and the load before the Resize."""
 
     workers: int
     prefetch: int
@@ -239,8 +239,8 @@ class Findings:
 class RestMeasurements:
     """The measurements that the tuner makes while it rests.
 
-    `sum` is the sum of the first measurements. `waiting` is the share of the time that the caller has waited
-    recently.
+    `usual` is the load at the beginning of the rest. `sum` adds up the first measurements. `waiting` is the share of
+    the time that the caller has waited recently.
     """
 
     usual: Load
@@ -262,7 +262,7 @@ class RestMeasurements:
 
 @dataclass(slots=True)
 class Tuner:
-    """Takes intervals (short measurements) and returns changes of the number of workers.
+    """Decides from intervals (short measurements) when to change the number of workers or `prefetch_factor`.
 
     `workers` and `prefetch_factor` are the current numbers.
     """
@@ -283,12 +283,12 @@ class Tuner:
     def restart(self) -> None:
         """Called when new workers start for another epoch.
 
-        The unfinished measurement is dropped, but the tuner keeps its knowledge.
+        The unfinished measurement is dropped, but the tuner keeps what it has learned.
         """
         self.state, self._sum = SETTLING, None
 
     def decide(self, interval: Interval) -> Resize | None:
-        """Returns the change that follows from all intervals up to this one, or None."""
+        """Adds an interval to the current measurement. Returns the change to make now, or None."""
         if interval.seconds <= 0:
             return None
         self._sum = interval if self._sum is None else self._sum.and_then(interval)
@@ -399,7 +399,7 @@ class Tuner:
         return ""
 
     def _named(self, attempt: Attempt) -> tuple[str, str]:
-        """Describes the current numbers, and the numbers before the attempt, for a message."""
+        """Returns the current number and the number before the attempt, as texts for a message."""
         if attempt.farther:
             return f"prefetch_factor={self.prefetch_factor}", f"prefetch_factor={attempt.prefetch}"
         return _workers(self.workers), _workers(attempt.workers)

@@ -20,7 +20,7 @@ _MOST_UPDATES = 64 << 20
 
 
 class Engines:
-    """The live engines of a loader. At most one of them is idle, and is kept for the next epoch.
+    """The live engines of a loader. At most one idle engine is kept for the next epoch.
 
     If several engines become idle, the one with the most recent epoch is kept, because its worker has the current
     state of a stream.
@@ -35,8 +35,8 @@ class Engines:
     def changing(self) -> threading.RLock:
         """Returns the lock that is held while an epoch starts, and while the dataset is changed.
 
-        It keeps workers from starting with only half of a change. Each process has its own lock, because a child may
-        be forked while another thread holds the parent's lock.
+        The lock keeps workers from starting in the middle of a change. Each process has its own lock, because a child
+        may be forked while another thread holds the parent's lock.
         """
         pid = os.getpid()
         return self._changing.get(pid) or self._changing.setdefault(pid, threading.RLock())
@@ -45,7 +45,7 @@ class Engines:
         return list(self.live)
 
     def held(self, work: Callable[[list[Engine]], object]) -> None:
-        """Calls `work(engines)` with the engines of this process, while no other thread can use them."""
+        """Calls `work(engines)` with the open engines of this process, while no other thread can use them."""
         self._refuse_inside()
         with self.changing():
             engines = self.ours()
@@ -62,9 +62,9 @@ class Engines:
         return [engine for engine in self.live if engine.is_ours() and not engine.closed]
 
     def _refuse_inside(self) -> None:
-        """Raises RuntimeError if this thread is already using an engine, because waiting for it would be a deadlock.
+        """Raises RuntimeError if this thread is already using an engine, because waiting for it would deadlock.
 
-        The lock of `changing` is checked, too, because an engine that is being created is not in `live` yet.
+        The lock that `changing` returns is checked too, because an engine that is being created is not in `live` yet.
         """
         lock: Any = self.changing()
         if lock._is_owned() or any(engine.is_used_here() for engine in self.all()):
@@ -99,9 +99,9 @@ class Engines:
         self._last = engine.reference
 
     def taken_back(self) -> list[Engine]:
-        """Takes the engines from iterators that have handed out their last batch, and returns the engines.
+        """Takes away the engines of iterators that have handed out their last batch, and returns these engines.
 
-        These iterators have not raised StopIteration yet.
+        The iterators have not raised StopIteration yet.
         """
         if self._idle is not None and len(self.live) == 1:  # between two epochs, in most programs
             return []
@@ -110,7 +110,7 @@ class Engines:
     def put(self, engine: Engine) -> None:
         """Keeps an idle engine for the next epoch.
 
-        If another idle engine was kept before, one of the two is closed.
+        If another idle engine is already kept, one of the two is closed.
         """
         if engine.reference() is None:
             # The garbage collector found the engine in a cycle and has cleared all weak references to it. So the

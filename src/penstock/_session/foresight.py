@@ -38,14 +38,14 @@ class Foresight:
             self._start = getattr(self._returned, "start", None)
 
     def start(self) -> None:
-        """Allows the dataset to start threads. Called after the workers were forked."""
+        """Allows the dataset to start threads. Called after the workers have been forked."""
         with interrupts_deferred():
             start, self._start = self._start, None
             if start is not None:
                 start()
 
     def continues(self, plan: OrderPlan, progress: Progress) -> bool:
-        """Moves the forecast to the epoch that begins. Returns False if that epoch needs a new foresight."""
+        """Moves the forecast on to the epoch that is starting. Returns False if a new `Foresight` is needed."""
         over = self._returned is not None and self._progress.is_over and self._process == os.getpid()
         if not over or not self._forecast.continues(plan, progress.epoch, partial(getattr, progress, "steps")):
             return False
@@ -65,11 +65,11 @@ class Foresight:
 def foresee(
     last: Foresight | None, dataset: Any, plan: AnyPlan | None, progress: Progress, counts: CacheCounts
 ) -> Foresight | None:
-    """Returns the foresight for an epoch that begins: the last one if it still fits, or a new one.
+    """Returns the foresight for the epoch that is starting: the last one if it still fits, or a new one.
 
     Returns None if the dataset has no `__foresee__`, or if the order is not known in advance. Call this function
-    before the workers have anything to do. Call the foresight's `start` after the workers were started, because a
-    process with several threads cannot safely fork.
+    before the workers have anything to do. Call the foresight's `start` after the workers have been started, because
+    a process with several threads cannot safely fork.
     """
     told = foresee_of(dataset) if isinstance(plan, OrderPlan) else None
     if told is None or not isinstance(plan, OrderPlan):

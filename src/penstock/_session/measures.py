@@ -58,7 +58,7 @@ _IN_THE_CALLER = {"inline": "the calling process", "prefetch": "the reading thre
 
 
 def _here(settings: Mapping[str, Any]) -> str:
-    """Returns the name of a worker that runs in this process, or "" if workers run elsewhere.
+    """Returns the displayed name of a worker that runs in this process, or "" if workers run elsewhere.
 
     The name may contain {} as a placeholder for the worker's seat (its slot number).
     """
@@ -111,7 +111,7 @@ class Measures:
     # Called when something happens.
 
     def begin_epoch(self, epoch: int) -> None:
-        """Called by `iter()`, before the workers begin with the epoch."""
+        """Called by `iter()`, before the workers start on the epoch."""
         if not self._began:
             self._began = self._started = clock()
         self._first_batch()  # now, because later the workers that made it may be gone
@@ -219,8 +219,8 @@ class Measures:
     def _snapshot(self) -> MeterSnapshot:
         """Returns all counters at this moment.
 
-        They include the part of each current answer (a batch, or a bundle of small batches) that was already handed
-        out.
+        They include the part of each current answer (a batch, or a bundle of small batches) that has already been
+        handed out.
         """
         crews = list(self._crews())
         answers = [answer for crew in crews if (answer := crew.open_answer()) is not None]
@@ -229,7 +229,7 @@ class Measures:
     def _period(self, now: MeterSnapshot, before: MeterSnapshot, longest: list[int], epoch: int | None) -> Period:
         """Returns the statistics for the time between two snapshots.
 
-        This time is one epoch, or the loader's whole life if `epoch` is None.
+        They are for one epoch or, if `epoch` is None, for the loader's whole life.
         """
         totals = now.sum().minus(before.sum())
         sums, known = totals.sums, before.workers

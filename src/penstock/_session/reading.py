@@ -28,7 +28,7 @@ _MANY = 16
 
 
 class Reader:
-    """The loop behind every `next()`. A reader has an engine until its epoch ends, or until the reader is dropped."""
+    """The loop behind every `next()`. A reader keeps its engine until the epoch ends or the reader is dropped."""
 
     # Called with the number of batches that were handed out, if the dataset is a stream.
     _count: Callable[[int], None] | None = None
@@ -55,7 +55,7 @@ class Reader:
         self._session.measures.started(self._engine)
 
     def take(self) -> Any:
-        """Returns the next batch as the caller gets it, or a NoBatch, which stands for the end or for an error."""
+        """Returns the next batch, converted for the caller. At the end, or if the batch failed, returns a NoBatch."""
         data = self._next().data
         return data if self._deliver is None or type(data) is NoBatch else self._deliver(data)
 

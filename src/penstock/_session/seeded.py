@@ -191,7 +191,7 @@ class SeedSession(Session):
 
     @property
     def window(self) -> int:
-        """The number of tasks that may be ahead of the caller."""
+        """The number of tasks that may be prefetched."""
         return max(1, self.crew_size * (self.options.prefetch_factor or 1))
 
     def job(self) -> Job:
@@ -300,7 +300,7 @@ class SeedSession(Session):
     def _about(self) -> dict[str, Any]:
         """Returns a description of the loader. A state can be loaded only if the description is still the same.
 
-        `on_error` is left out, because a run that was stopped by a bad sample is best resumed with another value.
+        `on_error` is left out, so that a run that was stopped by a bad sample can be resumed with another value.
         """
         options = self.options
         return {
@@ -333,7 +333,7 @@ class SeedSession(Session):
         self._length = self.feed.length()
 
     def set_num_workers(self, number: int) -> None:
-        """Sets the number of workers. If it was "auto", it is not tuned any more."""
+        """Sets the number of workers. If it was "auto", it is no longer tuned."""
         now = self.options.num_workers
         if not is_int(number, 1) or not now:
             raise ValueError(

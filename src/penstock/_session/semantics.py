@@ -34,7 +34,7 @@ class Semantics(Protocol):
     def max_errors(self) -> int | None: ...
     @property
     def deliver(self) -> Callable[[Any], Any] | None:
-        """A function that turns a batch into the object that the caller gets, or None if that is the batch itself."""
+        """A function that converts each batch before the caller gets it, or None if batches are not converted."""
 
 
 class Position(Protocol):

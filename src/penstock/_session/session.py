@@ -40,7 +40,7 @@ class Session:
         return engine
 
     def tick(self, engine: Engine) -> None:
-        """Called several times a second by the thread that reads this engine, between two calls of `next`."""
+        """Called several times a second by the thread that reads from this engine, between two calls of `next`."""
         self.measures.tick()
 
     knows_end = True
@@ -49,8 +49,7 @@ class Session:
     def take_back(self) -> None:
         """Ends the epochs of iterators that have handed out their last batch, but have not raised StopIteration yet.
 
-        This is common, because half of all training loops take a fixed number of batches, and then do not call
-        `next()` again.
+        This is common: about half of all training loops take a fixed number of batches and never call `next()` again.
         """
         free = self.engines.taken_back() if self.knows_end else []
         for engine in free:
@@ -59,7 +58,7 @@ class Session:
             self.measures.end_epoch()
 
     def release(self, engine: Engine) -> None:
-        """Called when the epoch on this engine is over."""
+        """Called when the epoch on this engine is over. Closes the engine, but a subclass may keep it instead."""
         engine.close()
 
     @property

@@ -56,9 +56,9 @@ _ENDED = _Item([], END)
 
 
 class _NextCall:
-    """One call of `next()`. `item` is the batch that this call has taken out of a queue.
+    """One call of `next()`. `item` is the batch that this call holds.
 
-    The item is in no queue any more, so it is lost if the call is interrupted.
+    The batch is not in any queue, so it is lost if the call is interrupted.
     """
 
     item: _Item | None = None
@@ -67,7 +67,7 @@ class _NextCall:
 class SharedEpoch:
     """An epoch that several consumers read.
 
-    It has only weak references to its consumers, so that a consumer that is garbage collected leaves the epoch. The
+    It has only weak references to its consumers, so that they can be garbage collected, and then leave the epoch. The
     reader reports each batch to this object, and not to the epoch's position, because a batch that is still waiting
     for its consumer does not count as handed out.
     """
@@ -144,10 +144,7 @@ class SharedEpoch:
             bell.acquire(timeout=LOOK_AGAIN)
 
     def _remove_dead_consumers(self) -> None:
-        """Calls `leave` for each garbage-collected consumer that has not left yet.
-
-        A consumer has not left if its finalizer was interrupted.
-        """
+        """Calls `leave` for each garbage-collected consumer whose finalizer was interrupted and did not call it."""
         for number, consumer in enumerate(self.consumers):
             if consumer() is None and number in self._queues:
                 self.leave(number)
@@ -159,7 +156,7 @@ class SharedEpoch:
         return min((number for number in self._queues if number >= self._turn), default=min(self._queues))
 
     def _read(self, call: _NextCall) -> None:
-        """Sets the call's item to the next batch or its error, or leaves the item None at the end of the epoch.
+        """Sets `call.item` to the next batch or its error. At the end of the epoch, `call.item` stays None.
 
         An error that belongs to no batch is raised.
         """
@@ -204,9 +201,9 @@ class SharedEpoch:
             self._changes.tell()
 
     def _wake(self) -> None:
-        """Called after each change. Wakes all consumers.
+        """Wakes all consumers. Called after each change.
 
-        Also ends the epoch if all batches were handed out, or if all consumers have left.
+        Also ends the epoch if all batches have been handed out, or if all consumers have left.
         """
         if self._ended and not self._left and not any(self._queues.values()):
             self._position.finish(*self._end)

@@ -24,7 +24,7 @@ from penstock.stats._trace import Trace
 
 
 class Tracing(AbstractContextManager["Tracing"]):
-    """A trace, as `loader.trace(path)` returns it.
+    """The trace that `loader.trace(path)` returns.
 
     It ends with its `with` block, with its `close()`, with the loader's `close()`, or when the program exits.
     """
@@ -81,7 +81,7 @@ class CrewTracer:
         self._trace.span("work", answered, now, **_which(self._task))
 
     def delivers(self, seq: int) -> None:
-        """Called just before the caller gets this task.
+        """Called just before the caller gets the batches of this task.
 
         The worker's record of the task is read now, while the task's keys are still known.
         """

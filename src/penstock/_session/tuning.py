@@ -84,7 +84,7 @@ class Tuning:
     def _started(self, engine: Engine) -> int:
         """Returns the number of workers that have done a step.
 
-        A worker's first step may take long, and says little about its other steps.
+        The tuner waits for the others, because a worker's first step may be unusually slow.
         """
         rows = {seat: engine.backend.gauges.counts(seat) for seat in engine.seats}
         for seat, row in rows.items():
