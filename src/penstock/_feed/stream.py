@@ -71,7 +71,7 @@ class ItemFetch(Fetch):
 
     @staticmethod
     def key(job: Job, task: Task, item: Any, row: int) -> int:
-        """Returns the position of the item in the stream. Positions are unique, but items may be equal."""
+        """Returns the position of the item in the stream. Unlike items, positions are always different."""
         return job.number(task.step) * job.batch_size + row
 
 
@@ -88,7 +88,10 @@ class ByItem(Stream):
         return Run(numbers, epoch, steps.simplified(), None, at, read_from=reading, what="the stream")
 
     def _items(self, reading: Reading, mark: Mark | None, first: int, seed: int, epoch: int, number: int) -> Any:
-        """Reads the light items (such as file names) of batch `number`, which are the same on every rank."""
+        """Reads and returns the light items (such as file names) of batch `number`. They are the same on every rank.
+
+        Returns END if no batch is left.
+        """
         size = self.options.batch_size or 1
 
         def read() -> list[Any] | None:
@@ -145,7 +148,7 @@ class StreamFetch(Fetch):
     def _timed(self, task: Task, number: int, items: Iterator[Any]) -> Iterator[Any]:
         """Yields the items of batch `number`, and measures how long each takes.
 
-        The key of an item is its position.
+        The position of an item in the stream is used as its key.
         """
         gauge = self._focus.gauge
         gauge.begin_epoch(task.epoch)
@@ -158,7 +161,7 @@ class StreamFetch(Fetch):
             yield item
 
     def counts(self, task: Task) -> bool:
-        """True if every rank has a batch for this step."""
+        """True if every rank has a batch for this step. If not, the epoch ends before it."""
         after = (task.step + 1) * self._job.shard[1]
         self._pass_over(after)
         is_complete = self._stream.is_broken() and self._stream.read == after
