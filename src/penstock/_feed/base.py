@@ -56,11 +56,11 @@ class Run:
     exception while drawing ends the run.
 
     `keys` begins with the step `at.steps`. The steps in `at.beyond` were already handed out, and are left out. If
-    `repeats` is True, they are drawn again, because one worker reads the stream in order, and the consumer skips
-    them. `read_from` is the sampler or stream that the keys come from, if it may have a state, and `what` is its name
-    in error messages. `numbers` gives each run its number. `seat` is the index of the worker that gets the first step
-    (torch semantics only). If `raises_at_once` is True, an error that ends the run is raised by the `next()` call
-    that tried to draw. Otherwise it is raised after the steps that were drawn before it.
+    `repeats` is True, they are drawn again and the consumer skips them, because the reader of a stream must read
+    every step. `read_from` is the sampler or stream that the keys come from, if it may have a state. `what` is its
+    name in error messages. `numbers` gives each run its number. `seat` is the index of the worker that gets the first
+    step (torch semantics only). If `raises_at_once` is True, an error that ends the run is raised by the `next()`
+    call that tried to draw. Otherwise it is raised after the steps that were drawn before it.
 
     Only the methods below change a run.
     """
@@ -135,9 +135,9 @@ class Run:
         return task
 
     def _next_keys(self, most: int) -> tuple[Any, int]:
-        """Returns the keys of the next steps, or a `Raised` with the sampler's error, and the number of steps.
+        """Returns the keys of the next steps and the number of steps.
 
-        Raises StopIteration at the end.
+        If the sampler raises an error, a `Raised` takes the place of the keys. Raises StopIteration at the end.
         """
         try:
             return (next(self._keys), 1) if self._take is None else self._take(most)
@@ -170,7 +170,7 @@ class Run:
         return self.take_error()
 
     def leave(self) -> None:
-        """Records that the caller began the next epoch after the last batch, without asking for this one's end."""
+        """Records that the next epoch began before the caller asked for the end of this one, after its last batch."""
         self.is_left = True
 
     def continued(self, task: Task, position: bytes | None) -> Task:
@@ -240,7 +240,7 @@ class Feed:
         raise NotImplementedError
 
     def drawing(self, seed: int, epoch: int, number: int, work: Callable[..., T], *args: Any) -> T:
-        """Returns `work(*args)`, called while the random generators are seeded from (seed, epoch, number).
+        """Calls `work(*args)` with the random generators seeded from (seed, epoch, number), and returns the result.
 
         So a sampler, or a stream of light items, yields the same items on every rank, and again after a resume.
         """

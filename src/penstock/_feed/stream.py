@@ -28,7 +28,7 @@ from penstock.source._dataset import to_load_in_parallel
 class Stream(Feed):
     """The base class of both feeds for streams.
 
-    A stream has no plan, and its length is only what its `__len__` returns.
+    A stream has no plan, and its length is known only from its `__len__`.
     """
 
     _promised: int | None = None
@@ -71,7 +71,7 @@ class ItemFetch(Fetch):
 
     @staticmethod
     def key(job: Job, task: Task, item: Any, row: int) -> int:
-        """Returns the position of the item in the stream. Unlike items, positions are always different."""
+        """Returns the position of the item in the stream. Positions are unique, but items may be equal."""
         return job.number(task.step) * job.batch_size + row
 
 

@@ -204,8 +204,8 @@ class FieldCast:
     def stack(self, out: NDArray[Any], rows: Sequence[NDArray[Any]], dtype: np.dtype[Any]) -> None:
         """Like `out[i] = rows[i]` for every i, with the checks of `write`.
 
-        All rows must have the same length. Raises ValueError if their other dimensions differ. `dtype` can hold the
-        values of all rows.
+        All rows must have the same length. Raises ValueError if their other dimensions differ. `dtype` is one that
+        can hold the values of all rows.
         """
         with np.errstate(all="ignore"):
             sure = not self.checked or _limits(dtype, out.dtype) is None
@@ -325,7 +325,7 @@ class FieldMemory:
         return out
 
     def stack(self, rows: Sequence[NDArray[Any]], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Stacks and converts arrays of the same shape. `dtype` can hold the values of all arrays."""
+        """Stacks and converts arrays of the same shape. `dtype` is one that can hold the values of all arrays."""
         out = self.allocate((len(rows), *rows[0].shape), dtype)
         self.field.stack(out, rows, dtype)
         return out
@@ -343,7 +343,7 @@ class FieldMemory:
         return out
 
     def finish(self, tree: object, rows: int) -> Any:
-        """Returns the batch with all its arrays converted, if they were not converted when they were written.
+        """Converts the arrays of a batch that were not converted when they were written, and returns the batch.
 
         `rows` is the number of samples in the batch.
         """

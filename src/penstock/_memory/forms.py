@@ -55,7 +55,7 @@ def remake(kind: type, values: Mapping[Any, Any] | list[Any]) -> Any:
 
 
 class Form(NamedTuple):
-    """A way to take the containers of one class apart, and to rebuild them."""
+    """How the containers of one class are taken apart and rebuilt."""
 
     open: Callable[[Any], tuple[Hashable, Sequence[Any]] | None]
     """Returns the container's keys and values, or None if this instance cannot be rebuilt from them."""
@@ -71,7 +71,7 @@ def _state(node: object) -> dict[str, Any]:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """True if two attributes are certainly equal. False if only the `==` of a user's class could tell."""
+    """True if two attributes are certainly equal. False if they differ, or if only a user's `==` could tell."""
     if one is other:
         return True
     kind = type(one)

@@ -98,7 +98,7 @@ class Guest(Protocol):
     """For each exact class, a function that pickles its instances when they are inside other objects of a batch."""
 
     def handler(self, kind: type) -> Handler | None:
-        """Returns the handler for leaves (values in a batch) of this class, or None if they are treated as usual."""
+        """Returns the handler for leaves (values in a batch) of this class, or None if they need none."""
 
     def shipping(self) -> Mapping[type, Reduce]:
         """Returns, for each exact class, a function that pickles its instances in a dataset.

@@ -67,8 +67,8 @@ def mapped(fd: int | None, length: int, offset: int = 0, *, writable: bool = Tru
     """Returns a buffer over `length` bytes of a file, starting at `offset`, or over private memory if `fd` is None.
 
     The mapping of a file is shared. The memory is unmapped when no object refers to the buffer any more. No file
-    descriptor is kept, unlike in `mmap.mmap`, which keeps one for each mapping (Python 3.13 can avoid it). With one
-    for each large batch, a caller would run out of descriptors.
+    descriptor is kept, because a caller with many large batches would run out of descriptors. (`mmap.mmap` keeps one
+    for each mapping. Python 3.13 can avoid it.)
     """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS if fd is None else mmap.MAP_SHARED
     access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)

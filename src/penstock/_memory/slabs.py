@@ -165,7 +165,7 @@ class _Lease(weakref.ref):  # type: ignore[type-arg]  # a generic base cannot ha
 
 
 class Leases:
-    """The slabs that are on loan to the caller, and the slabs that came back since the last `collect`."""
+    """The slabs that are on loan to the caller, and the slabs that have come back since the last `collect`."""
 
     def __init__(self, shared: bool = True) -> None:
         self._lent: dict[int, _Lease] = {}
@@ -193,11 +193,11 @@ class Leases:
         return sum(lease.nbytes for lease in tuple(self._lent.values()))
 
     def give_back(self, slab: int) -> None:
-        """Takes back a slab that was not lent, because it has no batch."""
+        """Takes back a slab that was never lent, because no batch was made in it."""
         self._returned.append(slab)
 
     def collect(self) -> list[int]:
-        """Returns the slabs that came back since the last call and are free to be used again."""
+        """Returns the slabs that have come back since the last call and can be used again."""
         slabs = []
         while self._returned:
             back = self._returned.popleft()

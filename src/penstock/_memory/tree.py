@@ -100,7 +100,7 @@ def flatten(tree: object) -> tuple[list[object], Spec]:
 
 
 def flatten_exactly(tree: object) -> tuple[list[object], Spec] | None:
-    """Like `flatten`, but takes the tree apart only as far as pickle would rebuild the same objects from the parts.
+    """Like `flatten`, but opens a container only if pickle would rebuild it from the same parts.
 
     All other containers are leaves. Returns None if only pickle can preserve the structure, because a container
     occurs twice, contains itself, or is nested deeper than MAX_DEPTH.

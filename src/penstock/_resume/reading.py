@@ -107,8 +107,8 @@ class Reading:
     def has_begun_state(self) -> bool:
         """True if a state that is taken before the first item already belongs to this pass.
 
-        Only the state of an iterator does. An iterable's own state may not have been used yet, for example if
-        `__iter__` is a generator that has not run.
+        This is so only if the iterator has a state. The iterable's own state may not have been used yet, for example
+        if `__iter__` is a generator that has not run.
         """
         return "iterator" in self._stateful and not self.ended
 
@@ -216,9 +216,10 @@ class Reading:
                 self._passed = self.read - 1, error
 
     def raise_last_error(self, since: int) -> None:
-        """Raises the exception that ended the iterable, if it was raised in a skipped batch whose index is at least `since`.
+        """Raises the exception that ended the iterable, if a skipped batch raised it.
 
-        The exception is raised only once, but on every rank. Otherwise the other ranks would end without an error.
+        The index of this batch must be at least `since`. The exception is raised only once, but on every rank.
+        Otherwise the other ranks would end without an error.
         """
         passed, self._passed = self._passed if self.ended and self._broken else None, None
         if passed is not None and passed[0] >= since:

@@ -216,10 +216,10 @@ class Progress:
             beyond.pop(passed, None)
 
     def _now(self) -> tuple[int, list[int], bytes | None]:
-        """Returns a consistent snapshot of the progress, in any thread.
+        """Returns a consistent snapshot of the progress. Can be called in any thread.
 
-        It consists of the number of steps without a gap, the later steps that were handed out early, and the last
-        mark.
+        The snapshot consists of the number of steps without a gap, the later steps that were handed out early, and
+        the last mark.
         """
         at, beyond = None, self._beyond
         while at is not self._at:
@@ -329,7 +329,7 @@ class Epochs:
         self.begun, self.next = self.next, self.next + 1
 
     def copy(self) -> Epochs:
-        """Returns a copy with its own progress. It does not change when the loader hands out more batches."""
+        """Returns a copy with its own progress. The copy does not change when the loader hands out more batches."""
         made = copy.copy(self)
         made.progress = copy.copy(self.progress)
         return made

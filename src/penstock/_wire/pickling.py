@@ -210,7 +210,7 @@ def tag(cls: type) -> bytes:
 def _tag(cls: type) -> bytes | None:
     """Returns the tag of a class, or None if it has none.
 
-    Also returns None if `adopt` has given the tag to another copy of the class since.
+    Also returns None if `adopt` has since given the tag to another copy of the class.
     """
     known = _tag_of.get(cls)
     return known if known is not None and _class_of.get(known) is cls else None

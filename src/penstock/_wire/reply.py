@@ -168,7 +168,10 @@ def _put(writer: Writer, data: bytes) -> tuple[int, int]:
 
 
 def used_bytes(reply: bytes) -> int:
-    """Returns how many bytes at the slab's beginning a reply refers to, which may be more than the slab has."""
+    """Returns the number of bytes, from the beginning of the slab, that a reply refers to.
+
+    The number may exceed the slab's size.
+    """
     _, _, _, stray, base, _, _, nbytes, *_ = REPLY.unpack(reply)
     return 0 if stray else base + nbytes
 

@@ -122,7 +122,7 @@ def _dump(obj: object, file: Any, buffers: list[pickle.PickleBuffer], tags: dict
 
 
 def _reduce_shared(part: Any) -> Any:
-    """Pickles pipes and shared memory of multiprocessing, which plain pickle cannot.
+    """Pickles multiprocessing's pipes and shared memory, which plain pickle cannot handle.
 
     Returns None for other objects.
     """

@@ -74,8 +74,8 @@ class Mended(NamedTuple):
     """A description of a step that was completed although some of its samples failed.
 
     `keys` are the keys of the samples in the batch, and `rows` are the positions that these samples would have if no
-    sample had failed. `errors` has a pair (key, exception) for each failure. While it is sent, the exception is
-    bytes. For a stream, a key is a position in the stream.
+    sample had failed. `errors` has a pair (key, exception) for each failure. Between processes, the exception is sent
+    as bytes. For a stream, a key is a position in the stream.
     """
 
     keys: list[Any]
@@ -173,7 +173,7 @@ class Failed(NamedTuple):
 
 
 class Bundle(NamedTuple):
-    """A task with several steps, all of which are finished. Their batches are in one slab, as views of `root`."""
+    """A finished task with several steps. Their batches are in one slab, as views of `root`."""
 
     seq: int
     worker: int

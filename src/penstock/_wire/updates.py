@@ -41,7 +41,7 @@ def encode(change: Change, known: frozenset[bytes] = frozenset(), *, fresh: bool
 class UpdateLog:
     """A position in the log of updates.
 
-    `end` is the position in bytes, up to which this process has written the log or applied it to its dataset. A
+    `end` is the position in bytes up to which this process has written the log, or applied it to its dataset. A
     forked worker starts at its parent's position, because it has the parent's dataset. Any other worker starts at the
     position that was sent with its dataset.
     """

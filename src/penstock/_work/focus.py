@@ -125,7 +125,7 @@ class Focus(Source):
                 self.loop = None
 
     def rows_asked_for(self) -> Sequence[int]:
-        """Returns the rows of the step that the dataset was asked for: those that `among` set, or all rows."""
+        """Returns the rows of the step that the dataset was asked for: those that `among` selected, or all rows."""
         return range(len(self.names())) if self.part is None else self.part
 
     # For error messages.

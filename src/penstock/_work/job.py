@@ -40,7 +40,10 @@ class TaskRunner(Protocol):
         """
 
     def failed(self, error: BaseException, task: Task, mark: bytes | None) -> Errored:
-        """Returns the outcome of the latest task if its batch could not be sent. `error` is the reason."""
+        """Returns the outcome for a task that failed with `error`.
+
+        A backend calls this if the batch of the latest task could not be sent.
+        """
 
     def capture(self, errored: Errored) -> bytes:
         """Returns the error as bytes. In the caller's process, `restore` makes an exception from them."""
@@ -48,7 +51,7 @@ class TaskRunner(Protocol):
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Job:
-    """The settings that are the same for all steps. Each worker of a loader gets them when it starts."""
+    """The dataset and the settings that all steps share. Each worker of a loader gets the job when it starts."""
 
     dataset: Any
     fetch: type[Fetch] | None  # the worker's half of the feed; None if the runner fetches by itself
@@ -68,6 +71,9 @@ class Job:
     log: UpdateLog = field(default_factory=UpdateLog)
 
     def number(self, step: int) -> int:
-        """Returns the step's index among the steps of all ranks. Random numbers are seeded with it."""
+        """Returns the step's index among the steps of all ranks.
+
+        Random numbers are seeded with it, so that they differ between ranks.
+        """
         rank, world = self.shard
         return step * world + rank

@@ -88,7 +88,8 @@ class Runner:
     ) -> Done | AtEnd | Errored:
         """Makes the batch of a task: see `TaskRunner`.
 
-        If `interruptible` is True, a KeyboardInterrupt is raised, because it is meant for the caller.
+        If `interruptible` is True, a KeyboardInterrupt is raised instead of returned, because it is meant for the
+        caller.
         """
         outer, at_work.source = at_work.source, self._focus  # not by `working_at`, which takes 1 µs
         try:
