@@ -229,9 +229,9 @@ class Feed:
     # One epoch.
 
     def plan(self, seed: int, start: int | None = 0) -> AnyPlan | None:
-        """Returns the plan (the keys of each step) from position `start` of the order on, or None for a stream.
+        """Returns the plan (the keys of each step) for the dataset's current length, or None for a stream.
 
-        The plan is for the dataset's current length.
+        The plan begins at position `start` of the order.
         """
         return None
 

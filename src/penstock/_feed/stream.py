@@ -148,7 +148,7 @@ class StreamFetch(Fetch):
     def _timed(self, task: Task, number: int, items: Iterator[Any]) -> Iterator[Any]:
         """Yields the items of batch `number`, and measures how long each takes.
 
-        The position of an item in the stream is used as its key.
+        An item's position in the stream is its key.
         """
         gauge = self._focus.gauge
         gauge.begin_epoch(task.epoch)
@@ -161,7 +161,7 @@ class StreamFetch(Fetch):
             yield item
 
     def counts(self, task: Task) -> bool:
-        """True if every rank has a batch for this step. If not, the epoch ends before it."""
+        """True if every rank has a batch for this step."""
         after = (task.step + 1) * self._job.shard[1]
         self._pass_over(after)
         is_complete = self._stream.is_broken() and self._stream.read == after

@@ -164,8 +164,7 @@ class FieldCast:
     def wanted(self, kind: str, what: str, of: object = "") -> str | None:
         """Returns the name of the dtype that arrays of this kind are converted to, or None if they stay unchanged.
 
-        `kind` is numpy's one-letter code. Error messages describe the array by `what` and `of`. Raises CastError if
-        `dtype=` names this field but it cannot be converted.
+        `kind` is numpy's one-letter code. `what` and `of` describe the array in error messages.
         """
         if self._children:
             named = ".".join((*self.path, min(self._children)))
@@ -191,9 +190,9 @@ class FieldCast:
         return None if goal == dtype else goal
 
     def write(self, out: NDArray[Any], source: NDArray[Any], first: int = 0) -> None:
-        """Like `out[...] = source`, but raises CastError if a value does not fit the dtype of `out`.
+        """Like `out[...] = source`, but raises CastError if a value does not fit, unless `casting="unsafe"`.
 
-        With `casting="unsafe"`, no value is checked. In error messages, rows are numbered from `first`.
+        In errors, rows are numbered from `first`.
         """
         if _limits(source.dtype, out.dtype) is None:  # nothing can be lost, so numpy has nothing to warn about
             np.copyto(out, source, casting="unsafe")
@@ -343,9 +342,9 @@ class FieldMemory:
         return out
 
     def finish(self, tree: object, rows: int) -> Any:
-        """Converts the arrays of a batch that were not converted when they were written, and returns the batch.
+        """Converts the arrays of a batch that were not converted when they were written. Returns the batch.
 
-        `rows` is the number of samples in the batch.
+        The batch has `rows` samples.
         """
         leaves, spec = flatten(tree)
         made = []

@@ -192,10 +192,7 @@ HANDLERS: Mapping[type, Handler | None] = MemoTable(_handler)
 
 
 class Shipping(dict[type, "Reduce | None"]):
-    """Maps each class to the function that pickles its instances, for one pickle of a dataset.
-
-    The function is None if pickle's default way is used.
-    """
+    """Maps each class to its pickling function for one pickle of a dataset, or to None for pickle's default way."""
 
     def __init__(self) -> None:
         super().__init__()

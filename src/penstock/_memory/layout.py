@@ -184,10 +184,7 @@ _placeable: set[type] = {*_ATOMS, np.ndarray}
 
 
 def _can_be_placed(kind: type) -> bool:
-    """True if leaves (values in a batch) of this class can be stored in a slab.
-
-    A batch with a leaf of any other class is pickled as a whole.
-    """
+    """True if leaves of this class can be stored in a slab. A batch with any other leaf is pickled as a whole."""
     handler = HANDLERS[kind]
     if handler is not None and handler.store is not None:
         _placeable.add(kind)

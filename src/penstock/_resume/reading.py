@@ -128,7 +128,7 @@ class Reading:
     def prepare(self, mark: Mark) -> None:
         """Restores the state of the iterable. Called before `iter()`.
 
-        Restores nothing if the mark is at the end of an epoch, because there are no more items to read.
+        Restores nothing if the mark is at the end of an epoch.
         """
         self.read, self.ended = mark.read, mark.at_end
         if mark.states is None:
@@ -216,10 +216,9 @@ class Reading:
                 self._passed = self.read - 1, error
 
     def raise_last_error(self, since: int) -> None:
-        """Raises the exception that ended the iterable, if a skipped batch raised it.
+        """Raises the exception that ended the iterable, if a skipped batch with index `since` or higher raised it.
 
-        The index of this batch must be at least `since`. The exception is raised only once, but on every rank.
-        Otherwise the other ranks would end without an error.
+        The exception is raised only once, but on every rank. Otherwise the other ranks would end without an error.
         """
         passed, self._passed = self._passed if self.ended and self._broken else None, None
         if passed is not None and passed[0] >= since:
@@ -370,10 +369,9 @@ def known(mark: bytes | Mark | None) -> Mark | None:
 
 
 def refusal(mark: bytes | None) -> str:
-    """Returns text for an error about a stream whose position is lost.
+    """Returns the text of an error about a stream whose position is lost.
 
-    The text says why the stream's mark (its saved position) could not be taken. If there is no such reason, it says
-    how to write a stream that does not lose its position.
+    It says why the stream's mark (its saved position) could not be taken, or else how to avoid this.
     """
     try:
         opened(mark)

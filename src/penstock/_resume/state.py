@@ -245,10 +245,9 @@ class Progress:
 
     @property
     def mark(self) -> bytes | Mark | None:
-        """The mark (a saved position) of the last step that was handed out and has a mark.
+        """The latest known mark (a saved position) of the sampler or stream.
 
-        If there is no such step, it is the mark that the epoch began with. After the end of the epoch, it is the mark
-        that the next epoch starts from.
+        After the end of the epoch, it is the mark that the next epoch starts from.
         """
         return self._end if self.is_over else self._at[1] or self.begin.mark
 
@@ -388,7 +387,7 @@ def number(value: Mapping[str, Any], name: str, end: int = 1 << 64) -> int:
 
 
 def _as_ranges(steps: Iterable[int]) -> list[list[int]]:
-    """Returns the steps as sorted [first, last] pairs, one for each run of consecutive steps."""
+    """Returns the steps as sorted [first, last] ranges."""
     ranges: list[list[int]] = []
     for step in sorted(steps):
         if ranges and ranges[-1][1] == step - 1:

@@ -153,8 +153,7 @@ class _Meeting(dict[type, Reduce]):
 def _reduce_array(array: NDArray[Any]) -> str | tuple[Any, ...]:
     """Pickles an array as numpy does, but copies the array first if it is read-only or not contiguous.
 
-    Without the copy, a read-only array would arrive read-only, and the bytes of a non-contiguous array would not be
-    sent out of band.
+    Otherwise a read-only array would arrive read-only, and a non-contiguous one would be sent inside the pickle.
     """
     flags = array.flags
     if not (flags.writeable and flags.forc):
@@ -217,7 +216,7 @@ def _tag(cls: type) -> bytes | None:
 
 
 def adopt(tags: Mapping[bytes, type]) -> None:
-    """Records the tags (short names of classes) that arrived with a shipment, which is a pickled dataset."""
+    """Records the tags (short names) of classes that arrived with a shipment (a pickled dataset)."""
     for known, cls in tags.items():
         _tag_of[cls] = known
         _class_of[known] = cls

@@ -184,10 +184,9 @@ def may_teach(reply: bytes) -> bool:
 
 @contextmanager
 def memfd_stray(worker: int, strays: socket.socket, seq: int, nbytes: int) -> Iterator[Writer]:
-    """Context manager: yields a writer on a stray (separate memory for one batch), which is a new memfd.
+    """Context manager: yields a writer on a new memfd, and sends the memfd through the socket unless it is too small.
 
-    At the end of the block, the memfd is sent through the socket, unless it was too small. This is the `MakeStray` of
-    worker processes.
+    This is the `MakeStray` of worker processes.
     """
     fd = os.memfd_create("penstock-stray", os.MFD_CLOEXEC)
     try:
@@ -204,7 +203,7 @@ class StrayReceiver(Protocol):
     """The parent's interface to strays: separate memory for batches that did not fit into their slab."""
 
     def take(self, seq: int, worker: int, size: int) -> NDArray[np.uint8]:
-        """Returns the memory of a stray, which was sent before the reply that refers to it."""
+        """Returns the memory of the stray that was sent before this reply."""
 
     def forget(self, worker: int) -> None:
         """Drops the strays of a worker that has exited. All its replies have been read, so none refers to them."""

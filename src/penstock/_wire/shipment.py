@@ -179,7 +179,7 @@ class _InheritedDescriptor:
 class _ShippingPopen:
     """A stand-in for a process that multiprocessing is starting.
 
-    Objects that are being pickled pass it their file descriptors, so that the process can inherit them.
+    It collects the file descriptors of the objects that are being pickled.
     """
 
     DupFd = _InheritedDescriptor
@@ -243,7 +243,7 @@ class _MappedFile:
 
 
 def _memmap_below(array: np.ndarray[Any, Any]) -> Any:
-    """Returns `array` itself if it is a memmap, or the memmap that it is a view of. Returns None if there is none."""
+    """Returns `array` if it is a memmap, or the memmap that it is a view of, or None."""
     below: Any = array
     while isinstance(below, np.ndarray):
         if isinstance(getattr(below, "_mmap", None), mmap.mmap):
@@ -335,7 +335,7 @@ def _refusal(obj: object) -> Exception | None:
 def _parts(obj: Any, at_root: bool) -> Iterator[tuple[str, object]]:
     """Yields the parts that `obj` is pickled from, each with its path relative to `obj`, such as ".name" or "[0]".
 
-    If `at_root` is True, the path of a dict's value is the key alone, and the path of a list's item is empty.
+    If `at_root` is True, a dict's key is the path itself, and the items of a list have no path.
     """
     if isinstance(obj, dict):
         for key, value in obj.items():

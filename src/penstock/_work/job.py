@@ -40,10 +40,7 @@ class TaskRunner(Protocol):
         """
 
     def failed(self, error: BaseException, task: Task, mark: bytes | None) -> Errored:
-        """Returns the outcome for a task that failed with `error`.
-
-        A backend calls this if the batch of the latest task could not be sent.
-        """
+        """Returns the outcome of the latest task, after its batch could not be sent because of `error`."""
 
     def capture(self, errored: Errored) -> bytes:
         """Returns the error as bytes. In the caller's process, `restore` makes an exception from them."""
