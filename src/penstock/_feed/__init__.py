@@ -22,7 +22,7 @@ __all__ = ["Feed", "feed_of"]
 def feed_of(dataset: Any, options: Options, has_load: bool, borrow: Borrow | None = None) -> Feed:
     """Returns the feed for a dataset.
 
-    `has_load` is True if a stream yields light items, and the dataset's `load()` makes the samples from them.
+    `has_load` is True if the dataset is a stream of light items, and its `load()` makes the samples from them.
     """
     kind = ByKey if not is_stream(dataset) else ByItem if has_load else ByStream
     return kind(dataset, options, borrow)

@@ -37,7 +37,7 @@ Borrow = Callable[..., Loan]
 
 
 class Begin(NamedTuple):
-    """The point at which a run (the reading of one epoch) begins.
+    """The position at which a run (the reading of one epoch) begins.
 
     The first `steps` steps, and the steps in `beyond`, were already handed out. A sampler or stream that has a state
     continues from `mark` (a saved position). `resumed` is True if the position comes from a loaded state.
@@ -55,12 +55,12 @@ class Run:
     If the user's sampler or stream raises an exception, the exception takes the place of one step. Any other
     exception while drawing ends the run.
 
-    `keys` begins with the step `at.steps`. Steps in `at.beyond` are left out. If `repeats` is True they are drawn
-    again and the consumer skips them, because one worker reads the stream in order. `read_from` is the sampler or
-    stream that the keys come from, if it may have a state, and `what` is its name in error messages. `numbers` gives
-    each run its number. `seat` is the index of the worker that gets the first step (torch semantics only). If
-    `raises_at_once` is True, an error that ends the run is raised by the `next()` call that tried to draw. Otherwise
-    it is raised after the steps that were drawn before it.
+    `keys` begins with the step `at.steps`. The steps in `at.beyond` were already handed out, and are left out. If
+    `repeats` is True, they are drawn again and the consumer skips them, because the reader of a stream must read
+    every step. `read_from` is the sampler or stream that the keys come from, if it may have a state. `what` is its
+    name in error messages. `numbers` gives each run its number. `seat` is the index of the worker that gets the first
+    step (torch semantics only). If `raises_at_once` is True, an error that ends the run is raised by the `next()`
+    call that tried to draw. Otherwise it is raised after the steps that were drawn before it.
 
     Only the methods below change a run.
     """
@@ -108,7 +108,7 @@ class Run:
     def draw(self, seq: int, most: int = 1) -> Task | None:
         """Returns the next step, or up to `most` steps, as a task with the number `seq`.
 
-        Returns None at the end or after an error.
+        Returns None at the end of the run and after an error.
         """
         task = self._draw(seq, 1 if self._skip else most)
         while task is not None and task.step in self._skip:
@@ -135,9 +135,9 @@ class Run:
         return task
 
     def _next_keys(self, most: int) -> tuple[Any, int]:
-        """Returns the keys of the next steps (or an error in their place) and the number of steps.
+        """Returns the keys of the next steps and the number of steps.
 
-        Raises StopIteration at the end.
+        If the sampler raises an error, a `Raised` takes the place of the keys. Raises StopIteration at the end.
         """
         try:
             return (next(self._keys), 1) if self._take is None else self._take(most)
@@ -161,20 +161,20 @@ class Run:
         return error
 
     def ended(self, worker: int, mark: bytes) -> None:
-        """Records that the stream of this worker has ended."""
+        """Records that this worker's stream has ended. `mark` is the position that the next epoch starts from."""
         self.end = self.ends[worker] = mark
 
     def finish(self) -> BaseException | None:
-        """Marks the run as over. Returns the error, if any, that the caller gets instead of the end."""
+        """Marks the run as over. Returns the error, if any, that the caller gets instead of the end of the epoch."""
         self.is_over = True
         return self.take_error()
 
     def leave(self) -> None:
-        """Records that another epoch began after the last batch, before the caller asked for the end of this one."""
+        """Records that the next epoch began before the caller asked for the end of this one, after its last batch."""
         self.is_left = True
 
     def continued(self, task: Task, position: bytes | None) -> Task:
-        """Returns the task for a new reader of the stream, which first opens the stream at this position."""
+        """Returns the task for a new reader of the stream. The reader first opens the stream at this position."""
         mark = opened(position)
         if mark is None or isinstance(task.keys, Opening):  # the first task of the run says where it begins
             return task
@@ -184,8 +184,8 @@ class Run:
 class Feed:
     """The caller's side of a feed (the way a loader obtains its samples).
 
-    It makes runs, finds the keys of a batch's rows, and describes itself in resume states. `borrow` is a function
-    that sets the global random generators while a sampler or stream is read in the caller's process.
+    It makes runs, finds the keys of a batch's rows, and describes itself in resume states. `borrow` makes a loan that
+    seeds the global random generators while a sampler or stream is read in the caller's process.
     """
 
     names: ClassVar[tuple[str, str]]  # in resume states: if samples are batched, and if they are not
@@ -222,16 +222,16 @@ class Feed:
     def keeps_state(self) -> bool:
         """True if a dataset with keys has a state of its own.
 
-        False for a stream, whose state is part of its position.
+        False for a stream, because its state is saved as its position.
         """
         return False
 
     # One epoch.
 
     def plan(self, seed: int, start: int | None = 0) -> AnyPlan | None:
-        """Returns the plan: the keys of each step from position `start` on, for the dataset's current length.
+        """Returns the plan (the keys of each step) for the dataset's current length, or None for a stream.
 
-        Returns None for a stream.
+        The plan begins at position `start` of the order.
         """
         return None
 
@@ -240,7 +240,7 @@ class Feed:
         raise NotImplementedError
 
     def drawing(self, seed: int, epoch: int, number: int, work: Callable[..., T], *args: Any) -> T:
-        """Calls `work(*args)` while the random generators are seeded from (seed, epoch, number).
+        """Calls `work(*args)` with the random generators seeded from (seed, epoch, number), and returns the result.
 
         So a sampler, or a stream of light items, yields the same items on every rank, and again after a resume.
         """
@@ -257,18 +257,21 @@ class Feed:
             at_work.source = outer
 
     def read_from(self) -> Any:
-        """Returns the user's sampler or stream, which determines the order, or None if there is none."""
+        """Returns the sampler or stream that the user gave, or None if there is only a dataset with keys."""
         return None
 
     def beginning(self, *, is_fresh: bool) -> bytes | None:
-        """Returns the mark (a saved position) of an epoch that begins now: see `initial`.
+        """Returns the mark (a saved position) of an epoch that would begin now. See `initial`.
 
         Returns None if the sampler or stream has no state.
         """
         return initial(self.read_from(), is_fresh=is_fresh)
 
     def replacements(self, plan: AnyPlan | None) -> Any:
-        """Returns the order from which replacements for failed samples are drawn (`on_error="replace"`), or None."""
+        """Returns the order from which replacements for failed samples are drawn.
+
+        Returns None without `on_error="replace"`, or if the order is unknown.
+        """
         return None
 
     def steps(self, epoch: int, plan: AnyPlan | None) -> int:
@@ -276,12 +279,12 @@ class Feed:
         raise NotImplementedError
 
     def count(self, yielded: int) -> None:
-        """Called with the number of batches that were handed out so far in this epoch."""
+        """Called with the number of batches that have been handed out so far in this epoch."""
 
     # One batch.
 
     def index(self, task: Task, rows: int, mended: Mended | None) -> NDArray[np.uint64] | None:
-        """Returns the key of each row, or None if the keys are not non-negative integers.
+        """Returns the key of each row, or None if a key is not a non-negative integer.
 
         For a stream, returns the position of each row in the stream.
         """
@@ -298,7 +301,7 @@ class Feed:
     # For the attributes of the loader.
 
     def sampler(self, now: Now) -> Any:
-        """Returns the sampler that was given, or the keys of the current epoch.
+        """Returns the user's sampler, or an iterable of the current epoch's keys if no sampler was given.
 
         Returns None for a stream, or if a batch_sampler was given.
         """
@@ -323,7 +326,7 @@ def as_index(keys: Any) -> NDArray[np.uint64] | None:
 
 
 class StepSource(Source):
-    """The source of random numbers for a step, while its keys or light items are read in the caller's process."""
+    """Provides `penstock.rng()` while the keys or light items of a step are read in the caller's process."""
 
     def __init__(self, seed: int, epoch: int, step: int, use: int) -> None:
         self._of = seed, epoch, step, use

@@ -71,7 +71,7 @@ class KeyFetch(Fetch):
         return self._samples.fetch(self._dataset.__getitem__, keys)
 
     def _may_go_on(self, error: BaseException, task: Task) -> bool:
-        """True if the samples can now be fetched one by one instead, to find the samples that fail."""
+        """True if the samples of a failed batch may be fetched one by one, to find which of them fail."""
         if not self._samples.mends or not isinstance(ordinary(error), Exception):
             self._focus.name_sample()
             return False
@@ -167,7 +167,7 @@ class ByKey(Feed):
         return SamplerPlan(sampler, options.batch_size, options.drop_last, batched, *options.shard)
 
     def _order(self, seed: int) -> Order | None:
-        """Returns a pure function that computes the order of the keys, or None if the sampler must be iterated."""
+        """Returns the order of the keys as a pure function, or None if the sampler must be iterated."""
         if self.options.sampler is not None:
             return order_of(self.options.sampler, seed)
         n = len(self.dataset)
@@ -219,7 +219,7 @@ class ByKey(Feed):
 
 
 class _DrawnKeys(Reading):
-    """A reading of a sampler that may draw random numbers. `drawing` seeds the random generators for each batch."""
+    """Reads a sampler that may use random numbers. `drawing` seeds the random generators for each batch."""
 
     def __init__(self, sampler: Any, drawing: Callable[..., Any]) -> None:
         super().__init__(sampler)

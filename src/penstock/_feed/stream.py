@@ -28,7 +28,7 @@ from penstock.source._dataset import to_load_in_parallel
 class Stream(Feed):
     """The base class of both feeds for streams.
 
-    A stream has no plan, and its length is only what its `__len__` returns.
+    A stream has no plan, and its length is known only from its `__len__`.
     """
 
     _promised: int | None = None
@@ -88,7 +88,10 @@ class ByItem(Stream):
         return Run(numbers, epoch, steps.simplified(), None, at, read_from=reading, what="the stream")
 
     def _items(self, reading: Reading, mark: Mark | None, first: int, seed: int, epoch: int, number: int) -> Any:
-        """Reads the light items (such as file names) of batch `number`, which are the same on every rank."""
+        """Reads and returns the light items (such as file names) of batch `number`. They are the same on every rank.
+
+        Returns END if no batch is left.
+        """
         size = self.options.batch_size or 1
 
         def read() -> list[Any] | None:
@@ -145,7 +148,7 @@ class StreamFetch(Fetch):
     def _timed(self, task: Task, number: int, items: Iterator[Any]) -> Iterator[Any]:
         """Yields the items of batch `number`, and measures how long each takes.
 
-        The key of an item is its position.
+        An item's position in the stream is its key.
         """
         gauge = self._focus.gauge
         gauge.begin_epoch(task.epoch)

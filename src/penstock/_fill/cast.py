@@ -44,9 +44,9 @@ _NUMBERS = frozenset("iuf")  # numpy's codes for kinds of dtypes
 class Cast:
     """The conversions that `dtype=` asks for.
 
-    `fields` has the path of each field and its new dtype, or None if the field stays unchanged. The path () means the
-    whole batch. `named` is True if `dtype=` names fields. `checked` is True if a value that does not fit raises an
-    error.
+    `fields` has the path of each field, with its new dtype or None if the field stays unchanged. The path () means
+    the whole batch. `named` is True if `dtype=` names fields. `checked` is True if a value that does not fit raises
+    an error.
     """
 
     fields: tuple[tuple[tuple[str, ...], str | None], ...]
@@ -89,9 +89,9 @@ def _name(dtype: Any, allowed: Sequence[str]) -> str:
 
 
 def _path(key: Any) -> tuple[str, ...]:
-    """Returns the path for a key such as `"a.b"`, `("a", "b")` or `0`, as strings.
+    """Returns the path for a key such as `"a.b"`, `("a", "b")` or `0`, as a tuple of strings.
 
-    A key that contains a dot must be given as a tuple.
+    A name that contains a dot must be given in a tuple.
     """
     if isinstance(key, tuple):
         return tuple(map(str, key))
@@ -131,7 +131,7 @@ class FieldCast:
     def below(self, keys: Iterable[Any]) -> list[FieldCast]:
         """Returns the conversion for each key of a container.
 
-        Raises CastError if `dtype=` names a key that is missing.
+        Raises CastError if `dtype=` names a key that the container does not have.
         """
         names = list(map(str, keys))
         missing = self._children.keys() - set(names)
@@ -144,10 +144,7 @@ class FieldCast:
         return FieldCast((*self.path, name), self._children.get(name, ()), self._dtype, self.checked, True)
 
     def of(self, spec: Spec) -> list[FieldCast]:
-        """Returns the conversion for each leaf (value) of a tree.
-
-        In a `Batch`, only the leaves of its data are converted.
-        """
+        """Returns the conversion for each leaf (value) of a tree. In a `Batch`, only its data are converted."""
         return self._specs[spec]
 
     def _walk(self, spec: Spec | None) -> list[FieldCast]:
@@ -193,9 +190,9 @@ class FieldCast:
         return None if goal == dtype else goal
 
     def write(self, out: NDArray[Any], source: NDArray[Any], first: int = 0) -> None:
-        """Like `out[...] = source`, but raises if `out` cannot hold a value.
+        """Like `out[...] = source`, but raises CastError if a value does not fit, unless `casting="unsafe"`.
 
-        In errors, rows are numbered from `first` on.
+        In errors, rows are numbered from `first`.
         """
         if _limits(source.dtype, out.dtype) is None:  # nothing can be lost, so numpy has nothing to warn about
             np.copyto(out, source, casting="unsafe")
@@ -204,9 +201,10 @@ class FieldCast:
             self._write(out, source, first, source.size // len(source) if source.ndim and len(source) else 1)
 
     def stack(self, out: NDArray[Any], rows: Sequence[NDArray[Any]], dtype: np.dtype[Any]) -> None:
-        """Like `out[i] = rows[i]` for every i, where all rows have the same length.
+        """Like `out[i] = rows[i]` for every i, with the checks of `write`.
 
-        Raises ValueError if the shapes of the rows differ. `dtype` can hold the values of all rows.
+        All rows must have the same length. Raises ValueError if their other dimensions differ. `dtype` is one that
+        can hold the values of all rows.
         """
         with np.errstate(all="ignore"):
             sure = not self.checked or _limits(dtype, out.dtype) is None
@@ -222,7 +220,7 @@ class FieldCast:
                 self._write(out[row], source, row, source.size or 1)
 
     def _write(self, out: NDArray[Any], source: NDArray[Any], first: int, per_row: int) -> None:
-        """Writes `source` to `out` in parts, and checks each part before the next one is written.
+        """Writes `source` to `out` in parts, and checks each part before it writes the next.
 
         A row has `per_row` elements.
         """
@@ -268,7 +266,7 @@ _UNCHANGED = FieldCast((), (), None, False, False)
 
 @lru_cache(maxsize=256)
 def _limits(source: np.dtype[Any], goal: np.dtype[Any]) -> tuple[float, float] | None:
-    """Returns two bounds such that all values between them fit into `goal`.
+    """Returns two bounds. All values strictly between them fit into `goal`.
 
     Returns None if every value of `source` fits. Rounding a float is allowed, as in numpy's "same_kind". A finite
     value that would become infinite does not fit.
@@ -298,7 +296,7 @@ def _lost(source: NDArray[Any], out: NDArray[Any], high: float) -> NDArray[np.bo
 
 
 class FieldMemory:
-    """The memory for one field of a batch.
+    """One field of a batch, together with a function that allocates its memory.
 
     Code that does not know about fields can call it like any function that allocates an array (see `Empty`).
     """
@@ -316,7 +314,7 @@ class FieldMemory:
         return [FieldMemory(field, self.empty) for field in self.field.below(keys)]
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Allocates memory for the result of converting an array that has this dtype."""
+        """Allocates an array of this shape, with the dtype to which arrays of `dtype` are converted."""
         return self.empty(shape, self.field.target(dtype) or dtype)
 
     def put(self, array: NDArray[Any]) -> NDArray[Any]:
@@ -326,16 +324,13 @@ class FieldMemory:
         return out
 
     def stack(self, rows: Sequence[NDArray[Any]], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Stacks and converts arrays of the same shape. `dtype` can hold the values of all of them."""
+        """Stacks and converts arrays of the same shape. `dtype` is one that can hold the values of all arrays."""
         out = self.allocate((len(rows), *rows[0].shape), dtype)
         self.field.stack(out, rows, dtype)
         return out
 
     def gather(self, column: NDArray[Any], keys: NDArray[np.int64]) -> NDArray[Any]:
-        """Returns the rows of a column at these keys.
-
-        They are converted in parts that fit into the processor's cache.
-        """
+        """Returns the rows of a column at these keys, converted in parts that fit into the processor's cache."""
         out = self.allocate((len(keys), *column.shape[1:]), column.dtype)
         size = max(1, BYTES_AT_ONCE * len(column) // max(1, column.nbytes))
         # take is faster, but if a column is not contiguous, take first copies the whole column.
@@ -347,7 +342,10 @@ class FieldMemory:
         return out
 
     def finish(self, tree: object, rows: int) -> Any:
-        """Converts the arrays of a batch of `rows` samples that were not already converted when they were written."""
+        """Converts the arrays of a batch that were not converted when they were written. Returns the batch.
+
+        The batch has `rows` samples.
+        """
         leaves, spec = flatten(tree)
         made = []
         for leaf, field in zip(leaves, self.field.of(spec), strict=True):

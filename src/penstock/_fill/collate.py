@@ -31,10 +31,10 @@ def convert(sample: object) -> object:
 
 
 def collate(samples: Sequence[object], empty: Empty) -> Any:
-    """Returns the batch of these samples. The memory of each array comes from one call of `empty`.
+    """Returns the batch of these samples. Each array gets its memory from one call of `empty`.
 
-    `samples` may be an array, because a dataset's `__getitems__` may return one. In that case its rows are the
-    samples, and the array is copied once.
+    `samples` may be an array, because a dataset's `__getitems__` may return one. Its rows are then the samples, and
+    the array is copied once.
     """
     try:
         if not isinstance(samples, (list, tuple)):
@@ -111,7 +111,7 @@ def _dicts(values: Sequence[dict[Any, Any]], empty: Empty, depth: int) -> dict[A
 
 
 def _mappings(values: Sequence[Mapping[Any, Any]], kind: type, empty: Empty, depth: int) -> Mapping[Any, Any]:
-    """Like `_dicts`, but for any Mapping. Returns a plain dict if the class cannot be made from one."""
+    """Like `_dicts`, but for any Mapping. Returns a plain dict if the mapping's class cannot be made from a dict."""
     plain: list[dict[Any, Any]] = [{key: value[key] for key in value} for value in values]
     batch = _dicts(plain, empty, depth)
     if kind is defaultdict:
@@ -130,7 +130,7 @@ def _sequences(values: Sequence[Sequence[Any]], empty: Empty, depth: int) -> lis
 
 
 def _dataclasses(values: Sequence[Any], kind: Any, empty: Empty, depth: int) -> Any:
-    """Collates only the fields. Other attributes, such as those set in `__post_init__`, belong to one sample only."""
+    """Collates only the fields. Other attributes, such as those set in `__post_init__`, belong to a single sample."""
     missing = object()
     names: list[str] = []
     columns: list[Column] = []
@@ -286,7 +286,7 @@ def _as_arrays(values: Column, kinds: set[type]) -> list[Array]:
 
 
 def _as_array(value: Any) -> Array:
-    """Returns a number, a numpy scalar or an object with `__array__` as a plain array of its own dtype."""
+    """Converts a number, a numpy scalar or an object with `__array__` to a plain array, and keeps its dtype."""
     if isinstance(value, np.ma.MaskedArray):
         raise Misfit(
             "a masked array would lose its mask. Fill it (.filled(value)), make the mask a field of its own, "

@@ -15,7 +15,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Misfit(Exception):
-    """The reason why a column cannot be collated.
+    """Raised if a column cannot be collated. The message says why.
 
     As the exception propagates, each level of nesting adds to its path.
     """
@@ -31,7 +31,7 @@ class Misfit(Exception):
 
     @classmethod
     def of(cls, what: str, groups: dict[Any, list[int]], remedy: str) -> Misfit:
-        """Returns the error for rows that differ. `groups` maps each value to the rows that have it."""
+        """Returns the error for rows that should have the same value. `groups` maps each value to its rows."""
         return cls(f"{what}: {listed_rows(groups)}{remedy}, or pass collate_fn=", odd_rows(groups))
 
     @classmethod
@@ -100,7 +100,7 @@ def rows_of_each(values: Any) -> dict[Any, list[int]]:
 
 
 def odd_rows(groups: dict[Any, list[int]]) -> list[int]:
-    """Returns the rows that do not have the most frequent value."""
+    """Returns the rows whose value is not the most frequent one."""
     most = max(groups.values(), key=len)
     return sorted(row for rows in groups.values() if rows is not most for row in rows)
 
@@ -120,7 +120,7 @@ def in_rows(rows: Sequence[int]) -> str:
 
 
 def _listed_keys(keys: frozenset[Any]) -> str:
-    """Returns the keys as text, shortened if there are more than 12, or an empty string if there are none."""
+    """Returns the keys as text, shortened if there are more than 12. Returns an empty string if there are none."""
     texts = sorted(map(repr, keys))
     if len(texts) > 12:
         texts = [*texts[:10], f"... ({len(texts)} keys)"]

@@ -28,7 +28,7 @@ Slabs that are on loan during any further fork are never used again.
 
 
 class Fork:
-    """The witness of one fork: shared memory that shows whether the forked child is still alive."""
+    """Shared memory that shows whether the child of one fork is still alive. It is called the witness of the fork."""
 
     __slots__ = ("__weakref__", "_address", "_fd")
 
@@ -41,11 +41,11 @@ class Fork:
         _living.add(self)
 
     def has_happened(self) -> None:
-        """Unmaps the witness. Called in the parent after the fork."""
+        """Unmaps the witness (the page of shared memory) in the parent. Called after the fork."""
         unmap(self._address, mmap.PAGESIZE)
 
     def is_over(self) -> bool:
-        """True if every process that inherited memory from this one at the fork has ended or called exec."""
+        """True if the forked child, and every process that it has forked, has ended or called exec."""
         try:
             fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
         except OSError:
@@ -57,7 +57,7 @@ _living = LiveObjects[Fork]()
 
 
 def begun() -> Fork | None:
-    """Returns a witness for a fork that is about to happen, or None if no witness can be made."""
+    """Returns the `Fork` object for a fork that is about to happen, or None if none can be made."""
     if len(_living) >= MOST:
         return None
     try:

@@ -26,7 +26,7 @@ _V = TypeVar("_V")
 
 
 class MemoTable(dict[_K, _V]):
-    """A dict that computes missing values. It is cleared when it is full, so that new keys cannot fill the memory."""
+    """A dict that computes missing values. It is cleared when it is full, so that its size stays limited."""
 
     def __init__(self, make: Callable[[_K], _V], most: int = TABLE_LIMIT) -> None:
         self._make = make
@@ -41,10 +41,7 @@ class MemoTable(dict[_K, _V]):
 
 
 def remake(kind: type, values: Mapping[Any, Any] | list[Any]) -> Any:
-    """Returns `kind(values)` if the result is of class `kind` and contains exactly these values.
-
-    Otherwise returns None.
-    """
+    """Returns `kind(values)` if it is of class `kind` and contains exactly these values, otherwise None."""
     constructor: Callable[[Any], Any] = kind
     with suppress(Exception):  # a user's class may raise anything for values that it does not accept
         made = constructor(values)
@@ -58,7 +55,7 @@ def remake(kind: type, values: Mapping[Any, Any] | list[Any]) -> Any:
 
 
 class Form(NamedTuple):
-    """A way to take the containers of one class apart, and to rebuild them."""
+    """How the containers of one class are taken apart and rebuilt."""
 
     open: Callable[[Any], tuple[Hashable, Sequence[Any]] | None]
     """Returns the container's keys and values, or None if this instance cannot be rebuilt from them."""
@@ -74,7 +71,7 @@ def _state(node: object) -> dict[str, Any]:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """True if two attributes are certainly equal. False if only the `==` of a user's class could tell."""
+    """True if two attributes are certainly equal. False if they differ, or if only a user's `==` could tell."""
     if one is other:
         return True
     kind = type(one)
@@ -117,12 +114,12 @@ def _open_dataclass(node: Any) -> tuple[Hashable, Sequence[Any]]:
 
 
 def close_named(kind: type, keys: object, values: Iterable[Any]) -> Any:
-    """Returns a namedtuple with these values. Its `__new__` is not called, because it may take other arguments."""
+    """Returns a namedtuple with these values. Its `__new__` may take other arguments, so it is not called."""
     return tuple.__new__(kind, values)
 
 
 def close_dataclass(kind: type, names: Iterable[str], values: Iterable[Any]) -> Any:
-    """Returns a dataclass instance with these attributes, made without `__init__`.
+    """Returns a dataclass instance with these attributes, without calling `__init__`.
 
     The class may be frozen or slotted.
     """
@@ -168,7 +165,7 @@ def is_dataclass(kind: type) -> bool:
 
 
 def _form(kind: type) -> Form | None:
-    """Returns the form of a class that is seen for the first time, or None if its instances are leaves."""
+    """Returns the form of a class, or None if its instances are leaves."""
     if kind in _BUILT_IN:
         return _BUILT_IN[kind]
     if is_namedtuple(kind):
@@ -192,7 +189,7 @@ FORMS: MemoTable[type, Form | None] = MemoTable(_form)
 
 
 class Attributes:
-    """A marker for objects that are rebuilt from their attributes, as pickle does, and not from their items.
+    """A marker for objects that are rebuilt from their attributes (as in pickle) rather than from their items.
 
     It is the first of the keys that `Form.open` returns for such an object.
     """
@@ -234,7 +231,7 @@ MARKED: dict[Any, Form] = {Attributes: _ATTRIBUTES, Items: _ITEMS}
 
 
 def _exact_form(kind: type) -> Form | None:
-    """Returns the form of a class, or None if pickle would not rebuild its containers from the same parts."""
+    """Returns the form of a class, or None if pickle would rebuild its instances from other parts."""
     if kind in _BUILT_IN:
         return _BUILT_IN[kind]
     if kind in copyreg.dispatch_table or not _inherits(kind, object, "__reduce__", "__reduce_ex__"):
@@ -260,7 +257,7 @@ def _inherits(kind: type, base: type, *names: str) -> bool:
 
 
 def _is_generated(kind: type) -> bool:
-    """True if a namedtuple class makes its instances with the methods that `collections.namedtuple` generated."""
+    """True if a namedtuple class makes and pickles its instances with the methods that `namedtuple` generated."""
     maker = next(base for base in kind.__mro__ if "_fields" in vars(base))
     written = maker.__base__ is tuple and "_field_defaults" in vars(maker)
     return written and _inherits(kind, maker, "__new__", "__getnewargs__", "__getstate__")

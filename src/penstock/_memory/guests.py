@@ -92,22 +92,22 @@ class Handler(NamedTuple):
 
 
 class Guest(Protocol):
-    """The interface of a guest library: what the core needs to know about it."""
+    """What the core needs to know about a guest library: the interface of its `GUEST` object."""
 
     reducers: Mapping[type, Reduce]
     """For each exact class, a function that pickles its instances when they are inside other objects of a batch."""
 
     def handler(self, kind: type) -> Handler | None:
-        """Returns the handler for leaves of this class, or None if they get no special treatment."""
+        """Returns the handler for leaves (values in a batch) of this class, or None if they need none."""
 
     def shipping(self) -> Mapping[type, Reduce]:
         """Returns, for each exact class, a function that pickles its instances in a dataset.
 
-        These functions are used for one pickle only, so they may remember what that pickle already contains.
+        The functions are used for one pickle only, so they may remember what that pickle already contains.
         """
 
     def is_parameters(self, state_dict: Any) -> bool:
-        """True if this `state_dict` method returns a model's parameters and not a position in a stream."""
+        """True if this `state_dict` method returns a model's parameters, rather than a position in a stream."""
 
     def can_pin(self) -> bool:
         """True if an accelerator is available."""
@@ -123,7 +123,7 @@ REDUCERS: dict[type, Reduce] = {}
 
 
 def guest_in(module: object) -> Guest | None:
-    """Returns the guest whose package contains the module with this name, or None if there is none.
+    """Returns the guest (a library such as torch) whose package contains the module with this name, or None.
 
     Imports penstock's own module for that guest if necessary.
     """
@@ -139,13 +139,13 @@ def guest_in(module: object) -> Guest | None:
 
 
 def guest_of(kind: type) -> str | None:
-    """Returns the top-level package of the guest that a class belongs to, or None if it belongs to no guest."""
+    """Returns the guest library that a class belongs to, as the name of its package (such as "torch"), or None."""
     packages = [base.__module__.partition(".")[0] for base in kind.__mro__]
     return next((name for name in packages if name in GUESTS), None)
 
 
 def all_met() -> bool:
-    """False if a guest library (such as torch) is imported, but none of its classes has been seen yet."""
+    """True if penstock's own module is loaded for every guest library (such as torch) that is imported."""
     for name in GUESTS:  # noqa: SIM110 - any() takes 0.3 us more for each pickle
         if name not in _met and name in sys.modules:
             return False
@@ -153,7 +153,7 @@ def all_met() -> bool:
 
 
 def can_pin() -> bool:
-    """True if an installed guest library, such as torch, has an accelerator. This imports the guest libraries."""
+    """True if a guest library, such as torch, is installed and finds an accelerator. Imports the guest libraries."""
     for name in GUESTS:
         with suppress(ImportError):
             guest = guest_in(name)
@@ -163,7 +163,7 @@ def can_pin() -> bool:
 
 
 def meet_imported() -> None:
-    """Imports penstock's own modules for all guest libraries that are imported in this process.
+    """Imports penstock's own module for each guest library (such as torch) that this process has imported.
 
     Called before the process is forked.
     """
@@ -192,10 +192,7 @@ HANDLERS: Mapping[type, Handler | None] = MemoTable(_handler)
 
 
 class Shipping(dict[type, "Reduce | None"]):
-    """The pickling functions for one pickle of a dataset, by class.
-
-    The value is None if pickle's default way is used.
-    """
+    """Maps each class to its pickling function for one pickle of a dataset, or to None for pickle's default way."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -45,7 +45,7 @@ class Layout:
 
 
 class Writer:
-    """A writer of one batch into one slab. It allocates memory for collate, and later finds the layout of the batch.
+    """Writes one batch into one slab: allocates memory for collate, and later determines the layout of the batch.
 
     An array that does not fit is put into ordinary memory, and `overflow` becomes True.
     """
@@ -89,7 +89,7 @@ class Writer:
         return start if 0 <= start <= self._size - nbytes else None
 
     def copy(self, address: int, nbytes: int, owner: object) -> int:
-        """Copies these bytes of `owner` into the slab. Returns their offset, or -1 if they do not fit."""
+        """Copies bytes that belong to `owner` into the slab. Returns their offset, or -1 if they do not fit."""
         start = self.reserve(nbytes)
         if start is None:
             return -1
@@ -121,7 +121,7 @@ class Writer:
 
         Returns the tree's structure, the location of each array, and the other leaves. The tree is taken apart only
         if all its leaves are arrays and atoms (values such as numbers, which refer to no other object). Otherwise the
-        whole tree is one leaf, which will be pickled. This is also the case if an array occurs twice, or if two
+        whole tree is one leaf, which will be pickled. The tree is also one leaf if an array occurs twice or two
         arrays share memory, because a pickle preserves sharing and a layout does not.
         """
         pickled: tuple[Spec, tuple[Spot | None, ...], list[object]] = LEAF, (None,), [tree]
@@ -184,10 +184,7 @@ _placeable: set[type] = {*_ATOMS, np.ndarray}
 
 
 def _can_be_placed(kind: type) -> bool:
-    """True if leaves of this class can be stored in a slab.
-
-    Otherwise a tree that contains one is pickled as a whole.
-    """
+    """True if leaves of this class can be stored in a slab. A batch with any other leaf is pickled as a whole."""
     handler = HANDLERS[kind]
     if handler is not None and handler.store is not None:
         _placeable.add(kind)
@@ -195,7 +192,7 @@ def _can_be_placed(kind: type) -> bool:
 
 
 def _overlapping(spans: Iterable[tuple[int, int, int]]) -> Iterator[list[tuple[int, int, int]]]:
-    """Yields groups of overlapping pieces of memory.
+    """Yields groups of pieces of memory that overlap.
 
     Each piece is a tuple (address, size, tag). The tag can be any number.
     """

@@ -38,9 +38,9 @@ def map_memory(address: int | None, length: int, access: int, flags: int, fd: in
 
 
 def copy_map(address: int, length: int, to: int) -> None:
-    """Maps the same shared memory again, at the address `to`.
+    """Maps the same shared memory a second time, at the address `to`. Raises OSError if that fails.
 
-    This is done by calling mremap(2) with an old size of 0. Raises OSError if the call fails.
+    Calls mremap(2) with an old size of 0.
     """
     if _libc.mremap(address, 0, length, _COPY, to) == _FAILED:
         number = ctypes.get_errno()
@@ -67,8 +67,8 @@ def mapped(fd: int | None, length: int, offset: int = 0, *, writable: bool = Tru
     """Returns a buffer over `length` bytes of a file, starting at `offset`, or over private memory if `fd` is None.
 
     The mapping of a file is shared. The memory is unmapped when no object refers to the buffer any more. No file
-    descriptor is kept. `mmap.mmap` keeps one for each mapping (Python 3.13 can avoid it), so a caller with many large
-    batches would run out of descriptors.
+    descriptor is kept, because a caller with many large batches would run out of descriptors. (`mmap.mmap` keeps one
+    for each mapping. Python 3.13 can avoid it.)
     """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS if fd is None else mmap.MAP_SHARED
     access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)

@@ -49,9 +49,9 @@ _BESIDE = 256
 
 
 class Region(NamedTuple):
-    """A part of the arena: `capacity` bytes at offset `start` of an extent.
+    """A part of an extent (a mapped range of the arena): `capacity` bytes at offset `start` of the extent.
 
-    The extent is `length` bytes of the arena's file at offset `extent`.
+    The extent has `length` bytes, and begins at offset `extent` of the arena's file.
     """
 
     extent: int
@@ -71,7 +71,7 @@ class Arena:
         self._extents: dict[int, memoryview] = {}
 
     def root(self, region: Region) -> NDArray[np.uint8]:
-        """Returns a new array over the whole region. All views of the array keep it alive."""
+        """Returns a new array over the whole region. The array stays alive as long as any view of it."""
         buffer = self._extents.get(region.extent)
         if buffer is None:
             buffer = self._extents[region.extent] = mapped(self.fd, region.length, region.extent)
@@ -97,11 +97,11 @@ class Slabs:
         self._unused: dict[int, Iterator[Region]] = {}  # by capacity
 
     def region(self, slab: int, at_least: int = 0, count: int = 1, most: int = 1) -> Region:
-        """Returns the region of a free slab. If `count` batches would not fit, a larger region is allocated.
+        """Returns the region of a free slab. Allocates a larger region if `count` batches would not fit.
 
-        Until the size of a batch is known, a slab is as large as an extent. Later it has room for `most` batches, up
-        to the limit for bundles (several batches in one slab). A generous size costs nothing, because memory pages
-        are allocated only when they are written.
+        Until the size of a batch is known, a region takes a whole extent (see `EXTENT`). Later regions have room for
+        `most` batches, up to the limit for bundles (several batches in one slab). A generous size costs nothing,
+        because memory pages are allocated only when they are written.
         """
         wanted = max(self.largest * count, at_least) + _BESIDE * count
         region = self._regions.get(slab)
@@ -125,7 +125,7 @@ class Slabs:
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes of memory that the slabs take. For private memory it is an estimate."""
+        """The memory that the slabs take, in bytes. For private memory, this is an estimate."""
         if self.arena.fd is not None:
             return os.fstat(self.arena.fd).st_blocks * 512
         return self.largest * len(self._regions)
@@ -165,7 +165,7 @@ class _Lease(weakref.ref):  # type: ignore[type-arg]  # a generic base cannot ha
 
 
 class Leases:
-    """The slabs that are on loan to the caller, and the slabs that came back since the last `collect`."""
+    """The slabs that are on loan to the caller, and the slabs that have come back since the last `collect`."""
 
     def __init__(self, shared: bool = True) -> None:
         self._lent: dict[int, _Lease] = {}
@@ -193,11 +193,11 @@ class Leases:
         return sum(lease.nbytes for lease in tuple(self._lent.values()))
 
     def give_back(self, slab: int) -> None:
-        """Gives back a slab that was delivered without any array in it."""
+        """Takes back a slab that was never lent, because no batch was made in it."""
         self._returned.append(slab)
 
     def collect(self) -> list[int]:
-        """Returns the slabs that came back since the last call and are free to be used again."""
+        """Returns the slabs that have come back since the last call and can be used again."""
         slabs = []
         while self._returned:
             back = self._returned.popleft()
@@ -222,9 +222,9 @@ class Leases:
                 self._inherited.append(lease)
 
     def inherit(self, fork: forks.Fork | None) -> None:
-        """Records a fork, whose child process also has the slabs that are on loan.
+        """Records a fork whose child process also has the slabs on loan.
 
-        If `fork` is None, nothing tells when the child ends, so these slabs are never used again.
+        If `fork` is None, it is unknown when the child ends, so these slabs are never used again.
         """
         if fork is None:
             self._lent.clear()

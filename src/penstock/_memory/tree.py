@@ -100,10 +100,10 @@ def flatten(tree: object) -> tuple[list[object], Spec]:
 
 
 def flatten_exactly(tree: object) -> tuple[list[object], Spec] | None:
-    """Like `flatten`, but another process can rebuild the tree just as pickle would.
+    """Like `flatten`, but opens a container only if pickle would rebuild it from the same parts.
 
-    Containers that pickle rebuilds in a special way are leaves. Returns None if only pickle can preserve the
-    structure, because a container occurs twice, contains itself, or is nested deeper than MAX_DEPTH.
+    All other containers are leaves. Returns None if only pickle can preserve the structure, because a container
+    occurs twice, contains itself, or is nested deeper than MAX_DEPTH.
     """
     if type(tree) in LEAVES:
         return [tree], LEAF
@@ -128,7 +128,7 @@ def unflatten(spec: Spec, leaves: Sequence[object]) -> Any:
 def _too_deep(trail: Sequence[object]) -> str:
     """Returns the error message for containers that are nested too deep.
 
-    Each container in `trail` is inside the next.
+    Each container in `trail` is inside the next one.
     """
     ids = [id(node) for node in trail]
     for at, node in enumerate(ids):
@@ -149,8 +149,8 @@ def _walk(
     """Appends the leaves of `node` to `leaves`. Returns the Spec of `node`, or None if `node` is itself a leaf.
 
     Also appends the id of each container to `nodes`, so that containers that occur twice can be found. Tuples that
-    contain only leaves are left out. No code can tell whether such a tuple occurs twice or was copied, and constants
-    in a program are often such tuples.
+    contain only leaves are left out. No code can tell whether such a tuple occurs twice or was copied, and many
+    constants in programs are such tuples.
     """
     kind = type(node)
     keys: Hashable
@@ -195,7 +195,7 @@ def _walk(
 
 
 def _spec(kind: type, keys: Hashable, children: tuple[Spec | None, ...] | None, size: int) -> Spec:
-    """Returns the Spec of this structure from the table of known Specs, and adds it if it is new.
+    """Returns the Spec of this structure from the table of known Specs. If it is new, adds it to the table.
 
     If two threads ask at the same time, each may make its own Spec. The two are equal but not identical.
     """
@@ -210,7 +210,7 @@ _SPECS: MemoTable[tuple[Any, ...], Spec] = MemoTable(lambda key: Spec(*key))
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """True if equal keys also have equal types. For example, 1, 1.0 and True are equal, but are different keys."""
+    """True if equal keys also have the same types. For example, 1, 1.0 and True are equal, but differ in type."""
     if type(one) is not tuple:
         return True
     return all(map(is_, one, other)) or all(map(is_, map(type, one), map(type, other)))

@@ -19,9 +19,9 @@ T = TypeVar("T")
 class Mark(NamedTuple):
     """A position in an iterable: after `read` batches, with the states of the iterable and of its iterator.
 
-    At the end of an epoch, `states` is None and the states are in `kept`. The next epoch starts with them, so the
-    mark before its first batch also has them in `kept`. Before the first epoch, `kept` has the iterable's state and
-    the key "fresh", because it is not yet known whether the iterable has any items.
+    At the end of an epoch, `states` is None, and `kept` has the states that the next epoch starts from. The mark
+    before the first batch of that epoch has them in `kept`, too. Before the very first epoch, `kept` has the
+    iterable's state and the key "fresh", which means that the iterable may have no items.
     """
 
     read: int
@@ -30,7 +30,7 @@ class Mark(NamedTuple):
 
     @classmethod
     def parse(cls, read: int, states: object, kept: object) -> Mark:
-        """Returns the mark with these parts of a saved state. Raises ValueError if the parts are damaged."""
+        """Returns the mark made of these parts of a saved state. Raises ValueError if they are damaged."""
         parts = [states, kept]
         # If `states` is empty, the iterable is read from its beginning, so no batch was read before.
         if not all(part is None or _is_sound(part) for part in parts) or (states == {} and read):
@@ -46,9 +46,9 @@ class Mark(NamedTuple):
         return None if self.kept is None else Mark(0, {}, self.kept)
 
     def check_owner(self, iterable: object) -> None:
-        """Raises a StateError if the mark has a state for the iterable, but the iterable cannot load it.
+        """Raises a StateError if the mark has a state for the iterable, but the iterable cannot load one.
 
-        The state of the iterator is checked later, when the iterator exists.
+        The iterator cannot be checked here, because it does not exist yet.
         """
         if "iterable" in {**(self.states or {}), **(self.kept or {})}:
             _check_stateful(iterable)
@@ -62,7 +62,7 @@ def _is_sound(states: object) -> bool:
 def has_state(thing: object) -> bool:
     """True if `thing` has methods `state_dict` and `load_state_dict` for its position in the data.
 
-    False for a model, because a model's methods with these names are for its parameters.
+    False for a model, whose methods with these names are for its parameters.
     """
     take = getattr(thing, "state_dict", None)
     if not callable(take) or not callable(getattr(thing, "load_state_dict", None)):
@@ -79,7 +79,7 @@ def by_next(items: Iterator[Any]) -> Iterator[Any]:
 class Reading:
     """One pass over an iterable. `read` is the number of batches read, and `ended` is True if there are no more.
 
-    `gave` is True if the epoch has items, including those read before a resume. A Reading is empty until it is
+    `gave` is True if the epoch has had any items, including those before a resume. A Reading is empty until it is
     opened, and stays empty if opening fails.
     """
 
@@ -107,16 +107,16 @@ class Reading:
     def has_begun_state(self) -> bool:
         """True if a state that is taken before the first item already belongs to this pass.
 
-        This is so if the iterator itself has a state. The iterable's own state may still be unused at that time, for
-        example if its `__iter__` is a generator that has not run yet.
+        This is so only if the iterator has a state. The iterable's own state may not have been used yet, for example
+        if `__iter__` is a generator that has not run.
         """
         return "iterator" in self._stateful and not self.ended
 
     def open(self, mark: Mark | None = None) -> bool:
         """Starts the pass, or continues it from the mark.
 
-        Returns True if random numbers that were drawn in this call do not belong to the next batch. The caller must
-        then seed the random generators again.
+        Returns True if the caller must seed the random generators again before the next batch, because restoring the
+        mark may have drawn random numbers.
         """
         if mark is not None:
             self.prepare(mark)
@@ -126,9 +126,9 @@ class Reading:
         return mark is not None
 
     def prepare(self, mark: Mark) -> None:
-        """Restores the state of the iterable, before `iter()` is called.
+        """Restores the state of the iterable. Called before `iter()`.
 
-        If the mark is at an epoch's end, nothing is restored.
+        Restores nothing if the mark is at the end of an epoch.
         """
         self.read, self.ended = mark.read, mark.at_end
         if mark.states is None:
@@ -140,7 +140,10 @@ class Reading:
             self.restore(self.source, mark.states["iterable"])
 
     def restore(self, part: Any, state: Any) -> None:
-        """Loads a state into the iterable or its iterator. Raises a StateError if `part` has no `load_state_dict`."""
+        """Loads a state into `part`, which is the iterable or its iterator.
+
+        Raises a StateError if `part` has no `load_state_dict`.
+        """
         _check_stateful(part)
         part.load_state_dict(state)
 
@@ -156,8 +159,7 @@ class Reading:
     def take(self, size: int, through: Callable[[Iterator[Any]], Iterator[Any]] = iter) -> list[Any]:
         """Reads and returns the next batch: `size` items, or as many as are left.
 
-        `through` is a function that wraps the iterator over the items, for example to measure how long each item
-        takes.
+        `through` wraps the iterator over the items, for example to measure how long each item takes.
         """
         self.read += 1  # even if this raises, because the error then takes the place of the batch
         if self._items is None:
@@ -186,13 +188,13 @@ class Reading:
         return taken
 
     def note_error(self) -> None:
-        """Records that the iterator raised. If it is a generator, it has ended; other iterators may continue."""
+        """Records that the iterator raised an exception. This ends a generator, but other iterators may continue."""
         self.gave = True
         self._broken = self.ended = isinstance(self._iterator, GeneratorType)
         self._raised, self._renewed = "iterator" not in self._stateful, False
 
     def note_batch(self) -> None:
-        """Records that the iterator continued after an error and gave a batch."""
+        """Records that the iterator gave a batch, so it has continued after any error."""
         self._raised = False
 
     def is_broken(self) -> bool:
@@ -214,9 +216,9 @@ class Reading:
                 self._passed = self.read - 1, error
 
     def raise_last_error(self, since: int) -> None:
-        """Raises the exception that ended the iterable in a skipped batch, if the batch's index is at least `since`.
+        """Raises the exception that ended the iterable, if a skipped batch with index `since` or higher raised it.
 
-        The exception is raised only once, but on every rank, because other ranks would otherwise end silently.
+        The exception is raised only once, but on every rank. Otherwise the other ranks would end without an error.
         """
         passed, self._passed = self._passed if self.ended and self._broken else None, None
         if passed is not None and passed[0] >= since:
@@ -225,8 +227,8 @@ class Reading:
     def mark(self) -> Mark | None:
         """Returns the current position, or None if it is unknown.
 
-        The position is unknown if neither the iterable nor its iterator has a state. After an exception it is known
-        only if the iterator has a state; otherwise an earlier mark is still valid.
+        It is unknown if neither the iterable nor its iterator has a state. After an exception, it is known only if
+        the iterator has a state. If not, the previous mark remains valid.
         """
         if not self._stateful or self._broken or self._raised:
             return None
@@ -237,9 +239,8 @@ class Reading:
     def end(self) -> Mark | None:
         """Ends the reading, and returns the mark that the next epoch starts from. A second call returns None.
 
-        The result is also None if there is no state. An epoch without items gives no mark, because a mark requires
-        the next epoch to have items. An epoch that an exception has ended gives no mark either, just like an epoch
-        that is left early.
+        Also returns None if there is no state, or if an exception ended the epoch. An epoch without items gives no
+        mark either, because a mark requires the next epoch to have items.
         """
         self._broken = self._broken or self._raised
         try:
@@ -249,11 +250,14 @@ class Reading:
         return None if kept is None else Mark(0, {}, kept)
 
     def close(self) -> None:
-        """Drops the iterator. From now on, the reading is empty."""
+        """Drops the iterator. From now on, there are no more batches to read."""
         self._stateful, self._kept, self._items, self.ended = {}, None, iter(()), True
 
     def _keep(self) -> dict[str, Any] | None:
-        """Returns the states at the end of the epoch. An iterable that is its own iterator counts as the iterable."""
+        """Returns the states of the iterable and its iterator at the end of the epoch, or None if there are none.
+
+        If both are the same object, its state is returned as the iterable's.
+        """
         if self._kept is not None or not self._stateful or self._broken:
             return self._kept
         parts = self._stateful.items()
@@ -264,11 +268,11 @@ class Reading:
 
 
 def initial(source: Any, *, is_fresh: bool) -> bytes | None:
-    """Returns the mark (a saved position) of an epoch that starts with the iterable as it is now.
+    """Returns the pickled mark (a saved position) of an epoch that would start with the iterable as it is now.
 
     Returns None if the iterable's current state is not the start of an epoch. `is_fresh` is True if no epoch was
     begun before. After an epoch that was left early, most iterables start over, but their state is still in the
-    middle of that epoch. An iterable that is its own iterator does not start over.
+    middle of that epoch. An iterable that is its own iterator does not start over, so its state can be used.
     """
     if not has_state(source) or not (is_fresh or hasattr(type(source), "__next__")):
         return None
@@ -278,10 +282,10 @@ def initial(source: Any, *, is_fresh: bool) -> bytes | None:
 
 
 def _renew(source: Any, kept: Mapping[str, Any], restore: Callable[[Any, Any], None]) -> None:
-    """Restores an iterable to its state between two epochs, so that the next `iter()` starts the second epoch.
+    """Restores an iterable to its state between two epochs, so that the next `iter()` starts the second one.
 
-    Loading the state is not enough, because many iterables continue from a loaded state at the next `iter()`, and
-    start over only at the `iter()` after that.
+    Loading the state is not enough. Many iterables continue from a loaded state at the next `iter()`, and start over
+    only at the `iter()` after that.
     """
     if "iterator" not in kept and _is_at(source, kept["iterable"]):
         return
@@ -321,9 +325,9 @@ def _check_stateful(part: object) -> None:
 
 
 def taken(owner: object, take: Callable[[], Mark | None]) -> bytes | None:
-    """Calls `take` to get a mark (a saved position), and returns the pickled mark, or None if the owner has no state.
+    """Calls `take` to get a mark (a saved position), and returns it pickled, or None if there is no mark.
 
-    If that fails, returns a pickled StateError that says why.
+    If that fails, returns a pickled StateError that says why. `owner` is named in its message.
     """
     try:
         mark = take()
@@ -333,7 +337,7 @@ def taken(owner: object, take: Callable[[], Mark | None]) -> bytes | None:
 
 
 def asked(owner: object, take: Callable[[], T]) -> T:
-    """Calls `take`, which takes the owner's state, and returns the result. Raises a StateError if that fails."""
+    """Returns `take()`, which takes the state of `owner`. Raises a StateError if that fails."""
     try:
         return take()
     except Exception as error:
@@ -341,7 +345,7 @@ def asked(owner: object, take: Callable[[], T]) -> T:
 
 
 def opened(mark: bytes | Mark | None) -> Mark | None:
-    """Unpickles a mark (a saved position). Raises a StateError if it could not be taken, or cannot be unpickled."""
+    """Unpickles a mark (a saved position). Raises a StateError if it could not be taken or cannot be unpickled."""
     if not isinstance(mark, bytes):
         return mark
     try:
@@ -358,16 +362,16 @@ def opened(mark: bytes | Mark | None) -> Mark | None:
 
 
 def known(mark: bytes | Mark | None) -> Mark | None:
-    """Like `opened`, but returns None if the mark (a saved position) could not be taken or cannot be unpickled."""
+    """Like `opened`, but returns None instead of raising a StateError."""
     with suppress(StateError):
         return opened(mark)
     return None
 
 
 def refusal(mark: bytes | None) -> str:
-    """Returns text for an error about a stream whose position is lost.
+    """Returns the text of an error about a stream whose position is lost.
 
-    The text says why the stream's mark (its saved position) could not be taken, or how to avoid this.
+    It says why the stream's mark (its saved position) could not be taken, or else how to avoid this.
     """
     try:
         opened(mark)

@@ -34,7 +34,7 @@ class State(NamedTuple):
     """A resume state: the first `steps` steps of the epoch, and the steps in `beyond`, were handed out.
 
     `consumed` is the number of samples of the order that all ranks used for these steps, or None if the order is
-    unknown. `mark` is the position of a sampler or stream that has a state, after these steps or earlier; it stays
+    unknown. `mark` is the position of a sampler or stream that has a state, after these steps or earlier. It stays
     pickled until it is needed. `dataset` is the state of a dataset with keys. `about` describes the loader, because
     another loader would have different steps.
     """
@@ -64,7 +64,7 @@ class State(NamedTuple):
 
     @classmethod
     def parse(cls, value: object) -> State:
-        """Returns the state that `as_dict` converted to a dict, possibly read from a JSON file.
+        """Returns the state for a dict that `as_dict` returned, possibly after it was saved as JSON.
 
         Raises a StateError if the value is not such a dict.
         """
@@ -106,9 +106,10 @@ class State(NamedTuple):
         return cls(epoch, steps, beyond, seed, dict(about), consumed, mark, value["dataset"])
 
     def check(self, about: Mapping[str, Any]) -> None:
-        """Raises a StateError that names the difference if the state does not fit a loader with this description.
+        """Raises a StateError if the state does not fit a loader with this description.
 
-        An order can continue with another number of ranks, and in that case also with another batch size.
+        The error names the difference. One of penstock's orders can continue with another number of ranks, and then
+        also with another batch size.
         """
         world = self.about.get("world")
         elsewhere = world != about.get("world")
@@ -150,10 +151,10 @@ class State(NamedTuple):
         )
 
     def dealt_anew(self, plan: Plan | None, world: int) -> State:
-        """Returns the state with its step count converted to the current number of ranks, which is `world`.
+        """Returns the state with its step count converted to `world`, the current number of ranks.
 
-        `plan` is the plan of the whole epoch. Raises a StateError if the epoch does not have these steps, or if the
-        numbers in the state contradict each other.
+        `plan` is the plan of the whole epoch. Raises a StateError if the epoch has fewer steps or samples than the
+        state counts, or if the numbers in the state contradict each other.
         """
         consumed, steps, sound = self.consumed, self.steps, [self.steps]
         if isinstance(plan, OrderPlan):
@@ -198,7 +199,7 @@ class Progress:
     def passed(self, step: int, mark: bytes | None, worker: int = -1) -> None:
         """Records that the step was handed out, as a batch or as an error.
 
-        `mark` is the position of the sampler or stream after the step (see `Task`). `worker` is ignored here.
+        `mark` is the position of the sampler or stream after the step (see `Task`). `worker` is not used here.
         """
         (first, last), beyond = self._at, self._beyond
         if step != first:
@@ -215,10 +216,10 @@ class Progress:
             beyond.pop(passed, None)
 
     def _now(self) -> tuple[int, list[int], bytes | None]:
-        """Returns a consistent snapshot of the progress, for any thread.
+        """Returns a consistent snapshot of the progress. Can be called in any thread.
 
-        It consists of the number of steps without a gap, the later steps that were handed out early, and the last
-        mark.
+        The snapshot consists of the number of steps without a gap, the later steps that were handed out early, and
+        the last mark.
         """
         at, beyond = None, self._beyond
         while at is not self._at:
@@ -228,7 +229,7 @@ class Progress:
         return steps, sorted(step for step in beyond if step > steps), last
 
     def finish(self, end: bytes | None, ends: Mapping[int, bytes] = {}) -> None:  # never changed
-        """Records that the epoch is over. `end` is the saved position that the next epoch starts from (see `Run`)."""
+        """Records that the epoch is over. `end` is the position that the next epoch starts from (see `Run.end`)."""
         # An epoch without batches keeps no mark, because a mark would require the next epoch to have batches.
         self._end = end if self.steps else None
         self.is_over = True
@@ -244,7 +245,7 @@ class Progress:
 
     @property
     def mark(self) -> bytes | Mark | None:
-        """The mark (a saved position) of the last step handed out, or of an earlier step.
+        """The latest known mark (a saved position) of the sampler or stream.
 
         After the end of the epoch, it is the mark that the next epoch starts from.
         """
@@ -269,7 +270,7 @@ class Progress:
 
 
 class Epochs:
-    """The epochs of a loader. If another loader replaces this one, it takes over the epochs."""
+    """The epochs of a loader. A loader that replaces this loader takes over the epochs."""
 
     def __init__(self) -> None:
         self.next = 0
@@ -302,7 +303,7 @@ class Epochs:
     def as_dict(self, about: Callable[[], dict[str, Any]], beginning: Callable[..., bytes | None]) -> dict[str, Any]:
         """Returns the state as a dict, without the seed and the dataset's state.
 
-        `about` and `beginning` are functions that describe an epoch that would begin now.
+        `about()` describes the loader. `beginning()` returns the mark of an epoch that would begin now.
         """
         progress = self.progress if self.loaded is None else None
         if progress is not None and not progress.is_over:
@@ -327,7 +328,7 @@ class Epochs:
         self.begun, self.next = self.next, self.next + 1
 
     def copy(self) -> Epochs:
-        """Returns a copy with its own progress, which does not change when the loader hands out more batches."""
+        """Returns a copy with its own progress. The copy does not change when the loader hands out more batches."""
         made = copy.copy(self)
         made.progress = copy.copy(self.progress)
         return made
@@ -336,8 +337,8 @@ class Epochs:
 def content(plan: Plan | None, length: int | None) -> str | None:
     """Returns a short description of the sampler's keys, to detect a state that was taken with another sampler.
 
-    Returns None if the length of the dataset is enough to detect this, if the sampler saves its own state, or if
-    nothing is known about its keys.
+    Returns None if the dataset's length is enough to detect this, if the sampler has its own state, or if nothing is
+    known about its keys.
     """
     if isinstance(plan, OrderPlan):
         order: Any = plan.order
@@ -378,7 +379,7 @@ def damaged(why: str) -> StateError:
 
 
 def number(value: Mapping[str, Any], name: str, end: int = 1 << 64) -> int:
-    """Returns the field `name` of a state. Raises a StateError unless the field is an int from 0 to `end - 1`."""
+    """Returns the field `name` of a state. Raises a StateError unless it is an int from 0 to `end - 1`."""
     found = value[name]
     if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found < end:
         raise damaged(f"{name!r} is {found!r}, not an int from 0 to 2**{end.bit_length() - 1} - 1")
@@ -386,7 +387,7 @@ def number(value: Mapping[str, Any], name: str, end: int = 1 << 64) -> int:
 
 
 def _as_ranges(steps: Iterable[int]) -> list[list[int]]:
-    """Returns the steps as sorted [first, last] pairs."""
+    """Returns the steps as sorted [first, last] ranges."""
     ranges: list[list[int]] = []
     for step in sorted(steps):
         if ranges and ranges[-1][1] == step - 1:

@@ -69,7 +69,7 @@ class Failure:
         return dumps(cls(type_name(exc), message, where, text_of(exc), (*own, *dropped, *notes), body))
 
     def exception(self) -> BaseException:
-        """Returns the exception, or a RuntimeError with its name and message if it cannot be rebuilt."""
+        """Returns the exception. If it cannot be rebuilt, returns a RuntimeError with its name and message."""
         try:
             exc: BaseException = loads(self.body)
             if not isinstance(exc, BaseException):
@@ -82,7 +82,7 @@ class Failure:
 
 
 def restore(data: bytes | bytearray | memoryview) -> BaseException:
-    """Rebuilds the exception from bytes that `Failure.capture`, or the `capture` method of a runner, returned."""
+    """Returns the exception for bytes that `Failure.capture`, or a runner's `capture` method, returned."""
     failure: Failure = loads(data)
     return failure.exception()
 
@@ -100,8 +100,8 @@ def caught(exc: BaseException, *notes: str) -> BaseException:
 def copied(exc: BaseException, of: Callable[[Any], Any] = lambda value: value) -> BaseException:
     """Returns a copy of `exc`, or `exc` itself if it cannot be copied.
 
-    The copy has the same type, args, attributes, notes, traceback and causes. `of` is a function that is applied to
-    the args and to each attribute, and the copy gets the values that it returns.
+    The copy has the same type, args, attributes, notes, traceback and causes. The function `of` is applied to the
+    args and to each attribute, and the copy gets the results.
     """
     try:
         attributes, slots = ({name: of(each[name]) for name in each} for each in (dict_of(exc), _slots(exc)))
@@ -117,11 +117,11 @@ def copied(exc: BaseException, of: Callable[[Any], Any] = lambda value: value) -
 
 
 def keep(exc: BaseException, *, where: str) -> BaseException:
-    """Returns a copy of `exc` that is stored and not raised. Used in workers that are not processes.
+    """Returns a copy of `exc` to be stored instead of raised. Used in workers that are not processes.
 
-    Like an exception from `restore`, the copy has its traceback as text. The frames of a real traceback would keep
-    samples and the local variables of all calling functions alive. Exceptions inside `exc`, such as the members of an
-    exception group, are copied in the same way.
+    The copy has its traceback only as text, like an exception from `restore`, because the frames of a real traceback
+    would keep samples and local variables alive. Exceptions inside `exc`, such as the members of an exception group,
+    are copied in the same way.
     """
     exc = ordinary(exc)
     forget_earlier(exc)
@@ -151,10 +151,10 @@ def without_trace(exc: BaseException, cause: BaseException | None = None) -> Bas
 def forget_earlier(exc: BaseException) -> None:
     """Shortens the traceback of an exception that was just caught, if the same object was raised before.
 
-    Python puts each new traceback in front of the older ones, so the traceback of such an object would grow without
-    limit. Each of them begins with the function that catches the exception, so everything from that function's second
-    occurrence on is removed. If the frame before the second occurrence is `RAISING`, nothing is removed, because that
-    occurrence belongs to another loader, which the dataset uses.
+    Each time an object is raised again, Python puts the new frames before the old ones, so its traceback would grow
+    without limit. The old frames begin where the function that catches the exception occurs a second time, and are
+    removed. They are kept if the frame before them is `RAISING`: then they belong to another loader, which the
+    dataset uses.
     """
     first = at = _trace_of(exc)
     while at is not None and (after := at.tb_next) is not None:
@@ -174,7 +174,7 @@ def annotate(exc: BaseException, where: str) -> BaseException:
 
 
 def _body(exc: BaseException, dropped: list[str]) -> bytes:
-    """Pickles `exc` as its class defines, or as `_ExceptionParts` if unpickling would not give an equal exception."""
+    """Pickles `exc` as its class defines, or as its parts if unpickling would not give an equal exception."""
     data, copy = _round_trip(exc)
     # If __init__ formats its argument, pickling succeeds, but the copy has its text formatted twice.
     if type(copy) is type(exc) and all(safe_text(copy, show) == safe_text(exc, show) for show in (str, _args)):
@@ -255,10 +255,7 @@ def _rebuild(cls: type[BaseException], args: Any, attributes: dict[str, Any], sl
 
 
 def _bare(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
-    """Makes an instance of `cls` with the constructor of its built-in base class.
-
-    The user's `__init__` is not called.
-    """
+    """Returns an instance of `cls`, made by its built-in base class. The user's `__init__` is not called."""
     for base in cls.__mro__:
         if base.__module__ != "builtins" or not issubclass(base, BaseException):
             continue
@@ -285,9 +282,9 @@ def described(exc: BaseException) -> str:
 
 
 def safe_text(obj: object, show: Callable[[object], str] = str) -> str:
-    """Returns `show(obj)`, where `show` is `str` or `repr`. Never raises, even if the object's method does.
+    """Returns `show(obj)`, where `show` is `str` or `repr`. If the object's method raises, the text says so.
 
-    Only a KeyboardInterrupt in the caller's process (Ctrl-C) is passed on.
+    Never raises, except for a KeyboardInterrupt (Ctrl-C) in the caller's process.
     """
     try:
         return "".join((show(obj),))  # joined: __str__ may return a subclass of str

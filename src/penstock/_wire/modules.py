@@ -21,7 +21,7 @@ ABSENT = {b"__main__", b"__mp_main__"}
 
 @contextmanager
 def sent_by_value() -> Iterator[Callable[[Any], None]]:
-    """Context manager: in the block, cloudpickle sends objects by value if their module cannot be imported.
+    """Context manager: inside the block, cloudpickle sends objects by value if their module cannot be imported.
 
     Yields a function that must be called with each object before the object is pickled.
     """
@@ -57,7 +57,7 @@ def sent_by_value() -> Iterator[Callable[[Any], None]]:
 
 
 def is_importable(name: str) -> bool:
-    """True if a fresh interpreter that imports this name gets the same module."""
+    """True if importing this module name in a fresh interpreter gives the same module."""
     if name in ("__main__", "__mp_main__"):
         return False
     parent = name.rpartition(".")[0]

@@ -69,8 +69,8 @@ def dumps(
     """Pickles `value` with plain pickle, or with cloudpickle if plain pickle fails or `by_value` is True.
 
     If `buffers` is given, the bytes of arrays are appended to it and are not part of the pickle. `otherwise` is an
-    override that is used only with cloudpickle, and only if `override` is None. `fresh` (see `dump`) has an effect
-    only with `by_value`.
+    override for cloudpickle only, used if `override` is None. `fresh` (see `dump`) has an effect only with
+    `by_value`.
     """
     try:
         if buffers is None and override is None and not by_value:
@@ -100,9 +100,9 @@ def dump(
 ) -> None:
     """Pickles `value` into a file.
 
-    `aside` is pickle's `buffer_callback`. `guests` is True if arrays of numpy and of guests (libraries such as torch)
-    are pickled by the functions in `REDUCERS`. `fresh` is True if a fresh interpreter will read the pickle, so that
-    everything that such an interpreter cannot import is sent by value.
+    `aside` is pickle's `buffer_callback`. If `guests` is True, arrays of numpy and of guests (libraries such as
+    torch) are pickled by the functions in `REDUCERS`. `fresh` is True if a fresh interpreter will read the pickle.
+    Everything that it cannot import is then sent by value.
     """
     make: Any = pickle.Pickler if override is None else _Overridable
     common: Mapping[type, Any] = copyreg.dispatch_table
@@ -153,7 +153,7 @@ class _Meeting(dict[type, Reduce]):
 def _reduce_array(array: NDArray[Any]) -> str | tuple[Any, ...]:
     """Pickles an array as numpy does, but copies the array first if it is read-only or not contiguous.
 
-    Without the copy, the array would arrive read-only, or its bytes would be inside the pickle.
+    Otherwise a read-only array would arrive read-only, and a non-contiguous one would be sent inside the pickle.
     """
     flags = array.flags
     if not (flags.writeable and flags.forc):
@@ -173,8 +173,8 @@ _class_of: weakref.WeakValueDictionary[bytes, type] = weakref.WeakValueDictionar
 def by_tag(only: frozenset[bytes] | None = None) -> Override:
     """Returns an `Override` that sends a class as its tag (a short name that both processes know), if it has one.
 
-    If `only` is given, only the tags in it are used. If not, the receiver is the parent process, and an exception
-    type that has no tag and cannot be imported by name is sent by its address.
+    If `only` is given, only these tags are used. `only` is None if the receiver is the parent process. In that case,
+    an exception type that has no tag and cannot be imported by name is sent by its address.
     """
 
     def override(part: Any, otherwise: Callable[[Any], Any]) -> Any:
@@ -195,9 +195,9 @@ def _tagged(known: bytes) -> type:
 
 
 def tag(cls: type) -> bytes:
-    """Returns the tag (a short name) of `cls`, which this process and its workers share.
+    """Returns the tag of `cls`: a short name for the class that this process and its workers share.
 
-    Makes a new tag if there is none.
+    Makes a new tag if the class has none.
     """
     known = _tag(cls)
     if known is None:
@@ -209,14 +209,14 @@ def tag(cls: type) -> bytes:
 def _tag(cls: type) -> bytes | None:
     """Returns the tag of a class, or None if it has none.
 
-    The result is also None if `adopt` has since given the tag to a copy of the class.
+    Also returns None if `adopt` has since given the tag to another copy of the class.
     """
     known = _tag_of.get(cls)
     return known if known is not None and _class_of.get(known) is cls else None
 
 
 def adopt(tags: Mapping[bytes, type]) -> None:
-    """Records the tags of these classes, which arrived with a shipment."""
+    """Records the tags (short names) of classes that arrived with a shipment (a pickled dataset)."""
     for known, cls in tags.items():
         _tag_of[cls] = known
         _class_of[known] = cls
@@ -240,7 +240,7 @@ def _place(cls: type) -> bytes:
 
 
 def _inherited(place: bytes, by_value: bytes) -> type:
-    """Returns the exception type with this address and name in this process, or else unpickles a new one."""
+    """Returns the exception type with this address and name in this process, or else unpickles a copy of it."""
     found = _class_of.get(place) or next((cls for cls in _exceptions() if _place(cls) == place), None)
     if found is None:
         found = loads(by_value)

@@ -67,7 +67,7 @@ class Trailer(NamedTuple):
     """Everything in a batch that is not an array in the slab (the memory for the batch).
 
     `layout` is None if the parent already knows it. `rest` is the pickle of all leaves (values of the batch) that are
-    not arrays in the slab, and `buffers` has the offset and length of each array inside these leaves.
+    not arrays in the slab. `buffers` has the offset and length of each array inside these leaves.
     """
 
     layout: Layout | None
@@ -121,7 +121,7 @@ class Replier:
     def bundle(self, seq: int, replies: list[bytes], table: int, writer: Writer, began: int) -> bytes:
         """Returns one reply for a bundle (several short steps in one task).
 
-        The replies for the single steps are written into the slab at offset `table`.
+        The replies for the individual steps are written into the slab, at offset `table`.
         """
         joined = np.frombuffer(b"".join(replies), np.uint8)
         writer.root[table : table + len(joined)] = joined
@@ -138,10 +138,7 @@ class Replier:
     def _write_batch(
         self, tree: object, writer: Writer, mended: Mended | None, mark: bytes | None
     ) -> tuple[int, int, int]:
-        """Writes the batch.
-
-        Returns the number of its layout, and the offset and length of its trailer (see `Trailer`).
-        """
+        """Writes the batch. Returns the number of its layout, and the offset and length of its `Trailer`."""
         spec, places, rest = writer.place(tree)
         number = self._numbers.get((spec, places), _UNNUMBERED)
         if not rest and number != _UNNUMBERED and mended is None and mark is None:
@@ -171,23 +168,23 @@ def _put(writer: Writer, data: bytes) -> tuple[int, int]:
 
 
 def used_bytes(reply: bytes) -> int:
-    """Returns the number of bytes, counted from the slab's start, that a reply refers to.
+    """Returns the number of bytes, from the beginning of the slab, that a reply refers to.
 
-    This number may exceed the slab's size.
+    The number may exceed the slab's size.
     """
     _, _, _, stray, base, _, _, nbytes, *_ = REPLY.unpack(reply)
     return 0 if stray else base + nbytes
 
 
 def may_teach(reply: bytes) -> bool:
-    """True if a reply may contain layouts that later replies from the same worker refer to by number."""
+    """True if a reply may contain new layouts, to which later replies from the same worker refer by number."""
     _, _, verdict, *_, length = REPLY.unpack(reply)
     return length > 0 and verdict in (_FILLED, _BUNDLE)
 
 
 @contextmanager
 def memfd_stray(worker: int, strays: socket.socket, seq: int, nbytes: int) -> Iterator[Writer]:
-    """In a worker process: makes a stray (separate memory for one batch) as a memfd, and sends it through the socket.
+    """Context manager: yields a writer on a new memfd, and sends the memfd through the socket unless it is too small.
 
     This is the `MakeStray` of worker processes.
     """
@@ -203,20 +200,17 @@ def memfd_stray(worker: int, strays: socket.socket, seq: int, nbytes: int) -> It
 
 
 class StrayReceiver(Protocol):
-    """An object that gives the parent the strays (memory of batches that did not fit into their slab)."""
+    """The parent's interface to strays: separate memory for batches that did not fit into their slab."""
 
     def take(self, seq: int, worker: int, size: int) -> NDArray[np.uint8]:
         """Returns the memory of the stray that was sent before this reply."""
 
     def forget(self, worker: int) -> None:
-        """Drops the strays of a worker that has exited.
-
-        All its replies have been read, so no reply will refer to them.
-        """
+        """Drops the strays of a worker that has exited. All its replies have been read, so none refers to them."""
 
 
 class SocketStrays:
-    """The strays (memory of large batches) that the parent has received but not yet matched with a reply."""
+    """Receives strays (separate memory for large batches) through a socket, and keeps them until they are taken."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -225,7 +219,7 @@ class SocketStrays:
 
     @property
     def nbytes(self) -> int:
-        """The total size in bytes of the strays whose batch is still in use, or whose reply has not been read yet."""
+        """The total size in bytes of all strays that wait for their reply, or whose batch is still in use."""
         waiting = sum(size for _, size in tuple(self._received.values()))
         return waiting + sum(root.nbytes for root in self._used)
 
@@ -267,7 +261,7 @@ class SocketStrays:
             self._close(key)
 
     def close(self) -> None:
-        """Closes all strays that were not taken. If a call is interrupted, it can be repeated."""
+        """Closes all strays that were not taken. Can be called again if it was interrupted."""
         while self._received:
             self._close(next(iter(self._received)))
 
@@ -290,7 +284,7 @@ class Receiver:
     ) -> list[Filled | Failed | Bundle | Ended]:
         """Returns the outcomes that these replies describe.
 
-        `root_of(seq)` is called once for each reply, and returns the memory of the task's slab.
+        `root_of(seq)` returns the memory of the task's slab. It is called once for each reply.
         """
         outcomes = []  # a loop, because up to Python 3.11 a comprehension is a function call, which takes 0.2 µs
         for reply in REPLY.iter_unpack(data):
@@ -333,9 +327,9 @@ class Receiver:
         return Filled(seq, worker, rows, nbytes, took * 1e-9, root, (layout, trailer), mended, trailer.mark)
 
     def open(self, filled: Filled) -> object:
-        """Returns the batch, whose arrays are views of the slab.
+        """Returns the batch. Its arrays are views of the slab.
 
-        Raises whatever the user's classes in the batch raise when they are unpickled.
+        Raises any exception that the user's classes in the batch raise when they are unpickled.
         """
         (layout, trailer), root = filled.held, filled.root
         if isinstance(layout, BaseException):
@@ -347,6 +341,6 @@ class Receiver:
         return layout.open(root, rest)
 
     def forget(self, worker: int) -> None:
-        """Forgets a worker that has exited and sends no more replies."""
+        """Forgets a worker that has exited and will send no more replies."""
         self._strays.forget(worker)
         self._layouts = {key: layout for key, layout in self._layouts.items() if key[0] != worker}

@@ -41,8 +41,8 @@ def pack(payload: object, descriptors: list[int] | None) -> int:
 
     The descriptor may be closed once the workers have mapped the shipment. Locks, queues, pipes and shared memory of
     multiprocessing stay shared. Their file descriptors are appended to `descriptors`, and workers must inherit them
-    under the same numbers. `descriptors` is None if workers are on other machines, where such objects cannot be sent.
-    Raises UnshippableDataset, whose message names the part that cannot be pickled.
+    under the same numbers. If the workers are on other machines, `descriptors` is None, and such objects cannot be
+    sent. Raises UnshippableDataset if a part cannot be pickled, and names that part.
     """
     fd = open_memfd("penstock-shipment")
     try:
@@ -56,12 +56,12 @@ def pack(payload: object, descriptors: list[int] | None) -> int:
 
 
 def unpack(fd: int) -> Any:
-    """Returns the payload of a shipment. Its arrays are views of a private mapping of the shipment."""
+    """Returns the payload of a shipment. The payload's arrays are views of a private mapping of the shipment."""
     return unpack_from(memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)))
 
 
 def unpack_from(view: memoryview) -> Any:
-    """Returns the payload of a shipment that was copied to this memory. Its arrays are views of the memory."""
+    """Returns the payload of a shipment that was copied into `view`. The payload's arrays are views of `view`."""
     (table,) = _HEAD.unpack_from(view)
     buffers = [view[start:end] for start, end in loads(view[table:])]
     payload, tags = loads(view[_HEAD.size :], buffers=buffers)
@@ -94,7 +94,7 @@ def _write(file: Any, payload: object) -> None:
 
 
 def _dump(obj: object, file: Any, buffers: list[pickle.PickleBuffer], tags: dict[bytes, type]) -> None:
-    """Pickles `obj`. Each class that is sent by value is added to `tags`."""
+    """Pickles `obj`, and adds each class that is sent by value to `tags`."""
     files: dict[int, _MappedFile] = {}
     shipping = Shipping()
 
@@ -122,7 +122,7 @@ def _dump(obj: object, file: Any, buffers: list[pickle.PickleBuffer], tags: dict
 
 
 def _reduce_shared(part: Any) -> Any:
-    """Pickles pipes and shared memory of multiprocessing, which plain pickle cannot.
+    """Pickles multiprocessing's pipes and shared memory, which plain pickle cannot handle.
 
     Returns None for other objects.
     """
@@ -142,7 +142,7 @@ def _reduce_shared(part: Any) -> Any:
 
 
 def _stays_here() -> bool:
-    """True while pickling for processes on this machine."""
+    """True if the object that is being pickled is for processes on this machine."""
     import_whole("multiprocessing.context")
     from multiprocessing import context
 
@@ -151,7 +151,7 @@ def _stays_here() -> bool:
 
 @contextmanager
 def _passing_on(descriptors: list[int]) -> Iterator[None]:
-    """Context manager: in the block, multiprocessing behaves as if this thread were starting a process.
+    """Context manager: inside the block, multiprocessing behaves as if this thread were starting a process.
 
     The file descriptors that such a process would inherit are appended to `descriptors`.
     """
@@ -179,7 +179,7 @@ class _InheritedDescriptor:
 class _ShippingPopen:
     """A stand-in for a process that multiprocessing is starting.
 
-    Objects give it their descriptors when they are pickled.
+    It collects the file descriptors of the objects that are being pickled.
     """
 
     DupFd = _InheritedDescriptor
@@ -225,8 +225,8 @@ class _MappedFile:
     """A file that the parent has mapped. It is unpickled as a uint8 memmap of the same range.
 
     All views of one map share one instance, because each map holds a file descriptor, and a list of 10,000 rows must
-    not need 10,000 of them. If `is_named` is False, the file may not contain what the array shows, so the data itself
-    is sent.
+    not need 10,000 of them. If `is_named` is False, the file may not contain the array's data, so the data itself is
+    sent.
     """
 
     def __init__(self, root: Any) -> None:
@@ -243,7 +243,7 @@ class _MappedFile:
 
 
 def _memmap_below(array: np.ndarray[Any, Any]) -> Any:
-    """Returns the memmap that `array` is, or is a view of. None if there is no memmap."""
+    """Returns `array` if it is a memmap, or the memmap that it is a view of, or None."""
     below: Any = array
     while isinstance(below, np.ndarray):
         if isinstance(getattr(below, "_mmap", None), mmap.mmap):
@@ -289,7 +289,7 @@ _ELSEWHERE = "Workers on other machines", "."
 def _unshippable(payload: object) -> UnshippableDataset | None:
     """Returns an error that names the innermost part that cannot be pickled.
 
-    Returns None if the payload can be pickled now.
+    Returns None if all parts can be pickled at the second attempt.
     """
     why = _ON_THIS_MACHINE if _stays_here() else _ELSEWHERE
     path, culprit, reason, above = "", None, None, set()
@@ -333,9 +333,9 @@ def _refusal(obj: object) -> Exception | None:
 
 
 def _parts(obj: Any, at_root: bool) -> Iterator[tuple[str, object]]:
-    """Yields the parts that `obj` is pickled from, each with its piece of the path, such as ".name" or "[0]".
+    """Yields the parts that `obj` is pickled from, each with its path relative to `obj`, such as ".name" or "[0]".
 
-    If `obj` is the root, its keys are bare names.
+    If `at_root` is True, a dict's key is the path itself, and the items of a list have no path.
     """
     if isinstance(obj, dict):
         for key, value in obj.items():

@@ -25,13 +25,12 @@ MOST_STEPS = 32
 class Task(NamedTuple):
     """One or more steps for a worker.
 
-    `seq` is the task's number, which is unique in an engine. `run` is the number of the `iter()` call that the task
-    belongs to, and is unique in a loader. What `keys` contains depends on the feed that made the task. A task with
-    several short steps is called a bundle. Its `keys` are the keys of all steps, with the same number of keys for
-    each step.
+    `seq` is the task's number, unique in an engine. `run` is the number of the `iter()` call that the task belongs
+    to, unique in a loader. What `keys` contains depends on the feed. A task with several short steps is called a
+    bundle. It has the keys of all its steps, with the same number of keys for each step.
 
-    `mark` is the position of the sampler or stream after this step, if the sampler or stream has a state. For a
-    sampler it stays in the calling process. For a stream it comes from the worker that reads the stream.
+    `mark` is the position of the sampler or stream after this step, if the sampler or stream has a state. A sampler's
+    mark is stored in the task, but not sent to the worker. A stream's mark comes with the worker's reply.
     """
 
     seq: int
@@ -43,7 +42,7 @@ class Task(NamedTuple):
     mark: bytes | None = None
 
     def single(self) -> list[Task]:
-        """Returns one task for each step. Their numbers are `seq`, `seq + 1` and so on, which no other task uses."""
+        """Returns one task per step, numbered `seq`, `seq + 1` and so on. No other task uses these numbers."""
         seq, run, epoch, step, keys, count, _ = self
         if count == 1:
             return [self]
@@ -52,12 +51,12 @@ class Task(NamedTuple):
 
 
 class Opening(NamedTuple):
-    """What a task has instead of keys if its worker may first need to open the stream.
+    """Takes the place of a task's keys if the worker may have to open the stream first.
 
-    `size` is the number of samples to read. If the stream is already open, a task has just this number instead of
-    keys. The stream continues from `mark` (a saved position), or starts at its beginning if `mark` is None. If the
-    worker's stream has just reached the end of run number `after`, it already has the state in `mark`, which is then
-    not loaded.
+    `size` is the number of samples to read. (A task for a stream that is already open has only this number instead of
+    keys.) The stream continues from `mark`, a saved position, or starts at its beginning if `mark` is None. `mark` is
+    not loaded if the worker has just read run number `after` to its end, because its stream is then already at
+    `mark`.
     """
 
     size: int
@@ -66,17 +65,17 @@ class Opening(NamedTuple):
 
 
 class Raised(NamedTuple):
-    """What a task has instead of keys if the sampler or stream raised an error."""
+    """Takes the place of a task's keys if the sampler or stream raised an error."""
 
     error: BaseException
 
 
 class Mended(NamedTuple):
-    """A step that was completed although some of its samples failed.
+    """A description of a step that was completed although some of its samples failed.
 
     `keys` are the keys of the samples in the batch, and `rows` are the positions that these samples would have if no
-    sample had failed. `errors` has a pair (key, exception) for each failure; the exception is bytes while it is sent.
-    For a stream, a key is a position in the stream.
+    sample had failed. `errors` has a pair (key, exception) for each failure. Between processes, the exception is sent
+    as bytes. For a stream, a key is a position in the stream.
     """
 
     keys: list[Any]
@@ -85,7 +84,7 @@ class Mended(NamedTuple):
 
 
 class Notice(NamedTuple):
-    """A task as it is written to the board (a table in shared memory). It has everything except the keys."""
+    """A task without its keys, as it is written to the board (a table in shared memory)."""
 
     seq: int
     run: int
@@ -119,11 +118,11 @@ _INT64, _UINT8 = np.dtype(np.int64), np.dtype(np.uint8)
 
 
 def encode_keys(keys: Any, batched: bool, main_is_there: bool) -> tuple[NDArray[np.uint8], int]:
-    """In the parent: returns a task's keys as bytes, and the value of `Notice.keys`, which says how to read them.
+    """In the parent: returns a task's keys as bytes, and the value for `Notice.keys`, which says how to read them.
 
-    An int64 array, or a list of ints, is sent as an array. Everything else is pickled. `batched` is True if a list
-    contains the keys of a batch, and False if the list is itself one key. `main_is_there` is True if workers have
-    this process's `__main__` and can find its classes.
+    An int64 array, or a list of ints, is sent as an array. Everything else is pickled. `batched` is False if samples
+    are not batched, so that a list is a single key. `main_is_there` is True if workers have this process's `__main__`
+    and can find its classes.
     """
     if batched:
         if type(keys) is list and set(map(type, keys)) == {int}:
@@ -147,10 +146,10 @@ def shorten(keys: Any) -> str:
 
 
 class Filled(NamedTuple):
-    """A step whose batch is ready. Making it took `seconds`, and `held` is what the backend needs to open the batch.
+    """A step whose batch is ready. Making the batch took `seconds`.
 
-    `root` is the array over the batch's memory, which all views of this memory keep alive. `mark` is the same as in
-    `Task`.
+    `held` is what the backend needs to open the batch. `root` is an array over the batch's memory, and stays alive as
+    long as any view of this memory. `mark` is the same as in `Task`.
     """
 
     seq: int
@@ -174,7 +173,7 @@ class Failed(NamedTuple):
 
 
 class Bundle(NamedTuple):
-    """A task with several steps, all of which are finished. Their batches are in one slab, as views of `root`."""
+    """A finished task with several steps. Their batches are in one slab, as views of `root`."""
 
     seq: int
     worker: int
@@ -185,10 +184,7 @@ class Bundle(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """A step for which the stream had no samples left.
-
-    `mark` is the saved position that the next epoch begins with.
-    """
+    """A step for which the stream had no samples left. `mark` is the position that the next epoch starts from."""
 
     seq: int
     worker: int

@@ -32,8 +32,8 @@ def encode(change: Change, known: frozenset[bytes] = frozenset(), *, fresh: bool
 
     Classes whose tag (a short name that both processes know) is in `known` are sent as their tag. These are the
     classes of `__main__`, if the workers were forked and so have the same classes. All other classes that cannot be
-    imported by name are sent by value, and arrive as new classes. `fresh` is True if the workers were not forked from
-    this process and have only what they can import.
+    imported by name are sent by value, and arrive as new classes. `fresh` is True if the workers were not forked, and
+    so have only what they can import.
     """
     return dumps(change, override=by_tag(known), by_value=True, fresh=fresh)
 
@@ -41,9 +41,9 @@ def encode(change: Change, known: frozenset[bytes] = frozenset(), *, fresh: bool
 class UpdateLog:
     """A position in the log of updates.
 
-    `end` is the number of bytes that this process has written, or has applied to its dataset. A forked worker starts
-    at its parent's position, because it has the parent's dataset. Any other worker starts at the position that was
-    sent with its dataset.
+    `end` is the position in bytes up to which this process has written the log, or applied it to its dataset. A
+    forked worker starts at its parent's position, because it has the parent's dataset. Any other worker starts at the
+    position that was sent with its dataset.
     """
 
     __slots__ = ("end",)
@@ -59,7 +59,7 @@ class UpdateLog:
         self.end += done
 
     def read(self, fd: int, end: int) -> Iterator[Change]:
-        """Yields the changes from the current position to `end`, and moves the position."""
+        """Yields the changes between the current position and `end`, and advances the position."""
         while self.end < end:
             (length,) = _LENGTH.unpack(_read(fd, self.end, _LENGTH.size))
             start = self.end + _LENGTH.size

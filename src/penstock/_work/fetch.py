@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Fetch:
-    """The part of a feed that fetches the samples of a task, in the worker.
+    """The worker's side of a feed: fetches the samples of a task.
 
     `mark` is the stream's position after the latest task, if the stream has a state.
     """
@@ -32,18 +32,18 @@ class Fetch:
         """Looks up the methods of the dataset. Called at the start, and after every change to the dataset."""
 
     def gather(self, task: Task, empty: Empty) -> tuple[object, int] | None:
-        """Returns the whole batch and its number of rows, or None if the dataset cannot make a batch in one call."""
+        """Returns the whole batch and its number of rows, or None if samples must be fetched and collated instead."""
         return None
 
     def samples(self, task: Task) -> tuple[Sequence[Any], Mended | None] | None:
-        """Returns the samples, one for each row, and a description of those that failed.
+        """Returns the samples, one for each row, and a description of those that failed, if any.
 
         Returns None at the end of a stream.
         """
         raise NotImplementedError
 
     def counts(self, task: Task) -> bool:
-        """True if every rank has a batch for the task's step. If not, the stream has ended.
+        """True if every rank has a batch for the task's step. If not, the epoch ends before this step.
 
         Called after the task's batch is made, if all ranks must have the same number of steps.
         """
@@ -58,5 +58,5 @@ class Fetch:
 
     @staticmethod
     def key(job: Job, task: Task, item: Any, row: int) -> Any:
-        """Returns the key of the sample in this row, which was made from `item`."""
+        """Returns the key of the sample in this row. The sample was made from `item`."""
         return item

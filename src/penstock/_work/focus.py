@@ -26,8 +26,8 @@ KeyLoop = tuple[Sequence[Any], Any, Sequence[int]]
 class Focus(Source):
     """The task and the sample that a worker is processing. `who` is the worker's name in error messages.
 
-    `loop` is set while samples are fetched one by one. `notes` are the notes for the error that the task fails with.
-    They are kept here and not added to the error, because the error is the user's object.
+    `loop` is set while samples are fetched one by one. `notes` are for the error if the task fails. They are kept
+    here and not added to the error, because the error is the user's object.
     """
 
     task: Task
@@ -63,7 +63,7 @@ class Focus(Source):
     # Random numbers.
 
     def draw_for(self, number: int) -> None:
-        """Switches to the random numbers of step `number`, in the middle of a task."""
+        """Switches to the random numbers of step `number` while a task is running."""
         self._drawing = number
         self.rngs.clear()
         if self._generators.may_seed:
@@ -125,7 +125,7 @@ class Focus(Source):
                 self.loop = None
 
     def rows_asked_for(self) -> Sequence[int]:
-        """Returns the rows that the dataset was asked for: those chosen by `among`, or all rows of the step."""
+        """Returns the rows of the step that the dataset was asked for: those that `among` selected, or all rows."""
         return range(len(self.names())) if self.part is None else self.part
 
     # For error messages.
@@ -142,7 +142,7 @@ class Focus(Source):
             self.doing(f"sample {safe_text(key, repr)} (row {row}), ", None)
 
     def name_rows(self, error: Exception, mended: Mended | None = None) -> None:
-        """Adds a note that names the samples in the rows of an error (see CollateError), if samples have keys."""
+        """Adds a note that names the samples in the error's `rows` (see CollateError), if samples have keys."""
         keys = self.names() if mended is None else mended.keys
         rows = [row for row in dict_of(error).get("rows", ()) if row < len(keys)]
         if not self.job.batched and keys:
@@ -158,10 +158,7 @@ class Focus(Source):
             self.doing(f"{at} of samples ", keys)
 
     def where(self) -> str:
-        """Returns a note for an error that was just caught.
-
-        It names the operation or sample, the step and the worker.
-        """
+        """Returns a note that says where an error happened: the operation or sample, the step, and the worker."""
         keys = "" if self._keys is None else f"{shorten(self._keys)}, "
         return f"In {self._at}{keys}step {self.task.step} of epoch {self.task.epoch}, in {self._who}."
 

@@ -10,8 +10,8 @@ from penstock._system.interrupts import Loan, import_whole
 class Generators:
     """A worker's access to the global random generators. `may_seed` is True if the worker may seed them.
 
-    A worker with its own process seeds them for each step. A worker in the caller's process borrows them for one
-    step. Worker threads do neither, because they share the generators with the caller.
+    A worker with its own process seeds them for each step. An inline worker, in the caller's process, borrows them
+    for one step. Worker threads do neither, because they share the generators with the caller.
     """
 
     def __init__(self, seed: int) -> None:
@@ -39,9 +39,9 @@ class Generators:
         return self._seed_step(self._seed, epoch, number)
 
     def borrowed(self, epoch: int, number: int) -> Loan:
-        """Returns a loan of the caller's generators (see `with_loan`).
+        """Returns a loan of the caller's random generators: seeded for the step, and restored afterwards.
 
-        They are seeded for the step, and restored afterwards.
+        See `with_loan`.
         """
         if self._borrow is None:
             self.allow()

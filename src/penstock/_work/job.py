@@ -27,28 +27,28 @@ class TaskRunner(Protocol):
     def begin(self, seat: int, *, alone: bool) -> None:
         """Prepares the worker for its first task.
 
-        `seat` is the worker's index. `alone` is True if this process runs only this worker.
+        `seat` is the worker's index. `alone` is True if the worker has a process of its own.
         """
 
     def change(self, changes: Iterable[Change]) -> None:
         """Applies changes to the dataset. If a change fails, every later task fails with its error."""
 
     def run(self, task: Task, writer: Writer, gauge: Gauge | NoGauge) -> Done | AtEnd | Errored:
-        """Makes the batch of a task. The batch's arrays are in the writer's slab if penstock collates the batch.
+        """Makes the batch of a task. If penstock collates the batch, its arrays are in the writer's slab.
 
-        The error of a task is returned. An exception that `run` raises is not the task's error, and ends the worker.
+        If the task fails, its error is returned as the outcome. If `run` itself raises, the worker ends.
         """
 
     def failed(self, error: BaseException, task: Task, mark: bytes | None) -> Errored:
-        """Returns the outcome of the latest task, whose batch could not be sent."""
+        """Returns the outcome of the latest task, after its batch could not be sent because of `error`."""
 
     def capture(self, errored: Errored) -> bytes:
-        """Returns the error as bytes, which `restore` turns into an exception in the caller's process."""
+        """Returns the error as bytes. In the caller's process, `restore` makes an exception from them."""
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Job:
-    """Everything that is the same for all steps. Each worker of a loader gets the job when it starts."""
+    """The dataset and the settings that all steps share. Each worker of a loader gets the job when it starts."""
 
     dataset: Any
     fetch: type[Fetch] | None  # the worker's half of the feed; None if the runner fetches by itself
@@ -68,6 +68,9 @@ class Job:
     log: UpdateLog = field(default_factory=UpdateLog)
 
     def number(self, step: int) -> int:
-        """Returns the step's index among the steps of all ranks, so that each rank draws different random numbers."""
+        """Returns the step's index among the steps of all ranks.
+
+        Random numbers are seeded with it, so that they differ between ranks.
+        """
         rank, world = self.shard
         return step * world + rank

@@ -32,8 +32,8 @@ class AtEnd(NamedTuple):
 class Errored(NamedTuple):
     """The outcome of a task that failed.
 
-    `where` names the step and the sample, and `notes` contain what else the user should know. Both are kept separate
-    from the error, because the error is the user's object.
+    `where` names the step and the sample, and `notes` are further notes for the user. Both are kept separate from the
+    error, because the error is the user's object.
     """
 
     error: BaseException

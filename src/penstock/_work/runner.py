@@ -69,7 +69,7 @@ class Runner:
     def look_up(self) -> None:
         """Looks up the dataset's methods again.
 
-        Called after the caller has changed the dataset, which caller and worker share.
+        Called after the caller has changed the dataset, if caller and worker share it.
         """
         self._fetch.look_up()
 
@@ -88,7 +88,8 @@ class Runner:
     ) -> Done | AtEnd | Errored:
         """Makes the batch of a task: see `TaskRunner`.
 
-        If `interruptible` is True, a KeyboardInterrupt is meant for the caller, so it is raised and not returned.
+        If `interruptible` is True, a KeyboardInterrupt is raised instead of returned, because it is meant for the
+        caller.
         """
         outer, at_work.source = at_work.source, self._focus  # not by `working_at`, which takes 1 µs
         try:

@@ -32,7 +32,7 @@ _NOT_BAD = (
 
 
 class SampleFetcher:
-    """An object that fetches samples one by one. `mends` is True if samples that fail are left out or replaced."""
+    """Fetches samples one by one. `mends` is True if samples that fail are left out or replaced."""
 
     def __init__(self, focus: Focus) -> None:
         self._focus = focus
@@ -69,7 +69,7 @@ class SampleFetcher:
         return samples
 
     def _note_slow(self, ns: int) -> None:
-        """Records the current sample as one of the slowest. It took `ns` nanoseconds."""
+        """Records the current sample, which took `ns` nanoseconds, as one of the slowest."""
         focus, task = self._focus, self._focus.task
         item, row = focus.sample()
         key = focus.naming.key(self._job, task, item, row)
@@ -108,9 +108,9 @@ class SampleFetcher:
         return samples, mended if mended.errors else None
 
     def _another(self, task: Task, row: int, attempt: int) -> Any:
-        """Returns the key of a replacement for a row that failed.
+        """Returns the key of a replacement for a sample that failed.
 
-        The key comes from anywhere in the epoch's order, or from the same step if the order is unknown.
+        The key is drawn from the whole epoch's order, or from the same step if the order is unknown.
         """
         import_whole("penstock._work.seeding")
         from penstock._work.seeding import REPLACE  # late: see InlineBackend

@@ -59,7 +59,7 @@ def generator(seed: int, epoch: int, number: int, use: int) -> np.random.Generat
 
 
 class _Words(ISpawnableSeedSequence):
-    """The seed of a bit generator, and of all generators spawned from it, computed from a single number."""
+    """A seed sequence for numpy's bit generators, and for generators spawned from them, computed from one number."""
 
     def __init__(self, state: int) -> None:
         self._state = state
@@ -81,7 +81,7 @@ class _Words(ISpawnableSeedSequence):
 
 
 def number_of(key: object) -> int:
-    """Returns an integer for a key. Unlike Python's `hash` and many pickles, it is the same in every process."""
+    """Returns an integer for a key. It is the same in every process, unlike Python's `hash` and many pickles."""
     if isinstance(key, (int, np.integer)):
         return int(key)
     if isinstance(key, tuple):  # item by item, because a pickle depends on which items are the same object
@@ -123,13 +123,13 @@ if TYPE_CHECKING:
 
 
 class Lending:
-    """Generators that all threads of a process share, and that several threads may borrow at the same time.
+    """Lends generators that all threads of a process share. Several threads may borrow them at the same time.
 
     The first thread that borrows them saves their state, and the last thread that returns them restores it. So the
-    program finds the generators as it left them, in whatever order the threads borrow and return. A thread that
-    borrows again in the middle of a step restores the state of that step when it returns them. While two threads
-    borrow, each disturbs the other's random numbers. Letting one thread wait for the other's step was rejected,
-    because that step may itself be waiting for a batch from the first thread.
+    program finds the generators as it left them. If a thread borrows again in the middle of a step, the state of that
+    step is restored afterwards. While two threads borrow, each disturbs the other's random numbers. Letting one
+    thread wait for the other's step was rejected, because that step may itself be waiting for a batch from the first
+    thread.
     """
 
     def __init__(self, saved: Callable[[], SavedGenerators]) -> None:
@@ -142,7 +142,7 @@ class Lending:
         self._open: dict[int, GeneratorLoan] = {}  # the outermost loan of each thread
 
     def _adopt(self) -> None:
-        """Ends the loans of all other threads. Called in a forked child, which has only one thread."""
+        """Ends the loans of all other threads. Called in a forked child, where only the forking thread exists."""
         mine, others = self._open.get(threading.get_ident()), [*self._open.values()]
         saved = next((lent.saved for lent in others if lent.saved is not None), None)
         self._renew()
@@ -176,7 +176,7 @@ class Lending:
 
 
 class GeneratorLoan:
-    """A loan of the global random generators.
+    """One loan (temporary use) of the global random generators.
 
     `saved` is the state to restore at the end of the loan, or None if another loan restores it.
     """
@@ -205,8 +205,8 @@ class _PythonAndNumpyState:
 
     `numpy.random.get_state` and `set_state` copy 624 numbers one by one and take 170 µs together. Copying the
     generator's memory, whose address is public in numpy, takes 1 µs. But numpy draws normal numbers in pairs, and
-    keeps the second of a pair outside that memory. To find out whether numpy has kept one, a normal number is drawn.
-    If that leaves the memory unchanged, the number drawn is the kept one.
+    keeps the second of a pair outside that memory. To find out whether there is such a number, a normal number is
+    drawn. If that leaves the memory unchanged, the number drawn is the one that numpy had kept.
     """
 
     # mt19937: 624 words and the position.
