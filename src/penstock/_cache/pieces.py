@@ -54,9 +54,9 @@ def write_all(fd: int, view: memoryview) -> None:
 def checksum(view: memoryview) -> int:
     """Returns the checksum of a piece's bytes, at 14 GB per second of processor time.
 
-    It is a hash of two kinds of sums: the sum of the 8-byte words in each page, and the sum of the words at the same
-    offset in all pages. So damage within a page changes the sums by offset, and missing or swapped pages change the
-    sums by page. CRC-32 is not used, because it takes three to seven times as long, and each process checks every
+    For each page, the 8-byte words in it are summed. For each offset in a page, the words at this offset in all pages
+    are summed. The checksum is a hash of all these sums. Missing or swapped pages change the first sums, and damage
+    within a page changes the second. CRC-32 would take three to seven times as long, and each process checks every
     piece that it maps.
     """
     count = len(view) // (8 * _WORDS)

@@ -33,9 +33,8 @@ class AnyFile:
 
     A format has its files as `self.files`. They may be pickled, and read from any number of threads.
 
-    `path` names the file in messages, without credentials. `modified` changes when the content changes but the size
-    does not. It is the modification time of a local file in nanoseconds, or the ETag or modification time of a remote
-    one.
+    `path` names the file in messages, without credentials. `modified` shows whether the content has changed: it is
+    the modification time of a local file in nanoseconds, or the ETag or modification time of a remote one.
     """
 
     __slots__ = ("modified", "path", "size")
@@ -53,7 +52,7 @@ class AnyFile:
         raise NotImplementedError
 
     def read_each(self, starts: Sequence[int], lengths: Sequence[int]) -> Iterable[bytes]:
-        """Returns the bytes of several extents (ranges of bytes), in the order given."""
+        """Returns the bytes of several extents (byte ranges), in the given order."""
         raise NotImplementedError
 
     def peek(self, start: int, length: int) -> bytes:
@@ -73,11 +72,11 @@ class AnyFile:
         return cast(BinaryIO, _FileObject(self))
 
     def beyond(self, start: int, length: int) -> NoReturn:
-        """Raises FormatError for bytes beyond the end of the file."""
+        """Raises FormatError. Called if bytes beyond the end of the file are requested."""
         self.damaged(start, f"{length:,} bytes were expected here, but the file ends at byte {self.size:,}")
 
     def refused(self, place: int, what: str) -> NoReturn:
-        """Raises FormatError about the byte at the offset `place`. `what` says what is wrong, and how to fix it."""
+        """Raises FormatError. `place` is an offset in the file. `what` says what is wrong there and how to fix it."""
         raise FormatError(f"{self.path}, byte {place:,}: {what}.")
 
     def damaged(self, place: int, what: str) -> NoReturn:
@@ -123,7 +122,7 @@ class File(AnyFile):
     __slots__ = ("__weakref__", "_descriptor")
 
     def __init__(self, path: str, known: tuple[int, int] | None = None) -> None:
-        """`known` has the file's size and modification time if this is a copy of another `File`."""
+        """`known` is the size and the modification time, if this is a pickled copy. Otherwise they are looked up."""
         if known is None:
             found = os.stat(path)
             if not stat.S_ISREG(found.st_mode):
@@ -155,9 +154,9 @@ class File(AnyFile):
         return found
 
     def read_each(self, starts: Sequence[int], lengths: Sequence[int]) -> Iterator[bytes]:
-        """Yields the bytes of several extents (byte ranges), in order. The disk begins to read all of them at once.
+        """Yields the bytes of several extents (byte ranges), in the given order.
 
-        This is faster, because a disk handles many requests at the same time.
+        The disk is told about all of them first, because it can read many at the same time.
         """
         descriptor = self.descriptor()
         if len(starts) > 1:  # a disk is faster if it gets many requests at once
@@ -175,7 +174,7 @@ class File(AnyFile):
         return mapped([self])[0][: self.size]
 
     def descriptor(self) -> Descriptor:
-        """Returns the file's descriptor, which stays open for as long as the caller has a reference to it."""
+        """Returns the file's descriptor. It stays open for as long as the caller has a reference to it."""
         descriptor = self._descriptor
         if descriptor is None:
             descriptor = Descriptor(self.path)
@@ -240,7 +239,7 @@ class _FileObject(io.RawIOBase):
 
 
 class Descriptor:
-    """A file descriptor that is closed with the last reference to this object, and so never while a thread reads."""
+    """A file descriptor that is closed when this object is freed, and so never while a thread reads from it."""
 
     __slots__ = ("number",)
 

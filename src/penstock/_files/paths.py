@@ -119,7 +119,7 @@ def _files_of(given: str, suffixes: Collection[str], reader: str) -> list[str]:
 def _matching(pattern: str) -> Iterator[str]:
     """Yields the files that match a pattern.
 
-    Python's glob is not used for `**`, because it would follow a symbolic link to a parent folder 40 times.
+    Python's glob is not used for `**`, because it follows a symbolic link to a parent folder up to 40 times.
     """
     segments = pattern.split("/")
     if "**" not in segments:
