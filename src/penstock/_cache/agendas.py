@@ -134,7 +134,10 @@ class Publisher:
         self._locks: list[ByteLock] = []  # on the published file; a list, so that an interrupt loses none
 
     def publish(self, agenda: Agenda) -> None:
-        """Replaces the agenda file. The caller must hold the folder's lock, so that no sweep deletes the draft."""
+        """Replaces the agenda file.
+
+        The caller must hold the folder's lock, so that no other process deletes the draft (the unfinished new file).
+        """
         draft = f"{self._path}.draft"
         lock = ByteLock(partial(trust.make_file, draft, self._group), 0)
         try:

@@ -88,7 +88,7 @@ class Cache:
         """Returns the bytes of a piece, read-only. They stay valid after the piece is evicted.
 
         If several threads or processes request a missing piece, one of them calls `make()` to get its bytes, and the
-        others wait. If `make` raises an error, `get` raises it too, and the next of those that wait calls its own
+        others wait. If `make` raises an error, `get` raises it too, and one of the waiting callers calls its own
         `make`.
         """
         found = self.found(name)
@@ -247,5 +247,5 @@ def _flat(buffer: Any) -> memoryview:
 
 
 def digest_of(name: str) -> str:
-    """Returns the digest of a piece's name, which is part of the name of the piece's file."""
+    """Returns the digest of a piece's name. The piece's file is named after this digest."""
     return hashlib.blake2b(name.encode(), digest_size=16).hexdigest()

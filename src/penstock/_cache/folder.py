@@ -67,7 +67,7 @@ class FolderListing(NamedTuple):
         return sum(about.size for about in self.pieces.values())
 
     def ranked(self, digest: str) -> Iterator[tuple[str, int, bool]]:
-        """Yields (digest, size, may be evicted now) for each piece, in the best order to evict them.
+        """Yields (digest, size, may be evicted now) for each piece, starting with the best one to evict.
 
         The order depends on the new piece, which has the digest `digest`: see `ranking`.
         """
@@ -78,7 +78,7 @@ class FolderListing(NamedTuple):
 
 
 class FreeSpace:
-    """Keeps account of the free space in a folder, to decide which pieces can be fetched now.
+    """Tracks the free space in a folder, to decide which pieces can be fetched now.
 
     Listing a folder is slow, so the folder is listed only if it may be full.
     """
@@ -210,7 +210,7 @@ class Folder:
         return found
 
     def noted(self) -> FolderTotals:
-        """Returns the stored totals. If they are missing or not valid, the result is that of a full folder."""
+        """Returns the stored totals. If they are missing or not valid, returns those of a full folder."""
         with suppress(OSError):
             fd = acquire(partial(trust.open_ours, self._state, group=self.group), os.close)
             try:

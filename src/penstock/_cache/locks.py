@@ -32,7 +32,7 @@ class LockError(OSError):
 
 
 class LockPatience:
-    """After one wait for a lock of a file has timed out, further waits fail at once for `trust.LONGEST` seconds.
+    """Limits waits for the locks of a file: after a timeout, further waits fail at once for `trust.LONGEST` seconds.
 
     Otherwise, a suspended program that holds many locks would delay this one again and again.
     """
@@ -51,7 +51,7 @@ class LockPatience:
 
 
 class ByteLock:
-    """A lock on one byte of the file that `opened()` opens. It is held inside `with_loan`. Each object is used once.
+    """A lock on one byte of the file that `opened()` opens. Each object is used once, usually by `with_loan`.
 
     The byte need not exist, so one file has up to 2**62 locks. The lock belongs to a file descriptor (`F_OFD_SETLK`),
     so it also works between threads. A forked child closes its copy of the descriptor, so that the lock is released
@@ -100,7 +100,7 @@ class ByteLock:
             time.sleep(max(_LEAST_PAUSE, min(waited / _SHARE, _MOST_PAUSE)))
 
     def _look(self, patience: LockPatience, waited: float) -> None:
-        """Raises TimeoutError if the time limit is exceeded, or if the holder is stopped or an unrelated program."""
+        """Raises TimeoutError if the time limit is exceeded, or if the holder is stopped or is not penstock."""
         holders = [*_holders(self.fd, self._byte)]
         if waited < trust.LONGEST and self._long and all(one.may_work for one in holders):
             return
@@ -132,7 +132,7 @@ def open_alone(opened: Callable[[], int]) -> int:
 
 
 class _Holder(NamedTuple):
-    """A process that holds a lock. `may_work`: the process is not stopped, and its lock looks like a `ByteLock`."""
+    """A process that holds a lock. `may_work` is True if it is running and its lock looks like a `ByteLock`."""
 
     pid: int
     is_stopped: bool

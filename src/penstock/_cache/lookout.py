@@ -53,7 +53,7 @@ class InPieces(Protocol):
 
 
 class Lookout:
-    """Finds the next pieces to fetch. Looks at most `ahead` bytes of pieces ahead of the loader.
+    """Finds the next pieces to fetch, up to `ahead` bytes ahead of the loader.
 
     The first `near` bytes of these pieces count as needed soon (see the module docstring).
     """
@@ -116,7 +116,7 @@ class Lookout:
         return Agenda(position, rows_of(list(chain.from_iterable(self._listed)), first, stop))
 
     def at_once(self) -> int:
-        """Returns the largest number of bytes that the loader will use at the same time, by the published agenda."""
+        """Returns the peak number of bytes that the loader will use at a time, according to the published agenda."""
         number = self._published
         if self._uses is None or not number:
             return 0
@@ -172,7 +172,7 @@ class Lookout:
         return found
 
     def _upcoming(self) -> Iterator[WantedPiece]:
-        """Yields each piece that is in use or will be used. Each piece comes once, in the order of first use."""
+        """Yields the pieces that are in use or will be used, each piece once, in the order of first use."""
         seen: set[str] = set()
         if self._uses is not None:
             for at in np.flatnonzero(self._uses.stop[: self._published] > self.position).tolist():

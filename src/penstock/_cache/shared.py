@@ -276,7 +276,7 @@ class Shared:
             raise OSError("all blocks of the inventory are needed")
 
     def _let_go(self, rows: Rows) -> None:
-        """Closes the blocks of this process that are not in the inventory any more."""
+        """Closes the blocks of this process that are no longer in the inventory."""
         with interrupts_deferred():
             for inode in {*self._own} - {*rows["inode"].tolist()}:
                 descriptors.close(self._own.pop(inode))

@@ -108,8 +108,8 @@ class Index(Mapping[str, NDArray[Any]]):
 def cached(file: AnyFile, kind: str, make: MakeIndex, elsewhere: OtherIndexes | None = None) -> Index:
     """Returns the stored index of a file. If there is none, calls `make(file)`, and stores the result.
 
-    `kind` is a name and a version, such as "tar-1". Change it whenever `make` changes. `make` must be a module-level
-    function, so that it can be pickled. If `elsewhere` has an index of the file that another program has made, that
+    `kind` is the kind of index and its version, such as "tar-1". Change it whenever `make` changes. `make` must be a
+    module-level function, so that it can be pickled. If `elsewhere` has an index that another program has made, that
     index is stored, and `make` is not called. If neither the file's folder nor the cache folder is writable, the
     index is made again each time.
     """
@@ -223,7 +223,7 @@ def _places(file: AnyFile, kind: str) -> Iterator[_IndexBeside | _InCache]:
 
 
 def _is_shared(file: AnyFile, folder: Path) -> bool:
-    """True if the index must be shared with a group, as the file's pieces in the cache folder are."""
+    """True if the file's pieces are in this folder and shared with a group. Then the index is shared too."""
     pieces = file.pieces if isinstance(file, RemoteFile) else None
     if not isinstance(pieces, PiecesOnDisk):
         return False
@@ -258,7 +258,7 @@ class _IndexBeside(NamedTuple):
 
 
 class _InCache(NamedTuple):
-    """An index in the cache folder, which belongs to this user or to the folder's group."""
+    """An index in the cache folder. It belongs to this user or, if it is shared, to the folder's group."""
 
     path: Path
     is_shared: bool
@@ -328,7 +328,7 @@ def _read(place: _IndexBeside | _InCache, file: AnyFile, kind: str) -> tuple[Arr
 
 
 def _check(index: File, start: int, stop: int) -> int:
-    """Returns the CRC-32 of these bytes. Reads, and does not map them: mapped pages would count as used memory."""
+    """Returns the CRC-32 of these bytes. They are not mapped, because mapped pages would count as used memory."""
     check = 0
     for at in range(start, stop, _PIECE):
         check = zlib.crc32(index.read(at, min(_PIECE, stop - at)), check)

@@ -19,7 +19,7 @@ _MAGIC = re.compile(r"[*?[]")
 
 
 def find_remote(urls: list[str], suffixes: tuple[str, ...], reader: str, access: Access) -> Iterator[RemoteFile]:
-    """Yields the files that the URLs (of files, patterns or folders) name. Many URLs are looked up at a time."""
+    """Yields the files that the URLs name. A URL may be a pattern or a folder. Many URLs are looked up at a time."""
     if not urls:
         return
     pieces = access.pieces()
@@ -84,7 +84,7 @@ class _GivenUrl:
     def _matching(self) -> Iterator[StoredObject]:
         """Yields the files that match the pattern.
 
-        Up to a `**`, only folders that match the beginning of the pattern are listed.
+        Lists only the folders that match the beginning of the pattern or, from a `**` on, all folders.
         """
         segments = self._key.split("/")
         first = next(at for at, segment in enumerate(segments) if _MAGIC.search(segment))
@@ -115,7 +115,7 @@ def translated(pattern: str) -> re.Pattern[str]:
     """Returns a regular expression for a pattern. As in a shell, `*` matches no slash, and no dot that begins a name.
 
     Names come from servers, so matching must be fast for any name. Each `*` takes the shortest match and never
-    backtracks (an atomic group), which does not change which names match.
+    backtracks (an atomic group). The same names match as with backtracking.
     """
     parts: list[str] = []
     segments = pattern.split("/")

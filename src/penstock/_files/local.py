@@ -122,7 +122,7 @@ class File(AnyFile):
     __slots__ = ("__weakref__", "_descriptor")
 
     def __init__(self, path: str, known: tuple[int, int] | None = None) -> None:
-        """`known` is the size and the modification time, if this is a pickled copy. Otherwise they are looked up."""
+        """`known` is (size, modification time) if this is a pickled copy. If it is None, they are looked up."""
         if known is None:
             found = os.stat(path)
             if not stat.S_ISREG(found.st_mode):
@@ -156,7 +156,7 @@ class File(AnyFile):
     def read_each(self, starts: Sequence[int], lengths: Sequence[int]) -> Iterator[bytes]:
         """Yields the bytes of several extents (byte ranges), in the given order.
 
-        The disk is told about all of them first, because it can read many at the same time.
+        The kernel is told about all extents first, because a disk is faster if it gets many requests at once.
         """
         descriptor = self.descriptor()
         if len(starts) > 1:  # a disk is faster if it gets many requests at once

@@ -33,7 +33,7 @@ class Pieces(Protocol):
 
     @property
     def passing(self) -> Pieces:
-        """Where to keep pieces that only this process may use, because their version is unknown: see `Identity`."""
+        """Keeps the pieces of files whose version is unknown. Only this process may use them: see `Identity`."""
 
     def get(self, piece: Piece, fetch: FetchPiece) -> memoryview:
         """Returns the bytes of a piece. Calls `fetch(piece)` if they are not kept here."""

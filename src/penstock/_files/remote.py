@@ -145,7 +145,7 @@ class RemoteFile(AnyFile):
         return self.has_changed()
 
     def beside(self, suffix: str) -> RemoteFile:
-        """Returns the file in the same folder that has the same name with this suffix instead of its own."""
+        """Returns the file in the same folder that has the same name, but this suffix."""
         stem = self._stored.key.rpartition(".")[0]
         return RemoteFile(self._remote, self._remote.find(stem + suffix), self.pieces)
 

@@ -35,7 +35,7 @@ from penstock._system.interrupts import CallAtEnd, call_at_end, interrupts_defer
 class Span:
     """All files of a dataset in one array, `memory`. File i starts at `begins[i]`. Unmapped pieces are zeros.
 
-    Another thread may unmap a piece while its bytes are being copied. It then sets `mark` to a new object. So a
+    Another thread may unmap a piece while its bytes are being copied. Then `mark` is set to a new object. So a
     reader gets `mark`, calls `has`, and copies. If `mark` is a different object afterwards, the copy may be wrong.
     """
 

@@ -233,7 +233,7 @@ def _failed(error: Exception) -> RequestFailed:
 
 
 def _broken(kind: str, head: str, text: str) -> RequestFailed:
-    """Converts obstore's error to `RequestFailed`. For errors without a response from the server."""
+    """Converts obstore's error to `RequestFailed`, if there was no response from the server."""
     cause = _CAUSE.search(text)
     why = next(filter(None, cause.groups()), "") if cause else ""
     if "ertificate" in text:
@@ -264,7 +264,7 @@ def _broken(kind: str, head: str, text: str) -> RequestFailed:
 
 
 def _host(head: str) -> str:
-    """Returns the host of the failed request, which may differ from the host in the user's URL (endpoint options)."""
+    """Returns the host that the failed request went to. Options and variables may replace the host in the URL."""
     asked = _ASKED.search(head)
     return redacted(asked[1]).partition("://")[2].partition("/")[0] if asked else "the server"
 

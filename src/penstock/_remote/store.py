@@ -95,9 +95,9 @@ class Remote:
     """
 
     def __init__(self, root: str, user: str, storage: Storage, places: str | None = None) -> None:
-        """`places` is the original's result of `_places`, if this is a pickled copy.
+        """`places` is the result of `_places`. By default, it is computed here.
 
-        It is not computed again, because environment variables may differ on another machine.
+        A pickled copy gets the original's result, because environment variables may differ on another machine.
         """
         self._is_own = scheme_of(root) in SCHEMES
         self._root, self._user, self._storage = root, user, named(root, storage) if self._is_own else dict(storage)

@@ -103,7 +103,7 @@ def is_web(url: str) -> bool:
 
 
 def split(url: str) -> UrlParts:
-    """Splits a URL into store, key and user. Only in http and https URLs, ? and % have a special meaning."""
+    """Splits a URL into store, key and user. The characters ? and % are special only in http and https URLs."""
     if is_web(url):
         scheme, place, path, query = _parts(url)
         user, _, host = place.rpartition("@")
@@ -116,10 +116,10 @@ def split(url: str) -> UrlParts:
 
 
 def redacted(url: str) -> str:
-    """Returns a URL, or a path that may be a mistyped URL, without user, password and query, for messages.
+    """Returns a URL for messages: without user, password and query. A path is accepted too, as a mistyped URL.
 
-    If it is unclear where a password ends, everything up to the last @ is hidden: if the text is not a URL, has no
-    valid host, or may have a password with a slash. So two URLs may have the same result: see `faithful`.
+    If the text is not a URL, has no valid host, or may have a password with a slash, everything up to the last @ is
+    hidden. So two different URLs may have the same result: see `faithful`.
     """
     found = _URL.match(url)
     if found is None:
@@ -201,7 +201,7 @@ def identified(root: str, key: str, user: str) -> str:
 
 
 def _unsigned(host: str, query: str) -> str:
-    """Removes the signing parameters from a query. If the query has one of them twice, it is not changed."""
+    """Removes the signing parameters from a query. If one of them occurs twice, the query is returned unchanged."""
     parts = query.split("&")
     names = [unquote(part.partition("=")[0]).lower() for part in parts]
     for needs, signing, hosts in _SIGNATURES:
