@@ -32,8 +32,8 @@ Rows = NDArray[Any]
 class Claim(NamedTuple):
     """The decoded blocks that one loader wants to keep in shared memory.
 
-    `needs` are the blocks that the loader will use soon. If the loader may use any block at any time, `keep` is how
-    many bytes of other blocks to keep as well, newest first. If it reads block by block, `keep` is None.
+    `needs` are the blocks that the loader will use soon. If the loader may use any block at any time, `keep` is the
+    number of bytes of other blocks to keep, newest first. If it reads block by block, `keep` is None.
     """
 
     needs: NDArray[np.int64]

@@ -132,7 +132,6 @@ class File(AnyFile):
         self._descriptor: Descriptor | None = None
 
     def read(self, start: int, length: int) -> bytes:
-        """Returns exactly `length` bytes, starting at the offset `start`."""
         if start < 0 or length < 0 or start + length > self.size:  # before memory is allocated for them
             self.beyond(start, length)
         descriptor = self.descriptor()  # this reference keeps it open even if another thread closes the file

@@ -130,7 +130,6 @@ class RemoteFile(AnyFile):
         return list(map(self.piece, range(bisect_right(edges, start) - 1, int(edges.searchsorted(stop)))))
 
     def piece(self, number: int) -> Piece:
-        """Returns the piece with this index."""
         if self.edges is None:
             return Piece(self._digest, number * PIECE, min((number + 1) * PIECE, self.size))
         return Piece(self._digest, int(self.edges[number]), int(self.edges[number + 1]))
@@ -150,7 +149,6 @@ class RemoteFile(AnyFile):
         return RemoteFile(self._remote, self._remote.find(stem + suffix), self.pieces)
 
     def neighbour(self, name: str) -> RemoteFile:
-        """Returns the file with this name in the same folder."""
         return RemoteFile(self._remote, self._remote.find(self._key_of(name)), self.pieces)
 
     def write_neighbour(self, name: str, content: bytes) -> None:

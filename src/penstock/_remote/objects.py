@@ -233,7 +233,7 @@ def _failed(error: Exception) -> RequestFailed:
 
 
 def _broken(kind: str, head: str, text: str) -> RequestFailed:
-    """Converts obstore's error to `RequestFailed`, if there was no response from the server."""
+    """Like `_failed`, for errors without a response from the server."""
     cause = _CAUSE.search(text)
     why = next(filter(None, cause.groups()), "") if cause else ""
     if "ertificate" in text:

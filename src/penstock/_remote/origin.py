@@ -129,7 +129,7 @@ class Origin:
         raise RequestFailed(RequestFault.FINAL, f"the server redirects more than {_HOPS} times")
 
     def _other_server(self, url: str, there: ServerAddress) -> tuple[Objects, str]:
-        """Returns a store for another server, and the key in that store. The user's headers are not sent to it."""
+        """Returns a store for another server, and the key in it. The user's headers are not sent to that server."""
         here = self.server.address
         if here.scheme == "https" and there.scheme == "http" and not self._client.allows_http:
             raise RequestFailed(

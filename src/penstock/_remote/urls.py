@@ -116,7 +116,7 @@ def split(url: str) -> UrlParts:
 
 
 def redacted(url: str) -> str:
-    """Returns a URL for messages: without user, password and query. A path is accepted too, as a mistyped URL.
+    """Hides user, password and query of a URL, for messages. A path is accepted too, as it may be a mistyped URL.
 
     If the text is not a URL, has no valid host, or may have a password with a slash, everything up to the last @ is
     hidden. So two different URLs may have the same result: see `faithful`.
