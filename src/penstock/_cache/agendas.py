@@ -98,8 +98,8 @@ class Needs:
 class Ranking(NamedTuple):
     """The order in which to evict pieces to make room for a new piece.
 
-    `order` contains the indexes of the pieces, starting with the piece to evict first. `spare[index]` is True if the
-    piece with this index may be evicted now, because it is needed later than the new piece.
+    `order` contains the indexes of the pieces, the first one to evict first. `spare[i]` is True if piece i may be
+    evicted now, because it is needed later than the new piece.
     """
 
     order: NDArray[np.intp]

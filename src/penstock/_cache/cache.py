@@ -47,10 +47,10 @@ class Cache:
 
     The pieces take up to `limit` bytes. To make room, the cache evicts the piece that will be needed last (see
     `agendas`), or the oldest piece if no loader has published what it will need. A process keeps its most recently
-    used pieces mapped, so that using one of them again costs only a dict lookup.
+    used pieces mapped, so that using them again costs only a dict lookup.
 
-    Any number of processes and programs may use the folder. The kernel releases the locks of a process that dies, and
-    an incomplete piece is never used. Files that the cache did not create are not touched.
+    Any number of processes may use the folder. If one dies, the kernel releases its locks, and an incomplete piece is
+    never used. Files that the cache did not create are not touched.
 
     Other users can neither read nor write the pieces, except members of the folder's group if `shared` is True.
     Raises Untrusted if any other user could write to the folder (see `_system/trust.py`).

@@ -67,8 +67,8 @@ def surplus(rows: Rows, claims: Sequence[Claim], coming: int = 0) -> NDArray[np.
 def place(rows: Rows, claims: Sequence[Claim], most: int) -> int | None:
     """Returns the index of the row for a new block: a free row, a new row, or the oldest row that no claim needs.
 
-    There are at most `most` rows. Returns None if claims need all of them. A needed block is never replaced, because
-    its loader would decode it again, and replace another one.
+    There are at most `most` rows. Returns None if claims need all of them. If a needed block were replaced, its
+    loader would decode it again, and replace another one.
     """
     free = np.flatnonzero(rows["pid"] == 0)
     if len(free):

@@ -140,9 +140,9 @@ class Folder:
     def add(self, digest: str, buffers: Sequence[memoryview]) -> tuple[int, FileStamp]:
         """Writes a piece, and evicts other pieces if the size limit is exceeded.
 
-        The caller must hold the piece's lock. Returns the number of evicted pieces, and the new file's stamp (its
-        inode number and modification time). The new piece may itself be evicted at any moment. Raises OSError if the
-        piece cannot be written.
+        Returns the number of evicted pieces, and the new file's stamp (inode number and modification time). The
+        caller must hold the piece's lock. The new piece may be evicted at any moment. Raises OSError if it cannot be
+        written.
         """
         part = os.path.join(self.path, f"{digest}-{secrets.token_hex(8)}.penstock-part")
         pieces.write(part, digest, buffers, self.group)

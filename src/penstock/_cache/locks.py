@@ -57,9 +57,9 @@ class ByteLock:
     so it also works between threads. A forked child closes its copy of the descriptor, so that the lock is released
     when the parent dies.
 
-    Without `patience`, `begin` raises at once if another descriptor holds the lock. With it, `begin` waits up to
-    `trust.WAIT` seconds. If `long` is True, it waits up to `trust.LONGEST` seconds, but only while the holder is
-    running. The kernel's own waiting lock (F_OFD_SETLKW) is not used, because it has no time limit.
+    Without `patience`, `begin` does not wait for the lock. With it, `begin` waits up to `trust.WAIT` seconds. If
+    `long` is True, it waits up to `trust.LONGEST` seconds, but only while the holder is running. F_OFD_SETLKW, with
+    which the kernel waits, is not used, because it has no time limit.
     """
 
     __slots__ = ("_byte", "_fds", "_long", "_opened", "_patience")

@@ -145,8 +145,8 @@ class Lookout:
     def look(self, most: int, coming: Mapping[str, int], failed: Collection[str]) -> list[WantedPiece]:
         """Returns up to `most` pieces to fetch now, in the order in which they are needed.
 
-        The search ends at the first piece for which there is no space. `coming` maps the names of the pieces that are
-        being fetched to their sizes. `failed` contains the names of pieces that could not be fetched.
+        The search ends at the first piece for which there is no space. `coming` contains the names and sizes of the
+        pieces that are being fetched, and `failed` the names of those that could not be fetched.
         """
         found: list[WantedPiece] = []
         space, ahead = None, 0

@@ -381,9 +381,9 @@ def _blocks_in(rows: Rows) -> set[int]:
 def _first_inventory(name: str) -> int | None:
     """Opens this user's oldest inventory with this name. Returns None if there is none.
 
-    All processes must agree on one inventory. An inventory becomes visible to others before its opening time is
-    taken. So an inventory that is not visible yet is younger than those that have a time. If a visible inventory has
-    no time yet, this function waits for a moment until it has one.
+    All processes must agree on one inventory. An inventory becomes visible before its opening time is taken, so one
+    that is not visible yet is younger than those that have a time. If a visible one has no time yet, this function
+    waits for a moment.
     """
     deadline = time.monotonic() + _UNFINISHED
     found = [*_inventories(name)]

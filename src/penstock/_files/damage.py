@@ -14,8 +14,7 @@ def is_damage(error: Exception) -> bool:
     """True if a decoder's error is about the bytes that it was given.
 
     False for system errors with an errno (too many open files, a deleted file), a missing library, and a lack of
-    memory. But if a decoder asks for more memory than this machine has, the file is damaged: a length in it must be
-    wrong.
+    memory. But if a decoder requests more memory than this machine has, a length in the file must be wrong.
     """
     if isinstance(error, MemoryError):
         wanted = _ALLOCATION.search(str(error))

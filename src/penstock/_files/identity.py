@@ -15,8 +15,7 @@ class Identity(NamedTuple):
     """Identifies the content of a file. `name` is unique to the file, and never shown (see `identified`).
 
     `version` is the modification time of a local file, or the ETag or modification time of a remote one. It is "" if
-    the store sends neither. Then new content of the same size has the same identity, so nothing about the file is
-    kept after this process has ended.
+    the store sends neither. Then new content may have the same identity, so nothing is kept beyond this process.
     """
 
     name: str

@@ -114,8 +114,8 @@ class _GivenUrl:
 def translated(pattern: str) -> re.Pattern[str]:
     """Returns a regular expression for a pattern. As in a shell, `*` matches no slash, and no dot that begins a name.
 
-    Names come from servers, so matching must be fast for any name. Each `*` takes the shortest match and never
-    backtracks (an atomic group). The same names match as with backtracking.
+    Names come from servers, so matching must be fast for any name: a `*` never backtracks (an atomic group). The same
+    names match as with backtracking.
     """
     parts: list[str] = []
     segments = pattern.split("/")

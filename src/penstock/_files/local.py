@@ -113,10 +113,9 @@ class AnyFile:
 class File(AnyFile):
     """A local file that is read by position and must not change.
 
-    The file is opened at the first read. Threads share its descriptor, and forked workers inherit it. A pickled copy
-    contains only the path, the size and the modification time, and opens its own descriptor. If too many files are
-    open, the one that was opened first is closed, and opened again when it is next read. Reading a file that has
-    changed raises FormatError.
+    The file is opened at the first read. Threads share its descriptor, forked workers inherit it, and a pickled copy
+    opens its own. If too many files are open, the one that was opened first is closed until it is read again. Reading
+    a file that has changed raises FormatError.
     """
 
     __slots__ = ("__weakref__", "_descriptor")

@@ -32,10 +32,10 @@ _FAR = 8  # a read beyond this many pieces does not fetch the pieces in between
 class RemoteFile(AnyFile):
     """A remote file that is read by position and must not change.
 
-    The file is read in pieces of 8 MB, or in pieces between the `edges` that a format sets. A piece that is not in
-    `pieces` is fetched with one request, and several pieces are fetched at the same time. If a file has neither an
-    ETag nor a modification time, its pieces are kept only in this process. A pickled copy knows the size and the
-    ETag, and does not request them again. Reading a file that has changed raises FormatError.
+    The file is read in pieces of 8 MB, or in pieces between the `edges` that a format sets. Each missing piece is
+    fetched with one request, several at the same time, and kept in `pieces`. If a file has neither an ETag nor a
+    modification time, its pieces are kept only in this process. A pickled copy does not look the file up again.
+    Reading a file that has changed raises FormatError.
     """
 
     __slots__ = ("_digest", "_identity", "_remote", "_stored", "edges", "pieces")

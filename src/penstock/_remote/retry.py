@@ -69,8 +69,8 @@ class Patience:
         """Returns the number of seconds until the next attempt, or None if the request must not be retried.
 
         `failures` is the number of failed attempts so far, in `elapsed` seconds. `odd` is how many of them had a
-        malformed or unexpected response, which has its own limit. `dice` is a random number from 0 to 1, so that
-        workers that failed at the same time do not retry at the same time.
+        malformed or unexpected response. `dice` is a random number from 0 to 1, so that workers that failed at the
+        same time do not retry at the same time.
         """
         tries_left = fault is RequestFault.ODD and odd < self.odd
         time_left = fault is RequestFault.PASSING and elapsed < self.seconds

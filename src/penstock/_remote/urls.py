@@ -26,9 +26,8 @@ _WEB = ("http", "https")
 class _Signature(NamedTuple):
     """How a store signs URLs. A URL is signed if its query has all names in `needs` and its host matches `hosts`.
 
-    `names` matches the signing parameters. URLs that differ only in these refer to the same object. Any other
-    parameter may select the content, for example `versionId`, `x-oss-process` or `id`. Parameters such as `token` or
-    `st` are signing parameters in some stores only.
+    `names` matches the signing parameters, which differ between stores. URLs that differ only in these refer to the
+    same object. Any other parameter may select the content, for example `versionId`, `x-oss-process` or `id`.
     """
 
     needs: frozenset[str]
