@@ -47,7 +47,7 @@ class Agenda(NamedTuple):
     rows: NDArray[Any]
 
     def distances(self, ahead: int = 0) -> NDArray[np.int64]:
-        """Returns, for each use of a piece, the number of samples until it begins.
+        """Returns, for each use of a piece, the number of samples until the use begins.
 
         The next `ahead` samples are ignored. A use that ends within them has the distance FAR. A use that begins
         within them and continues has the distance `ahead`.
@@ -98,8 +98,8 @@ class Needs:
 class Ranking(NamedTuple):
     """The order in which to evict pieces to make room for a new piece.
 
-    `order` contains the indexes of the pieces, the first one to evict first. `spare[i]` is True if piece i may be
-    evicted now, because it is needed later than the new piece.
+    `order` contains the indexes of the pieces, in the order of eviction. `spare[i]` is True if piece i may be evicted
+    now, because it is needed later than the new piece.
     """
 
     order: NDArray[np.intp]

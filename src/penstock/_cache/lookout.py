@@ -146,7 +146,7 @@ class Lookout:
         """Returns up to `most` pieces to fetch now, in the order in which they are needed.
 
         The search ends at the first piece for which there is no space. `coming` contains the names and sizes of the
-        pieces that are being fetched, and `failed` the names of those that could not be fetched.
+        pieces that are being fetched. `failed` contains the names of pieces that could not be fetched.
         """
         found: list[WantedPiece] = []
         space, ahead = None, 0

@@ -121,9 +121,9 @@ _UNKNOWN = re.compile(r"Configuration key: '([^']*)'|Invalid key: (\S+?)\.?$|une
 def named(url: str, storage: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """Returns the options under obstore's names. The connection options are in a dict with the key "client_options".
 
-    If an environment variable names the server, it is read here, in the caller's process, so that workers on other
-    machines use the same server. Options that are already translated stay unchanged. Raises ValueError or TypeError
-    for invalid options.
+    If an environment variable names the server, the variable is read here, in the caller's process, so that workers
+    on other machines use the same server. Options that are already translated stay unchanged. Raises ValueError or
+    TypeError for invalid options.
     """
     kind, scheme = _KINDS[scheme_of(url)], scheme_of(url)
     found: dict[str, Any] = {}
