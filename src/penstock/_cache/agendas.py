@@ -47,10 +47,10 @@ class Agenda(NamedTuple):
     rows: NDArray[Any]
 
     def distances(self, ahead: int = 0) -> NDArray[np.int64]:
-        """Returns the number of samples from the loader's position to each use of a piece.
+        """Returns, for each use of a piece, the number of samples until the use begins.
 
-        The next `ahead` samples are skipped. A use that continues beyond them has the distance `ahead`, and a use
-        that ends within them has the distance FAR.
+        The next `ahead` samples are ignored. A use that ends within them has the distance FAR. A use that begins
+        within them and continues has the distance `ahead`.
         """
         rows, at = self.rows, self.position + ahead
         coming: NDArray[np.int64] = np.maximum(rows["first"], at) - self.position
@@ -69,7 +69,7 @@ def key_of(digest: str) -> int:
 
 
 class Needs:
-    """Computes when each piece is needed next by any loader. Each agenda lists the future uses of one loader."""
+    """Computes when each piece is needed next, from the agendas (future uses of pieces) of all loaders."""
 
     def __init__(self, keys: Sequence[int], agendas: Sequence[Agenda]) -> None:
         self._keys = np.array(keys, np.uint64)
@@ -83,10 +83,10 @@ class Needs:
                 self._rows.append((agenda, begins, at, theirs[begins][at] == self._keys))
 
     def after(self, ahead: int) -> NDArray[np.int64]:
-        """Returns for each piece the number of samples until any loader needs it.
+        """Returns, for each piece, the number of samples until some loader needs it.
 
-        The next `ahead` samples are skipped, so that the result is at least `ahead`. It is FAR for a piece that no
-        loader needs after them.
+        The next `ahead` samples are ignored, so this number is at least `ahead`. It is FAR if no loader needs the
+        piece later.
         """
         needs = np.full(len(self._keys), FAR, np.int64)
         for agenda, begins, at, known in self._rows:
@@ -98,8 +98,8 @@ class Needs:
 class Ranking(NamedTuple):
     """The order in which to evict pieces to make room for a new piece.
 
-    `order` has the indexes of the pieces, starting with the piece to evict first. `spare[index]` is True if that
-    piece may be evicted now, because it is needed later than the new piece.
+    `order` contains the indexes of the pieces, in the order of eviction. `spare[i]` is True if piece i may be evicted
+    now, because it is needed later than the new piece.
     """
 
     order: NDArray[np.intp]
@@ -107,14 +107,13 @@ class Ranking(NamedTuple):
 
 
 def ranking(keys: Sequence[int], times: Sequence[int], agendas: Sequence[Agenda], new: int = 0) -> Ranking:
-    """Ranks pieces for eviction. Pieces in no agenda come first, from the oldest to the newest.
+    """Ranks pieces for eviction. Pieces that no agenda lists come first, from the oldest to the newest.
 
-    After them come the pieces that loaders will need, starting with the one that is needed last (Belady's rule).
-    `times` are the modification times of the pieces.
+    The pieces that loaders will need follow, starting with the one that is needed last (Belady's rule). `times` are
+    the modification times of the pieces.
 
-    The ranking is for the moment when the piece with the key `new` is needed, which is later than the moment when it
-    is fetched. A piece that is used between these two moments may be the best one to evict later, but cannot be
-    evicted now.
+    The ranking is for the moment when the piece with the key `new` will be needed. If a piece is used before that
+    moment, it cannot be evicted now, even if it ranks first.
     """
     needs = Needs([*keys, new], agendas)
     now = needs.after(0)
@@ -135,7 +134,10 @@ class Publisher:
         self._locks: list[ByteLock] = []  # on the published file; a list, so that an interrupt loses none
 
     def publish(self, agenda: Agenda) -> None:
-        """Replaces the agenda file. The caller must hold the folder's lock, so that no process deletes the draft."""
+        """Replaces the agenda file.
+
+        The caller must hold the folder's lock, so that no other process deletes the draft (the unfinished new file).
+        """
         draft = f"{self._path}.draft"
         lock = ByteLock(partial(trust.make_file, draft, self._group), 0)
         try:

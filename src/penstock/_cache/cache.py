@@ -47,10 +47,10 @@ class Cache:
 
     The pieces take up to `limit` bytes. To make room, the cache evicts the piece that will be needed last (see
     `agendas`), or the oldest piece if no loader has published what it will need. A process keeps its most recently
-    used pieces mapped, so that using one of them again costs only a dict lookup.
+    used pieces mapped, so that using them again costs only a dict lookup.
 
-    Any number of processes and programs may use the folder. The kernel releases the locks of a process that dies, and
-    an incomplete piece is never used. Files that the cache did not create are not touched.
+    Any number of processes may use the folder. If one dies, the kernel releases its locks, and an incomplete piece is
+    never used. Files that the cache did not create are not touched.
 
     Other users can neither read nor write the pieces, except members of the folder's group if `shared` is True.
     Raises Untrusted if any other user could write to the folder (see `_system/trust.py`).
@@ -87,9 +87,9 @@ class Cache:
     def get(self, name: str, make: MakePiece) -> memoryview:
         """Returns the bytes of a piece, read-only. They stay valid after the piece is evicted.
 
-        If the piece is not in the folder, one thread of one process calls `make()` to get its bytes, while the other
-        callers wait. If `make` raises an error, `get` raises the same error, and the next waiting caller calls its
-        own `make`.
+        If several threads or processes request a missing piece, one of them calls `make()` to get its bytes, and the
+        others wait. If `make` raises an error, `get` raises it too, and one of the waiting callers calls its own
+        `make`.
         """
         found = self.found(name)
         return self._get(name, make) if found is None else found
@@ -144,7 +144,7 @@ class Cache:
         return Publisher(self.path, self._folder.group)
 
     def publish(self, publisher: Publisher, agenda: Agenda) -> None:
-        """Publishes the pieces that a loader will need. Raises OSError if the folder is not writable."""
+        """Writes a loader's agenda to the folder, where other processes read it. Raises OSError if this fails."""
         with_loan(self._folder.own_lock(), publisher.publish, agenda)
 
     # For pieces that this process has not mapped.
@@ -170,7 +170,7 @@ class Cache:
         return self.has(name) or self._stored(digest, self._call(make)).refused is None
 
     def _made(self, digest: str, make: MakePiece) -> _MadePiece:
-        """Opens the piece if another process has made it while this one waited for the lock; otherwise makes it."""
+        """Calls `make` and stores the piece, unless another process did so while this one waited for the lock."""
         with suppress(OSError, ValueError, MemoryError):
             return _MadePiece([self._opened(digest)])
         return self._stored(digest, self._call(make))
@@ -247,5 +247,5 @@ def _flat(buffer: Any) -> memoryview:
 
 
 def digest_of(name: str) -> str:
-    """Returns the digest of a piece's name. The piece's file is named after it."""
+    """Returns the digest of a piece's name. The piece's file is named after this digest."""
     return hashlib.blake2b(name.encode(), digest_size=16).hexdigest()

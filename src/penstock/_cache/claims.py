@@ -33,8 +33,7 @@ class Claim(NamedTuple):
     """The decoded blocks that one loader wants to keep in shared memory.
 
     `needs` are the blocks that the loader will use soon. If the loader may use any block at any time, `keep` is the
-    number of bytes of other blocks to keep, newest first. If the loader reads the samples block by block, `keep` is
-    None.
+    number of bytes of other blocks to keep, newest first. If it reads block by block, `keep` is None.
     """
 
     needs: NDArray[np.int64]
@@ -42,7 +41,7 @@ class Claim(NamedTuple):
 
 
 def near(uses: Uses, position: int) -> NDArray[np.int64]:
-    """Returns the blocks that a loader at this position will use soon, in the order of their first use."""
+    """Returns the blocks that a loader at this position will use soon or has just used, in the order of their use."""
     first, stop = uses.first, uses.stop
     # `spread` is the number of positions over which a block's samples are spread. Workers are less far ahead.
     # A rank that has just begun may be a few steps behind, and have no claim yet.
@@ -52,10 +51,10 @@ def near(uses: Uses, position: int) -> NDArray[np.int64]:
 
 
 def surplus(rows: Rows, claims: Sequence[Claim], coming: int = 0) -> NDArray[np.bool_]:
-    """Returns a boolean mask of the rows (shared blocks) to drop when a block of `coming` bytes is added.
+    """Returns a boolean mask of the shared blocks (rows) to drop when a block of `coming` bytes is added.
 
-    Rows that a claim needs are never dropped. Of the others, the oldest are dropped until the remaining ones fit into
-    the largest `keep` of all claims.
+    Blocks that a claim needs are never dropped. Of the others, the oldest are dropped until the rest, with the new
+    block, fits into the largest `keep` of all claims.
     """
     keep = max((claim.keep for claim in claims if claim.keep is not None), default=0)
     newest = np.argsort(-rows["number"])
@@ -68,8 +67,8 @@ def surplus(rows: Rows, claims: Sequence[Claim], coming: int = 0) -> NDArray[np.
 def place(rows: Rows, claims: Sequence[Claim], most: int) -> int | None:
     """Returns the index of the row for a new block: a free row, a new row, or the oldest row that no claim needs.
 
-    There are at most `most` rows. Returns None if claims need all of them, because a loader whose block is dropped
-    would decode it again, and drop another one.
+    There are at most `most` rows. Returns None if claims need all of them. If a needed block were replaced, its
+    loader would decode it again, and replace another one.
     """
     free = np.flatnonzero(rows["pid"] == 0)
     if len(free):

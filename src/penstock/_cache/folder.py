@@ -67,9 +67,9 @@ class FolderListing(NamedTuple):
         return sum(about.size for about in self.pieces.values())
 
     def ranked(self, digest: str) -> Iterator[tuple[str, int, bool]]:
-        """Yields (digest, size, may be evicted now) for each piece, starting with the piece to evict first.
+        """Yields (digest, size, may be evicted now) for each piece, starting with the best one to evict.
 
-        The order is the best one for making room for the piece with this digest.
+        The order depends on the new piece, which has the digest `digest`: see `ranking`.
         """
         digests = list(self.pieces)
         keys, sizes, times = zip(*self.pieces.values(), strict=True) if digests else ((), (), ())
@@ -78,18 +78,20 @@ class FolderListing(NamedTuple):
 
 
 class FreeSpace:
-    """The free space in a folder for pieces that will be fetched. The folder is listed only if it may be full."""
+    """Tracks the free space in a folder, to decide which pieces can be fetched now.
+
+    Listing a folder is slow, so the folder is listed only if it may be full.
+    """
 
     def __init__(self, folder: Folder) -> None:
         self._folder, self._listed = folder, FolderListing({}, [])
         self._is_listed, self._others = False, folder.noted().total
 
     def take(self, digest: str, nbytes: int, *, waits: bool = False) -> bool:
-        """Reserves space for a piece that will be needed later. Returns False if the piece must not be fetched yet.
+        """Reserves space for a piece, and returns True, if the piece can be fetched now.
 
-        The result is False if making room would evict a piece that is needed sooner. If `waits` is True, it is also
-        False if the best piece to evict will be used before the new piece is needed. Pieces that are being fetched
-        count as present.
+        Returns False if making room would evict a piece that is needed sooner than the new one. If `waits` is True,
+        also returns False if the best piece to evict will be used before the new one is needed.
         """
         over = self._others + self._listed.total + nbytes + pieces.EXTRA - self._folder.limit
         if over > 0 and not self._is_listed:
@@ -106,7 +108,7 @@ class FreeSpace:
         return over <= 0
 
     def add(self, digest: str, nbytes: int) -> None:
-        """Counts a piece that is being fetched as present, unless it is already in the folder."""
+        """Counts a piece that is being fetched as if it were already in the folder."""
         self._listed.pieces.setdefault(digest, PieceFileInfo(key_of(digest), nbytes + pieces.EXTRA, 0))
 
 
@@ -128,7 +130,7 @@ class Folder:
         return os.path.join(self.path, f"{digest}.penstock-piece")
 
     def lock(self, digest: str, *, waits: bool = True) -> ByteLock:
-        """Returns the lock of a piece. Only the process that holds this lock may fetch the piece."""
+        """Returns the lock of a piece. A process must hold this lock to fetch the piece."""
         return ByteLock(self._opened, 1 + int(digest[:15], 16), self._patience if waits else None, long=True)
 
     def own_lock(self) -> ByteLock:
@@ -138,9 +140,9 @@ class Folder:
     def add(self, digest: str, buffers: Sequence[memoryview]) -> tuple[int, FileStamp]:
         """Writes a piece, and evicts other pieces if the size limit is exceeded.
 
-        The caller must hold the piece's lock. Returns the number of evicted pieces, and the new file's stamp (its
-        inode number and modification time). The new piece may itself be evicted at any moment. Raises OSError if the
-        piece cannot be written.
+        Returns the number of evicted pieces, and the new file's stamp (inode number and modification time). The
+        caller must hold the piece's lock. The new piece may be evicted at any moment. Raises OSError if it cannot be
+        written.
         """
         part = os.path.join(self.path, f"{digest}-{secrets.token_hex(8)}.penstock-part")
         pieces.write(part, digest, buffers, self.group)
@@ -208,7 +210,7 @@ class Folder:
         return found
 
     def noted(self) -> FolderTotals:
-        """Returns the stored totals. If they are missing or not valid, the folder counts as full."""
+        """Returns the stored totals. If they are missing or not valid, returns those of a full folder."""
         with suppress(OSError):
             fd = acquire(partial(trust.open_ours, self._state, group=self.group), os.close)
             try:

@@ -28,11 +28,10 @@ _keepers: weakref.WeakSet[Keeper] = weakref.WeakSet()
 
 
 class Keeper:
-    """Opens the inventory (the list of a table's shared blocks), and claims the blocks that a loader needs.
+    """Claims the shared blocks of a table that a loader needs, so that they stay in memory.
 
-    Claimed blocks stay in memory. If the loader reads the samples block by block, a thread claims the blocks that are
-    needed next. Otherwise, the keeper claims `keep` bytes of any blocks. `kept` is this process's own cache of
-    decoded blocks, which also keeps the needed ones.
+    If the loader reads block by block, a thread claims the blocks that are needed next, and tells `kept` (this
+    process's own cache of decoded blocks) to keep them too. Otherwise, the keeper claims `keep` bytes of any blocks.
     """
 
     def __init__(

@@ -32,9 +32,9 @@ class LockError(OSError):
 
 
 class LockPatience:
-    """Limits the waits for the locks of a file. After one wait has timed out, further waits fail for a minute.
+    """Limits waits for the locks of a file: after a timeout, further waits fail at once for `trust.LONGEST` seconds.
 
-    Without this limit, a suspended program that holds many locks would delay this one again and again.
+    Otherwise, a suspended program that holds many locks would delay this one again and again.
     """
 
     def __init__(self) -> None:
@@ -51,15 +51,15 @@ class LockPatience:
 
 
 class ByteLock:
-    """A lock on one byte of a file, for use by `with_loan`. Each object is used once. `opened()` opens the file.
+    """A lock on one byte of the file that `opened()` opens. Each object is used once, usually by `with_loan`.
 
-    The byte need not exist. So a file has one lock for each number from 0 to 2**62, and there are no lock files that
-    could be left behind. The lock belongs to the file descriptor (`F_OFD_SETLK`), so it also works between threads. A
-    forked child closes its copy of the descriptor, so that it cannot keep the lock of a parent that has died.
+    The byte need not exist, so one file has up to 2**62 locks. The lock belongs to a file descriptor (`F_OFD_SETLK`),
+    so it also works between threads. A forked child closes its copy of the descriptor, so that the lock is released
+    when the parent dies.
 
-    Without `patience`, `begin` raises at once if the lock is held. If `long` is True, `begin` waits for as long as
-    the holder runs, up to `trust.LONGEST` seconds; otherwise it waits up to `trust.WAIT` seconds. The kernel's own
-    way to wait (F_OFD_SETLKW) is not used, because it has no time limit.
+    Without `patience`, `begin` does not wait for the lock. With it, `begin` waits up to `trust.WAIT` seconds. If
+    `long` is True, it waits up to `trust.LONGEST` seconds, but only while the holder is running. F_OFD_SETLKW, with
+    which the kernel waits, is not used, because it has no time limit.
     """
 
     __slots__ = ("_byte", "_fds", "_long", "_opened", "_patience")
@@ -100,7 +100,7 @@ class ByteLock:
             time.sleep(max(_LEAST_PAUSE, min(waited / _SHARE, _MOST_PAUSE)))
 
     def _look(self, patience: LockPatience, waited: float) -> None:
-        """Raises TimeoutError if waiting longer makes no sense, for example because the lock's holder is stopped."""
+        """Raises TimeoutError after the time limit, or if the holder is stopped or is not a penstock process."""
         holders = [*_holders(self.fd, self._byte)]
         if waited < trust.LONGEST and self._long and all(one.may_work for one in holders):
             return
@@ -120,7 +120,7 @@ def again(fd: int) -> Callable[[], int]:
 
 
 def open_alone(opened: Callable[[], int]) -> int:
-    """Returns the file descriptor that `opened()` opens. Forked children close their copies of it."""
+    """Calls `opened()`, and returns the new file descriptor. Forked children close their copies of it."""
 
     def alone() -> int:
         with descriptors.no_fork():
@@ -132,7 +132,7 @@ def open_alone(opened: Callable[[], int]) -> int:
 
 
 class _Holder(NamedTuple):
-    """A process that holds a lock. `may_work` is True if the process runs and its lock looks like a `ByteLock`."""
+    """A process that holds a lock. `may_work` is True if it is running and its lock looks like a `ByteLock`."""
 
     pid: int
     is_stopped: bool

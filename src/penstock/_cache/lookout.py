@@ -53,9 +53,9 @@ class InPieces(Protocol):
 
 
 class Lookout:
-    """Finds the next pieces to fetch, up to `ahead` bytes.
+    """Finds the next pieces to fetch, up to `ahead` bytes ahead of the loader.
 
-    The pieces in the first `near` bytes count as needed soon: see the module docstring.
+    The first `near` bytes of these pieces count as needed soon (see the module docstring).
     """
 
     def __init__(self, forecast: Forecast, dataset: InPieces, cache: Cache, ahead: int, near: int) -> None:
@@ -71,7 +71,7 @@ class Lookout:
         self.forget()
 
     def forget(self) -> None:
-        """Discards the agenda (list of future uses), because it could not be published or is outdated."""
+        """Discards the agenda (the list of future uses). Called if it is outdated or could not be published."""
         self._uses: Uses | None = None
         self._listed: list[list[int]] = []  # for each of the first uses: the keys of its pieces
         self._rows = 0  # the number of keys in `_listed`
@@ -96,8 +96,8 @@ class Lookout:
     def agenda(self) -> Agenda | None:
         """Returns an agenda (the pieces that the loader will need), or None if little has changed since the last one.
 
-        Looking up the pieces of all blocks may take seconds. So each call looks up those of a few blocks, and returns
-        a new agenda whenever the number of listed uses has doubled.
+        Looking up the pieces of all blocks may take seconds. So each call looks up those of a few blocks. A new
+        agenda is returned whenever the number of listed uses has doubled.
         """
         position = self.position
         if self._uses is None or position >= self._uses.until:
@@ -116,7 +116,7 @@ class Lookout:
         return Agenda(position, rows_of(list(chain.from_iterable(self._listed)), first, stop))
 
     def at_once(self) -> int:
-        """Returns the peak number of bytes that are in use at the same time, according to the published agenda."""
+        """Returns the peak number of bytes that the loader will use at a time, according to the published agenda."""
         number = self._published
         if self._uses is None or not number:
             return 0
@@ -143,10 +143,10 @@ class Lookout:
             self._rows += len(keys)
 
     def look(self, most: int, coming: Mapping[str, int], failed: Collection[str]) -> list[WantedPiece]:
-        """Returns up to `most` pieces to fetch now, starting with the missing piece that is needed first.
+        """Returns up to `most` pieces to fetch now, in the order in which they are needed.
 
-        If there is no space for a piece, no later one is returned. `coming` maps the names of the pieces that are
-        being fetched to their sizes. `failed` has the names of pieces that could not be fetched.
+        The search ends at the first piece for which there is no space. `coming` contains the names and sizes of the
+        pieces that are being fetched. `failed` contains the names of pieces that could not be fetched.
         """
         found: list[WantedPiece] = []
         space, ahead = None, 0
@@ -172,7 +172,7 @@ class Lookout:
         return found
 
     def _upcoming(self) -> Iterator[WantedPiece]:
-        """Yields each piece that is in use or will be used, once, in the order in which the pieces are needed."""
+        """Yields the pieces that are in use or will be used, each piece once, in the order of first use."""
         seen: set[str] = set()
         if self._uses is not None:
             for at in np.flatnonzero(self._uses.stop[: self._published] > self.position).tolist():
@@ -183,7 +183,7 @@ class Lookout:
 
 
 def _asked(datasets: Sequence[InPieces], edges: Sequence[NDArray[np.int64]], block: int) -> Sequence[WantedPiece]:
-    """Returns the pieces of a block. Block numbers continue from one dataset to the next."""
+    """Returns the pieces of a block. Blocks are numbered across all datasets."""
     for dataset, its in zip(datasets, edges, strict=True):
         if block < len(its) - 1:
             return dataset.pieces_of(block)

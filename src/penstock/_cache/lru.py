@@ -16,7 +16,7 @@ class LruCache(Generic[K, T]):
     """A cache of values by key, up to `most` bytes in total. The least recently used values are dropped first.
 
     At least one value is kept, even if it is larger than `most`. If several threads request the same missing value,
-    one of them reads it while the others wait. A forked child has its parent's values and its own locks.
+    one of them reads it while the others wait. A forked child inherits the values, but creates its own locks.
     """
 
     def __init__(self, most: int) -> None:
@@ -35,7 +35,7 @@ class LruCache(Generic[K, T]):
         self._process = os.getpid()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A pickled copy is empty, and reads values again where they are needed."""
+        """A pickled copy is empty, and reads values again when they are needed."""
         return LruCache, (self._most,)
 
     def __contains__(self, number: K) -> bool:

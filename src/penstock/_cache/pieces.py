@@ -54,10 +54,9 @@ def write_all(fd: int, view: memoryview) -> None:
 def checksum(view: memoryview) -> int:
     """Returns the checksum of a piece's bytes, at 14 GB per second of processor time.
 
-    It is a hash of two kinds of sums: the sum of the 8-byte words in each page, and the sum of the words at the same
-    offset in all pages. So damage within a page changes the sums by offset, and missing or swapped pages change the
-    sums by page. CRC-32 is not used, because it takes three to seven times as long, and each process checks every
-    piece that it maps.
+    It is a hash of two sets of sums of 8-byte words: one sum for each page, and one for each offset in a page, over
+    all pages. Missing or swapped pages change the first set, and damage within a page changes the second. CRC-32
+    would take three to seven times as long, and each process checks every piece that it maps.
     """
     count = len(view) // (8 * _WORDS)
     pages = np.frombuffer(view, np.uint64, count * _WORDS).reshape(count, _WORDS)

@@ -101,7 +101,7 @@ class _Fetches:
         self.bell.put(None)
 
     def wait(self, least: float) -> None:
-        """Waits until a fetch has ended or 20 ms have passed, but at least for `least` seconds."""
+        """Waits until a fetch has ended, for at most 20 ms, but always for at least `least` seconds."""
         until = time.monotonic() + least
         with suppress(queue.Empty):
             self.bell.get(timeout=max(least, _PAUSE))
@@ -110,11 +110,11 @@ class _Fetches:
                 self.bell.get(timeout=left)
 
     def rest(self) -> None:
-        """Starts no fetches for a while, because the cache folder cannot be used."""
+        """Pauses fetching for a while, because the cache folder cannot be used."""
         self._not_before, self._seen = time.monotonic() + _AFTER_FAILURE, None
 
     def look(self, lookout: Lookout, publisher: Publisher) -> None:
-        """Publishes the pieces that the loader will need, if the list is new, and starts the fetches that are due."""
+        """Starts the fetches that are due. First publishes the agenda (the pieces that are needed) if it is new."""
         if time.monotonic() < self._not_before:
             return
         agenda, position = lookout.agenda(), lookout.position

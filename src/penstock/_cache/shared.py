@@ -67,10 +67,10 @@ _UNFINISHED = 0.2  # seconds to wait for the head of an inventory that was opene
 
 
 class Inventory:
-    """The list of a table's shared blocks, and one loader's claim, which says which blocks that loader needs.
+    """The list of a table's shared blocks, with one loader's claim (the blocks that this loader needs).
 
-    The claim is `claim` at first. Each loader and rank opens an inventory, but all processes use the one that was
-    opened first.
+    `claim` is the initial claim. Each loader creates an inventory, because it may be the first one. If an older one
+    exists, it is used instead, so that all processes of the machine share one inventory.
     """
 
     def __init__(self, table: str, claim: Claim) -> None:
@@ -129,7 +129,7 @@ class Inventory:
                 lock.end()
 
     def _used(self) -> int:
-        """Returns the descriptor of the inventory that all processes use, which is the oldest one.
+        """Returns the descriptor of the oldest inventory, which all processes use.
 
         Raises OSError if another thread has closed this object.
         """
@@ -157,9 +157,8 @@ def _claim_lock(fd: int, number: int) -> ByteLock:
 def _check_is_inventory(fd: int, name: str) -> None:
     """Raises OSError if the descriptor `fd` does not belong to the inventory with this name.
 
-    A thread may close an inventory's descriptor while another thread is about to write. The next file that is opened,
-    maybe one of the user's files, then gets the same descriptor number. So a writer opens its own descriptor, and
-    checks it.
+    A thread may close an inventory's descriptor while another thread is about to write. Its number may then be reused
+    for another file, perhaps one of the user's. So a writer opens its own descriptor, and checks it.
     """
     if not trust.is_memfd(f"/proc/self/fd/{fd}", name):
         raise OSError("not an inventory")
@@ -168,7 +167,7 @@ def _check_is_inventory(fd: int, name: str) -> None:
 class Shared:
     """The decoded blocks of one table that this process shares with others.
 
-    When no loader claims blocks any more, the blocks in an inventory may take up to `most` bytes.
+    While no loader has a claim, the shared blocks may take up to `most` bytes.
     """
 
     def __init__(self, table: str, most: int) -> None:
@@ -203,7 +202,7 @@ class Shared:
             return None
 
     def _warn(self, error: OSError) -> None:
-        """Warns once if another program holds a lock for too long."""
+        """Warns, only once, if the error means that another program holds a lock for too long."""
         if error.errno == errno.ETIMEDOUT and not self._is_warned:
             self._is_warned = True
             warn_caller(
@@ -277,13 +276,13 @@ class Shared:
             raise OSError("all blocks of the inventory are needed")
 
     def _let_go(self, rows: Rows) -> None:
-        """Closes this process's blocks that are not in the inventory."""
+        """Closes the blocks of this process that are no longer in the inventory."""
         with interrupts_deferred():
             for inode in {*self._own} - {*rows["inode"].tolist()}:
                 descriptors.close(self._own.pop(inode))
 
     def close(self) -> None:
-        """Closes all blocks of this process. Other processes keep those that they have mapped."""
+        """Closes all blocks of this process. Other processes can still use the blocks that they have mapped."""
         with interrupts_deferred():
             if self._process == os.getpid():
                 while self._own:
@@ -296,7 +295,7 @@ class Shared:
 
 
 def _most_own() -> int:
-    """Returns how many blocks a process may share, which is half of its limit on open descriptors (often 1,024)."""
+    """Returns how many blocks a process may share: half of its limit on open descriptors, which is often 1,024."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
 
 
@@ -318,7 +317,7 @@ def _mapped(inventory: int, block: int) -> memoryview | None:
 
 
 def _map_block(path: str, inode: int, nbytes: int) -> memoryview:
-    """Maps a sealed block into memory. Raises OSError if the path leads to another file."""
+    """Maps a sealed (unchangeable) block into memory. Raises OSError if the path leads to another file."""
     if not trust.is_memfd(path, _BLOCK):
         raise OSError("not a block")
     fd = acquire(partial(trust.open_sealed, path, _BLOCK, trust.UNCHANGING), os.close)
@@ -368,7 +367,7 @@ def _write_claim(fd: int, number: int, claim: Claim) -> None:
 
 
 def _read_claim(fd: int, number: int) -> Claim:
-    """Reads a claim. Accepts any bytes, because a killed program may have left a claim half written."""
+    """Reads a claim. Never raises for invalid bytes, because a killed program may leave a claim half written."""
     data = os.pread(fd, _CLAIM_SIZE, _CLAIMS + number * _CLAIM_SIZE)
     numbers = np.frombuffer(data.ljust(_CLAIM_SIZE, b"\0"), "<i8")
     keep, needs = numbers[:2].tolist()
@@ -382,9 +381,9 @@ def _blocks_in(rows: Rows) -> set[int]:
 def _first_inventory(name: str) -> int | None:
     """Opens this user's oldest inventory with this name. Returns None if there is none.
 
-    All processes must agree on one inventory. The opening time is written after the file has become visible to
-    others. So an inventory that is not found here is younger than those that are found. If an inventory has no time
-    yet, this function waits for a moment until the time is written.
+    All processes must agree on one inventory. An inventory becomes visible before its opening time is taken, so one
+    that is not visible yet is younger than those that have a time. If a visible one has no time yet, this function
+    waits for a moment.
     """
     deadline = time.monotonic() + _UNFINISHED
     found = [*_inventories(name)]

@@ -17,9 +17,10 @@ _MOST = 1 << 16  # the largest number of uses that are computed from single keys
 
 
 class Uses(NamedTuple):
-    """The next uses of blocks, sorted by `first`. A use covers the positions from `first` to `stop` - 1.
+    """The next uses of blocks, sorted by `first`. Positions count the samples that the loader reads.
 
-    The uses must be computed again when the loader has reached the position `until`.
+    Block `blocks[i]` is used at the positions from `first[i]` to `stop[i]` - 1. When the loader has reached the
+    position `until`, the uses must be computed again.
     """
 
     until: int
@@ -28,9 +29,9 @@ class Uses(NamedTuple):
     stop: NDArray[np.int64]
 
     def before(self, number: int, position: int) -> Uses:
-        """Returns the first `number` uses, for a loader at this position.
+        """Returns only the first `number` uses.
 
-        The new `until` is halfway between the position and the first use that is left out.
+        They must be computed again when the loader is halfway from `position` to the first omitted use.
         """
         until = max(position + 1, (position + int(self.first[number])) // 2)
         return Uses(min(self.until, until), self.blocks[:number], self.first[:number], self.stop[:number])
@@ -41,11 +42,10 @@ Blocked = tuple[Forecast, NDArray[np.int64]]
 
 
 def uses(sources: Sequence[Blocked]) -> Uses:
-    """Returns the uses of blocks in this epoch and the next one.
+    """Returns the uses of blocks in this epoch and the next one. `sources` are the datasets that one loader reads.
 
-    If the loader's order does not say when it uses each block, the uses are computed from single keys, and only the
-    first ones are returned. The sources are datasets that one loader reads. Block numbers continue from one source to
-    the next.
+    Blocks are numbered across all sources. If a forecast does not know when each block is needed, the uses are
+    computed from the order of the keys, and only about the first `_MOST` uses are returned.
     """
     forecast = sources[0][0].root.snapshot()
     position = forecast.position
@@ -80,9 +80,9 @@ def _of_spans(sources: Sequence[Blocked], blocks: Sequence[Grouping], epoch: int
 
 
 def _of_keys(forecast: Forecast, sources: Sequence[Blocked], at: int, end: int) -> tuple[list[_UseArrays], int]:
-    """Returns one use for each series of positions whose keys are in the same block, and the position reached.
+    """Returns the uses of blocks from the position `at` on, and the position where the search stopped.
 
-    The search stops at the position `end`, or earlier if there are many uses.
+    Consecutive keys in the same block are one use. The search stops at `end`, or earlier if it finds `_MOST` uses.
     """
     parts: list[_UseArrays] = []
     count = 0

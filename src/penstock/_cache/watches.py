@@ -9,9 +9,10 @@ from penstock._cache.scout import Scout
 
 
 class Watches:
-    """Several objects that `__foresee__` has returned, started and closed together.
+    """Several objects that `__foresee__` methods have returned. They are started and closed together.
 
-    Scouts with the same cache folder are merged, because the next piece to fetch or to evict depends on all of them.
+    Scouts with the same loader and cache folder are merged, because the next piece to fetch or to evict depends on
+    what all of them need.
     """
 
     def __init__(self, *found: Any) -> None:

@@ -61,7 +61,7 @@ class Access(NamedTuple):
     def check(self) -> None:
         """Raises TypeError or ValueError if a value is wrong.
 
-        The options are checked even if all files are local, because the paths of the next run may be URLs.
+        The options are checked even if all files are local, because the next run may use URLs.
         """
         if self.storage is not None and not isinstance(self.storage, Mapping):
             raise TypeError(f"storage must be a dict of options, but it is a {type(self.storage).__name__}.")
@@ -140,13 +140,16 @@ def check_bytes(name: str, value: object) -> None:
 
 
 def _nearest(path: Path) -> Path:
-    """Returns the path if this user can see it, otherwise the nearest visible folder above it."""
+    """Returns the path if it exists, otherwise its nearest parent folder that exists."""
     path = path.absolute()
     return next(each for each in (path, *path.parents) if os.path.exists(each))
 
 
 def _size_for(folder: Path) -> int:
-    """Returns the default size of the cache: half of the disk space that is free or already used by the cache."""
+    """Returns the default size of the cache in bytes: half of (free disk space + current size of the cache).
+
+    It is at least 1 GB, and at most 100 GB.
+    """
     free = used = 0
     with suppress(OSError):  # if the folder is missing or not readable, the cache warns about it
         free = shutil.disk_usage(_nearest(folder)).free

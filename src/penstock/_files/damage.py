@@ -13,9 +13,8 @@ _ALLOCATION = re.compile(r"alloc of size (\d+) failed")  # pyarrow's message
 def is_damage(error: Exception) -> bool:
     """True if a decoder's error is about the bytes that it was given.
 
-    False for system errors, which have an errno (too many open files, a deleted file), for a missing library, and for
-    a lack of memory. If a decoder asks for more memory than this machine has, the error does count as damage, because
-    a length in the file must be wrong.
+    False for system errors with an errno (too many open files, a deleted file), a missing library, and a lack of
+    memory. But if a decoder requests more memory than this machine has, a length in the file must be wrong.
     """
     if isinstance(error, MemoryError):
         wanted = _ALLOCATION.search(str(error))
@@ -27,10 +26,7 @@ def is_damage(error: Exception) -> bool:
 
 
 def raise_unless_damage(error: Exception, where: str) -> None:
-    """Raises the error again unless it means that the file is damaged.
-
-    An error that is raised gets a note that says `where` it occurred.
-    """
+    """Raises the error again, with a note that says `where` it occurred, unless it means that the file is damaged."""
     if is_damage(error):
         return
     error.add_note(f"While reading {where}.")

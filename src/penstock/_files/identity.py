@@ -12,11 +12,10 @@ from typing import NamedTuple
 
 
 class Identity(NamedTuple):
-    """Identifies the content of a file. `name` is unique to the file. It is hashed, never shown (see `identified`).
+    """Identifies the content of a file. `name` is unique to the file, and never shown (see `identified`).
 
-    `version` changes with the content. It is the modification time of a local file, or the ETag or modification time
-    of a remote one. It is "" if the store sends neither. New content of the same size then has the same identity, so
-    nothing about the file is kept beyond this process.
+    `version` is the modification time of a local file, or the ETag or modification time of a remote one. It is "" if
+    the store sends neither. Then new content may have the same identity, so nothing is kept beyond this process.
     """
 
     name: str
@@ -35,15 +34,15 @@ class Identity(NamedTuple):
 
     @property
     def place(self) -> str:
-        """A digest of the name alone, which stays the same when the content changes."""
+        """A digest of the name. It stays the same when the content changes."""
         return hashlib.sha256(self.name.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 def fingerprint(files: Iterable[tuple[str, int, object]]) -> str:
     """Returns a short text that is the same for all copies of the files.
 
-    It is computed from file names without folders, sizes and checksums. It does not include times and ETags, because
-    they differ between copies.
+    It is computed from the sizes, the checksums and the file names without their folders. Times and ETags are not
+    included, because they differ between copies.
     """
     listed = [(path.rpartition("/")[2], size, check) for path, size, check in files]
     digest = hashlib.sha256(repr(listed).encode()).hexdigest()[:16]

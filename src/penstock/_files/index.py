@@ -51,7 +51,7 @@ class OtherIndexes(Protocol):
     def arrays(self, file: AnyFile) -> Arrays | None: ...
 
     def all_others(self, files: Sequence[AnyFile]) -> None:
-        """Called before missing indexes are made, with the files that have no index."""
+        """Called with the files for which `arrays` has returned None, before their indexes are made."""
 
 
 _MAGIC, _VERSION = b"penstock", 1
@@ -87,7 +87,7 @@ class Index(Mapping[str, NDArray[Any]]):
         return self._origin[0].path
 
     def check(self, name: str) -> int:
-        """Returns the CRC-32 of an array, which is already known if the index was read from a file."""
+        """Returns the CRC-32 of an array. It is computed only if the index was not read from a file."""
         if name not in self._checks:
             self._checks[name] = zlib.crc32(np.ascontiguousarray(self._arrays[name]).data)
         return self._checks[name]
@@ -108,10 +108,10 @@ class Index(Mapping[str, NDArray[Any]]):
 def cached(file: AnyFile, kind: str, make: MakeIndex, elsewhere: OtherIndexes | None = None) -> Index:
     """Returns the stored index of a file. If there is none, calls `make(file)`, and stores the result.
 
-    `kind` identifies what `make` does and its version, such as "tar-1". Change it whenever `make` changes. `make`
-    must be a module-level function, so that it can be pickled. If neither the file's folder nor the cache folder is
-    writable, the index is made again each time. If `elsewhere` has an index that another program has made, `make` is
-    not called.
+    `kind` is the kind of index and its version, such as "tar-1". Change it whenever `make` changes. `make` must be a
+    module-level function, so that it can be pickled. If `elsewhere` has an index that another program has made, that
+    index is stored, and `make` is not called. If neither the file's folder nor the cache folder is writable, the
+    index is made again each time.
     """
     kept = _loaded(file, kind, make)
     if kept is None and elsewhere is not None and (arrays := elsewhere.arrays(file)) is not None:
@@ -153,7 +153,7 @@ def _made_each(files: Sequence[AnyFile], kind: str, make: MakeIndex) -> Iterator
 
 
 class _Making(Dataset[dict[str, NDArray[Any]]]):
-    """A dataset that makes indexes in workers. A sample is an index's arrays, or an empty dict if it was stored."""
+    """A dataset that makes indexes in workers. Sample i is the index of file i, or {} if it was stored on disk."""
 
     def __init__(self, files: Sequence[AnyFile], kind: str, make: MakeIndex) -> None:
         self._files, self._kind, self._make = files, kind, make
@@ -223,7 +223,7 @@ def _places(file: AnyFile, kind: str) -> Iterator[_IndexBeside | _InCache]:
 
 
 def _is_shared(file: AnyFile, folder: Path) -> bool:
-    """True if the file's pieces are in the cache folder and shared with a group. Then the index is shared too."""
+    """True if the file's pieces are in this folder and shared with a group. Then the index is shared too."""
     pieces = file.pieces if isinstance(file, RemoteFile) else None
     if not isinstance(pieces, PiecesOnDisk):
         return False
@@ -240,11 +240,11 @@ class _IndexBeside(NamedTuple):
     of: str
 
     def check(self) -> os.stat_result:
-        """Returns the index's stat result. Raises OSError if the index must not be used."""
+        """Returns the stat result of the index file. Raises OSError if the index cannot be trusted."""
         return trust.check_beside(os.fspath(self.path), self.of)
 
     def write(self, write: Callable[[int], None]) -> None:
-        """Writes the index. Raises OSError if there is already an index of another user that must not be used."""
+        """Writes the index. Raises OSError instead of replacing an untrusted index that belongs to another user."""
         with suppress(FileNotFoundError):
             if os.lstat(self.path).st_uid != os.geteuid():
                 self.check()
@@ -258,13 +258,13 @@ class _IndexBeside(NamedTuple):
 
 
 class _InCache(NamedTuple):
-    """An index in the cache folder, which belongs to this user or to the folder's group."""
+    """An index in the cache folder. It belongs to this user or, if it is shared, to the folder's group."""
 
     path: Path
     is_shared: bool
 
     def check(self) -> os.stat_result:
-        """Returns the index's stat result. Raises OSError if the index must not be used."""
+        """Returns the stat result of the index file. Raises OSError if the index cannot be trusted."""
         about, group = os.lstat(self.path), self._group()
         trust.check(about, group)
         if group is None and about.st_mode & 0o077 and about.st_uid == os.geteuid():  # created by an older version
@@ -328,7 +328,7 @@ def _read(place: _IndexBeside | _InCache, file: AnyFile, kind: str) -> tuple[Arr
 
 
 def _check(index: File, start: int, stop: int) -> int:
-    """Returns the CRC-32 of these bytes. Reads them in parts, because mapped pages would count as used memory."""
+    """Returns the CRC-32 of these bytes. They are not mapped, because mapped pages would count as used memory."""
     check = 0
     for at in range(start, stop, _PIECE):
         check = zlib.crc32(index.read(at, min(_PIECE, stop - at)), check)

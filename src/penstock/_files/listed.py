@@ -19,7 +19,7 @@ _MAGIC = re.compile(r"[*?[]")
 
 
 def find_remote(urls: list[str], suffixes: tuple[str, ...], reader: str, access: Access) -> Iterator[RemoteFile]:
-    """Yields the files that the URLs name, and looks up many at a time. A URL may also be a pattern or a folder."""
+    """Yields the files that the URLs name. A URL may be a pattern or a folder. Many URLs are looked up at a time."""
     if not urls:
         return
     pieces = access.pieces()
@@ -42,7 +42,7 @@ class _GivenUrl:
         self._is_pattern = _MAGIC.search(key) is not None
 
     def named(self, pause: Pause) -> StoredObject | None:
-        """Looks up the file. Returns None if the URL may be a folder or a pattern."""
+        """Returns the file with this URL. Returns None if the URL is a pattern, or may be a folder: see `below`."""
         is_folder = not self._key or self._key.endswith("/")
         if not self._is_web and (is_folder or self._is_pattern):
             return None
@@ -84,7 +84,7 @@ class _GivenUrl:
     def _matching(self) -> Iterator[StoredObject]:
         """Yields the files that match the pattern.
 
-        Lists only the folders that match the beginning of the pattern, and all folders below a `**`.
+        Lists only the folders that match the beginning of the pattern or, from a `**` on, all folders.
         """
         segments = self._key.split("/")
         first = next(at for at, segment in enumerate(segments) if _MAGIC.search(segment))
@@ -112,10 +112,10 @@ class _GivenUrl:
 
 
 def translated(pattern: str) -> re.Pattern[str]:
-    """Returns a regular expression for a pattern. As in a shell, `*` matches no slash, and no dot at the beginning.
+    """Returns a regular expression for a pattern. As in a shell, `*` matches no slash, and no dot that begins a name.
 
-    Names come from servers, so matching must be fast for any name. Each `*` takes the shortest match and never
-    backtracks (an atomic group). The same names match as with backtracking.
+    Names come from servers, so matching must be fast for any name: a `*` never backtracks (an atomic group). The same
+    names match as with backtracking.
     """
     parts: list[str] = []
     segments = pattern.split("/")
@@ -151,7 +151,7 @@ def _segment(segment: str) -> str:
 
 
 def _choice(inside: str) -> str:
-    """Translates letters in brackets to a regular expression. As in a shell, an empty range (9-0) matches nothing."""
+    """Returns a regular expression for `[inside]`. As in a shell, an empty range such as [9-0] matches nothing."""
     text = inside.replace("\\", r"\\").replace("[", r"\[")
     try:
         found = f"[{'^' + text[1:] if text[0] == '!' else text}]"

@@ -33,9 +33,8 @@ class AnyFile:
 
     A format has its files as `self.files`. They may be pickled, and read from any number of threads.
 
-    `path` names the file in messages, without credentials. `modified` changes when the content changes but the size
-    does not. It is the modification time of a local file in nanoseconds, or the ETag or modification time of a remote
-    one.
+    `path` names the file in messages, without credentials. `modified` shows whether the content has changed: it is
+    the modification time of a local file in nanoseconds, or the ETag or modification time of a remote one.
     """
 
     __slots__ = ("modified", "path", "size")
@@ -53,7 +52,7 @@ class AnyFile:
         raise NotImplementedError
 
     def read_each(self, starts: Sequence[int], lengths: Sequence[int]) -> Iterable[bytes]:
-        """Returns the bytes of several extents (ranges of bytes), in the order given."""
+        """Returns the bytes of several extents (byte ranges), in the given order."""
         raise NotImplementedError
 
     def peek(self, start: int, length: int) -> bytes:
@@ -73,11 +72,11 @@ class AnyFile:
         return cast(BinaryIO, _FileObject(self))
 
     def beyond(self, start: int, length: int) -> NoReturn:
-        """Raises FormatError for bytes beyond the end of the file."""
+        """Raises FormatError. Called if bytes beyond the end of the file are requested."""
         self.damaged(start, f"{length:,} bytes were expected here, but the file ends at byte {self.size:,}")
 
     def refused(self, place: int, what: str) -> NoReturn:
-        """Raises FormatError about the byte at the offset `place`. `what` says what is wrong, and how to fix it."""
+        """Raises FormatError. `place` is an offset in the file. `what` says what is wrong there and how to fix it."""
         raise FormatError(f"{self.path}, byte {place:,}: {what}.")
 
     def damaged(self, place: int, what: str) -> NoReturn:
@@ -114,16 +113,15 @@ class AnyFile:
 class File(AnyFile):
     """A local file that is read by position and must not change.
 
-    The file is opened at the first read. Threads share its descriptor, and forked workers inherit it. A pickled copy
-    contains only the path, the size and the modification time, and opens its own descriptor. If too many files are
-    open, the one that was opened first is closed, and opened again when it is next read. Reading a file that has
-    changed raises FormatError.
+    The file is opened at the first read. Threads share its descriptor, forked workers inherit it, and a pickled copy
+    opens its own. If too many files are open, the one that was opened first is closed until it is read again. Reading
+    a file that has changed raises FormatError.
     """
 
     __slots__ = ("__weakref__", "_descriptor")
 
     def __init__(self, path: str, known: tuple[int, int] | None = None) -> None:
-        """`known` has the file's size and modification time if this is a copy of another `File`."""
+        """`known` is (size, modification time) if this is a pickled copy. If it is None, they are looked up."""
         if known is None:
             found = os.stat(path)
             if not stat.S_ISREG(found.st_mode):
@@ -133,7 +131,6 @@ class File(AnyFile):
         self._descriptor: Descriptor | None = None
 
     def read(self, start: int, length: int) -> bytes:
-        """Returns exactly `length` bytes, starting at the offset `start`."""
         if start < 0 or length < 0 or start + length > self.size:  # before memory is allocated for them
             self.beyond(start, length)
         descriptor = self.descriptor()  # this reference keeps it open even if another thread closes the file
@@ -155,9 +152,9 @@ class File(AnyFile):
         return found
 
     def read_each(self, starts: Sequence[int], lengths: Sequence[int]) -> Iterator[bytes]:
-        """Yields the bytes of several extents (byte ranges), in order. The disk begins to read all of them at once.
+        """Yields the bytes of several extents (byte ranges), in the given order.
 
-        This is faster, because a disk handles many requests at the same time.
+        The kernel is told about all extents first, because a disk is faster if it gets many requests at once.
         """
         descriptor = self.descriptor()
         if len(starts) > 1:  # a disk is faster if it gets many requests at once
@@ -175,7 +172,7 @@ class File(AnyFile):
         return mapped([self])[0][: self.size]
 
     def descriptor(self) -> Descriptor:
-        """Returns the file's descriptor, which stays open for as long as the caller has a reference to it."""
+        """Returns the file's descriptor. It stays open for as long as the caller has a reference to it."""
         descriptor = self._descriptor
         if descriptor is None:
             descriptor = Descriptor(self.path)
@@ -240,7 +237,7 @@ class _FileObject(io.RawIOBase):
 
 
 class Descriptor:
-    """A file descriptor that is closed with the last reference to this object, and so never while a thread reads."""
+    """A file descriptor that is closed when this object is freed, and so never while a thread reads from it."""
 
     __slots__ = ("number",)
 

@@ -25,9 +25,8 @@ _ALMOST_URL = re.compile(r"pipe:|[A-Za-z][A-Za-z0-9]+(:/|//)")  # s3:/bucket, s3
 def find_files(paths: Paths, suffixes: Collection[str], reader: str, access: Access) -> list[AnyFile]:
     """Returns the files that these paths name, each once, sorted by path.
 
-    A folder means all files below it that end in one of the suffixes, except hidden ones. A pattern (`*`, `?`,
-    `[...]`, `**`) means the files that match it. A range (`{000..099}`) means the files with each of its numbers.
-    `reader` is the name of the format, for error messages. `access` has the options for remote files.
+    A path may be a file, a folder (all files below it that end in one of the suffixes, except hidden ones), a pattern
+    (`*`, `?`, `[...]`, `**`), or a range such as `{000..099}`. `reader` is the format's name, for error messages.
     """
     access.check()
     found: dict[str, AnyFile] = {}  # by the identity's name, because URLs may differ in parts that `path` hides
@@ -119,7 +118,7 @@ def _files_of(given: str, suffixes: Collection[str], reader: str) -> list[str]:
 def _matching(pattern: str) -> Iterator[str]:
     """Yields the files that match a pattern.
 
-    Python's glob is not used for `**`, because it would follow a symbolic link to a parent folder 40 times.
+    Python's glob is not used for `**`, because it follows a symbolic link to a parent folder up to 40 times.
     """
     segments = pattern.split("/")
     if "**" not in segments:

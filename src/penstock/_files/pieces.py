@@ -20,7 +20,7 @@ class Piece(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of the piece in a cache. It is the same in all processes, and different for any other bytes."""
+        """The name of the piece in a cache. It is the same in all processes, and no other piece has it."""
         return f"{self.identity} {self.start} {self.stop}"
 
 
@@ -33,7 +33,7 @@ class Pieces(Protocol):
 
     @property
     def passing(self) -> Pieces:
-        """The object that keeps pieces which must not outlive this process: see `Identity`."""
+        """Keeps the pieces of files whose version is unknown. Only this process may use them: see `Identity`."""
 
     def get(self, piece: Piece, fetch: FetchPiece) -> memoryview:
         """Returns the bytes of a piece. Calls `fetch(piece)` if they are not kept here."""

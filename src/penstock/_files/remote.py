@@ -32,11 +32,10 @@ _FAR = 8  # a read beyond this many pieces does not fetch the pieces in between
 class RemoteFile(AnyFile):
     """A remote file that is read by position and must not change.
 
-    The file is read in pieces of 8 MB, or in pieces between the `edges` that a format sets. A piece that is not in
-    `pieces` is fetched with one request, and several pieces are fetched at the same time. If a file has neither an
-    ETag nor a modification time, its pieces are kept only in this process. A pickled copy contains the size and the
-    version of the content, so that no other process requests them again. Reading a file that has changed raises
-    FormatError.
+    The file is read in pieces of 8 MB, or in pieces between the `edges` that a format sets. Each missing piece is
+    fetched with one request, several at the same time, and kept in `pieces`. If a file has neither an ETag nor a
+    modification time, its pieces are kept only in this process. A pickled copy does not look the file up again.
+    Reading a file that has changed raises FormatError.
     """
 
     __slots__ = ("_digest", "_identity", "_remote", "_stored", "edges", "pieces")
@@ -91,7 +90,7 @@ class RemoteFile(AnyFile):
         return found
 
     def read_rows(self, starts: NDArray[np.int64], out: NDArray[np.uint8], places: NDArray[np.intp]) -> None:
-        """Fills rows of `out`. The bytes from the offset `starts[i]` on are written to row `places[i]`."""
+        """Fills rows of `out`. Row `places[i]` gets the bytes that begin at the offset `starts[i]`."""
         width = out.shape[1]
         if not len(starts):
             return
@@ -131,7 +130,6 @@ class RemoteFile(AnyFile):
         return list(map(self.piece, range(bisect_right(edges, start) - 1, int(edges.searchsorted(stop)))))
 
     def piece(self, number: int) -> Piece:
-        """Returns the piece with this index."""
         if self.edges is None:
             return Piece(self._digest, number * PIECE, min((number + 1) * PIECE, self.size))
         return Piece(self._digest, int(self.edges[number]), int(self.edges[number + 1]))
@@ -146,12 +144,11 @@ class RemoteFile(AnyFile):
         return self.has_changed()
 
     def beside(self, suffix: str) -> RemoteFile:
-        """Returns the file in the same folder that has the same name, but another suffix."""
+        """Returns the file in the same folder that has the same name, but this suffix."""
         stem = self._stored.key.rpartition(".")[0]
         return RemoteFile(self._remote, self._remote.find(stem + suffix), self.pieces)
 
     def neighbour(self, name: str) -> RemoteFile:
-        """Returns the file with this name in the same folder."""
         return RemoteFile(self._remote, self._remote.find(self._key_of(name)), self.pieces)
 
     def write_neighbour(self, name: str, content: bytes) -> None:
@@ -165,8 +162,8 @@ class RemoteFile(AnyFile):
     def _views(self, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, memoryview]]:
         """Yields (piece, bytes) for each piece: first the cached ones, then the others, fetched several at a time.
 
-        The caller must copy from each view and drop it before the next one, because together they may not fit into
-        memory.
+        The bytes are a view. The caller must drop each view before it takes the next one, because all views together
+        may not fit into memory.
         """
         missing = []
         for piece in pieces:
@@ -194,7 +191,7 @@ class RemoteFile(AnyFile):
 class FromTheStart(AnyFile):
     """A remote file that is read from beginning to end. The next pieces are fetched ahead of time.
 
-    It holds the last two pieces. Bytes before these, or far beyond them, are read from the file directly.
+    The last two pieces stay in memory. Bytes before these, or far after them, are read from the `RemoteFile`.
     """
 
     __slots__ = ("_coming", "_file", "_have")

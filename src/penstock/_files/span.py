@@ -33,10 +33,10 @@ from penstock._system.interrupts import CallAtEnd, call_at_end, interrupts_defer
 
 
 class Span:
-    """All files of a dataset in one array, `memory`. `begins` has the offset of each file. Unmapped pieces are zeros.
+    """All files of a dataset in one array, `memory`. File i starts at `begins[i]`. Unmapped pieces are zeros.
 
-    Another thread may unmap a piece while its bytes are being copied. So a reader first gets `mark`, then calls
-    `has`, and then copies. If `mark` is a different object after that, the copy may be wrong.
+    Another thread may unmap a piece while its bytes are being copied. Then `mark` is set to a new object. So a
+    reader gets `mark`, calls `has`, and copies. If `mark` is a different object afterwards, the copy may be wrong.
     """
 
     def __init__(self, files: Sequence[AnyFile]) -> None:
@@ -62,7 +62,7 @@ class Span:
             self._note(slot, is_mapped=True)
 
     def has(self, at: NDArray[np.int64], nbytes: int) -> bool:
-        """True if `nbytes` bytes from each of these offsets on are mapped. `nbytes` is at most a piece's size."""
+        """True if `nbytes` bytes are mapped at each of these offsets. `nbytes` is at most a piece's size."""
         slots = set((at // self._size).tolist())
         if not slots <= self._ready and not self._slots(at, nbytes) <= self._mapped:
             return False
@@ -71,9 +71,9 @@ class Span:
         return True
 
     def map(self, at: NDArray[np.int64], nbytes: int) -> None:
-        """Maps the pieces with these bytes, if the cache has them mapped in this process.
+        """Maps the pieces that contain these bytes, if the cache has them mapped in this process.
 
-        Returns at once if another thread is mapping pieces.
+        Does nothing if another thread is mapping pieces.
         """
         with interrupts_deferred():
             if self._lock.acquire(blocking=False):
@@ -113,7 +113,10 @@ class Span:
 
 
 def span_of(files: Sequence[AnyFile], nbytes: int) -> Span | None:
-    """Returns a span of the files for reads of `nbytes` bytes each; None if it cannot be made, or would not help."""
+    """Returns a `Span` of the files, from which `nbytes` bytes at a time can be read.
+
+    Returns None if it cannot be made, or if no piece could be mapped into it.
+    """
     if all(isinstance(file, RemoteFile) and isinstance(file.pieces, PiecesInMemory) for file in files):
         return None
     if nbytes > _remotefile.PIECE or _remotefile.PIECE % mmap.PAGESIZE:

@@ -29,7 +29,7 @@ def checked_limit(value: object) -> int | None:
 
 
 def refuse_large(name: object, nbytes: int, limit: int) -> NoReturn:
-    """Raises SampleTooLarge for a sample that would need more bytes than allowed."""
+    """Raises SampleTooLarge. Called if a sample would need more than `limit` bytes."""
     error = SampleTooLarge(
         f"{name}: the sample would have {nbytes:,} bytes in memory, and the limit is {limit:,}. The file may be made "
         f"to exhaust memory. If it is as it should be, pass max_sample_bytes={nbytes} or more, or None for no "
@@ -40,9 +40,9 @@ def refuse_large(name: object, nbytes: int, limit: int) -> NoReturn:
 
 
 def check_block(name: object, rows: int, nbytes: int, limit: int) -> None:
-    """Raises SampleTooLarge if a block, which is decoded as a whole, is too large for its number of samples.
+    """Raises SampleTooLarge if a block, which is decoded as a whole, is too large.
 
-    A block may have up to `limit` bytes for each of its samples, but no more than 16 times `limit`.
+    A block may have `limit` bytes for each of its samples, but at most 16 times `limit` in total.
     """
     if nbytes > limit * min(max(rows, 1), AT_ONCE):
         refuse_large(f"{name} of {rows:,} rows", nbytes // max(rows, 1), limit)

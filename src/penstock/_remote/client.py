@@ -62,7 +62,7 @@ class Client:
         return float(found[1]) * _UNITS.get(found[2] or "s", 1.0) if found else 30.0
 
     def trust(self) -> ssl.SSLContext:
-        """Returns a TLS context with the certificates that the options and the environment declare as trusted."""
+        """Returns a TLS context that trusts the certificates named by the options and the environment."""
         context = ssl.create_default_context(cafile=os.environ.get("SSL_CERT_FILE"))
         if text := self.options.get("root_certificate"):
             context.load_verify_locations(cadata=text if isinstance(text, str) else text.decode())
@@ -113,7 +113,7 @@ class WebServer:
         weakref.finalize(self, _close, self._idle)
 
     def _find_proxy(self) -> tuple[tuple[str, int] | None, dict[str, str]]:
-        """Returns the address of the proxy that the options or the environment name, and the headers for it."""
+        """Returns the proxy's address (None without a proxy) and its headers, from the options or the environment."""
         scheme, host, _ = self.address
         url = self._client.options.get("proxy_url") or ("" if proxy_bypass(host) else getproxies().get(scheme, ""))
         if not url:
@@ -159,9 +159,9 @@ class WebServer:
         return answer
 
     def _body(self, response: HTTPResponse) -> bytes:
-        """Reads the whole body of a 206 response, within the time limit of a request.
+        """Returns the body of a 206 response, which must arrive within the time limit of a request.
 
-        Of other responses, only the beginning is read.
+        Of any other response, only the beginning is read.
         """
         wanted = response.status == 206
         until = time.monotonic() + self._client.seconds("timeout")

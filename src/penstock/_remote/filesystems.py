@@ -116,7 +116,7 @@ class FileSystem:
 def _mark(value: Any) -> str:
     """Returns a checksum, version or time as text.
 
-    The text is the same for a time that has different types in a listing and in fsspec's `info`.
+    A time may be a datetime in a listing and a number in fsspec's `info`. Both give the same text.
     """
     seconds = value.timestamp() if isinstance(value, datetime) else value
     return f"{seconds:.6f}" if isinstance(seconds, (int, float)) else str(seconds)
@@ -125,8 +125,8 @@ def _mark(value: Any) -> str:
 def _differ(one: StoredObject, other: StoredObject) -> bool:
     """True if two descriptions of an object show that its content has changed.
 
-    Tokens (checksums, versions or times) of different kinds, as in a listing and in fsspec's `info`, cannot be
-    compared.
+    A token is a checksum, a version or a time. Tokens are compared only if they are of the same kind, because a
+    listing may have other kinds than fsspec's `info`.
     """
     kinds = {each.token.partition(" ")[0] for each in (one, other)}
     return one.size != other.size or (len(kinds) == 1 and one.token != other.token)

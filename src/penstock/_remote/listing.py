@@ -26,7 +26,7 @@ NameRange = tuple[str, str]
 
 
 def listed(remote: Remote, folder: str) -> Iterator[list[StoredObject]]:
-    """Yields lists of objects that together contain all objects below a folder, in no particular order."""
+    """Yields all objects below a folder, a list at a time, in no particular order."""
     if not remote.sorts:
         yield from (page.objects for page in remote.below(folder, True))
         return
@@ -44,7 +44,7 @@ def listed(remote: Remote, folder: str) -> Iterator[list[StoredObject]]:
 def _some(
     remote: Remote, folder: str, pages: int, limits: NameRange, pause: Pause
 ) -> tuple[list[StoredObject], list[NameRange]]:
-    """Returns the objects in the first pages of a range, and the ranges that still need to be listed."""
+    """Returns the objects in the first `pages` pages of a range, and the ranges into which the rest is divided."""
     after, until = limits
     objects: list[StoredObject] = []
     for page in remote.below(folder, True, after, pause):
@@ -62,8 +62,8 @@ def _some(
 def cuts(last: str, until: str, begin: int) -> list[str]:
     """Returns sorted names between `last` and `until` at which new ranges may start.
 
-    Each name is a prefix of `last` with at least `begin` characters, followed by a digit that is greater than the
-    next character of `last`. If `last` looks hexadecimal, the letters a-f are used too.
+    Each name is a prefix of `last` (at least `begin` characters), followed by a digit that is greater than the next
+    character of `last`. If `last` looks hexadecimal, the letters a-f count as digits.
     """
     while begin < min(len(last), len(until)) and last[begin] == until[begin]:
         begin += 1

@@ -142,7 +142,7 @@ class Objects:
         return (self._is_s3 and self._wrong_region(str(error))) or _failed(error)
 
     def _wrong_region(self, text: str) -> RequestFailed | None:
-        """Returns the failure if the request went to the wrong region for the bucket; None for all other errors."""
+        """Returns a `RequestFailed` if the error means that the bucket is in another region, otherwise None."""
         head, asked = text.partition("\n\nDebug source")[0], _ASKED.search(text)
         named = _REGION.search(head)
         if "redirect without LOCATION" in head:
@@ -209,7 +209,7 @@ def _stored(meta: Any) -> StoredObject:
 def _failed(error: Exception) -> RequestFailed:
     """Converts obstore's error to `RequestFailed`.
 
-    The error's text contains URLs and responses of servers, so only a few words of it are kept.
+    The error's text contains URLs and responses of servers, so the message has only a few words of it.
     """
     text, kind = str(error), type(error).__name__
     head = text.partition("\n\nDebug source")[0]
@@ -233,7 +233,7 @@ def _failed(error: Exception) -> RequestFailed:
 
 
 def _broken(kind: str, head: str, text: str) -> RequestFailed:
-    """Converts obstore's error to `RequestFailed`, if the connection failed or the request was never sent."""
+    """Like `_failed`, for errors without a response from the server."""
     cause = _CAUSE.search(text)
     why = next(filter(None, cause.groups()), "") if cause else ""
     if "ertificate" in text:
@@ -264,7 +264,7 @@ def _broken(kind: str, head: str, text: str) -> RequestFailed:
 
 
 def _host(head: str) -> str:
-    """Returns the host that the request was sent to. An option or a variable may have named it instead of the URL."""
+    """Returns the host that the failed request went to. Options and variables may replace the host in the URL."""
     asked = _ASKED.search(head)
     return redacted(asked[1]).partition("://")[2].partition("/")[0] if asked else "the server"
 

@@ -19,9 +19,9 @@ from penstock._remote.urls import is_web, scheme_of
 class _StoreKind(NamedTuple):
     """The options of one kind of store.
 
-    `prefixes` are the prefixes of its environment variables. `others` maps other names of options to obstore's names.
-    `server` is the option that holds the server's URL, and `variables` are environment variables that may also hold
-    it. `known` are option names to suggest in error messages; obstore may accept more.
+    `prefixes` are the prefixes of its environment variables. `others` maps the option names of other libraries to
+    obstore's. `server` is the option for the server's URL, and `variables` are environment variables for the same
+    purpose. `known` are option names to suggest in error messages; obstore may accept more.
     """
 
     prefixes: tuple[str, ...]
@@ -121,9 +121,9 @@ _UNKNOWN = re.compile(r"Configuration key: '([^']*)'|Invalid key: (\S+?)\.?$|une
 def named(url: str, storage: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """Returns the options under obstore's names. The connection options are in a dict with the key "client_options".
 
-    If an environment variable names the server, the variable is read here, when the dataset is made, so that workers
-    on other machines use the same server. Raises ValueError or TypeError for invalid options. Options that are
-    already translated stay unchanged.
+    If an environment variable names the server, the variable is read here, in the caller's process, so that workers
+    on other machines use the same server. Options that are already translated stay unchanged. Raises ValueError or
+    TypeError for invalid options.
     """
     kind, scheme = _KINDS[scheme_of(url)], scheme_of(url)
     found: dict[str, Any] = {}
@@ -161,8 +161,8 @@ def client_options(
 ) -> dict[str, Any]:
     """Returns the connection options, including those from environment variables such as AWS_ALLOW_HTTP.
 
-    obstore reads these variables only if it gets no connection options, but penstock always passes some. If the
-    server's URL starts with http://, http is allowed.
+    obstore itself reads these variables only if it is given no connection options, but penstock always passes some.
+    If the server's URL starts with http://, the option `allow_http` is set.
     """
     kind = _KINDS[scheme_of(url)]
     found: dict[str, Any] = {
@@ -195,7 +195,7 @@ def unknown(url: str, error: Exception) -> ValueError | None:
 
 
 def _flat(storage: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yields all options, including those in nested dicts. A value of None counts as not given."""
+    """Yields all options, including those in nested dicts. Options with the value None are left out."""
     for name, value in storage.items():
         if name in _NESTED:
             yield from _flat(_nested(storage, name))
@@ -213,13 +213,16 @@ def _nested(storage: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _plain(name: str, kind: _StoreKind) -> str:
-    """Returns the option's name in lower case, without the prefix of environment variables."""
+    """Returns the option's name in lower case, without a prefix such as `aws_`, which environment variables have."""
     name = str(name).lower()
     return next((name.removeprefix(each) for each in kind.prefixes if name.startswith(each)), name)
 
 
 def _by_value(given: str, name: str, value: Any, kind: _StoreKind) -> tuple[str, Any]:
-    """Translates options whose meaning depends on their value. Returns "" as the name if the option is dropped."""
+    """Returns the name and value of an option, translated if its meaning depends on its value.
+
+    The name is "" if the option has no effect and is dropped.
+    """
     if name == "verify" and isinstance(value, bool):
         return ("", None) if value else ("allow_invalid_certificates", True)
     if name == "use_ssl" and value is True:

@@ -36,7 +36,7 @@ _REASONS = (  # OpenSSL's words, with the names that rustls has for the same pro
 
 
 def has_secrets(root: str, user: str, storage: Mapping[str, Any]) -> bool:
-    """True if obstore would pass secrets for this web server on to other servers."""
+    """True if obstore, after a redirect, would send secrets for this web server to another server."""
     client = Client(root, user, storage)
     if not client.headers.keys() <= _KEPT_BACK or "/?" in root:
         return True
@@ -102,7 +102,10 @@ class Origin:
         raise RequestFailed(RequestFault.FINAL, "web servers have no list of files", "Name the files one by one.")
 
     def _ask(self, key: str, method: str, how: Mapping[str, str]) -> HttpAnswer | tuple[Objects, str]:
-        """Returns this server's response or, after a redirect to another server, the store and the key there."""
+        """Returns the server's response.
+
+        If the server redirects to another server, returns a store for that server and the key in the store.
+        """
         target = "/" + quote(key, safe="/:@!$&'()*+,;=~-._") + (f"?{self._query}" if self._query else "")
         for _ in range(_HOPS):
             answer = self.server.ask(method, target, {**self._client.headers, **how})
@@ -126,7 +129,7 @@ class Origin:
         raise RequestFailed(RequestFault.FINAL, f"the server redirects more than {_HOPS} times")
 
     def _other_server(self, url: str, there: ServerAddress) -> tuple[Objects, str]:
-        """Returns a store for another server, which gets none of the headers, and the key in that store."""
+        """Returns a store for another server, and the key in it. The user's headers are not sent to that server."""
         here = self.server.address
         if here.scheme == "https" and there.scheme == "http" and not self._client.allows_http:
             raise RequestFailed(

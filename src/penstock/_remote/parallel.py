@@ -20,11 +20,11 @@ class Abandoned(Exception):
 
 
 def in_parallel(call: Callable[[A, Pause], T], items: Iterable[A], threads: int) -> Iterator[T]:
-    """Yields `call(item, pause)` for each item, in order, computed by at most `threads` threads at a time.
+    """Yields `call(item, pause)` for each item, in order. The calls are made by up to `threads` threads.
 
-    Up to `2 * threads` results are computed ahead. To wait, `call` must use `pause(seconds)`, which raises once the
-    caller no longer wants the result, after an error or an interrupt. The threads are daemon threads, so that Ctrl-C
-    does not wait for requests in flight.
+    Up to `2 * threads` results are computed ahead. To wait, `call` must use `pause(seconds)`, which raises if the
+    result is no longer wanted, after an error or an interrupt. The threads are daemon threads, so that Ctrl-C does
+    not wait for requests in flight.
     """
     items = list(items)
     if threads < 2 or len(items) < 2:
@@ -35,7 +35,7 @@ def in_parallel(call: Callable[[A, Pause], T], items: Iterable[A], threads: int)
 
 
 def interruptibly(call: Callable[[], T]) -> T:
-    """Returns `call()`. In the main thread, another thread makes the call, so that Ctrl-C ends the wait at once."""
+    """Returns `call()`. If this is the main thread, another thread makes the call, so that Ctrl-C works at once."""
     if threading.current_thread() is not threading.main_thread():
         return call()
     (result,) = _in_threads(lambda *_: call(), [None], 1)

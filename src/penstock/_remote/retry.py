@@ -22,7 +22,7 @@ class RequestFault(Enum):
 
 
 class RequestFailed(Exception):
-    """A request that failed. `came` is the response or the connection error. `remedy` is what the user can do."""
+    """A request failed. `came` describes the response or the connection error. `remedy` says what the user can do."""
 
     def __init__(self, fault: RequestFault, came: str, remedy: str = "") -> None:
         super().__init__(came)
@@ -37,7 +37,7 @@ def is_passing(status: int) -> bool:
 
 
 def answered(status: int, came: str) -> RequestFailed:
-    """Returns the failure that an HTTP status stands for."""
+    """Converts an HTTP status to a `RequestFailed`."""
     if is_passing(status):
         return RequestFailed(RequestFault.PASSING, came, "The store is overloaded or down: try again later.")
     if status in (404, 410):
@@ -68,9 +68,9 @@ class Patience:
     def pause(self, fault: RequestFault, failures: int, odd: int, elapsed: float, dice: float) -> float | None:
         """Returns the number of seconds until the next attempt, or None if the request must not be retried.
 
-        `failures` is the number of failed attempts in the last `elapsed` seconds. `odd` is the number of malformed or
-        unexpected responses among them, which has its own limit. `dice` is a random number from 0 to 1, so that
-        workers that failed at the same time do not retry at the same time.
+        `failures` is the number of failed attempts so far, in `elapsed` seconds. `odd` is how many of them had a
+        malformed or unexpected response. `dice` is a random number from 0 to 1, so that workers that failed at the
+        same time do not retry at the same time.
         """
         tries_left = fault is RequestFault.ODD and odd < self.odd
         time_left = fault is RequestFault.PASSING and elapsed < self.seconds

@@ -45,7 +45,7 @@ _OPEN = ("endpoint", "base_url", "account_name", "region", "bucket", "container_
 
 
 class StoredObject(NamedTuple):
-    """An object in a store. `token` changes with the content: it is the ETag, or the modification time, or ""."""
+    """An object in a store. `token` identifies its version: the ETag, else the modification time, else ""."""
 
     key: str
     size: int
@@ -53,7 +53,7 @@ class StoredObject(NamedTuple):
 
 
 class Page(NamedTuple):
-    """A part of a listing. A listing that is not deep has the names of subfolders, but not the objects in them."""
+    """A part of a listing. If the listing is not recursive, `folders` contains the names of the subfolders."""
 
     objects: list[StoredObject]
     folders: list[str]
@@ -65,19 +65,19 @@ class Store(Protocol):
     def find(self, key: str) -> StoredObject: ...
 
     def read(self, stored: StoredObject, start: int, stop: int) -> Any:
-        """Returns the bytes as a buffer. Raises `RequestFailed` if the object has changed since it was found."""
+        """Returns the bytes from `start` to `stop`. Raises `RequestFailed` if the object has changed since `find`."""
 
     def write(self, key: str, content: bytes) -> None: ...
 
     def below(self, folder: str, deep: bool, after: str) -> Iterator[Page]:
-        """Yields pages of the objects that are below a folder and have keys greater than `after`."""
+        """Yields pages of the objects below a folder whose keys are greater than `after`."""
 
     def failed(self, error: Exception) -> RequestFailed:
         """Converts an error of the library to `RequestFailed`."""
 
 
 def attempt(store: Store, call: Callable[[], T]) -> T:
-    """Returns the result of `call()`. Raises `RequestFailed` instead of the error of the store's library."""
+    """Returns the result of `call()`. Converts an error of the store's library to `RequestFailed`."""
     try:
         with NO_PANICS:
             return call()
@@ -95,9 +95,9 @@ class Remote:
     """
 
     def __init__(self, root: str, user: str, storage: Storage, places: str | None = None) -> None:
-        """`places` is the result of `_places`, and is passed only to a pickled copy.
+        """`places` is the result of `_places`. By default, it is computed here.
 
-        The copy uses the original's value, because environment variables may differ on another machine.
+        A pickled copy gets the original's result, because environment variables may differ on another machine.
         """
         self._is_own = scheme_of(root) in SCHEMES
         self._root, self._user, self._storage = root, user, named(root, storage) if self._is_own else dict(storage)
@@ -112,7 +112,7 @@ class Remote:
         )
 
     def read(self, stored: StoredObject, start: int, stop: int, pause: Pause = time.sleep) -> Any:
-        """Returns exactly these bytes of an object, as a buffer. `pause(seconds)` waits between two attempts."""
+        """Returns the bytes from `start` to `stop` as a buffer. Calls `pause(seconds)` before each retry."""
         what = f"Bytes {start:,} to {stop:,} of {self.display_url(stored.key)} cannot be read"
 
         def read(store: Store) -> Any:
@@ -137,10 +137,10 @@ class Remote:
         return scheme_of(self._root) in ("s3", "s3a", "gs") and not self._root.endswith("--x-s3")
 
     def below(self, folder: str, deep: bool, after: str = "", pause: Pause = time.sleep) -> Iterator[Page]:
-        """Yields pages of the objects that are below a folder and have keys greater than `after`.
+        """Yields pages of the objects below a folder whose keys are greater than `after`.
 
-        If a page fails, the listing continues after the last page that was read. If the store does not sort objects,
-        the listing starts again from the beginning, and may contain some objects twice.
+        If a request fails, the listing continues after the last page that was read. But if the store does not sort
+        objects, it starts again from the beginning, and may contain some objects twice.
         """
         what = f"The files below {self.display_url(folder)} cannot be listed"
         listing: Iterator[Page] | None = None
@@ -169,7 +169,7 @@ class Remote:
         return faithful(self._root, key)
 
     def identity(self, key: str) -> str:
-        """Returns a string that identifies an object among those of all stores, whichever credentials are used."""
+        """Returns a string that identifies an object among all stores. It does not depend on the credentials."""
         return identified(self._root, key, self._user) + self._places
 
     def _tried(
@@ -268,7 +268,7 @@ def _error(failed: RequestFailed, text: str) -> RemoteError:
 
 
 def _places(scheme: str, storage: Mapping[str, Any]) -> str:
-    """Returns one string with the options and variables that choose the server, account or bucket of a URL."""
+    """Returns a string with all options and variables that decide which server, account or bucket a URL refers to."""
     found = [(_ACCOUNT, os.environ[_ACCOUNT])] if scheme.startswith("a") and _ACCOUNT in os.environ else []
     within: list[Mapping[str, Any]] = [storage]
     for options in within:  # grows: options may be nested, as in client_kwargs

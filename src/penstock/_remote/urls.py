@@ -24,11 +24,10 @@ _WEB = ("http", "https")
 
 
 class _Signature(NamedTuple):
-    """How a store signs URLs. A query is signed if it has all names in `needs` and the host matches `hosts`.
+    """How a store signs URLs. A URL is signed if its query has all names in `needs` and its host matches `hosts`.
 
-    `names` is a pattern that matches the signing parameters. URLs that differ only in signing parameters refer to the
+    `names` matches the signing parameters, which differ between stores. URLs that differ only in these refer to the
     same object. Any other parameter may select the content, for example `versionId`, `x-oss-process` or `id`.
-    Parameters such as `token` or `st` are signing parameters in some stores only.
     """
 
     needs: frozenset[str]
@@ -80,7 +79,7 @@ _SIGNATURES = (
 class UrlParts(NamedTuple):
     """The parts of a URL.
 
-    `root` is the store, with a signed query if there is one. `user` is "name:password", or "".
+    `root` is the store, with the query if there is one. `user` is "name:password", or "".
     """
 
     root: str
@@ -103,7 +102,7 @@ def is_web(url: str) -> bool:
 
 
 def split(url: str) -> UrlParts:
-    """Splits a URL into store, key and user. Only http and https have queries and percent-encoded characters."""
+    """Splits a URL into store, key and user. The characters ? and % are special only in http and https URLs."""
     if is_web(url):
         scheme, place, path, query = _parts(url)
         user, _, host = place.rpartition("@")
@@ -116,10 +115,10 @@ def split(url: str) -> UrlParts:
 
 
 def redacted(url: str) -> str:
-    """Returns a URL, or a path that may be a mistyped URL, as it may be shown: without user, password and query.
+    """Hides user, password and query of a URL, for messages. A path is accepted too, as it may be a mistyped URL.
 
-    In doubt, more is hidden: everything up to the last @ if the text is not a URL, has no valid host, or may have a
-    password with a slash. So the results for two different URLs may be the same: see `faithful`.
+    If the text is not a URL, has no valid host, or may have a password with a slash, everything up to the last @ is
+    hidden. So two different URLs may have the same result: see `faithful`.
     """
     found = _URL.match(url)
     if found is None:
@@ -141,10 +140,7 @@ def redacted(url: str) -> str:
 
 
 def _unlike_url(text: str) -> str:
-    """Returns a path as it may be shown in messages.
-
-    A path with a colon and an @ may be a mistyped URL with a password, which is hidden.
-    """
+    """Returns a path for messages. A path with a colon and an @ may be a mistyped URL, so its password is hidden."""
     plain = unquote(unquote("".join(text.split())))
     mark = _MARK.search(plain)
     if mark is None:
@@ -174,7 +170,10 @@ def suspicious(rest: str) -> list[str]:
 
 
 def local(path: str, reader: str) -> str:
-    """Returns the path. Raises FileNotFoundError for a URL, because the system's error would show its password."""
+    """Returns the path. Raises FileNotFoundError if it is a URL, or looks like one.
+
+    Opening it would fail too, but with an error message that shows the password in the URL.
+    """
     if redacted(path) != path and not os.path.exists(path):
         raise FileNotFoundError(
             f"{reader}: there is no local file {redacted(path)!r}. It looks like a URL: copy the file to a disk."
@@ -183,10 +182,10 @@ def local(path: str, reader: str) -> str:
 
 
 def identified(root: str, key: str, user: str) -> str:
-    """Returns a string that identifies an object. All signed URLs of the same object give the same string.
+    """Returns a string that is the same for all signed URLs of an object, and different for other objects.
 
-    URLs of different objects give different strings. The arguments are the parts that `split` returns. The string has
-    no password, but may contain other credentials, so it must never be shown.
+    The arguments are the parts that `split` returns. The string contains no password, but may contain other
+    credentials, so it must never be shown.
     """
     if not is_web(root):
         scheme, _, place = root.partition("://")
@@ -201,7 +200,7 @@ def identified(root: str, key: str, user: str) -> str:
 
 
 def _unsigned(host: str, query: str) -> str:
-    """Removes the signing parameters from a query. Leaves a query unchanged if it has one of them twice."""
+    """Removes the signing parameters from a query. If one of them occurs twice, the query is returned unchanged."""
     parts = query.split("&")
     names = [unquote(part.partition("=")[0]).lower() for part in parts]
     for needs, signing, hosts in _SIGNATURES:
@@ -213,7 +212,7 @@ def _unsigned(host: str, query: str) -> str:
 
 
 def scrubbed(text: str, secrets: tuple[str, ...]) -> str:
-    """Returns a library's message with redacted URLs, and with *** instead of each secret."""
+    """Returns a library's message in which URLs are redacted, and secrets are replaced by ***."""
     text = _USER_IN_TEXT.sub(r"\1", text)
     text = _IN_TEXT.sub(lambda found: redacted(found[0]), text)
     for secret in sorted(secrets, key=len, reverse=True):
