@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
+import warnings
 from typing import Any
 
 import numpy as np
@@ -106,7 +107,8 @@ def _pack(images: ImageFolder, options: argparse.Namespace) -> tuple[list[tuple[
         num_workers=len(os.sched_getaffinity(0)) if options.workers is None else options.workers,
         on_error="skip" if options.skip_bad else "raise",
     )
-    with RecordWriter(options.out) as writer, loader:
+    with RecordWriter(options.out) as writer, loader, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Every sample of epoch")  # the end says so, and lists the files
         batches = loader.batches()
         # The workers start before the bar, which has a thread: with threads, penstock does not fork.
         batch = next(batches, None)
