@@ -51,9 +51,9 @@ at_work = _AtWork()
 
 @contextmanager
 def among(rows: Sequence[int], n: int) -> Iterator[None]:
-    """Tells `each(keys)` that only some rows are computed inside the `with` block.
+    """Sets the rows that `penstock.each(keys)` expects inside the `with` block.
 
-    `rows` are the indices of these rows among the `n` rows that the dataset was asked for.
+    The dataset was asked for `n` rows. `rows` are the indices of those that are fetched inside the block.
     """
     source = at_work.source
     if source is None:

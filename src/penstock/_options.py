@@ -354,7 +354,7 @@ def shown_names(least: Show = Show.FIGURES) -> list[str]:
 
 
 def _automatic(is_stream: bool, given: dict[str, Any]) -> tuple[str, ...]:
-    """Replaces each "auto" with the number to start with, and returns the names of these settings."""
+    """Replaces each setting that is "auto" with its initial number. Returns the names of the replaced settings."""
     auto = tuple(name for name, option in OPTIONS.items() if option.tuned and isinstance(given[name], str))
     for name in auto:
         if given[name] != "auto":

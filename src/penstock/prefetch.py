@@ -95,7 +95,7 @@ class Prefetcher:
     """The iterator that `prefetch` returns.
 
     To start the next epoch, call `reset()`, or call `iter()` at the end of the current epoch. Reading starts with the
-    first call of `iter()`, `next()` or `reset()`. Several threads may call `next()`, but only one of them may start a
+    first call to `iter()`, `next()` or `reset()`. Several threads may call `next()`, but only one of them may start a
     new epoch.
     """
 

@@ -43,7 +43,7 @@ class _MadePiece(NamedTuple):
 
 
 class Cache:
-    """Keeps pieces of bytes in a folder, on a local disk or in memory (/dev/shm), for all processes of this machine.
+    """Keeps pieces of files in a folder, on a local disk or in memory (/dev/shm), for all processes on this machine.
 
     The pieces take up to `limit` bytes. To make room, the cache evicts the piece that will be needed last (see
     `agendas`), or the oldest piece if no loader has published what it will need. A process keeps its most recently
@@ -202,7 +202,7 @@ class Cache:
         return view
 
     def _map(self, name: str, digest: str) -> memoryview | None:
-        """Maps a piece from the folder, and keeps the map. Returns None if the piece is missing or damaged."""
+        """Maps a piece from the folder, and keeps the mapping. Returns None if the piece is missing or damaged."""
         try:
             view = self._mapped[name] = self._opened(digest)
         except (OSError, ValueError, MemoryError):

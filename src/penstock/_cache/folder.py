@@ -210,7 +210,11 @@ class Folder:
         return found
 
     def noted(self) -> FolderTotals:
-        """Returns the stored totals. If they are missing or not valid, returns those of a full folder."""
+        """Returns the totals that are stored in the folder: the size of all pieces, and the eviction counter.
+
+        If they are missing or not valid, returns `limit` as the size, so that the folder counts as full, and -1 as
+        the counter.
+        """
         with suppress(OSError):
             fd = acquire(partial(trust.open_ours, self._state, group=self.group), os.close)
             try:

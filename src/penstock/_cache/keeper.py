@@ -31,7 +31,8 @@ class Keeper:
     """Claims the shared blocks of a table that a loader needs, so that they stay in memory.
 
     If the loader reads block by block, a thread claims the blocks that are needed next, and tells `kept` (this
-    process's own cache of decoded blocks) to keep them too. Otherwise, the keeper claims `keep` bytes of any blocks.
+    process's own cache of decoded blocks) to keep them too. Otherwise, the keeper claims the newest blocks, up to
+    `keep` bytes in total.
     """
 
     def __init__(

@@ -53,13 +53,13 @@ class LockPatience:
 class ByteLock:
     """A lock on one byte of the file that `opened()` opens. Each object is used once, usually by `with_loan`.
 
-    The byte need not exist, so one file has up to 2**62 locks. The lock belongs to a file descriptor (`F_OFD_SETLK`),
-    so it also works between threads. A forked child closes its copy of the descriptor, so that the lock is released
-    when the parent dies.
+    The byte need not exist, so one file can hold up to 2**62 locks. The lock belongs to a file descriptor
+    (`F_OFD_SETLK`), so it also works between threads. A forked child closes its copy of the descriptor, so that the
+    lock is released when the parent dies.
 
     Without `patience`, `begin` does not wait for the lock. With it, `begin` waits up to `trust.WAIT` seconds. If
-    `long` is True, it waits up to `trust.LONGEST` seconds, but only while the holder is running. F_OFD_SETLKW, with
-    which the kernel waits, is not used, because it has no time limit.
+    `long` is True, it waits up to `trust.LONGEST` seconds, but only while the holder is running. F_OFD_SETLKW, which
+    waits in the kernel, is not used, because it has no time limit.
     """
 
     __slots__ = ("_byte", "_fds", "_long", "_opened", "_patience")

@@ -114,7 +114,7 @@ class _Fetches:
         self._not_before, self._seen = time.monotonic() + _AFTER_FAILURE, None
 
     def look(self, lookout: Lookout, publisher: Publisher) -> None:
-        """Starts the fetches that are due. First publishes the agenda (the pieces that are needed) if it is new."""
+        """Publishes the agenda (the pieces that are needed) if it is new. Then starts the fetches that are due."""
         if time.monotonic() < self._not_before:
             return
         agenda, position = lookout.agenda(), lookout.position

@@ -70,7 +70,7 @@ class Inventory:
     """The list of a table's shared blocks, with one loader's claim (the blocks that this loader needs).
 
     `claim` is the initial claim. Each loader creates an inventory, because it may be the first one. If an older one
-    exists, it is used instead, so that all processes of the machine share one inventory.
+    exists, it is used instead, so that all processes on the machine share one inventory.
     """
 
     def __init__(self, table: str, claim: Claim) -> None:

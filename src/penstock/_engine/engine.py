@@ -267,7 +267,7 @@ class Engine(EngineLifetime):
     # Changes while it runs.
 
     def update(self, change: bytes) -> None:
-        """Sends an encoded change of the dataset to the workers. Steps that are not handed out yet are done again.
+        """Sends the workers an encoded change to the dataset. Steps that are not handed out yet are done again.
 
         The calling thread must hold the engine (see `held`).
         """

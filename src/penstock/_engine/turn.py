@@ -92,7 +92,7 @@ class Turn:
     def _refuse(self, hold: Hold) -> None:
         """Raises RuntimeError if this thread would wait for itself.
 
-        A call of `next` is also refused if the engine has ended, or if another thread is already waiting for a batch.
+        A call to `next` is also refused if the engine has ended, or if another thread is already waiting for a batch.
         """
         if hold[1] is CHANGE:
             if self.is_used_here():

@@ -257,7 +257,7 @@ class Feed:
             at_work.source = outer
 
     def read_from(self) -> Any:
-        """Returns the sampler or stream that the user gave, or None if there is only a dataset with keys."""
+        """Returns the sampler or stream that the user passed, or None if there is only a dataset with keys."""
         return None
 
     def beginning(self, *, is_fresh: bool) -> bytes | None:
@@ -284,7 +284,7 @@ class Feed:
     # One batch.
 
     def index(self, task: Task, rows: int, mended: Mended | None) -> NDArray[np.uint64] | None:
-        """Returns the key of each row, or None if a key is not a non-negative integer.
+        """Returns the key of each row, or None if not all keys are integers >= 0.
 
         For a stream, returns the position of each row in the stream.
         """

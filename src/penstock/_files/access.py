@@ -112,7 +112,7 @@ class Access(NamedTuple):
 
 
 class PiecesOnDisk:
-    """Keeps pieces of remote files in a folder. Each piece is fetched once for all processes of this machine."""
+    """Keeps pieces of remote files in a folder. Each piece is fetched once for all processes on this machine."""
 
     def __init__(self, cache: Cache) -> None:
         self.cache = cache

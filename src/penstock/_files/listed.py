@@ -84,7 +84,8 @@ class _GivenUrl:
     def _matching(self) -> Iterator[StoredObject]:
         """Yields the files that match the pattern.
 
-        Lists only the folders that match the beginning of the pattern or, from a `**` on, all folders.
+        Lists only the folders whose paths match the beginning of the pattern. Where the pattern has a `**`, lists all
+        folders below them.
         """
         segments = self._key.split("/")
         first = next(at for at, segment in enumerate(segments) if _MAGIC.search(segment))
@@ -112,10 +113,11 @@ class _GivenUrl:
 
 
 def translated(pattern: str) -> re.Pattern[str]:
-    """Returns a regular expression for a pattern. As in a shell, `*` matches no slash, and no dot that begins a name.
+    """Returns a regular expression for a pattern.
 
-    Names come from servers, so matching must be fast for any name: a `*` never backtracks (an atomic group). The same
-    names match as with backtracking.
+    As in a shell, `*` does not match a slash, or a dot at the start of a name. Names come from servers, so matching
+    must be fast for any name. Each `*` is therefore an atomic group, which never backtracks. This does not change
+    which names match.
     """
     parts: list[str] = []
     segments = pattern.split("/")

@@ -62,9 +62,9 @@ def map_file(file: File, address: int) -> None:
 
 
 def map_again(memory: memoryview, address: int) -> bool:
-    """Maps a file that is already mapped at `memory` a second time, into a reserved range.
+    """Maps a file a second time, into a reserved range. `memory` is the existing mapping.
 
-    Returns False if the system refuses. This needs no descriptor, and works even if the file was deleted.
+    Returns False if the system refuses. No file descriptor is needed, so this works even if the file was deleted.
     """
     try:
         copy_map(np.frombuffer(memory, np.uint8).ctypes.data, len(memory), address)

@@ -35,8 +35,9 @@ from penstock._system.interrupts import CallAtEnd, call_at_end, interrupts_defer
 class Span:
     """All files of a dataset in one array, `memory`. File i starts at `begins[i]`. Unmapped pieces are zeros.
 
-    Another thread may unmap a piece while its bytes are being copied. Then `mark` is set to a new object. So a
-    reader gets `mark`, calls `has`, and copies. If `mark` is a different object afterwards, the copy may be wrong.
+    Another thread may unmap a piece while a reader copies its bytes. Each time a piece is unmapped, `mark` is set to
+    a new object, so that readers can detect this. A reader remembers `mark`, checks with `has` that the bytes are
+    mapped, and copies them. If `mark` is a different object afterwards, the copy may be wrong.
     """
 
     def __init__(self, files: Sequence[AnyFile]) -> None:

@@ -31,7 +31,7 @@ def convert(sample: object) -> object:
 
 
 def collate(samples: Sequence[object], empty: Empty) -> Any:
-    """Returns the batch of these samples. Each array gets its memory from one call of `empty`.
+    """Returns the batch of these samples. Each array gets its memory from one call to `empty`.
 
     `samples` may be an array, because a dataset's `__getitems__` may return one. Its rows are then the samples, and
     the array is copied once.

@@ -192,7 +192,10 @@ HANDLERS: Mapping[type, Handler | None] = MemoTable(_handler)
 
 
 class Shipping(dict[type, "Reduce | None"]):
-    """Maps each class to its pickling function for one pickle of a dataset, or to None for pickle's default way."""
+    """Maps each class to the function that pickles its objects, or to None if pickle's default is used.
+
+    A new mapping is made each time a dataset is pickled.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -97,11 +97,11 @@ class Slabs:
         self._unused: dict[int, Iterator[Region]] = {}  # by capacity
 
     def region(self, slab: int, at_least: int = 0, count: int = 1, most: int = 1) -> Region:
-        """Returns the region of a free slab. Allocates a larger region if `count` batches would not fit.
+        """Returns the region of a free slab. If `count` batches would not fit, it is replaced with a larger one.
 
-        Until the size of a batch is known, a region takes a whole extent (see `EXTENT`). Later regions have room for
-        `most` batches, up to the limit for bundles (several batches in one slab). A generous size costs nothing,
-        because memory pages are allocated only when they are written.
+        Until the size of a batch is known, a new region is a whole extent (see `EXTENT`). Later, a new region has
+        room for up to `most` batches, within the limit for bundles (see `BUNDLE`; a bundle is several batches in one
+        slab). A large region costs nothing, because memory pages are allocated only when they are written.
         """
         wanted = max(self.largest * count, at_least) + _BESIDE * count
         region = self._regions.get(slab)

@@ -4,8 +4,8 @@ Containers are dict, list and tuple, and all classes that have a form (see `form
 other mappings and sequences. Everything else is a leaf. A container that cannot be rebuilt from its parts is a leaf
 too.
 
-A batch that is sent to another process is taken apart by `flatten_exactly`. It opens a container only if pickle would
-rebuild the same object from the same parts.
+A batch that is sent to another process is taken apart by `flatten_exactly`, which treats a container as a leaf unless
+pickle would rebuild the same object from the same parts.
 
 Specs are kept in a table. So a structure that was seen before costs only one lookup, and `==` usually compares two
 pointers.
@@ -100,10 +100,10 @@ def flatten(tree: object) -> tuple[list[object], Spec]:
 
 
 def flatten_exactly(tree: object) -> tuple[list[object], Spec] | None:
-    """Like `flatten`, but opens a container only if pickle would rebuild it from the same parts.
+    """Like `flatten`, but takes a container apart only if pickle would save the same parts.
 
-    All other containers are leaves. Returns None if only pickle can preserve the structure, because a container
-    occurs twice, contains itself, or is nested deeper than MAX_DEPTH.
+    All other containers are leaves. Returns None if only pickle can preserve the structure: if a container occurs
+    twice, contains itself, or is nested deeper than MAX_DEPTH.
     """
     if type(tree) in LEAVES:
         return [tree], LEAF

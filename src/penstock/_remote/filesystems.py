@@ -21,7 +21,7 @@ _PASSING = ("Timeout", "Connection", "ServerDisconnected", "ClientError", "Clien
 
 
 class FileSystem:
-    """A store that fsspec reads.
+    """A store that is read through fsspec.
 
     After each read, the object is looked up again to see if it has changed, because fsspec has no conditional
     requests.

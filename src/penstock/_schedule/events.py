@@ -68,8 +68,9 @@ class StepFilled(NamedTuple):
 class StepEnded(NamedTuple):
     """A stream ended before this step, so no later step of this stream has samples either.
 
-    If the step belongs to the next run, this event only frees the step's slab (memory block) and stops posting. In
-    that case, `Bounded` must follow after the next `Opened`.
+    If the step belongs to the next run, the current run continues. The step's slab (memory block) is freed, and no
+    more steps are posted until the next `Opened`. After that `Opened`, the engine must send `Bounded`, because the
+    scheduler does not remember where the new run ends.
     """
 
     seq: int

@@ -224,7 +224,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """The tuner's knowledge about the current load.
+    """What the tuner has learned about the current load.
 
     At least `least` workers are needed, and more than `most` workers do not help. A `prefetch_factor` larger than
     `farthest` does not help either.

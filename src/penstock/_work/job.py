@@ -43,7 +43,7 @@ class TaskRunner(Protocol):
         """Returns the outcome of the latest task, after its batch could not be sent because of `error`."""
 
     def capture(self, errored: Errored) -> bytes:
-        """Returns the error as bytes. In the caller's process, `restore` makes an exception from them."""
+        """Returns the error as bytes. In the caller's process, `restore` turns them back into an exception."""
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)

@@ -142,7 +142,11 @@ class Lending:
         self._open: dict[int, GeneratorLoan] = {}  # the outermost loan of each thread
 
     def _adopt(self) -> None:
-        """Ends the loans of all other threads. Called in a forked child, where only the forking thread exists."""
+        """Takes back the random generators that other threads have borrowed.
+
+        Restores their state unless this thread has borrowed them too. Called in a forked child, where only the
+        forking thread exists.
+        """
         mine, others = self._open.get(threading.get_ident()), [*self._open.values()]
         saved = next((lent.saved for lent in others if lent.saved is not None), None)
         self._renew()

@@ -141,11 +141,11 @@ class Backend(Protocol):
 
     @abstractmethod
     def encode(self, change: Change) -> bytes:
-        """Encodes a change of the dataset as bytes, for `update`. Raises if the change cannot be sent."""
+        """Encodes a change to the dataset as bytes, for `update`. Raises an error if the change cannot be sent."""
 
     @abstractmethod
     def update(self, change: bytes) -> None:
-        """Sends a change of the dataset to the workers. The change applies to all tasks posted from now on."""
+        """Sends the workers a change to the dataset. The change applies to all tasks posted from now on."""
 
     def flush(self) -> None:
         """Makes sure that the workers know of all posted tasks."""
@@ -193,7 +193,7 @@ class Backend(Protocol):
     def wake(self) -> None:
         """Makes the thread that waits in `poll` return, even without an outcome.
 
-        If no thread waits, the next call of `poll` returns at once.
+        If no thread waits, the next call to `poll` returns at once.
         """
 
     @abstractmethod
@@ -258,7 +258,7 @@ def register(
       `given`. It is "backend_options", or "multiprocessing_context" for a backend that starts processes. If it is
       None, the backend takes no options.
     - `check(given, num_workers)` is called when a loader is created, and raises if the backend cannot work with these
-      values. `given` is None if the user gave nothing.
+      values. `given` is None if the user passed nothing.
     - `room(given)` returns how many workers fit on the machines that the backend uses, as a limit for
       `num_workers="auto"`. It returns None if the workers run on this machine, or if the number is not known.
     - `kills` says whether `end_hung` can kill workers. If it is False, `hang=` is refused.

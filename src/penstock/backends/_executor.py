@@ -83,7 +83,7 @@ class TaskExecutor:
     def _do_step(self, task: Task, updates: int, writer: Writer, base: int = 0) -> bytes:
         """Runs one step and returns the encoded reply.
 
-        Before the step, applies the changes of the dataset up to the offset `updates` in their log. `base` is the
+        Before the step, applies the changes to the dataset up to the offset `updates` in their log. `base` is the
         offset at which the writer's memory begins in the slab (the memory for the batch).
         """
         head, used = (task.seq, base, perf_counter_ns()), writer.used

@@ -4,7 +4,7 @@ They read tables, token files, lines, tar shards, and files in formats of your o
 URLs. They also accept these keyword arguments for remote files, which have no effect on local files:
 
 - `storage`: options for the library that reads URLs, such as `{"region": "eu-central-1"}` (docs/remote.md).
-- `cache`: the folder in which pieces of the files are kept, shared by all processes of this machine. The default is
+- `cache`: the folder in which pieces of the files are kept, shared by all processes on this machine. The default is
   penstock's cache folder. With `cache=False`, each process keeps the last 128 MB of pieces in its own memory
   (docs/cache.md).
 - `cache_bytes`: the maximum size of that folder, in bytes. The default is half of the free space on its disk, but at

@@ -112,7 +112,10 @@ def entry_of(file: AnyFile, arrays: Arrays) -> Entry:
 
 
 def _header(file: AnyFile, place: int) -> int:
-    """Returns the CRC-32 of the tar header at the offset `place`, or of the part of it that is inside the file."""
+    """Returns the CRC-32 of the tar header at the offset `place`.
+
+    If the file ends within the header, only the bytes before the end are included.
+    """
     place = min(place, file.size)
     return zlib.crc32(file.peek(place, min(HEADER, file.size - place)))
 
@@ -227,7 +230,7 @@ class Beside:
             self._counts[index.path] = _shards(index, index is self._given)
         shard = _nearest(file.path, self._counts[index.path].get(_name(file), []))
         if not shard or shard.get("filesize", file.size) != file.size or shard["nsamples"] > file.size // HEADER:
-            return None  # the entry is for another tar, because each sample has at least one header
+            return None  # the entry is for a different tar, because each sample has at least one header
         count: int = shard["nsamples"]
         return count
 
@@ -360,7 +363,7 @@ def _nearest(path: str, shards: list[Any]) -> Any:
 def dali_index(file: AnyFile) -> Arrays | None:
     """Returns the index of a tar, converted from a DALI index in the same folder.
 
-    Returns None if there is no such index, or if it describes another tar.
+    Returns None if there is no such index, or if it describes a different tar.
     """
     name = _name(file)
     for stem in dict.fromkeys((name.rpartition(".")[0], name[:1] + name[1:].partition(".")[0])):

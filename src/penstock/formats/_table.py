@@ -161,7 +161,10 @@ class Table(Format):
 
     @cached_property
     def _lasts(self) -> bool:
-        """True if every change of a file also changes its identity. Only then can processes share decoded blocks."""
+        """True if the identity of each file changes whenever its content changes.
+
+        Only then can processes share decoded blocks.
+        """
         return all(file.identity.lasts for file in self.files)
 
     def _check_use(self) -> None:

@@ -170,12 +170,12 @@ class Tokens(Format):
 
 
 class _MappedSamples:
-    """The samples of memory-mapped files, which lie in one region of memory.
+    """The samples of memory-mapped files, which are all in one region of memory.
 
-    The region is divided into units of equal size, and each sample begins at the start of a unit. If a sample
-    consists of whole units (usually one), numpy's `take` copies it directly. Other samples, such as overlapping ones,
-    are copied twice, because numpy cannot copy them directly into a given array. The second copy reads from the
-    processor's cache.
+    The region is divided into units of equal size, and each sample begins at the start of a unit. If samples consist
+    of whole units (usually one), numpy's `take` copies them directly to their destination. Otherwise, as with most
+    overlapping samples, they are first copied to a temporary array, because numpy cannot copy them directly into a
+    given array. The second copy is cheap, because the data is still in the processor's cache.
     """
 
     def __init__(self, tokens: Tokens, memory: NDArray[np.uint8], begins: NDArray[np.int64]) -> None:

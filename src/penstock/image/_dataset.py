@@ -113,17 +113,17 @@ CHECKED = 8  # at least one of this many files at the beginning of a list must e
 class ImageFolder(Format, Images):
     """The images in a folder.
 
-    Each folder directly inside it is a class, which consists of all images below that folder.
+    Each direct subfolder is a class, which contains all images at any depth below it.
 
     Classes are numbered in the order of their names. `classes` holds the names, `targets` the label of each image,
     and `paths` its path relative to `root`. With `labels=False`, a sample is only an image, from anywhere below the
     folder.
 
-    `listing` is a text file that lists the images instead. It is in Caffe's format, with a path and a label on each
-    line (`cats/tom 1.jpg 0`), or in MXNet's format, with an unused number, one or more labels and a path, separated
-    by tabs. Paths are relative to the folder or, if `root` itself is such a file, to the folder that contains the
-    file. Labels are ints, or floats if one of them is a float, or arrays if a line has several. Images are opened
-    when they are fetched, so a missing file is an error of its sample.
+    If `listing` is given, it is a text file that lists the images, and the folder is not searched. It is in Caffe's
+    format, with a path and a label on each line (`cats/tom 1.jpg 0`), or in MXNet's format, with an unused number,
+    one or more labels and a path, separated by tabs. Paths are relative to the folder or, if `root` itself is such a
+    file, to the folder that contains the file. Labels are ints, or floats if one of them is a float, or arrays if a
+    line has several. Images are opened only when they are fetched, so a missing file makes only its own sample fail.
 
     `root` and `listing` may be URLs. A web server does not list its files, so `listing` is needed there. `storage`,
     `cache`, `cache_bytes` and `cache_shared` are for remote files, and are explained in `penstock.formats`.

@@ -220,9 +220,9 @@ class SamplerPlan:
 
     With `batched`, the sampler yields whole batches, which become lists. Otherwise its keys are grouped by
     `batch_size`, or passed on one by one if `batch_size` is None. Each `draw` calls `iter()` once, or continues a
-    pass that is already open. To start at a later step, it reads and discards the earlier steps. Each rank reads the
-    whole sampler, which must be the same on all ranks, and takes every world-th step. An exception that
-    the sampler raises takes the place of a step.
+    pass that has already begun. To start at a later step, it reads and discards the earlier steps. Each rank reads
+    the whole sampler, which must be the same on all ranks, and takes every world-th step. An exception that the
+    sampler raises takes the place of a step.
 
     >>> list(SamplerPlan("abcde", batch_size=2).draw(epoch=0, start=1))
     [['c', 'd'], ['e']]
@@ -260,10 +260,11 @@ class SamplerPlan:
         read: int = 0,
         broken: Callable[[], bool] = lambda: True,
     ) -> Iterator[Any]:
-        """Yields the keys of each step from step `start` on.
+        """Yields the keys of each step, starting at step `start`.
 
-        If `take` is given, continues a pass over the sampler that is already open. `take(size)` then returns the next
-        keys, and `read` is the number of batches that were read before. `broken` is explained in `Rest`.
+        If `take` is given, continues a pass over the sampler that has already begun, instead of starting a new one.
+        `take(size)` then returns the next keys, and `read` is the number of batches that this pass has read so far.
+        `broken` is explained in `Rest`.
         """
         _check_start(start)
         of_all_ranks = Calls(partial(self._read, take or _taking(iter(self.sampler))))

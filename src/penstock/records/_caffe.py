@@ -48,16 +48,16 @@ class CaffeLMDB(RecordSamples):
     are decoded (which needs the extra "image"), gray ones to a single channel. Three uint8 channels are in Caffe's
     order, BGR; `color="rgb"` reverses them.
 
-    With a `transform` of `penstock.image`, a sample is `(image, label)`, and the transform determines the order of
+    With a `transform` from `penstock.image`, a sample is `(image, label)`, and the transform determines the order of
     the channels. Use `Transform(color="bgr")` for a network that was trained with Caffe. `labels=False` leaves the
     labels out.
 
     No LMDB library is needed. Any number of threads and processes may read at once, as long as no program writes.
     `path` is the folder, or the file in it, or a list of these; each may be a URL. `keys` holds the keys, which are
     read once and kept together with the positions of their values (docs/formats.md). LMDB has no checksums, so a
-    wrong byte inside a value may not be noticed. All other damage raises `RecordError`. A value of more than
-    `max_sample_bytes` bytes is an error too, and so is an encoded image whose pixels take more bytes than that. A
-    `transform` has its own limit.
+    wrong byte inside a value may not be detected. All other damage raises `RecordError`. A sample also fails if its
+    value is larger than `max_sample_bytes` bytes, or if it is an encoded image whose pixels take more bytes than
+    that. A `transform` has its own limit.
 
     `storage`, `cache`, `cache_bytes` and `cache_shared` are for remote files, and are explained in
     `penstock.formats`.

@@ -54,9 +54,10 @@ def find_values(file: AnyFile) -> Arrays:
 
 
 def value_of(raw: bytes, start: int, page: int) -> memoryview | None:
-    """Returns the value in `raw`, the bytes at the offset `start` of the file, or None if they are damaged.
+    """Returns the value that is stored in `raw`, or None if `raw` is damaged.
 
-    For a large value, `raw` begins with a page header, which is left out.
+    `raw` contains the bytes of the file from offset `start` on. For a large value, it begins with a page header,
+    which is skipped. `page` is the page size.
     """
     if start % page or not raw:  # an empty value may be at the end of its page
         return memoryview(raw)
@@ -145,10 +146,7 @@ class _Tree:
                 yield key
 
     def _leaves(self, number: int, depth: int) -> Iterator[tuple[int, bytes, tuple[int, ...]]]:
-        """Yields the leaf pages below a page, in key order.
-
-        Each is given as its page number, its bytes and its nodes' offsets.
-        """
+        """Yields the leaf pages below a page, in key order, as tuples (page number, bytes, offsets of the nodes)."""
         raw, positions = self._nodes(number, _LEAF if depth == 1 else _BRANCH)
         if depth == 1:
             yield number, raw, positions

@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Checks the options first, so that a mistake is reported before an hour of work."""
+    """Checks the options up front, so that a mistake is not reported only after an hour of work."""
     if not options.out.endswith(".rec"):
         raise ValueError(f"the name of the file to write must end in .rec, but it is {options.out}.")
     if options.quality is not None and options.resize is None:

@@ -50,21 +50,21 @@ class Record(NamedTuple):
 class RecordFile(RecordSamples):
     """The records of MXNet's `.rec` files, in the order of the files. Each sample is a `Record(id, label, data)`.
 
-    With a `transform` of `penstock.image`, a sample is `(image, label)`, or only the image with `labels=False`.
+    With a `transform` from `penstock.image`, a sample is `(image, label)`, or only the image with `labels=False`.
 
     `path` is a path or URL, a list of these, a pattern or a folder. The index of a file is the `.idx` file next to
-    it, or the file that `idx` names. Without an index, or with `idx=False`, the records are found by following their
+    it, or the file given as `idx`. Without an index, or with `idx=False`, the records are found by following their
     headers, and their positions are kept (docs/formats.md). In both cases each header is read, which takes about 2 s
     for a million records if the file is in the page cache. For a remote file with an `.idx`, only the records that
     are needed are read. `save_idx()` writes the index for the next time. Any number of threads and processes may read
     at once.
 
-    RecordIO has no checksums, so a wrong byte in a record's label or data cannot be noticed. Any other damage raises
+    RecordIO has no checksums, so a wrong byte in a record's label or data cannot be detected. Any other damage raises
     `RecordError`, at the latest when the record is read.
 
     `storage`, `cache`, `cache_bytes` and `cache_shared` are for remote files, and are explained in
-    `penstock.formats`. A record of more than `max_sample_bytes` bytes is an error of its sample. A `transform` has
-    its own limit.
+    `penstock.formats`. If a record is larger than `max_sample_bytes` bytes, its sample fails. A `transform` has its
+    own limit.
     """
 
     suffixes = (".rec",)

@@ -172,10 +172,11 @@ def folded(summary: str, inner: str) -> str:
 
 
 def log_scale(limits: Sequence[float], show: Callable[[float], str]) -> list[tuple[float, str]]:
-    """Returns the labels of a logarithmic axis, one at each power of ten, or fewer if there are many.
+    """Returns the labels of a logarithmic axis: one at each power of ten, or only at some of them if there are many.
 
-    The axis has columns of equal width. `limits` are the values at the edges of the columns, and grow by a constant
-    factor. `show` formats a value as text. Each label has a position from 0 to 1 and a text.
+    The axis has columns of equal width. `limits` are the values at the edges of the columns, and each is the same
+    multiple of the one before. `show` formats a value as text. Each label is a pair: a position from 0 to 1, and the
+    text.
     """
     places = []
     for column, (low, high) in enumerate(pairwise(limits)):

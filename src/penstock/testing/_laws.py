@@ -235,14 +235,14 @@ def task(seq: int, steps: int = 1) -> Task:
 
 
 def post(backend: Backend, *seqs: int) -> None:
-    """Posts a task for each of these step numbers. Step i uses slab i (the memory for its batch)."""
+    """Posts a task for each of the given step numbers. Step i uses slab i (the memory for its batch)."""
     for seq in seqs:
         backend.post(task(seq), seq, -1)
     backend.flush()
 
 
 def done(backend: Backend, *seqs: int) -> list[Any]:
-    """Posts a task for each of these step numbers, waits until all are done, and returns their outcomes."""
+    """Posts a task for each of the given step numbers, waits until all are done, and returns their outcomes."""
     post(backend, *seqs)
     return outcomes(backend, len(seqs))
 

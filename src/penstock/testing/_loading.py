@@ -374,7 +374,8 @@ def _rows(batches: Iterable[Any]) -> list[Any]:
 def _gated() -> Iterator[tuple[FunctionDataset, Callable[[], None]]]:
     """Yields a dataset of six samples, and a function that opens a gate. Sample 1 waits until the gate is open.
 
-    The gate is a file that the function deletes. The end of the block deletes it too, so no worker waits forever.
+    The gate is a file that the function deletes. It is also deleted at the end of the `with` block, so no worker
+    waits forever.
     """
     with tempfile.TemporaryDirectory() as folder:
         gate = Path(folder) / "gate"

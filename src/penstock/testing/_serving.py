@@ -84,7 +84,7 @@ class Answering(BaseHTTPRequestHandler):
         raise NotImplementedError
 
     def answer_range(self, content: bytes, about: dict[str, str]) -> None:
-        """Sends the content of a file, or only the range that was requested. `about` has additional headers."""
+        """Sends the content of a file, or only the requested range. `about` contains additional headers to send."""
         found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         if found is None:
             return self.answer(200, content, about)

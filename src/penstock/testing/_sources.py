@@ -167,7 +167,7 @@ class Countdown(IterableDataset[Any]):
 
 
 class Light(Countdown):
-    """A stream of light items (here numbers), which workers turn into samples."""
+    """A stream of items that are cheap to read (here numbers). Workers turn them into samples with `load`."""
 
     size, times = 1, 0
 

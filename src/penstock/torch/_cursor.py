@@ -48,9 +48,9 @@ class CopyPosition:
         self.more = more
 
     def moved(self, mark: bytes | None) -> None:
-        """Records that the copy returned a batch, or an error in place of a batch.
+        """Records that this copy of the dataset has returned a batch, or an error in place of a batch.
 
-        `mark` is the mark (the saved position) that was sent with the batch, or None.
+        `mark` is the copy's saved position after the batch, or None if it was not saved.
         """
         if mark is None:
             self.more += 1

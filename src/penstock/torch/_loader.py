@@ -82,21 +82,22 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     """torch's DataLoader with the same arguments, the same batches and the same errors, but faster.
 
     It is a subclass of torch's class, so torch's constructor checks the arguments. `state_dict()` and
-    `load_state_dict(state)` resume at any batch, like those of torchdata's StatefulDataLoader. States are exact for
-    any `snapshot_every_n_steps`, which only determines how often workers send the state of a stream that has one.
+    `load_state_dict(state)` resume at any batch, like those of torchdata's StatefulDataLoader. A state is exact
+    whatever `snapshot_every_n_steps` is. This argument only sets how often workers send the state of a stream (if the
+    stream has a state).
 
     With `seed=`, penstock's semantics replace torch's:
 
     - The order, the augmentation and the batches depend only on the seed, and not on `num_workers`, which may be
       changed while the loader runs.
-    - `num_workers` and `prefetch_factor` may be "auto"; see penstock's loader, also for `max_workers=`.
+    - `num_workers` and `prefetch_factor` may be "auto". This and `max_workers=` are explained in penstock's loader.
     - A worker that crashes is replaced.
     - A resumed run repeats augmentations exactly.
     - `penstock.rng()`, `on_error=`, `max_errors=`, `shard=`, `last_batch=`, `hang=`, `backend="ray"`, `ray_options=`,
       `backend_options=`, `shuffle="blocks"`, `window=`, `batches()` and `update()` work as in penstock's loader.
 
     `dtype=` and `casting=` convert the numbers of a batch, with or without a seed. `dtype=` is a torch dtype (or its
-    name, "bfloat16" included), or a mapping from fields to dtypes.
+    name, such as "bfloat16"), or a mapping from fields to dtypes.
     """
 
     seed: int | None

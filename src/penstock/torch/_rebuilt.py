@@ -80,7 +80,7 @@ class Given:
 
 
 class _Number:
-    """A base class for an int or float that also carries the arguments of a loader.
+    """A base class for an int or float that also holds the arguments of a loader, in its attribute `given`.
 
     A loader's `timeout` is such a number. Libraries that rebuild the loader pass it on, and the arguments with it.
     """
@@ -97,9 +97,10 @@ class _Seconds(_Number, float):
 
 
 def with_given(timeout: Any, given: Given) -> Any:
-    """Returns `timeout` as a number that also carries these arguments.
+    """Attaches these arguments to `timeout`: returns an equal number that has them in its attribute `given`.
 
-    If there are no arguments, returns a plain number. A `timeout` that is not a number is returned unchanged.
+    Libraries that rebuild a loader pass on its `timeout`, and so the arguments too. If there are no arguments,
+    returns a plain number. A `timeout` that is not a number is returned unchanged.
     """
     if not isinstance(timeout, (int, float)) or isinstance(timeout, bool):
         return timeout
@@ -112,7 +113,7 @@ def with_given(timeout: Any, given: Given) -> Any:
 
 
 def given_in(timeout: object) -> Given | None:
-    """Returns the arguments that this `timeout` carries (see `_Number`), or None if it is a plain number."""
+    """Returns the arguments that are attached to this `timeout` (see `_Number`), or None if it is a plain number."""
     return timeout.given if isinstance(timeout, _Number) else None
 
 

@@ -153,9 +153,9 @@ class Sampling:
         return self._marked(begun) if self._has_state(begun) else begun
 
     def _from_first(self, begun: Iterator[Any]) -> Iterator[Any]:
-        """Like `fresh`, for a sampler that draws random numbers only when it is asked for its first keys.
+        """Like `fresh`, but for a sampler that draws no random numbers until it is asked for its first keys.
 
-        This function is a generator, so its body runs only at that moment.
+        This function is a generator, so its body does not run until the first keys are requested.
         """
         self._given = [each.get_state() for each in self.generators]
         self._note({})

@@ -240,6 +240,6 @@ def table(trials: Sequence[Trial], subject: Subject, best: Trial | None = None) 
 
 
 def settings(choice: Choice, subject: Subject) -> str:
-    """Returns the recommended call of `DataLoader`, as Python code."""
+    """Returns the recommended call to `DataLoader`, as Python code."""
     backend = ', backend="thread"' if choice.backend == "thread" else ""
     return f"penstock.DataLoader(dataset, batch_size={subject.batch_size}, num_workers={choice.workers}{backend})"

@@ -324,7 +324,8 @@ class ProcessBackend(Backend):
     def _send_tokens_again(self) -> None:
         """Sends new tokens for all open tasks and all open requests to exit.
 
-        A token tells a worker where to look for a task. A worker that has died may have read such a token before.
+        A token tells a worker where to look for a task. If a worker has read a token and then died, that token is
+        lost.
         """
         tokens = self._theirs["tokens 0"]
         if not self._workers and select.select([tokens], [], [], 0)[0]:

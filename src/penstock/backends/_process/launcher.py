@@ -105,7 +105,7 @@ class Launcher:
         self.owner = os.getpid()
         self.lineage = Lineage.of_children(self.method)
         self._closed = False
-        self._holders = 1  # the launcher itself, and each open handle of a worker
+        self._holders = 1  # the launcher itself, and each open handle to a worker
         self._starting, self._holding = threading.Lock(), threading.Lock()
         self.template: Template | None = None
         self._parents_end = -1
@@ -253,9 +253,10 @@ def _require_linux() -> None:
 
 
 class Template(Handle):
-    """The parent's handle of the template process, which forks workers on request.
+    """The parent's handle to the template process, which forks workers on request.
 
-    `release` kills the template without asking it to exit. It may be busy unpickling, and has nothing to save.
+    `release` kills the template instead of asking it to exit, because the template may be busy unpickling and has
+    nothing to save.
     """
 
     def __init__(self, pid: int, pidfd: int, link: socket.socket) -> None:

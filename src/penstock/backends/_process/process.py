@@ -61,7 +61,7 @@ _SHARED_MEMORY = (
 
 
 class Handle:
-    """The parent's handle of a process. In a forked child of the parent, the handle does nothing."""
+    """The parent's handle to a process. In a forked child of the parent, the handle does nothing."""
 
     def __init__(self, pid: int, pidfd: int, template: Template | None = None) -> None:
         self._pid = pid
@@ -148,7 +148,7 @@ class Handle:
 
 
 class WorkerProcess(Handle, Child):
-    """The handle of a worker process, with the interface of `multiprocessing.Process`."""
+    """A handle to a worker process, with the interface of `multiprocessing.Process`."""
 
     def __init__(self, number: int, child: int, pid: int, pidfd: int, launcher: Launcher) -> None:
         Child.__init__(self, launcher.lineage, child)

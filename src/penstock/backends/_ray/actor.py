@@ -122,7 +122,7 @@ class StrayArrays:
 class Inbox:
     """Receives frames (messages) in a separate thread.
 
-    `orders` is a queue of tasks and of changes of the dataset. None marks its end.
+    `orders` is a queue of tasks and of changes to the dataset. None marks its end.
     """
 
     def __init__(self, link: Link, gauges: Gauges, ended: threading.Event) -> None:
@@ -163,7 +163,7 @@ class Inbox:
 
 
 class Loop:
-    """Carries out the orders from the inbox (tasks, and changes of the dataset), one after another."""
+    """Processes the inbox: does the tasks and applies the changes to the dataset, one after another."""
 
     def __init__(
         self, link: Link, inbox: Inbox, executor: TaskExecutor, gauges: Gauges, strays: StrayArrays, seat: int

@@ -193,7 +193,7 @@ class Handshake:
 def connect(address: tuple[str, int], encrypted: bool, token: bytes, hello: Hello) -> Link:
     """Connects a worker to the driver, does the handshake, and returns the link.
 
-    If the driver drops the connection, tries again. The driver does so if too many handshakes are pending (see
+    Tries again if the driver drops the connection, which happens when too many handshakes are pending (see
     `door.py`).
     """
     tls = TlsFiles.of({**os.environ, "RAY_USE_TLS": "1"}) if encrypted else None

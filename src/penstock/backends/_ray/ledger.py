@@ -70,9 +70,9 @@ class Ledger:
         return True
 
     def answering(self, worker: int, seq: int) -> bool:
-        """Records that an answer begins to arrive. Returns False if the answer is no longer wanted.
+        """Records that an answer has started to arrive. Returns False if the answer is no longer wanted.
 
-        Raises ValueError if the task is not the oldest one that the worker has.
+        Raises ValueError if the task is not the worker's oldest one.
         """
         hand = self._hands.get(worker)
         if not hand or hand[0] != seq:

@@ -59,7 +59,7 @@ class Cluster(Protocol):
         """False if the cluster was shut down. No other method may be called after that."""
 
     def shortage(self, workers: int) -> str:
-        """Returns a message about what this many workers need, what is free, and what to do if it is too little."""
+        """Returns a message: what this many workers need, what is free, and what to do if that is not enough."""
 
 
 class RemoteWorkerState(enum.Enum):
