@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 from penstock._files.local import File
 from penstock._fill.cast import Cast, FieldMemory
 from penstock.formats import JsonLines, Tar, TextLines, Tokens
-from penstock.formats._lines import find_lines
 from penstock.formats._samples import find_samples
 
 BATCH, ROUNDS = 64, 15
@@ -131,7 +130,7 @@ def lines(folder: Path) -> None:
         path = folder / f"{width}.txt"
         path.write_text(("x" * (width - 1) + "\n") * ((64 << 20) // width))
         file = File(str(path))
-        rate(f"index of lines of {width} bytes", file.size / 1e9, "GB/s", lambda file=file: find_lines(file))
+        rate(f"index of lines of {width} bytes", file.size / 1e9, "GB/s", lambda file=file: TextLines.find(file))
     keys = np.random.default_rng(0).integers(0, 10_000, (50, BATCH)).tolist()
     path = folder / "some.jsonl"
     value = json.dumps({"id": 1, "text": "word " * 100})

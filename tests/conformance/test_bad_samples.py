@@ -175,6 +175,22 @@ def test_an_epoch_that_begins_with_many_bad_samples_warns_once(make: Any) -> Non
     assert len(list(make(AllBad(20), batch_size=2, on_error="skip"))) == 20  # no warning
 
 
+def test_a_resumed_epoch_does_not_warn_of_bad_samples_at_its_end(make: Any) -> None:
+    class Reversed(AllBad):
+        def __getitem__(self, key: int) -> int:
+            return super().__getitem__(59 - key)
+
+    loader = make(Reversed(20), batch_size=2, on_error="skip")
+    batches = iter(loader)
+    for _ in range(20):
+        next(batches)
+    state = loader.state_dict()
+    del batches
+    resumed = make(Reversed(20), batch_size=2, on_error="skip")
+    resumed.load_state_dict(state)
+    assert list(resumed) == []
+
+
 def test_each_epoch_lists_its_own(make: Any) -> None:
     loader = make(failing(), batch_size=4, on_error="skip")
     assert loader.skipped == []

@@ -7,14 +7,14 @@ import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from certificates import signed_certificate
 
 from penstock._remote import store
 from penstock._remote.retry import Patience
-from penstock._remote.store import Remote, remotes
+from penstock._remote.store import Remote, attempt, remotes
 from penstock.errors import RemoteError
 from penstock.formats import TextLines
 from remote.serving import Handler, Server, breaking, running, serving
@@ -241,3 +241,19 @@ def test_a_changed_file_a_missing_one_and_an_empty_one(here: Moving, folder: Pat
     here.ranges = False
     with pytest.raises(RemoteError, match="whole file instead of a part"):
         remote.find(key)
+
+
+@pytest.mark.parametrize("error", [ImportError("no obstore"), RemoteError("forked"), MemoryError()], ids=repr)
+def test_an_error_that_is_not_the_servers_is_neither_converted_nor_retried(error: Exception) -> None:
+    """A redirect to another host may load the library for that host inside of a request."""
+
+    class Converting:
+        def failed(self, error: Exception) -> Any:
+            raise AssertionError(f"{error!r} was converted")
+
+    def fail() -> Any:
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        attempt(cast(Any, Converting()), fail)
+    assert caught.value is error

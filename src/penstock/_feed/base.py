@@ -95,6 +95,8 @@ class Run:
         # Several batches are drawn at a time only if the order is known, because drawing has no side effects then.
         bundled = isinstance(keys, Draw) and keys.batched
         self._take = keys.take if bundled else None  # type: ignore[attr-defined]
+        self.begins_later = at.steps > 0
+        """True if the epoch is resumed after its first step."""
         self._step = at.steps
         self._skip = set() if repeats else set(at.beyond)
         self._reading = read_from

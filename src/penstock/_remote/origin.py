@@ -76,13 +76,14 @@ class Origin:
         how = {"range": f"bytes={start}-{stop - 1}"}
         if is_strong(stored.token):
             how["if-match"] = f'"{stored.token}"'
-        if key in self._elsewhere:
+        elsewhere = self._elsewhere.get(key)
+        if elsewhere is not None:
             try:
-                return _read(*self._elsewhere[key], stored, start, stop)
+                return _read(*elsewhere, stored, start, stop)
             except RequestFailed as failed:
                 if failed.fault not in (RequestFault.FINAL, RequestFault.MISSING):
                     raise
-                del self._elsewhere[key]  # ask for a new redirect, because its signature may expire in minutes
+                self._elsewhere.pop(key, None)  # ask for a new redirect, because its signature may expire in minutes
         found = self._ask(key, "GET", how)
         if not isinstance(found, HttpAnswer):
             return _read(*found, stored, start, stop)

@@ -81,7 +81,7 @@ def attempt(store: Store, call: Callable[[], T]) -> T:
     try:
         with NO_PANICS:
             return call()
-    except (RequestFailed, MemoryError):
+    except (RequestFailed, RemoteError, ImportError, MemoryError):
         raise
     except Exception as error:
         failed = store.failed(error)

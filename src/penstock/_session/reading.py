@@ -45,7 +45,8 @@ class Reader:
         self._max_errors = semantics.max_errors
         self._meter = session.measures.meter
         self._yielded = 0
-        self._lost, self._has_given = 0, False  # batches whose samples all failed; True after the first other batch
+        self._lost = 0  # batches whose samples all failed
+        self._has_given = run.begins_later  # True after the first other batch, which may be one before the resume
         self.skipped: list[tuple[Any, Exception]] = []
 
     def start(self) -> None:

@@ -88,7 +88,7 @@ class Parquet(Table):
         return self._footers
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_places": {}}
+        return {**super().__getstate__(), "_places": {}, "_chunks": LruCache(_METADATA)}
 
     def _read(self, block: int) -> list[Any]:
         import pyarrow as pa
@@ -131,7 +131,7 @@ class Parquet(Table):
 
     def _find_chunks(self, number: int) -> tuple[list[list[ColumnChunk]], int]:
         footer = (self._ends[number] or _end(self.files[number]))[:-8]
-        return chunks(footer, self.columns), len(footer)  # takes 12 µs for each column of each row group
+        return chunks(footer, self.columns), 3 * len(footer)  # takes 12 µs for each column of each row group
 
     def _parsed(self, number: int) -> tuple[Any, int]:
         file = self.files[number]

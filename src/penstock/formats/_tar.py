@@ -167,14 +167,14 @@ class Tar(Extents):
             if out.shape[1:] != shape or out.dtype != dtype:
                 return np.empty(shape, dtype)
             written[field] += 1
-            here: NDArray[Any] = out[len(samples)]
+            here: NDArray[Any] = out[len(samples), ...]
             return here
 
         for found in self._raw_samples(keys, rows):
             samples.append(self.decoded(*found, allocate))  # noqa: PERF401 - `allocate` counts them
         if not samples or any(sample.keys() != samples[0].keys() for sample in samples):
             return NotImplemented
-        if any(count < len(samples) for count in written.values()):  # a field of jpg and png, with two decoders
+        if any(written[field] < len(samples) for field in outs):  # a field of jpg and png, with two decoders
             return NotImplemented
         others = [{field: value for field, value in sample.items() if field not in outs} for sample in samples]
         batch = collate(others, empty)
