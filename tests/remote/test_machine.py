@@ -102,7 +102,7 @@ def ranges(server: Server) -> list[tuple[str, str]]:
 
 
 def test_a_table(folder: Path, server: Server, cache: Path) -> None:
-    rows, group = 2000, 100
+    rows, group = 4000, 200
     for name in "ab":
         table = pa.table({"x": np.arange(rows) + rows * (name == "b"), "more": np.zeros(rows)})
         pa.parquet.write_table(table, folder / f"{name}.parquet", row_group_size=group)
