@@ -16,6 +16,7 @@ from penstock._remote.options import SCHEMES, client_options, named
 from penstock._remote.parallel import Pause, interruptibly
 from penstock._remote.retry import FINDING, READING, Patience, RequestFailed, RequestFault
 from penstock._remote.urls import (
+    check_host,
     faithful,
     identified,
     is_web,
@@ -238,6 +239,7 @@ def remotes(urls: Sequence[str], storage: Storage) -> list[tuple[Remote, str]]:
     stores: dict[tuple[str, str], Remote] = {}
     found = []
     for url in urls:
+        check_host(url)
         root, key, user = split(url)
         if (root, user) not in stores:
             stores[root, user] = Remote(root, user, storage)

@@ -114,6 +114,19 @@ def split(url: str) -> UrlParts:
     return UrlParts(f"{scheme.lower()}://{place}", key, "")
 
 
+def check_host(url: str) -> None:
+    """Raises ValueError if the host of a URL is not valid, as in `ftp://user:pass/word@host`.
+
+    Such a URL must not be cut at its slashes, because a part of it may end inside the password.
+    """
+    place = re.split(r"[/\\?#]", url.partition("://")[2], maxsplit=1)[0]
+    host = _AT.split(place)[-1]
+    if ":" in host and not _HOST.fullmatch(host) and scheme_of(url) not in _BUCKETS:
+        raise ValueError(
+            f"{redacted(url)!r} has no valid host. In a user or password, write a slash as %2F, and @ as %40."
+        )
+
+
 def redacted(url: str) -> str:
     """Hides user, password and query of a URL, for messages. A path is accepted too, as it may be a mistyped URL.
 
