@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 
 import pytest
 from wild.race import LOOKS, Cost, Race
@@ -44,3 +47,11 @@ def test_a_slowdown_that_needs_no_cpu_is_found() -> None:
     """It waits: its CPU time is torch's."""
     costs = iter([Cost(1.25, 1.0), *[Cost(1.0, 1.0), Cost(1.25, 1.0)] * 23, Cost(1.0, 1.0)])
     assert Race.held(lambda engine: next(costs), now=lambda: 0.0).verdict == "slower"
+
+
+def test_a_program_of_its_own_can_import_what_runs_it() -> None:
+    from wild.test_wild import PATHS
+
+    command = [sys.executable, "-c", "import wild.run"]
+    environment = {**os.environ, "PYTHONPATH": PATHS}
+    subprocess.run(command, cwd="/", env=environment, check=True, timeout=100)

@@ -21,6 +21,7 @@ from wild.race import MARGIN, SLOWDOWN, Race
 
 Runs = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]  # on torch, on penstock, and on torch again
 HERE = Path(__file__).parent
+PATHS = os.pathsep.join(map(str, (HERE.parent, HERE.parent.parent, HERE.parent.parent / "src")))
 PROGRAMS = sorted(path.stem for path in (HERE / "programs").glob("*.py"))
 
 HEAD = (
@@ -64,7 +65,7 @@ def run(name: str, how: str) -> dict[str, Any]:
         "HF_HUB_OFFLINE": "1",
         "NO_ALBUMENTATIONS_UPDATE": "1",
         "YOLO_OFFLINE": "true",
-        "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE.parent.parent / "src")]),
+        "PYTHONPATH": PATHS,
     }
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report"
