@@ -66,10 +66,9 @@ class Cells:
         raise NotImplementedError
 
     def put(self, out: Any, places: Sequence[int], rows: list[int]) -> bool:
-        """Writes rows into `out`, the column of a batch, at the positions `places`.
+        """Writes rows into `out`, the column of a batch, at the positions `places` (a range if they are consecutive).
 
         Returns False if a row contains a null or does not have the shape of the rows in `out`, and True otherwise.
-        `places` is a range if the positions are consecutive.
         """
         if self.plain is not None and not self.plain[rows].all():
             return False
@@ -205,15 +204,12 @@ def _string(data: memoryview) -> str:
 
 
 def cells_of(arrays: Sequence[Any]) -> Cells:
-    """Returns the values of a column in the record batches of a block."""
+    """Returns the values of one column in all record batches of a block."""
     return cells(arrays[0]) if len(arrays) == 1 else JoinedCells([cells(array) for array in arrays])
 
 
 def cells(array: Any) -> Cells:
-    """Returns the values of an Arrow array, which may come from a damaged file.
-
-    Raises an error if the values cannot be read safely.
-    """
+    """Returns the values of an Arrow array. Raises an error if a damaged file makes them unsafe to read."""
     kind = array.type
     if kinds.is_dictionary(kind):
         array.validate(full=True)  # checks that the indices are within the dictionary
@@ -276,8 +272,8 @@ def number_dtype(kind: Any) -> np.dtype[Any] | None:
 def _python(scalar: Any) -> Any:
     """Converts an Arrow scalar to a Python object, but dates and times to numpy objects.
 
-    pyarrow's own conversion is not used for dates and times. Its result depends on whether pandas is installed; it
-    needs pandas for nanoseconds, and does not support years after 9999.
+    pyarrow's conversion of dates and times depends on whether pandas is installed. It needs pandas for nanoseconds,
+    and does not support years after 9999.
     """
     kind = scalar.type
     if not scalar.is_valid or not _has_times(kind):
@@ -308,10 +304,7 @@ def _has_times(kind: Any) -> bool:
 
 
 def _numbers(array: Any) -> tuple[Values, NDArray[np.bool_] | None]:
-    """Returns the values of a numeric array, as a view if possible, and a mask of the rows without nulls.
-
-    The mask is None if no row has a null.
-    """
+    """Returns the values, as a view if possible, and a mask of the rows without nulls (None if no row has a null)."""
     kind, count = array.type, len(array)
     if isinstance(kind, pa.FixedShapeTensorType):
         values, plain = _numbers(array.storage)
@@ -328,7 +321,7 @@ def _numbers(array: Any) -> tuple[Values, NDArray[np.bool_] | None]:
 
 
 def _flat(array: Any) -> Values:
-    """Returns one number for each row. The number is arbitrary if the row is null."""
+    """Returns one number for each row, which is arbitrary if the row is null."""
     kind, count, offset = array.type, len(array), array.offset
     dtype = number_dtype(kind)
     assert dtype is not None
@@ -400,10 +393,7 @@ def _memory(buffer: Any) -> memoryview:
 
 
 def _edges(array: Any, dtype: str, end: int) -> Values:
-    """Returns the offset of each row's start, followed by the end of the last row.
-
-    Raises ValueError if the offsets are invalid, which happens if the file is damaged.
-    """
+    """Returns the offset of each row's start and the end of the last row. Raises ValueError if they are invalid."""
     buffer, width = array.buffers()[1], int(dtype[1])
     if buffer is None or len(array) == 0:
         return np.zeros(len(array) + 1, dtype)

@@ -146,12 +146,10 @@ class Tar(Extents):
         self._decode, self._decoders = decode, decoders(decode, self._wanted is not None)
 
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
-        """Returns the batch for these keys. The result is the same as collating the samples one by one.
+        """Like collating the samples, but a `ShapedDecoder` writes its results directly into the batch.
 
-        `empty(shape, dtype)` allocates the batch's memory. A `ShapedDecoder` (a decoder with a fixed output shape)
-        writes its results directly into the batch. Returns NotImplemented if there is no such decoder, if the samples
-        have different fields, or if a field has different decoders in different samples (such as one for jpg and one
-        for png). The loader then collates the samples itself, and its error messages name the rows.
+        Returns NotImplemented without such a decoder, if the samples have different fields, or if a field has several
+        decoders (jpg and png). The loader then collates the samples itself, and its error messages name the rows.
         """
         if type(empty) is FieldMemory or all(each is None or each.shape is None for each in self._decoders.values()):
             return NotImplemented
@@ -207,11 +205,7 @@ class Tar(Extents):
         return sample
 
     def _left(self, left: int, value: Any, where: _Where) -> int:
-        """Returns how many bytes the other members of a sample may still take.
-
-        Raises SampleTooLarge if none are left. `left` is the number of bytes that were left before `value` was
-        decoded.
-        """
+        """Returns how many of `left` bytes remain for the other members. Raises SampleTooLarge if none do."""
         left -= nbytes_of(value)
         if left <= 0:
             assert self.max_sample_bytes is not None
@@ -219,10 +213,7 @@ class Tar(Extents):
         return left
 
     def _members(self, part: TarPart, start: int, read: Set[str] | None) -> tuple[str, dict[str, Member]]:
-        """Returns the key of the sample that begins at the offset `start`, and a dict from its fields to members.
-
-        If `read` is not None, the dict has only the fields in `read`.
-        """
+        """Returns the key of the sample at the offset `start`, and its members by field. `read` limits the fields."""
         key: str | None = None
         members: dict[str, Member] = {}
         at = start
@@ -273,9 +264,9 @@ class Tar(Extents):
 class BadRows:
     """The rows of a tar that cannot be read.
 
-    If the tar is damaged at the offset `byte`, the row `lost` and all rows after it cannot be read. The rows in
-    `others` cannot be read because the members of their samples are not adjacent. `others` maps each of these rows to
-    another row of the same sample.
+    If the tar is damaged at the offset `byte`, these are the row `lost` and all rows after it. The rows in `others`
+    cannot be read because the members of their samples are not adjacent; the values are other rows of the same
+    samples.
     """
 
     def __init__(self, rows: int, lost: int, byte: int, others: dict[int, int]) -> None:
@@ -340,10 +331,7 @@ def _allocate_as(
 
 
 def wanted_fields(fields: str | Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Returns, for each field, the names of the members that it can be read from, in order of preference.
-
-    If `fields` is a str, it is split at spaces.
-    """
+    """Returns, for each field, the names of the members that it can be read from, in order of preference."""
     given = fields.split() if isinstance(fields, str) else list(fields)
     if not given or not all(isinstance(each, str) and each.strip(" .;") for each in given):
         raise TypeError(f"fields must be the names of members, such as ('jpg', 'cls'), but it is {fields!r}.")
