@@ -148,10 +148,7 @@ class FieldCast:
         return [leaf for field, child in zip(fields, spec.below, strict=True) for leaf in field._walk(child)]
 
     def wanted(self, kind: str, what: str, of: object = "") -> str | None:
-        """Returns the dtype name for arrays of numpy's one-letter `kind`, or None if they stay unchanged.
-
-        `what` and `of` describe the array in error messages.
-        """
+        """Returns the new dtype for arrays of this `kind` (numpy's letter), or None. `what` and `of` are for errors."""
         if self._children:
             named = ".".join((*self.path, min(self._children)))
             raise CastError(f"dtype= names the field {named!r}, but {self} is {what}{of} and has no fields.")
@@ -225,7 +222,6 @@ class FieldCast:
                     self.lose(part.flat[lost[0]].item(), out.dtype.name, row)
 
     def lose(self, value: Any, name: str, row: int) -> None:
-        """Raises CastError for a value that the dtype `name` cannot hold."""
         if "float" in name:
             why = f"it is outside the range of {name}"
         elif -(2**64) < value < 2**64 and value != int(value):
@@ -293,7 +289,6 @@ class FieldMemory:
         return self.empty(shape, self.field.target(dtype) or dtype)
 
     def put(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Returns a converted copy of the array."""
         out = self.allocate(array.shape, array.dtype)
         self.field.write(out, array)
         return out

@@ -116,10 +116,7 @@ def _folder(folder: str) -> Any:
 
 
 def _paired(files: list[AnyFile]) -> list[AnyFile]:
-    """Removes files that are read together with another file.
-
-    A Megatron `.bin` is replaced by its `.idx`. Any other `.idx` is removed, because it belongs to a `.rec`.
-    """
+    """Replaces a Megatron `.bin` by its `.idx`, and removes companions and the `.idx` of `.rec` files."""
     by_path = {file.path: file for file in files}
     found: dict[str, AnyFile] = {}
     for file in files:
@@ -151,10 +148,7 @@ def _without_companions(files: list[AnyFile]) -> list[AnyFile]:
 
 
 def _own_index(file: AnyFile, by_path: Mapping[str, AnyFile]) -> AnyFile | None:
-    """Returns the Megatron `.idx` of a `.bin`, or `file` itself if it is such an `.idx`, otherwise None.
-
-    For a remote file, only the files in `by_path` are considered.
-    """
+    """Returns the Megatron `.idx` of a `.bin`, or `file` itself if it is such an `.idx`, otherwise None."""
     stem, end = os.path.splitext(file.path)
     if end not in (".bin", ".idx"):
         return None

@@ -75,10 +75,7 @@ def is_archive(begin: bytes) -> bool:
 
 
 def member_at(archive: AnyFile, start: int) -> Member | None:
-    """Returns the member whose headers begin at the offset `start`, or None if the archive ends there.
-
-    The content may extend beyond the end of the file, which `check_complete` detects.
-    """
+    """Returns the member at the offset `start`, or None at the archive's end. `check_complete` checks its content."""
     at, long_name, pax = start, None, {}
     while True:
         if at + HEADER > archive.size:
@@ -130,7 +127,6 @@ def plain_member(name: str, start: int, data: int, size: int) -> Member:
 
 
 def check_complete(archive: AnyFile, member: Member) -> None:
-    """Raises FormatError if the archive ends within this member."""
     if member.data + member.size > archive.size:
         what = f"should have {member.size:,} bytes, but the file ends at byte {archive.size:,}"
         archive.damaged(member.start, f"member {member.name!r} {what}")

@@ -91,7 +91,6 @@ class Arrow(Table):
         self.set_rows([messages.rows for messages in self._messages])
 
     def _opened_file(self, number: int) -> tuple[Messages, bytes]:
-        """Returns the messages of a file, and its serialized schema."""
         import pyarrow as pa
 
         file = self.files[number]
@@ -128,7 +127,6 @@ class Arrow(Table):
         return self.files[number].read(start, stop - start)
 
     def _content(self, number: int) -> NDArray[np.uint8]:
-        """Returns the bytes of a file, mapped into memory."""
         if self._map is None:
             self._map = mapped(self._local)
         whole, starts = self._map

@@ -150,10 +150,7 @@ def unpacked(content: bytes, kind: str) -> dict[str, Entry]:
 
 
 class LateIndex(Index):
-    """The index of a tar that is loaded, or built if it is not stored yet, when the first sample is read.
-
-    `count` is the number of samples if a wids index gives it. `elsewhere` looks up indexes of other programs.
-    """
+    """A tar's index that is loaded or built when the first sample is read. A wids index may tell `count` earlier."""
 
     def __init__(
         self, file: AnyFile, kind: str, make: MakeIndex, count: int | None, elsewhere: OtherIndexes | None = None
@@ -281,10 +278,7 @@ def _index_beside(file: AnyFile) -> AnyFile | None:
 
 
 def neighbour(file: AnyFile, name: str) -> AnyFile | None:
-    """Returns the file with this name in the folder of `file`, or None if it is missing or cannot be trusted.
-
-    An outage of a remote store raises RemoteError.
-    """
+    """Returns None if the file is missing or cannot be trusted. An outage of a remote store raises RemoteError."""
     if isinstance(file, RemoteFile):
         try:
             return file.neighbour(name)

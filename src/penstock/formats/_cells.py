@@ -36,10 +36,9 @@ _LONG = 512
 
 
 class Cells:
-    """The values of one column in one record batch.
+    """The values of one column in one record batch. `plain` is False for rows that contain a null, or None.
 
-    `is_direct` is True if `put` can write rows directly into a batch's column (an array, or a list of str or bytes).
-    `plain` is None, or a mask that is False for rows that contain a null.
+    If `is_direct`, `put` can write rows directly into a batch's column (an array, or a list of str or bytes).
     """
 
     is_direct = False
@@ -62,14 +61,10 @@ class Cells:
         return _python(self.array[row])
 
     def form(self, row: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        """Returns the shape and dtype of the value in a row."""
         raise NotImplementedError
 
     def put(self, out: Any, places: Sequence[int], rows: list[int]) -> bool:
-        """Writes rows into `out`, the column of a batch, at the positions `places` (a range if they are consecutive).
-
-        Returns False if a row contains a null or does not have the shape of the rows in `out`, and True otherwise.
-        """
+        """Writes rows to `out[places]`, or returns False if one is null or has another shape than `out`'s rows."""
         if self.plain is not None and not self.plain[rows].all():
             return False
         return self._put(out, places, rows)
@@ -159,8 +154,6 @@ class TextCells(Cells):
 
 
 class StructCells(Cells):
-    """A column of structs. The value of a row is a dict with the values of the struct's fields."""
-
     def __init__(self, array: Any, fields: dict[str, Cells], plain: NDArray[np.bool_] | None) -> None:
         super().__init__(array, plain)
         self._fields = fields
@@ -204,7 +197,6 @@ def _string(data: memoryview) -> str:
 
 
 def cells_of(arrays: Sequence[Any]) -> Cells:
-    """Returns the values of one column in all record batches of a block."""
     return cells(arrays[0]) if len(arrays) == 1 else JoinedCells([cells(array) for array in arrays])
 
 
@@ -270,15 +262,12 @@ def number_dtype(kind: Any) -> np.dtype[Any] | None:
 
 
 def _python(scalar: Any) -> Any:
-    """Converts an Arrow scalar to a Python object, but dates and times to numpy objects.
-
-    pyarrow's conversion of dates and times depends on whether pandas is installed. It needs pandas for nanoseconds,
-    and does not support years after 9999.
-    """
+    """Converts a scalar as pyarrow does, except that dates and times become numpy objects."""
     kind = scalar.type
     if not scalar.is_valid or not _has_times(kind):
         return scalar.as_py()
     if (dtype := number_dtype(kind)) is not None:
+        # as_py needs pandas for nanoseconds, has no years after 9999, and depends on whether pandas is installed.
         return np.int64(scalar.value).view(dtype)
     if kinds.is_map(kind):
         return [(_python(entry[0]), _python(entry[1])) for entry in scalar.values]
@@ -293,7 +282,6 @@ def _python(scalar: Any) -> Any:
 
 @lru_cache(maxsize=1024)
 def _has_times(kind: Any) -> bool:
-    """True if values of this type are dates or times, or contain any."""
     if kinds.is_dictionary(kind):
         return _has_times(kind.value_type)
     if isinstance(kind, pa.BaseExtensionType):

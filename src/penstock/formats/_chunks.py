@@ -66,10 +66,7 @@ def _chunk(about: dict[int, Any]) -> ColumnChunk:
 
 
 def places(chunks: Sequence[Sequence[ColumnChunk]]) -> NDArray[np.int64]:
-    """Returns the byte ranges of these chunks, as an array with rows (index of the row group, start, end).
-
-    Byte ranges with a small gap between them are joined. Raises OverflowError if an offset is too large for any file.
-    """
+    """Returns rows (row group, start, end), joined across small gaps. Raises OverflowError for an invalid offset."""
     found: list[tuple[int, int, int]] = []
     for number, group in enumerate(chunks):
         found += [(number, *extent) for extent in joined((chunk.extent for chunk in group), _GAP)]
@@ -88,10 +85,7 @@ def joined(extents: Iterable[ByteRange], gap: int, most: int = sys.maxsize) -> l
 
 
 def edges(places: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """Returns the offsets at which a remote file is divided into pieces, the units in which it is fetched.
-
-    All ranges in `places` begin and end at such offsets. No piece is longer than `PIECE`.
-    """
+    """Returns offsets that divide a file into pieces of at most `PIECE` bytes, aligned with the ranges `places`."""
     cuts = {0, size, *places[:, 1:].reshape(-1).tolist()}
     inside = sorted(cut for cut in cuts if 0 <= cut <= size)
     parts = [np.arange(first, last, PIECE) for first, last in pairwise(inside)]
@@ -173,7 +167,6 @@ def _struct(footer: bytes, at: int, wanted: Mapping[int, Wanted]) -> tuple[dict[
 
 
 def _skipped(footer: bytes, at: int, kind: int) -> int:
-    """Returns the offset after the value of this type at the offset `at`."""
     if kind == 8:
         length, at = _number(footer, at)
         return at + length

@@ -39,10 +39,7 @@ class ShapedDecoder(Protocol):
 
 
 class Decoding(NamedTuple):
-    """A function that decodes a member (one file of a sample).
-
-    If `is_ours`, it is penstock's own, and also takes the member's name and the maximum size of its result in bytes.
-    """
+    """Decodes a member. penstock's own functions (`is_ours`) also take its name, and a limit in bytes."""
 
     function: Any
     is_ours: bool = False
@@ -166,10 +163,7 @@ def nbytes_of(value: Any) -> int:
 
 
 def _json(data: bytes, name: object, limit: int | None) -> Any:
-    """Parses JSON. Raises SampleTooLarge if the result could need more than `limit` bytes.
-
-    The estimate comes before parsing, because a text like `[[],[],...` needs 20 times its length.
-    """
+    # Estimated before parsing, because a text like `[[],[],...` needs 20 times its length.
     if limit is not None and len(data) * _OBJECT > limit:
         objects = sum(map(data.count, (b"[", b"{", b",", b":")))
         if len(data) + objects * _OBJECT > limit:

@@ -138,11 +138,7 @@ class Extents(Format):
     def _raw_samples(
         self, keys: Sequence[int] | NDArray[Any], rows: NDArray[np.int64]
     ) -> Iterator[tuple[bytes, int, int]]:
-        """Yields, for each key, the bytes of its sample, the index of its file, and its row within that file.
-
-        Each sample is read just before it is decoded, so that its bytes are still in the processor's cache, and their
-        memory is soon freed.
-        """
+        """Yields, for each key, the bytes of its sample, the index of its file, and its row within that file."""
         numbers, inside = self.locate_each(rows)
         limit = self.max_sample_bytes or 1 << 62
         large = False
@@ -151,6 +147,7 @@ class Extents(Format):
             starts, lengths = self._extents(number, inside[numbers == number])
             large = large or max(lengths) > limit
             raws[number] = iter(self.files[number].read_each(starts, lengths))
+        # One by one, so that the bytes are still in the processor's cache when decoded, and soon freed.
         for _, number, row in zip(each(keys), numbers.tolist(), inside.tolist(), strict=True):
             if large and self.extent(number, row)[1] > limit:
                 self._refuse_large(number, *self.extent(number, row))

@@ -264,10 +264,7 @@ class Format(Dataset[Any]):
         return (self[row] for row in range(len(self)))
 
     def __foresee__(self, forecast: Forecast) -> Any:
-        """Returns an object that fetches pieces of remote files before the workers need them, for a loader.
-
-        Returns None unless some files are remote and cached on disk.
-        """
+        """Returns an object that fetches remote files ahead of time, or None if none of them is cached on disk."""
         for file in self.files:
             if isinstance(file, RemoteFile) and isinstance(file.pieces, PiecesOnDisk):
                 return Scout(forecast, FilesInPieces(self), file.pieces.cache)
@@ -314,7 +311,6 @@ class FilesInPieces:
 
 
 def _spelt_out(made: type[Format]) -> Any:
-    """Returns the signature of a format class, with `**files` replaced by the keyword arguments it stands for."""
     found = signature(made.__init__)
     *given, files = list(found.parameters.values())[1:]
     if files.kind is not Parameter.VAR_KEYWORD:

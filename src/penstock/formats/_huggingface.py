@@ -172,7 +172,6 @@ def _direct_columns(dataset: Any) -> list[str] | None:
 
 
 def _picture_columns(dataset: Any) -> list[str]:
-    """Returns the names of the columns that the dataset decodes as images or as lists of images."""
     inner = {name: getattr(feature, "feature", feature) for name, feature in dataset.features.items()}
     inner = {name: feature[0] if isinstance(feature, list) else feature for name, feature in inner.items()}
     pictures = [name for name, feature in inner.items() if type(feature).__name__ == "Image" and feature.decode]

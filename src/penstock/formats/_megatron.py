@@ -128,10 +128,7 @@ def _bin_of(index: AnyFile) -> AnyFile:
 
 
 def idx_path(path: FilePath | AnyFile) -> FilePath | AnyFile:
-    """Returns the `.idx` path for a prefix or a `.bin`, or `path` itself if it is a folder or a pattern.
-
-    A URL is a prefix unless it is a pattern or ends in `.bin`, `.idx` or a slash.
-    """
+    """Returns the `.idx` path for a prefix or a `.bin`, or `path` itself if it is a folder or a pattern."""
     if isinstance(path, AnyFile):
         return path
     text = os.fspath(path)

@@ -55,7 +55,6 @@ Look = Callable[[int, int], Any]
 
 
 def find_messages(file: AnyFile, look: Look) -> Messages:
-    """Reads the metadata of one message after the other."""
     start = bytes(look(0, min(8, file.size)))
     is_file = start[:6] == b"ARROW1"
     if start[:4] == b"FEA1":
@@ -123,11 +122,7 @@ def _head(content: Any) -> tuple[int, int]:
 
 
 def unpacked_bytes(content: Any) -> int:
-    """Returns the decompressed size, in bytes, of a compressed record batch or dictionary, and 0 for other messages.
-
-    Each compressed buffer begins with its decompressed length, or with -1 if it is stored uncompressed. An unreadable
-    message also returns 0, because pyarrow will raise an error for it.
-    """
+    """Returns the decompressed size of a message in bytes, or 0 if it is not compressed or cannot be read."""
     try:
         length, begin = _head(content)
         message, body = content[begin : begin + length], begin + length
@@ -141,11 +136,11 @@ def unpacked_bytes(content: Any) -> int:
         for number in range(*struct.unpack_from("<I", message, at)):
             start, packed = struct.unpack_from("<qq", message, at + 4 + 16 * number)
             if packed >= 8 and start >= 0:
-                (size,) = struct.unpack_from("<q", content, body + start)
+                (size,) = struct.unpack_from("<q", content, body + start)  # -1 if the buffer is not compressed
                 total += packed if size < 0 else size
         return total
     except struct.error:
-        return 0
+        return 0  # pyarrow will raise an error for it
 
 
 def count_batches(file: AnyFile, look: Look) -> int:

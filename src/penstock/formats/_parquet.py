@@ -167,16 +167,12 @@ class _Text:
         check_block(name, self._rows, self._nbytes(opened), self._limit)
 
     def _nbytes(self, opened: Any) -> int:
-        """Returns the total size of the decoded strings in bytes, or an upper bound if that is within the limit.
-
-        The upper bound, the number of strings times the length of the longest dictionary entry, is usually within the
-        limit. Then the rows need not be read.
-        """
+        """Returns the total size of the decoded strings in bytes, or an upper bound if that is within the limit."""
         first = next(opened.iter_batches(1, [self._part], self.paths, use_threads=False), None)
         longest = [_longest(column) for column in first.columns] if first is not None else []
         most: int = max(longest, default=0) * self._values
         if longest and all(longest) and most <= self._allowed:
-            return most
+            return most  # the usual case, in which the rows need not be read
         batches = opened.iter_batches(_COUNTED, [self._part], self.paths, use_threads=False)
         return sum(_text_bytes(column) for batch in batches for column in batch.columns)
 
@@ -303,14 +299,12 @@ def _described(file: AnyFile, end: bytes = b"") -> dict[str, NDArray[Any]]:
 
 
 def _schema(metadata: Any) -> Any:
-    """Returns the Arrow schema of a parsed footer.
-
-    Does not use `metadata.schema`, because that object and the footer refer to each other: footers would stay in
-    memory until the garbage collector runs (100 MB for 1,000 files with 100 row groups each).
-    """
+    """Returns the Arrow schema of a parsed footer."""
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile
 
+    # Refused: metadata.schema, which makes a cycle with the footer. Footers would stay in memory until the garbage
+    # collector runs (100 MB for 1,000 files with 100 row groups each).
     return ParquetFile(pa.BufferReader(b""), metadata=metadata).schema_arrow
 
 

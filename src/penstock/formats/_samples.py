@@ -91,7 +91,6 @@ class TarSamples:
         self._fields.append(split[1])
 
     def close(self) -> None:
-        """Ends the current sample."""
         key, fields, row = self._key, self._fields, len(self._starts) - 1
         self._key, self._fields = None, []
         if key is None:

@@ -34,7 +34,6 @@ def _restored(serialized: bytes, path: str) -> Any:
 
 
 def chosen_columns(schema: Any, columns: Iterable[str] | None, path: str) -> Any:
-    """Returns a schema with only the named columns, or with all columns if `columns` is None."""
     names = list(schema.names) if columns is None else _names(columns)
     missing = [name for name in names if name not in schema.names]
     if missing:
@@ -50,7 +49,6 @@ def chosen_columns(schema: Any, columns: Iterable[str] | None, path: str) -> Any
 
 
 def _names(columns: Iterable[str]) -> list[str]:
-    """Returns the names as a list. Raises TypeError if `columns` is a str or contains anything but names."""
     if isinstance(columns, str):
         raise TypeError(f"columns must be a list of names, got the str {columns!r}. Pass [{columns!r}].")
     names = list(columns) if isinstance(columns, Iterable) else [columns]
@@ -81,6 +79,5 @@ def _check(schema: Any, path: str, wanted: dict[str, str], first: str, all_colum
 
 
 def names_of(names: Sequence[str]) -> str:
-    """Returns the first few names as text for an error message."""
     shown = ", ".join(map(repr, names[:12]))
     return f"{shown}, ... ({len(names)} in all)" if len(names) > 12 else shown

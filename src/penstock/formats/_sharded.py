@@ -45,10 +45,7 @@ class Shard(NamedTuple):
 
 
 class Sharded(Extents):
-    """A dataset of the samples in shards that are listed in index files. Each shard is a block.
-
-    A subclass defines `listed(index, about)` and `decoded(raw, number, row)`.
-    """
+    """A dataset of shards that index files list, each of them a block. A subclass defines `listed` and `decoded`."""
 
     suffixes = ("index.json",)
 
@@ -98,10 +95,7 @@ class Sharded(Extents):
         return starts, starts.nbytes
 
     def parts(self, raw: bytes, number: int, row: int, fixed: Sequence[int | None]) -> list[bytes]:
-        """Splits the bytes of a sample into fields. `fixed` has the size of each field, or None if it varies.
-
-        Sizes that vary are stored at the beginning of the sample, 4 bytes each.
-        """
+        """Splits a sample into fields. Sizes that vary (None in `fixed`) precede the fields, 4 bytes each."""
         free, ends = fixed.count(None), [0]
         if len(raw) >= 4 * free:
             sizes = iter(struct.unpack_from(f"<{free}I", raw))
@@ -112,7 +106,6 @@ class Sharded(Extents):
         return [raw[start:stop] for start, stop in pairwise(ends)]
 
     def value(self, field: Field, raw: bytes, number: int, row: int) -> Any:
-        """Decodes `raw`, the bytes of one field of a sample."""
         if field.refusal:
             raise FormatError(f"{self.files[number].path}, sample {row:,}: {field.refusal}")
         if field.function is None:

@@ -40,8 +40,7 @@ _DROPPED, _WASTE = 64, 20
 class Table(Format):
     """A dataset of the rows of Arrow record batches. A sample is a dict with a value for each column.
 
-    A block of rows is always read as a whole. A subclass calls `_set_schema` with the schema of the chosen columns,
-    and `set_rows`, and defines `_read(block)`.
+    A subclass calls `_set_schema` and `set_rows`, and defines `_read`. A block is always read as a whole.
     """
 
     schema: Any
@@ -182,7 +181,6 @@ class Table(Format):
         return self._rows(number, [row - self._starts.item(number)])[0]
 
     def _rows(self, number: int, rows: Sequence[int]) -> list[dict[str, Any]]:
-        """Returns the samples for the given rows of a block."""
         block, names = self._block(number, len(rows)), self.columns
         try:
             columns = [list(map(each.item, rows)) for each in block]
@@ -213,11 +211,7 @@ class Table(Format):
             yield number, range(first, end) if end - first == stop - start else places, local[start:stop]
 
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
-        """Like collating the samples, but columns of numbers and text are written directly into the batch.
-
-        Returns NotImplemented if a column needs other Python objects, or if rows are null or differ in shape. The
-        loader then collates the samples itself, and its error messages name the rows.
-        """
+        """Leaves the batch to the loader (NotImplemented) if it needs Python objects, or rows are null or ragged."""
         rows = checked_keys(keys, len(self))
         outs: list[_Out] = []
         for number, places, local in self._groups(rows):
@@ -272,10 +266,7 @@ def deserialized(data: Any) -> list[Any]:
 
 
 def unreadable(where: str, error: Exception, remedy: str = "") -> NoReturn:
-    """Raises FormatError in place of a pyarrow error, or `error` itself if the file's content did not cause it.
-
-    `where` names the part that cannot be read, and `remedy` is appended to the message.
-    """
+    """Raises FormatError for a pyarrow error, or `error` itself if the file's content is not its cause."""
     raise_unless_damage(error, where)
     said = " ".join(str(error).split()).rstrip(".")[:300]
     raise FormatError(
@@ -285,7 +276,6 @@ def unreadable(where: str, error: Exception, remedy: str = "") -> NoReturn:
 
 
 def need_pyarrow(reader: str, extra: str = "parquet") -> None:
-    """Raises ImportError, with installation instructions, if pyarrow is not installed."""
     try:
         import pyarrow  # noqa: F401 - late, because importing it takes 60 ms
     except ImportError as error:

@@ -146,11 +146,7 @@ class Tar(Extents):
         self._decode, self._decoders = decode, decoders(decode, self._wanted is not None)
 
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
-        """Like collating the samples, but a `ShapedDecoder` writes its results directly into the batch.
-
-        Returns NotImplemented without such a decoder, if the samples have different fields, or if a field has several
-        decoders (jpg and png). The loader then collates the samples itself, and its error messages name the rows.
-        """
+        """Leaves the batch to the loader (NotImplemented) unless a `ShapedDecoder` can write into it."""
         if type(empty) is FieldMemory or all(each is None or each.shape is None for each in self._decoders.values()):
             return NotImplemented
         rows = self.checked(keys)
@@ -171,7 +167,7 @@ class Tar(Extents):
         for found in self._raw_samples(keys, rows):
             samples.append(self.decoded(*found, allocate))  # noqa: PERF401 - `allocate` counts them
         if not samples or any(sample.keys() != samples[0].keys() for sample in samples):
-            return NotImplemented
+            return NotImplemented  # the loader's error names the rows with other fields
         if any(written[field] < len(samples) for field in outs):  # a field of jpg and png, with two decoders
             return NotImplemented
         others = [{field: value for field, value in sample.items() if field not in outs} for sample in samples]
@@ -239,7 +235,6 @@ class Tar(Extents):
         return key or "", members
 
     def _refuse(self, number: int, row: int) -> NoReturn:
-        """Raises the FormatError for a row that, according to the index, cannot be read."""
         file, bad = self.files[number], self._bad[number]
         assert bad is not None
         if row not in bad.others:

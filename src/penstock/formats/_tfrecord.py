@@ -134,10 +134,7 @@ def _fields(message: Any) -> Iterator[tuple[int, Any]]:
 
 
 def _values(feature: memoryview, is_list: bool) -> Any:
-    """Returns the values of a feature: a list of bytes (field 1), floats (field 2) or integers (field 3).
-
-    If there is exactly one value and `is_list` is False, returns that value itself.
-    """
+    """Returns a feature's bytes (field 1), floats (2) or integers (3): a list or array, or a single value."""
     found: Any = np.empty(0, np.float32)
     for kind, message in _fields(feature):
         if kind == 1:
