@@ -148,7 +148,7 @@ class FieldCast:
         return [leaf for field, child in zip(fields, spec.below, strict=True) for leaf in field._walk(child)]
 
     def wanted(self, kind: str, what: str, of: object = "") -> str | None:
-        """Returns the new dtype for arrays of this `kind` (numpy's letter), or None. `what` and `of` are for errors."""
+        """Returns the dtype name for arrays of this numpy kind, or None. `what` and `of` go into errors."""
         if self._children:
             named = ".".join((*self.path, min(self._children)))
             raise CastError(f"dtype= names the field {named!r}, but {self} is {what}{of} and has no fields.")

@@ -278,7 +278,7 @@ def _index_beside(file: AnyFile) -> AnyFile | None:
 
 
 def neighbour(file: AnyFile, name: str) -> AnyFile | None:
-    """Returns None if the file is missing or cannot be trusted. An outage of a remote store raises RemoteError."""
+    """Returns the file `name` beside `file`, or None if missing or not trusted. An outage raises RemoteError."""
     if isinstance(file, RemoteFile):
         try:
             return file.neighbour(name)

@@ -36,9 +36,10 @@ _LONG = 512
 
 
 class Cells:
-    """The values of one column in one record batch. `plain` is False for rows that contain a null, or None.
+    """The values of one column in one record batch.
 
-    If `is_direct`, `put` can write rows directly into a batch's column (an array, or a list of str or bytes).
+    If `is_direct`, `put` can write rows directly into a batch's column (an array, or a list of str or bytes). `plain`
+    is None, or a mask that is False for rows that contain a null.
     """
 
     is_direct = False
@@ -64,7 +65,7 @@ class Cells:
         raise NotImplementedError
 
     def put(self, out: Any, places: Sequence[int], rows: list[int]) -> bool:
-        """Writes rows to `out[places]`, or returns False if one is null or has another shape than `out`'s rows."""
+        """Writes rows to `out[places]` (a range if consecutive). Returns False if one has a null or another shape."""
         if self.plain is not None and not self.plain[rows].all():
             return False
         return self._put(out, places, rows)

@@ -66,11 +66,11 @@ def _chunk(about: dict[int, Any]) -> ColumnChunk:
 
 
 def places(chunks: Sequence[Sequence[ColumnChunk]]) -> NDArray[np.int64]:
-    """Returns rows (row group, start, end), joined across small gaps. Raises OverflowError for an invalid offset."""
+    """Returns the chunks' byte ranges as rows (row group, start, end). Ranges with a small gap between are joined."""
     found: list[tuple[int, int, int]] = []
     for number, group in enumerate(chunks):
         found += [(number, *extent) for extent in joined((chunk.extent for chunk in group), _GAP)]
-    return np.array(found, np.int64).reshape(-1, 3)
+    return np.array(found, np.int64).reshape(-1, 3)  # OverflowError: an offset is too large for any file
 
 
 def joined(extents: Iterable[ByteRange], gap: int, most: int = sys.maxsize) -> list[ByteRange]:

@@ -39,7 +39,7 @@ class ShapedDecoder(Protocol):
 
 
 class Decoding(NamedTuple):
-    """Decodes a member. penstock's own functions (`is_ours`) also take its name, and a limit in bytes."""
+    """A function that decodes a member. penstock's own (`is_ours`) also take its name and a limit in bytes."""
 
     function: Any
     is_ours: bool = False

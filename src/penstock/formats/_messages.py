@@ -148,7 +148,7 @@ def count_batches(file: AnyFile, look: Look) -> int:
 
 
 def _named(file: AnyFile, look: Look) -> tuple[list[MessageRange], list[MessageRange]]:
-    """Returns where the footer says that the metadata of all dictionaries, and of all record batches, is."""
+    """Returns the metadata ranges of all dictionaries and of all record batches, as listed in the footer."""
     (length,) = struct.unpack("<i", look(file.size - 10, file.size - 6))
     if not 8 < length <= file.size - 10:
         raise struct.error

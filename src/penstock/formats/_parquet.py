@@ -237,7 +237,7 @@ class _Ends:
         self._edges = np.concatenate([[0], sizes.cumsum()])
 
     def __getitem__(self, number: int) -> bytes:
-        """Returns b"" if the file is local, or if the files before it fill the limit of `_SENT` bytes."""
+        """Returns the file's final bytes, or b"" if the file is local or the total would exceed `_SENT` bytes."""
         return self._all[self._edges[number] : self._edges[number + 1]].tobytes()
 
 

@@ -136,7 +136,7 @@ class Table(Format):
         return serialized(batches[0].schema, batches)  # types may differ between files
 
     def __foresee__(self, forecast: Forecast) -> Any:
-        """Also keeps decoded blocks for all workers while a block-wise order needs them."""
+        """Like `Format.__foresee__`, but also keeps decoded blocks while a block-wise order needs them."""
         scout = super().__foresee__(forecast)
         if all(map(self._is_mapped, range(len(self.blocks) - 1))):
             return scout
