@@ -1,9 +1,8 @@
 """Finds out which resources this machine, and the control groups (cgroups) of this process, allow a loader to use.
 
-A process belongs to one cgroup of each hierarchy. The limits of all ancestors of that cgroup apply too, so the lowest
-limit counts. Version 2 of cgroups has a single hierarchy; version 1 has a hierarchy for each controller (such as
-"cpu" or "memory"); and both versions may be mounted side by side. Any file may be missing, unreadable or malformed.
-In that case, the result is the same as on a machine without limits.
+A process belongs to one cgroup of each hierarchy, and the lowest limit of that cgroup and its ancestors counts.
+Version 2 of cgroups has a single hierarchy; version 1 has one for each controller (such as "cpu" or "memory"); both
+may be mounted side by side. A missing, unreadable or malformed file counts as no limit.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from penstock.stats._figures import Machine
 
 
 def machine(workers: Iterable[int] = (), throttled_before: float = 0.0, root: Path = Path("/")) -> Machine:
-    """Returns the resource limits of this process and its workers, and how much these limits slow them down.
+    """Returns the resource limits of this process and its workers, and how much they slow it down. Takes 0.2 ms.
 
     `workers` has the ids of the workers' processes or threads. `throttled_before` is what `throttled` returned when
-    the measurement began. `/proc` and `/sys` are looked up under `root`. A call takes 0.2 ms.
+    the measurement began. `/proc` and `/sys` are looked up under `root`.
     """
     workers = list(workers)
     processes: list[int | str] = ["self", *workers]
@@ -48,7 +47,7 @@ def machine(workers: Iterable[int] = (), throttled_before: float = 0.0, root: Pa
 
 
 def throttled(root: Path = Path("/")) -> float:
-    """Returns how many seconds this process has been throttled by cgroup CPU limits so far, summed over CPUs."""
+    """Returns how many seconds cgroup CPU limits have throttled this process so far, summed over CPUs."""
     return max(map(_throttled, _groups(root, "cpu")), default=0.0)
 
 
@@ -84,10 +83,7 @@ def _memberships(root: Path, controller: str) -> Iterator[tuple[str, str]]:
 
 
 def _mounts(root: Path, controller: str, kind: str) -> Iterator[tuple[str, str]]:
-    """Yields the mounts of a cgroup hierarchy as pairs: the mounted path inside the hierarchy, and the mount point.
-
-    `kind` is "cgroup" for version 1, which has a hierarchy for each controller, and "cgroup2" for version 2.
-    """
+    """Yields the path inside the hierarchy and the mount point of each mount of type `kind`."""
     for line in _read(f"{root}/proc/self/mountinfo").splitlines():
         mount, _, filesystem = line.partition(" - ")
         about, of = mount.split(), filesystem.split()

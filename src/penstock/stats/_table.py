@@ -25,7 +25,7 @@ _COLOURS = {"good": "#2e8b57", "fair": "#b97e00", "poor": "#d4501f", "none": "#8
 
 
 def html(stats: Stats) -> str:
-    """Returns the table as HTML for a notebook. A line beside the verdict is green if the verdict is good."""
+    """Returns the table as HTML for a notebook. The colour of a line beside the verdict shows the judgement."""
     from penstock.stats._verdict import judgement
 
     colour = _COLOURS[judgement(stats)]
@@ -144,7 +144,7 @@ def _workers(period: Period) -> Iterator[str]:
 
 
 def _name(worker: WorkerFigures) -> str:
-    """Returns the worker's name without the name of its machine. The table has separate rows for machines."""
+    """Returns the worker's name without that of its machine, which has a separate row."""
     name = worker.name.replace(f" on {worker.node}", "") if worker.node else worker.name
     return name if worker.alive else f"worker {worker.seat} (ended)"
 
