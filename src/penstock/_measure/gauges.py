@@ -33,14 +33,13 @@ class Counts(NamedTuple):
     """The counters of one worker. Times and durations are in nanoseconds of `time.perf_counter_ns`.
 
     - `pil`: 1 if PIL has opened images in the worker's process, otherwise 0.
-    - `outage`: when the worker began to wait for a store that does not answer, or 0 if it does not wait for one.
+    - `outage`: when the worker began to wait for a store that does not answer, or 0.
     - `born`: when the worker was started. `ready`: when it could take its first task.
     - `first`: when the first samples were fetched.
     - `since`: when the current task began, or 0 if the worker is idle.
     - `busy`: the total duration of all tasks.
-    - `timed`: the total duration of those steps that were timed in detail. `fetching` and `writing` are the parts of
-      this time that were spent fetching samples and writing results. If no step was timed in detail, all of the busy
-      time counts as fetching.
+    - `timed`: the total duration of those steps that were timed in detail. `fetching` and `writing`: the parts of it
+      spent fetching samples and writing results. If no step was timed, all busy time counts as fetching.
     - `waited_task`: how long the worker had no task although the caller waited. `waited_room`: how long it was idle
       because enough batches were ready.
     - `delayed`: how long the worker's thread was ready to run, but had no processor.
@@ -86,12 +85,12 @@ class Counts(NamedTuple):
         return self.busy - self.fetch - self.write
 
     def plus(self, other: Counts) -> Counts:
-        """Returns the sum of these counters and those of an earlier worker in the same seat (worker slot)."""
+        """Adds the counters of an earlier worker in the same seat (worker slot)."""
         sums = {name: getattr(self, name) + getattr(other, name) for name in _ADDED}
         return self._replace(pil=self.pil | other.pil, born=other.born, ready=other.ready, first=other.first, **sums)
 
     def minus(self, before: Counts) -> Counts:
-        """Returns these counters minus `before`, the counters of the same seat (worker slot) at an earlier time."""
+        """Subtracts the counters of the same seat (worker slot) at an earlier time."""
         return self._replace(**{name: getattr(self, name) - getattr(before, name) for name in _ADDED})
 
 
@@ -109,10 +108,9 @@ class Slow(NamedTuple):
 
 
 class TracedTask(NamedTuple):
-    """The times of one task, for a trace: when the task began, and when its batch was fetched, made and sent.
+    """When a task began, and when its batch was fetched, made and sent, for a trace.
 
-    If the task is a bundle (several steps in one task), only its first step is timed, and `fetched` and `made` are
-    estimated from that step.
+    Of a bundle (several steps in one task), only the first step is timed; `fetched` and `made` are estimated from it.
     """
 
     seat: int
@@ -167,10 +165,7 @@ _clock = time.perf_counter_ns
 
 
 def delay_ns(thread: str = "thread-self") -> int:
-    """Returns how long a thread was ready to run but had no processor, in nanoseconds.
-
-    Returns 0 if the kernel does not measure this.
-    """
+    """Returns how long a thread was ready to run but had no processor, or 0 if the kernel does not measure this."""
     try:
         with open(f"/proc/{thread}/schedstat", "rb", buffering=0) as file:
             return int(file.read().split()[1])
@@ -179,11 +174,7 @@ def delay_ns(thread: str = "thread-self") -> int:
 
 
 class Gauges:
-    """The counters of all workers, in one row for each worker.
-
-    They are in the file with the descriptor `fd`, and the caller and the workers map this file into memory. If `fd`
-    is None, they are in private memory.
-    """
+    """The counters of all workers, one row each, in the shared file `fd`, or in private memory if `fd` is None."""
 
     SIZE = _HEAD + _ROWS * _ROW * 8  # most pages are never touched, so they take no memory
 
@@ -197,7 +188,6 @@ class Gauges:
     # For the caller.
 
     def all(self) -> dict[int, Counts]:
-        """Returns the counters of all workers so far, by seat (worker slot)."""
         return {seat: self.counts(seat) for seat in sorted(self.seats)}
 
     def begin_wait(self, now: int) -> None:
@@ -221,10 +211,7 @@ class Gauges:
         return [slow for slow in found if epoch in (None, slow.epoch)]
 
     def table(self, seat: int, number: int) -> list[Slow]:
-        """Returns one of this worker's three tables of slowest samples.
-
-        Table 0 is for all epochs, table 1 for the last even epoch, and table 2 for the last odd epoch.
-        """
+        """Returns a table of slowest samples: 0 for all epochs, 1 for the last even epoch, 2 for the last odd one."""
         found = []
         for at in range(MOST_SLOW):
             start = self.entry(seat, number) + at * _ENTRY * 8
@@ -235,7 +222,7 @@ class Gauges:
         return found
 
     def outage(self, seats: Iterable[int]) -> OngoingOutage | None:
-        """Returns the longest current store outage that delays one of these workers, or None if there is none."""
+        """Returns the longest current store outage that delays one of these workers."""
         waiting = [(since, seat) for seat in seats if (since := self.row(seat)[0][_OUTAGE])]
         if not waiting:
             return None
@@ -244,7 +231,6 @@ class Gauges:
         return OngoingOutage(text[: max(0, length)].decode(errors="ignore"), since)
 
     def show_outage(self, seat: int, outage: OngoingOutage | None) -> None:
-        """Records the store outage that delays a worker, or None if there is none."""
         words, start = self.row(seat)
         if outage is not None:
             text = outage.store.encode()[:_STORE_NAME]
@@ -268,8 +254,7 @@ class Gauges:
     def tell(self, seat: int, *, whole: bool = True, since: int | None = None) -> bytes:
         """Returns a worker's counters as bytes, to be sent to another process.
 
-        If `whole` is True, the histogram of sample times and the slowest samples are included. If `since` is given,
-        the task records from this index on are included.
+        With `whole`, the histogram and the slowest samples are added; with `since`, the task records from there on.
         """
         words, start = self.row(seat)
         recorded = words[_RECORDED]
@@ -279,10 +264,7 @@ class Gauges:
         return _TOLD.pack(len(told) // 8, len(places)) + told + records
 
     def hear(self, seat: int, told: bytes | bytearray, shift: int) -> None:
-        """Stores the counters of a worker from another process. `told` is the result of `tell` there.
-
-        `shift` is the number of nanoseconds to add to all points in time, because the clocks of two machines differ.
-        """
+        """Stores a result of `tell` from another process. `shift` (ns) corrects times, because clocks differ."""
         count, records = _TOLD.unpack_from(told)
         row = array("q", told[_TOLD.size : _TOLD.size + 8 * count])
         for at in _MOMENTS:
@@ -300,11 +282,7 @@ class Gauges:
         return self.words[_WAITED] + (_clock() - since if since else 0)
 
     def hear_caller(self, waited: int, tracing: int) -> None:
-        """Stores what a caller in another process has sent.
-
-        `waited` is how long the caller has waited for batches, in nanoseconds. `tracing` is 1 if workers must record
-        each task.
-        """
+        """Stores the values of `waited` and `tracing` that a caller in another process has sent."""
         self.words[_WAITED], self.words[_TRACING] = waited, tracing
 
     @property
@@ -316,7 +294,7 @@ class Gauges:
         return self.row(seat)[0][_RECORDED]
 
     def begun(self, seat: int, at: int) -> None:
-        """Records when this worker began its current task. `at` is 0 if the worker has no task."""
+        """Records when this worker began its current task, or 0 if it has no task."""
         self.row(seat)[0][_SINCE] = at
 
     def row(self, seat: int) -> tuple[memoryview[int], int]:
@@ -330,10 +308,7 @@ class Gauges:
 
 
 def _record_places(start: int, first: int, stop: int) -> list[int]:
-    """Returns the byte offsets of a worker's task records with the numbers `first` to `stop - 1`.
-
-    Only the last 512 records are kept, so older ones are left out. `start` is the byte offset of the worker's row.
-    """
+    """Returns the byte offsets of task records `first` to `stop - 1`, without those that were overwritten."""
     return [start + (_RING + number % _RECORDS * 8) * 8 for number in range(max(first, stop - _RECORDS), stop)]
 
 
@@ -388,7 +363,6 @@ class Gauge:
         self._noted = self._words[_READY] = _clock()
 
     def begin(self) -> None:
-        """Records that a task begins."""
         now = self._began = self._words[_SINCE] = _clock()
         if now > self._due:
             self.detailed, self.fetched, self.made = True, 0, 0
@@ -396,10 +370,9 @@ class Gauge:
             self.flush(now)
 
     def stepped(self, samples: int) -> None:
-        """Records the times of a task's first step. The other steps of the task are assumed to be similar.
+        """Records the times of a task's first step, if it was timed in detail; other steps are assumed to be similar.
 
-        Called only if the first step was timed in detail. `samples` is the number of samples in the step, or 0 if the
-        step failed or the number is unknown.
+        `samples` is the number of samples in the step, or 0 if the step failed or the number is unknown.
         """
         now, began = _clock(), self._began
         self.detailed = False
@@ -418,7 +391,6 @@ class Gauge:
             self.times = each > TIMED
 
     def end(self, task: Any, steps: int = 1) -> None:
-        """Records that the task is done."""
         now, began = _clock(), self._began
         self._tasks += 1
         self._steps += steps
@@ -472,7 +444,6 @@ class Gauge:
     # Samples one by one.
 
     def begin_epoch(self, epoch: int) -> None:
-        """Records that the following samples belong to this epoch."""
         table = self._epoch = 1 + epoch % 2
         if epoch != self._epochs[table]:
             self._epochs[table] = epoch

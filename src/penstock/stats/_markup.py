@@ -107,7 +107,7 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def time_scale(end: float, lines: int = 5) -> list[tuple[float, str]]:
-    """Returns positions from 0 to 1 and labels of a time axis to `end` seconds, such as 0 s, 20 s and 40 s."""
+    """Returns positions (0 to 1) and labels of a time axis from 0 to `end` seconds, such as 0 s, 20 s and 40 s."""
     days = 86400.0 * math.ceil(end / 86400 / lines)
     step = next((step for step in _TIMES if end / step <= lines), days)
     unit, name = next(((unit, name) for unit, name in _UNITS if step >= unit), _UNITS[-1])
@@ -159,7 +159,7 @@ def folded(summary: str, inner: str) -> str:
 
 
 def log_scale(limits: Sequence[float], show: Callable[[float], str]) -> list[tuple[float, str]]:
-    """Returns positions from 0 to 1 and labels of a logarithmic axis, at powers of ten, or at some if there are many.
+    """Returns positions (0 to 1) and labels of a logarithmic axis: powers of ten, or only some if there are many.
 
     The axis has columns of equal width, and `limits` are the values at their edges, in a geometric sequence.
     """

@@ -19,7 +19,7 @@ from penstock._system import trust
 from penstock._system.interrupts import interrupts_deferred
 
 _CALLER, _FIRST_WORKER = 1, 2  # rows; for Perfetto, row 0 is the kernel's idle thread
-# No event crosses a page boundary, because the kernel has written whole pages if a program is killed while it writes.
+# No event crosses a page boundary: if a program is killed while it writes, the kernel has written only whole pages.
 _PAGE = 4096  # bytes
 _PIECE = 1 << 16  # characters
 _LATEST = 1_000_000_000  # ns: a killed program loses at most the events of the last second

@@ -17,7 +17,7 @@ from penstock.stats._words import say
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A condition, and the verdict if it is true. `_words.PIECES` replaces the names in braces in its text."""
+    """A condition, and the text of the verdict if it is true, with names from `_words.PIECES` in braces."""
 
     name: str
     holds: Callable[[Facts], bool]

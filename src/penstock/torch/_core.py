@@ -30,7 +30,7 @@ from penstock.torch._collate import collate, explain, explained
 
 
 class Stacked:
-    """torch's default_collate as a collate function whose `into` writes the batch into memory from the caller."""
+    """torch's default_collate, with a method `into` that writes the batch into memory that the caller provides."""
 
     __call__ = staticmethod(explained)
 
@@ -55,7 +55,7 @@ _STACKED = Stacked()
 
 
 class _TorchGenerators(Generators):
-    """Also seeds torch's global generator for each step."""
+    """Like `Generators`, but also seeds torch's global generator for each step."""
 
     def seed(self, epoch: int, number: int) -> int:
         state = super().seed(epoch, number)
@@ -79,7 +79,7 @@ class SeededRunner(Runner):
 
 
 class _BorrowedWithTorch(Borrowed):
-    """Also seeds torch's global generator for one step, and then restores it."""
+    """Like `Borrowed`, but also seeds torch's global generator for one step and then restores it."""
 
     def __init__(self, *of: int) -> None:
         super().__init__(*of)
@@ -111,7 +111,7 @@ _lending = Lending(_TorchState)
 
 
 class Core(SeedSession):
-    """The session of a torch loader with a seed; it continues at the epoch and position of `before`."""
+    """The session of a torch loader with a seed; it continues where `before`, the previous session, stopped."""
 
     def __init__(self, settings: dict[str, Any], before: Core | None = None) -> None:
         given = {**_DEFAULTS, **settings, "sampler": _seedable(settings.get("sampler"))}
@@ -196,7 +196,7 @@ def _passed(workers: int) -> list[str]:
 
 
 def _order(loader: Any) -> dict[str, Any]:
-    """Returns arguments for the same order; torch's sequential and random samplers become penstock's own orders."""
+    """Returns the arguments for the loader's order. torch's sequential and random samplers are replaced by ours."""
     batched, batch_sampler = private.is_batched(loader), loader.batch_sampler
     if batched and type(batch_sampler) is not theirs.BatchSampler:
         return {"batch_sampler": batch_sampler}

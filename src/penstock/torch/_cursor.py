@@ -44,7 +44,7 @@ class CopyPosition:
         self.more = more
 
     def moved(self, mark: bytes | None) -> None:
-        """Records a batch or an error of this copy; `mark` is None if the position after it was not saved."""
+        """Records that this copy returned a batch or an error. `mark` is None if its position was not saved."""
         if mark is None:
             self.more += 1
         else:

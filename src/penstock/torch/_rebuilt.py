@@ -106,7 +106,7 @@ def given_in(timeout: object) -> Given | None:
 
 
 def adopt(loader: Any) -> bool:
-    """Gives penstock's arguments to a loader of another class that was made from one of ours; False if it was not.
+    """Gives penstock's arguments to a loader that another library made from one of ours; returns False for others.
 
     Raises ValueError if the loader cannot keep an argument.
     """

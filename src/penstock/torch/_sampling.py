@@ -134,7 +134,7 @@ class Sampling:
         return self._marked(begun) if self._has_state(begun) else begun
 
     def _from_first(self, begun: Iterator[Any]) -> Iterator[Any]:
-        """The generator for `fresh` if the sampler draws no random numbers before its first keys are requested."""
+        """Like `fresh`, but a generator, because the sampler draws no random numbers before its first keys."""
         self._given = [each.get_state() for each in self.generators]
         self._note({})
         if self._is_torchs:

@@ -88,7 +88,8 @@ def _name(kind: type) -> str:
 
 
 def _never_seen() -> list[LoaderUse]:
-    """Finds loader classes with their own `__iter__` through the garbage collector, because no hook sees them."""
+    """Returns uncounted loader classes that override `__iter__`, found through the garbage collector."""
+    # No hook is called if such an `__iter__` makes no iterator of torch's or penstock's.
     theirs = torch.utils.data.DataLoader
     kinds = {type(each) for each in gc.get_objects() if issubclass(type(each), theirs)}
     own = sorted(_name(kind) for kind in kinds if kind.__iter__ is not theirs.__iter__)

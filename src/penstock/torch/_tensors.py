@@ -186,7 +186,7 @@ def rebuild_storage(first: Any, dtype: torch.dtype) -> Any:
 
 
 def rebuild_sparse(layout: torch.layout, parts: tuple[Any, ...], requires_grad: bool) -> torch.Tensor:
-    """Replaces torch's own function, which keeps every tensor in a list."""
+    """Makes a sparse tensor from its parts. torch's own function would keep every tensor in a list."""
     if layout is torch.sparse_coo:
         *given, is_coalesced = parts
         made = torch.sparse_coo_tensor(*given, is_coalesced=is_coalesced, check_invariants=False)

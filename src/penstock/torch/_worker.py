@@ -58,7 +58,7 @@ class Replica:
         self._mark: bytes | None = None
 
     def begin(self, seat: int, *, alone: bool) -> None:
-        """Seeds the generators only here, as torch does: each random number depends on all earlier ones."""
+        """Seeds the generators, once for all tasks, as torch does: each number depends on all earlier ones."""
         job = self._job
         self._seat = seat
         self._resumed = self._all_resumed[seat] if self._all_resumed else None
