@@ -48,15 +48,9 @@ def warn_of(outage: OngoingOutage) -> None:
 class CacheCounts:
     """The cache counters of one worker, or of a loader's scouts (threads that download data ahead of time).
 
-    - `hits`: pieces of remote files that were available when a worker asked for them.
-    - `misses`: pieces that the worker waited for. `waited`: how long it waited for them, in nanoseconds.
-    - `fetched`: pieces downloaded. `evicted`: pieces deleted to make room for others.
-    - `requests`: requests to stores, including `retries`. `nbytes`: bytes downloaded.
-    - `decoded`: decoded blocks.
-    - `changed`: True if a counter may have changed since `changed` was last set to False.
-    - `needed`: for scouts, the total size in bytes of the blocks that are in use at the same time.
-    - `limit`: for scouts, the number of bytes that the cache may hold.
-    - `warns`: True if the counting thread warns about outages, because the caller cannot see these counters.
+    `penstock.stats.CacheFigures` explains them; here `waited` is in nanoseconds, and only scouts set `needed` and
+    `limit`. `changed` is True if a counter may have changed since it was last set to False. If `warns` is True, the
+    counting thread warns about outages, because the caller cannot see these counters.
     """
 
     NAMES = "hits", "misses", "waited", "fetched", "evicted", "requests", "retries", "nbytes", "decoded"
@@ -71,7 +65,6 @@ class CacheCounts:
 
     @property
     def outage(self) -> OngoingOutage | None:
-        """The longest current outage, or None if there is no outage."""
         found = tuple(self.outages.copy().values())  # other threads may change it meanwhile
         return min(found, key=lambda outage: outage.since) if found else None
 

@@ -30,38 +30,25 @@ _HEAD = 4096  # bytes: one page of memory, which the caller writes and workers r
 
 
 class Counts(NamedTuple):
-    """The counters of one worker. Times and durations are in nanoseconds of `time.perf_counter_ns`.
-
-    - `pil`: 1 if PIL has opened images in the worker's process, otherwise 0.
-    - `outage`: when the worker began to wait for a store that does not answer, or 0.
-    - `born`: when the worker was started. `ready`: when it could take its first task.
-    - `first`: when the first samples were fetched.
-    - `since`: when the current task began, or 0 if the worker is idle.
-    - `busy`: the total duration of all tasks.
-    - `timed`: the total duration of those steps that were timed in detail. `fetching` and `writing`: the parts of it
-      spent fetching samples and writing results. If no step was timed, all busy time counts as fetching.
-    - `waited_task`: how long the worker had no task although the caller waited. `waited_room`: how long it was idle
-      because enough batches were ready.
-    - `delayed`: how long the worker's thread was ready to run, but had no processor.
-    """
+    """The counters of one worker. Times and durations are in nanoseconds of `time.perf_counter_ns`."""
 
     pid: int = 0
-    pil: int = 0
-    outage: int = 0
-    born: int = 0
-    ready: int = 0
-    first: int = 0
-    since: int = 0
+    pil: int = 0  # 1 if PIL has opened images in the worker's process
+    outage: int = 0  # when the worker began to wait for a store that does not answer, or 0
+    born: int = 0  # when the worker was started
+    ready: int = 0  # when the worker could take its first task
+    first: int = 0  # when the first samples were fetched
+    since: int = 0  # when the current task began, or 0 if the worker is idle
     tasks: int = 0
     steps: int = 0
-    busy: int = 0
-    timed: int = 0
-    fetching: int = 0
-    writing: int = 0
-    waited_task: int = 0
-    waited_room: int = 0
+    busy: int = 0  # the total duration of all tasks
+    timed: int = 0  # the total duration of the steps that were timed in detail; without any, all is fetching
+    fetching: int = 0  # the part of `timed` that was spent fetching samples
+    writing: int = 0  # the part of `timed` that was spent writing results
+    waited_task: int = 0  # how long the worker had no task although the caller waited
+    waited_room: int = 0  # how long the worker was idle because enough batches were ready
     cpu: int = 0
-    delayed: int = 0
+    delayed: int = 0  # how long the worker's thread was ready to run, but had no processor
     cache_hits: int = 0
     cache_misses: int = 0
     cache_waited: int = 0
@@ -238,7 +225,6 @@ class Gauges:
         words[_OUTAGE] = 0 if outage is None else outage.since
 
     def trace(self, on: bool) -> None:
-        """Sets whether workers keep a record of each task from now on."""
         self.words[_TRACING] = on
 
     def records(self, seat: int) -> list[TracedTask]:
@@ -290,7 +276,6 @@ class Gauges:
         return self.words[_TRACING]
 
     def recorded(self, seat: int) -> int:
-        """Returns the number of task records that this worker has made so far."""
         return self.row(seat)[0][_RECORDED]
 
     def begun(self, seat: int, at: int) -> None:
@@ -303,7 +288,6 @@ class Gauges:
         return self.words[start : start + _ROW], start * 8
 
     def entry(self, seat: int, number: int) -> int:
-        """Returns the byte offset of a worker's table of slowest samples. `number` is the table's index, 0 to 2."""
         return _HEAD + (seat % _ROWS * _ROW + _SLOWEST + number * MOST_SLOW * _ENTRY) * 8
 
 
@@ -313,7 +297,7 @@ def _record_places(start: int, first: int, stop: int) -> list[int]:
 
 
 class _PublishedCounts(CacheCounts):
-    """The cache counters of a worker. Outages of stores are also shown to the caller."""
+    """The cache counters of a worker, which also show outages of stores to the caller."""
 
     __slots__ = ("_gauges", "_seat")
 
@@ -326,11 +310,7 @@ class _PublishedCounts(CacheCounts):
 
 
 class Gauge:
-    """Measures one worker.
-
-    `detailed` is True if fetching, collating and writing are timed separately in the current step. `times` is True if
-    samples are timed one by one.
-    """
+    """Measures one worker: the current step by parts if `detailed` is True, and each sample if `times` is True."""
 
     def __init__(self, gauges: Gauges, seat: int, pid: int, cpu_ns: Callable[[], int]) -> None:
         self._memory, self._head = gauges.memory, gauges.words
@@ -359,7 +339,6 @@ class Gauge:
         _COUNTS.pack_into(self._memory, self._at, pid, 0, 0, born, 0, counts.first, 0, *counts[_SINCE + 1 :])
 
     def ready(self) -> None:
-        """Records that the worker can take its first task."""
         self._noted = self._words[_READY] = _clock()
 
     def begin(self) -> None:
@@ -484,7 +463,7 @@ def _named(slow: Slow) -> bytes:
 
 
 class NoGauge:
-    """A replacement for `Gauge` that measures nothing."""
+    """Measures nothing, in place of a `Gauge`."""
 
     detailed = times = False
     fetched = made = 0

@@ -30,20 +30,14 @@ _MOST = 1024
 
 
 class Answer(NamedTuple):
-    """The measurements of one task, whose steps are handed out to the caller one by one.
+    """The measurements of one task, whose steps are handed out to the caller one by one. Times are in nanoseconds."""
 
-    - `wait`: how long the caller waited for the first step, in nanoseconds. It does not wait for the other steps.
-    - `work`: the time from the first step until the caller asked for the next task, in nanoseconds.
-    - `steps`, `rows` and `nbytes`: the number of steps (batches), samples and bytes that were handed out.
-    - `ready`: 1 if the first batch was ready when the caller asked for it, otherwise 0.
-    """
-
-    wait: int
-    work: int
-    steps: int
+    wait: int  # how long the caller waited for the first step; it does not wait for the others
+    work: int  # from the first step until the caller asked for the next task
+    steps: int  # batches that were handed out
     rows: int
     nbytes: int
-    ready: int
+    ready: int  # 1 if the first batch was ready when the caller asked for it, otherwise 0
 
 
 class Totals(NamedTuple):
@@ -188,7 +182,6 @@ class Meter:
         gauges.seats = frozenset()
 
     def workers(self, live: list[Gauges]) -> dict[int, Counts]:
-        """Returns the counters of all workers, live and ended, by seat (worker slot)."""
         found = dict(self._counts)
         for gauges in live:
             for seat, counts in gauges.all().items():
@@ -223,8 +216,6 @@ class Tracer(Protocol):
 
 
 class Stopwatch:
-    """Measures how long the caller waits for one engine's batches and works on them, for the loader's meter."""
-
     def __init__(self, meter: Meter) -> None:
         self.meter = meter
         self.tracer: Tracer | None = None
@@ -251,7 +242,6 @@ class Stopwatch:
         return now
 
     def deliver(self, steps: int, rows: int, nbytes: int, seq: int = -1) -> None:
-        """Records that the caller is about to receive the batches of a task."""
         self._delivered = steps, rows, nbytes
         self._in_hand = True
         if self.tracer is not None:
@@ -287,7 +277,6 @@ class Stopwatch:
     # Events of workers.
 
     def hired(self, seat: int, replaces: str) -> None:
-        """Records the start of a worker. `replaces` is the name of the worker that it replaces, or ""."""
         if self.tracer is not None:
             self.tracer.hired(seat, replaces)
 
@@ -303,7 +292,6 @@ class Stopwatch:
             self.tracer.resized(workers)
 
     def end(self, gauges: Gauges) -> None:
-        """Records that all workers have ended."""
         if self.tracer is not None:
             self.tracer.end()
         if not sys.is_finalizing():  # numpy may be gone by then

@@ -41,7 +41,6 @@ class Facts:
 
     @property
     def scope(self) -> str:
-        """The name of the period that the verdict is about, such as "epoch 3"."""
         if self.period is self.stats.epoch:
             return f"epoch {count(self.stats.epoch_number)}"
         return f"all {count(self.stats.life.epochs)} epochs"
@@ -64,7 +63,6 @@ class Facts:
         return min(period.waits.total, each * self._starts(period))
 
     def _starts(self, period: Period) -> int:
-        """Returns how many times the workers were started in the period."""
         if self.starts_often:
             return period.epochs
         return int(period is self.stats.life or period.batches == self.stats.life.batches)
@@ -186,7 +184,6 @@ class Facts:
 
     @property
     def cpus_full(self) -> bool:
-        """True if the workers used all the processor time that they could get."""
         if self.elsewhere:
             return False
         return self.cpu_used >= 0.85 * self.cpus or (self.delay_share >= 0.25 and self.blocked_share < 0.5)
@@ -210,7 +207,6 @@ class Facts:
 
     @cached_property
     def timed(self) -> int:
-        """The number of samples that were timed."""
         return sum(bucket.count for bucket in self._times)
 
     @cached_property
@@ -224,7 +220,6 @@ class Facts:
 
     @cached_property
     def _tail(self) -> list[Bucket]:
-        """The histogram buckets of the samples that took at least 20 times as long as the median."""
         return [bucket for bucket in self._times if bucket.low >= 20 * self.median_sample > 0]
 
     @property

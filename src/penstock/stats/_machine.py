@@ -1,8 +1,7 @@
 """Finds out which resources this machine, and the control groups (cgroups) of this process, allow a loader to use.
 
-A process belongs to one cgroup of each hierarchy, and the lowest limit of that cgroup and its ancestors counts.
-Version 2 of cgroups has a single hierarchy; version 1 has one for each controller (such as "cpu" or "memory"); both
-may be mounted side by side. A missing, unreadable or malformed file counts as no limit.
+The lowest limit of a process's cgroup and its ancestors counts. Version 2 of cgroups has a single hierarchy; version
+1 has one for each controller, such as "cpu"; both may be mounted. A missing or malformed file counts as no limit.
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ def _mounts(root: Path, controller: str, kind: str) -> Iterator[tuple[str, str]]
 
 
 def _quota(group: str) -> float | None:
-    """Returns the number of CPUs that the cgroup may use, or None if there is no limit."""
+    """Returns the number of CPUs that the cgroup may use, or None without a limit."""
     quota, period = [*_read(f"{group}/cpu.max").split(), "", ""][:2]
     if not quota:
         quota, period = _read(f"{group}/cpu.cfs_quota_us"), _read(f"{group}/cpu.cfs_period_us")
@@ -102,7 +101,6 @@ def _quota(group: str) -> float | None:
 
 
 def _throttled(group: str) -> float:
-    """Returns how many seconds the cgroup has been throttled so far, summed over CPUs."""
     found = _table(f"{group}/cpu.stat")
     return found.get("throttled_usec", 0) / 1e6 or found.get("throttled_time", 0) / 1e9
 

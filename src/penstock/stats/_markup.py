@@ -35,11 +35,7 @@ def text(value: object, most: int = 300) -> str:
 def plot(
     marks: Iterable[str], ys: Iterable[tuple[float, str]], xs: Iterable[tuple[float, str]], label: str, kind: str = ""
 ) -> str:
-    """Returns a chart: its SVG shapes (`marks`) with a grid and labels around them.
-
-    `ys` and `xs` are the labels of the axes, with positions from 0 to 1. `label` describes the chart for screen
-    readers, and `kind` is an additional CSS class.
-    """
+    """Returns a chart with axis labels at `xs` and `ys`, from 0 to 1. `label` describes it for screen readers."""
     ys = list(ys)
     grid = "".join(f"M0 {HIGH * (1 - y):.4g}H{WIDE}" for y, _ in ys)
     return (
@@ -76,7 +72,6 @@ def line(kind: str, points: Sequence[Point]) -> str:
 
 
 def upright(kind: str, xs: Iterable[float]) -> str:
-    """Returns vertical lines over a plot's whole height, at the positions `xs` from 0 to 1."""
     return f'<path class="line {kind}" d="{"".join(f"M{_x(x)} 0V{HIGH}" for x in xs)}"/>'
 
 
@@ -126,7 +121,6 @@ def stacked(parts: Iterable[tuple[str, float, str]], whole: float) -> str:
 
 
 def legend(*entries: tuple[str, str]) -> str:
-    """Returns the legend of a chart. Each entry has a CSS class (for its colour) and a text."""
     inner = "".join(f'<span><i class="{kind}"></i>{escape(text)}</span>' for kind, text in entries)
     return f'<p class="legend">{inner}</p>'
 
@@ -145,7 +139,6 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], texts: Sequence[i
 
 
 def facts(pairs: Iterable[tuple[str, str]]) -> str:
-    """Returns a list of names and values, which must be HTML already."""
     return f'<dl class="facts">{"".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in pairs)}</dl>'
 
 
@@ -159,10 +152,7 @@ def folded(summary: str, inner: str) -> str:
 
 
 def log_scale(limits: Sequence[float], show: Callable[[float], str]) -> list[tuple[float, str]]:
-    """Returns positions (0 to 1) and labels of a logarithmic axis: powers of ten, or only some if there are many.
-
-    The axis has columns of equal width, and `limits` are the values at their edges, in a geometric sequence.
-    """
+    """Returns labels at powers of ten for columns of equal width, whose edges have the values `limits`."""
     places = []
     for column, (low, high) in enumerate(pairwise(limits)):
         power = 10.0 ** math.ceil(math.log10(low) - 1e-9)

@@ -54,7 +54,6 @@ def thinned(history: Sequence[Moment]) -> list[Moment]:
 
 
 def title(found: Facts) -> str:
-    """Returns the page's header: the loader's name, and the period that most sections are about."""
     stats, period = found.stats, found.period
     length = f"{count(period.batches)} batches in {seconds(period.seconds)}"
     if period is stats.epoch and stats.life.epochs > 1:

@@ -47,7 +47,7 @@ _PARTS = {"history": slice(-21, None), "decisions": slice(-1, None), "workers": 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The figures of a loader in another process, published `at` seconds since 1970."""
+    """The figures of a loader in another process. `at` is when they were published, in seconds since 1970."""
 
     pid: int
     at: float
@@ -60,7 +60,6 @@ def publish(by: object, stats: Stats) -> None:
 
 
 def to_text(stats: Stats) -> bytes:
-    """Returns the figures as JSON. Long lists are shortened as `_PARTS` specifies."""
     plain = _plain(stats) | {"settings": dict(stats.settings)}
     return json.dumps({"pid": os.getpid(), "at": time.time(), "stats": plain}, default=str).encode()
 

@@ -55,7 +55,6 @@ class Trace:
         self.close()
 
     def span(self, name: str, began: int, ended: int, **details: Any) -> None:
-        """Records what the caller did from `began` to `ended`."""
         self._span(_CALLER, name, began, ended, _arguments(details))
 
     def task(self, record: TracedTask, worker: str, keys: str = "") -> None:
@@ -74,7 +73,6 @@ class Trace:
         self._span(row, "write", made, ended, short)
 
     def instant(self, name: str, at: int, **details: Any) -> None:
-        """Records an event without a duration, such as the loss of a worker."""
         stamp = (at - self._began) / 1000
         if stamp >= 0:
             place = f'"ts":{stamp:.3f},"pid":{self._pid},"tid":{_CALLER}'
@@ -92,7 +90,6 @@ class Trace:
             self._put(f',\n{{"name":"{name}","ph":"X",{place}{arguments}}}', ended)
 
     def _name_row(self, row: int, name: str) -> None:
-        """Names a row of the trace. Viewers sort the rows by their numbers."""
         place = f'"ph":"M","pid":{self._pid},"tid":{row}'
         self._put(f',\n{{"name":"thread_name",{place},"args":{{"name":{_text(name)}}}}}', self._began)
         self._put(f',\n{{"name":"thread_sort_index",{place},"args":{{"sort_index":{row}}}}}', self._began)

@@ -12,7 +12,6 @@ from penstock.stats._units import count, seconds, share, size
 
 
 def say(text: str, facts: Facts) -> str:
-    """Returns the text of a rule, with each name in braces replaced by its phrase."""
     return text.format_map(_Phrases(facts))
 
 
@@ -76,7 +75,6 @@ def _workers_that_wait(facts: Facts) -> str:
 
 
 def _first_workers(facts: Facts) -> str:
-    """Returns suggested settings for a loader that has no workers yet."""
     waits = facts.blocked_share >= 0.6
     workers = max(1, min(facts.needed, 16 if waits else math.floor(facts.cpus)))
     threads = waits and facts.face == "penstock"
@@ -97,10 +95,7 @@ def _cheaper(facts: Facts) -> str:
 
 
 def _decode(facts: Facts) -> str:
-    """Returns advice to use `penstock.image` if PIL decodes images, otherwise "".
-
-    `penstock.image` is faster because it uses OpenCV and decodes JPEGs directly to the needed size.
-    """
+    # It is faster because it uses OpenCV and decodes JPEGs directly to the needed size.
     said = ". If they are JPEGs, penstock.image decodes them about three times as fast as PIL"
     return said if facts.uses_pil else ""
 

@@ -166,7 +166,6 @@ def core_of(loader: Any) -> Core:
 
 
 def _settings(loader: Any) -> dict[str, Any]:
-    """Returns the torch loader's current settings as keyword arguments for penstock's loader."""
     settings = {**loader._ours, "dtype": loader._cast, **_order(loader), **loader._by_blocks}
     settings |= {name: getattr(loader, name) for name in _passed(loader.num_workers)} | loader._auto
     if "num_workers" not in loader._auto:
@@ -186,7 +185,6 @@ _CONTEXT = "multiprocessing_context"
 
 
 def _passed(workers: int) -> list[str]:
-    """Returns the names of the torch loader's attributes that are passed on to penstock's loader."""
     names = [name for name, option in OPTIONS.items() if option.face is Face.PASSED]
     if workers:
         return ["dataset", _CONTEXT, *names]

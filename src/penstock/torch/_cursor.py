@@ -146,7 +146,6 @@ class Cursor:
 
     @classmethod
     def of(cls, loader: Any) -> Cursor:
-        """Makes the cursor of a new iterator, and restores the state that was loaded, if any."""
         cursor = cls(loader, loader.__dict__.get("_saved"), loader.__dict__.get("_cursor"))
         cursor.restore()
         return cursor

@@ -351,7 +351,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
 
 def _check(given: Given, generator: object) -> None:
-    """Raises ValueError if one of penstock's arguments is wrong, or needs `seed=` and there is no seed."""
     seed, backend_name = given.arguments.get("seed"), given.arguments.get("backend", "")
     number = isinstance(seed, SupportsIndex) and not isinstance(seed, bool)
     if seed is not None and not (number and 0 <= seed < 1 << 64):

@@ -63,7 +63,6 @@ class Given:
 
     @property
     def named(self) -> dict[str, Any]:
-        """All arguments by name, including those that are "auto" or "blocks"."""
         blocks = {"shuffle": "blocks"} if self.by_blocks else {}
         return {**self.arguments, **dict.fromkeys(self.auto, "auto"), **blocks}
 
@@ -141,7 +140,6 @@ def adopt(loader: Any) -> bool:
 
 
 def refusal(loader: Any, reason: str) -> str:
-    """Returns the error message for a loader that was made from one of ours but cannot keep its arguments."""
     return (
         f"This {type(loader).__name__} was made from a penstock.torch.DataLoader with "
         f"{given_in(loader.timeout)}, and cannot keep these arguments: {reason}. Leave the arguments out, or iterate "

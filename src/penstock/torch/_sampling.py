@@ -328,7 +328,6 @@ _GLOBALS = {
 
 
 def take_states(names: Iterable[str] = _GLOBALS) -> dict[str, Any]:
-    """Returns the states of these global generators as plain data."""
     return {name: _GLOBALS[name].plain(_GLOBALS[name].take()) for name in names}
 
 

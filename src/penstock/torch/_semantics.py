@@ -42,7 +42,6 @@ class TorchSession(Session):
         self.look(loader)
 
     def look(self, loader: Any) -> None:
-        """Copies the loader's current settings."""
         self.knows_end = not private.is_stream(loader)
         self._shown.update({name: getattr(loader, name) for name in _SHOWN if hasattr(loader, name)})
         backend = "process" if loader.num_workers else "inline"
@@ -54,7 +53,6 @@ sessions: weakref.WeakKeyDictionary[Any, TorchSession] = weakref.WeakKeyDictiona
 
 
 def session_of(loader: Any) -> TorchSession:
-    """Returns the session of a loader with torch's semantics, created if there is none."""
     found = sessions.get(loader)
     if found is None:
         found = sessions[loader] = TorchSession(loader)

@@ -137,7 +137,6 @@ class Replica:
         return dumps(TorchFailure(body, text, errored.where))
 
     def _fetch(self, task: Task) -> tuple[Any, int]:
-        """Returns the samples of the task's keys, and the number of rows."""
         dataset = self._job.dataset
         if self._resumed is not None:
             (mark, _), self._resumed = self._resumed, None
