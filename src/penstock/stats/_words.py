@@ -95,7 +95,7 @@ def _cheaper(facts: Facts) -> str:
 
 
 def _decode(facts: Facts) -> str:
-    # It is faster because it uses OpenCV and decodes JPEGs directly to the needed size.
+    # penstock.image is faster because it uses OpenCV and decodes JPEGs directly to the needed size.
     said = ". If they are JPEGs, penstock.image decodes them about three times as fast as PIL"
     return said if facts.uses_pil else ""
 
