@@ -82,10 +82,7 @@ class Tuning:
         )
 
     def _started(self, engine: Engine) -> int:
-        """Returns the number of workers that have done a step.
-
-        The tuner waits for the others, because a worker's first step may be unusually slow.
-        """
+        """Returns how many workers have done a step. The tuner waits for the rest: a first step may be slow."""
         rows = {seat: engine.backend.gauges.counts(seat) for seat in engine.seats}
         for seat, row in rows.items():
             if seat not in self._births or self._births[seat][0] != row.born:
