@@ -57,10 +57,7 @@ class ArrayDataset(Dataset[Any]):
         return [self._sample(parts) for parts in zip(*rows, strict=True)]
 
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
-        """Returns the batch for these keys. The result is the same as collating the samples one by one.
-
-        `empty(shape, dtype)` allocates the batch's memory.
-        """
+        """Returns the batch for these keys, as if collated one by one. `empty(shape, dtype)` allocates its memory."""
         checked = checked_keys(keys, len(self))
         if type(empty) is FieldMemory:
             columns = zip(self._views, self._into(empty), strict=True)
