@@ -27,13 +27,14 @@ class Forecast:
     """
 
     def __init__(self, plan: OrderPlan, epoch: int, steps: Callable[[], int]) -> None:
-        # Replaced as a whole, so that another thread sees all of it or nothing.
+        # Plan, epoch, its base, and `steps()`, which returns how many of its steps have been handed out. Replaced as
+        # a whole, so that another thread sees all of it or nothing.
         self._now = plan, epoch, 0, steps
         self.counts: Any = None  # the loader's counters (`CacheCounts`) for data that is fetched ahead of time
 
     def continues(self, plan: OrderPlan, epoch: int, steps: Callable[[], int]) -> bool:
         """Moves the forecast on to the next epoch. If `plan` and `epoch` are not the next ones, returns False."""
-        before, last, base, _ = self._now  # `steps()` returns how many steps of the epoch have been handed out
+        before, last, base, _ = self._now
         if epoch != last + 1 or plan != before.after():
             return False
         self._now = plan, epoch, base + before.order.size(last), steps
