@@ -98,8 +98,8 @@ class Reading:
     def has_begun_state(self) -> bool:
         """True if a state that is taken before the first item already belongs to this pass.
 
-        The iterator must have a state: the iterable's own may be unused as yet, if `__iter__` is a generator that has
-        not run.
+        Only an iterator's state does: the iterable's own may not be in use yet (an `__iter__` generator that has not
+        run).
         """
         return "iterator" in self._stateful and not self.ended
 
@@ -117,7 +117,7 @@ class Reading:
         return mark is not None
 
     def prepare(self, mark: Mark) -> None:
-        """Restores the state of the iterable, before `iter()`. Does nothing at the end of an epoch."""
+        """Restores the state of the iterable, before `iter()`. A mark at the end of an epoch restores nothing."""
         self.read, self.ended = mark.read, mark.at_end
         if mark.states is None:
             self._kept = mark.kept
@@ -180,7 +180,6 @@ class Reading:
         self._raised = False
 
     def is_broken(self) -> bool:
-        """True if an exception has ended the iterable."""
         return self._broken
 
     def pass_over(self, until: int, size: int, before: Callable[[int], object] = lambda number: None) -> None:

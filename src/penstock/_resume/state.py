@@ -278,7 +278,6 @@ class Epochs:
         self.loaded, self.are_fresh = state, False
 
     def start(self) -> State:
-        """Returns the state that the next epoch starts from."""
         if self.loaded is not None:
             return self.loaded
         before = self.progress
@@ -304,7 +303,6 @@ class Epochs:
         return self.loaded is not None or (isinstance(begun, Mark) and begun.at_end)
 
     def begin(self, progress: Progress) -> None:
-        """Records that an epoch was begun."""
         # The order of the assignments matters: another thread may take a state between them.
         self.progress, self.loaded, self.are_fresh = progress, None, False
         self.begun, self.next = self.next, self.next + 1

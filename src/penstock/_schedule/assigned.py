@@ -58,7 +58,7 @@ class Assigned(Scheduler):
             out.append(Post(seq, slab, seat))
 
     def _next_seat(self) -> int | None:
-        """Returns the seat (slot) that gets the next step, or None. With in_order=False, full seats are skipped."""
+        """Returns the seat for the next step, or None. Out of order, seats that have their share are skipped."""
         workers = self._seats
         share = max(1, self._window // max(1, workers - len(self._ended)))
         for _ in range(workers):

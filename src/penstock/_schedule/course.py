@@ -104,7 +104,7 @@ class Course:
         self.filled = {earlier: outcome for earlier, outcome in self.filled.items() if earlier < seq}
 
     def redo(self) -> int:
-        """Queues the undelivered steps of this run again, and returns their number. Drops steps of the next run."""
+        """Queues this run's steps that were not handed out, returns their number, and drops the next run's steps."""
         again = [task for task, _ in self.ready]
         again += [step for seq in sorted(self._out) for step in self._out[seq].single()]
         again += self._again

@@ -19,7 +19,7 @@ from penstock._schedule.commands import Command, Hire, Retire
 
 
 class Crew:
-    """The workers of an engine, `size` of them if all seats are filled.
+    """The workers of an engine. `size` is the number that it should have.
 
     A seat (a worker's slot) is given up if it loses more than `retries + 1` workers in a row at start-up.
     """

@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeAlias
 
 
 class Opened(NamedTuple):
-    """A consumer begins a run (one epoch). Allowed only if there was no run before, or it is over or cancelled.
+    """A consumer begins a run (one epoch). Allowed if there was no run before, or the last one is over or cancelled.
 
     With a fixed assignment of steps to workers, the worker in `seat` gets the first step.
     """

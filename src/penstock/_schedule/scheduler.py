@@ -117,7 +117,6 @@ class Scheduler:
 
     @property
     def seats(self) -> list[int]:
-        """The seats (worker slots) that have a worker."""
         return [*self._crew.seats.values()]
 
     @property

@@ -15,10 +15,11 @@ At the end of a measurement, the first of these rules that applies decides:
     4  the caller waits, although there are enough workers on average        twice as far ahead (attempt)
     5  the caller does not wait, and needs at most 3/4 of the workers        as many workers as it needs
 
-The caller's need follows from the seconds that a worker spends on a step and the caller on a batch. While the load
-(these two numbers, and the share of the time that the caller waits) stays the same, the tuner remembers with how many
-workers the caller had to wait (rule 5 does not return to that number) and which attempts failed (rules 3 and 4 do not
-repeat them), so it finally comes to rest. A different load wakes it, and makes it forget.
+A load is three numbers: the seconds that a worker spends on a step, the seconds that the caller spends on a batch when
+it does not wait (these two tell how many workers it needs), and the share of the time that it waits. While the load
+stays the same, the tuner remembers with how many workers the caller had to wait (rule 5 does not return to that number)
+and which attempts failed (rules 3 and 4 do not repeat them), so it finally rests. A different load wakes it, and makes
+it forget.
 
 The tuner has no clock, and does not look at the machine. Its decisions depend only on the intervals that it is given.
 """
@@ -81,10 +82,10 @@ class Bounds:
 class Interval:
     """The measurements of a fraction of a second. Times are in seconds.
 
-    The caller spent `waited` inside of `next()`, and `worked` outside; in `caller_cpu` it used a processor or waited
-    for one. `batches` steps were handed out, and `done` steps were finished by workers. Summed over all workers, they
-    were `busy`, used a processor (`cpu`), and waited for one (`delayed`). `workers` counts the live workers that have
-    done a step. `memory` is in bytes, counted as the memory limit counts them.
+    The caller spent `waited` inside `next()` and `worked` outside; during `caller_cpu` it used a processor or waited
+    for one. `batches` steps were handed out, and workers finished `done` steps. The workers together were `busy`,
+    used a processor (`cpu`) and waited for one (`delayed`). `workers` counts the live workers that have done a step.
+    `memory` is the number of bytes in use, counted as the memory limit counts them.
     """
 
     waited: float
@@ -103,7 +104,6 @@ class Interval:
         return self.waited + self.worked
 
     def and_then(self, later: Interval) -> Interval:
-        """Returns this interval and a later one as one interval."""
         return Interval(
             self.waited + later.waited,
             self.worked + later.worked,
@@ -221,8 +221,6 @@ class Findings:
 
 @dataclass(slots=True)
 class RestMeasurements:
-    """The measurements that the tuner makes while it rests."""
-
     usual: Load  # at the beginning of the rest
     sum: Interval | None = None  # of the first measurements
     left: int = _FIRST  # measurements to sum up

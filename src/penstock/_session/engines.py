@@ -62,7 +62,6 @@ class Engines:
             raise RuntimeError(INSIDE)
 
     def update(self, change: Change, dataset: Any) -> None:
-        """Changes the dataset in this process and in all workers."""
         self._refuse_inside()
         with self.changing():
             # Serialise first: if that fails, the local dataset is unchanged. All engines are held before the local

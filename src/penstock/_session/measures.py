@@ -163,7 +163,6 @@ class Measures:
             self._tracing.close()
 
     def decide(self, workers: int, prefetch_factor: int, reason: str) -> None:
-        """Records a change made by the tuner."""
         at = (clock() - self._began) * 1e-9
         self.decisions = [*self.decisions[1 - _MOST_DECISIONS :], Decision(at, workers, prefetch_factor, reason)]
 

@@ -58,7 +58,6 @@ class Session:
 
     @property
     def workers(self) -> list[Any]:
-        """Handles of all live workers."""
         return [worker for engine in self.engines.all() for worker in engine.backend.workers]
 
     def close(self) -> None:

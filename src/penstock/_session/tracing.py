@@ -79,7 +79,6 @@ class CrewTracer:
         self._drain()
 
     def answered(self, asked: int, now: int) -> None:
-        """Called when the caller's request has been answered."""
         began = max(asked, self._delivering)
         self._trace.span("wait", asked, began if self._delivering else now, **_which(self._task))
         if self._delivering:

@@ -56,7 +56,6 @@ class Tuning:
         measures.meter.every = TICK // 2
 
     def ask(self, engine: Engine) -> Resize | None:
-        """Returns the change that the tuner wants, or None."""
         now, before = self._count(engine), self._before or _NOTHING
         self._before = now
         # A tick takes half a millisecond. At rest, ticks are as rare as without the tuner.

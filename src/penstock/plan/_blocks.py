@@ -167,7 +167,7 @@ def _arrangement(order: BlockOrder, epoch: int) -> _Arrangement:
 
 
 def division(blocks: int, window: int) -> tuple[NDArray[np.int64], int]:
-    """Returns the edges of groups of equal size (+-1 block), and the number of parts in each (K in `BlockOrder`)."""
+    """Returns the edges of groups of (nearly) equal size, and the number of parts of each (K in `BlockOrder`)."""
     size = max(1, window // 8)
     groups, parts = (1, 1) if blocks <= window else (-(-blocks // size), max(1, window // size - 1))
     return np.arange(groups + 1) * blocks // groups, parts

@@ -33,7 +33,7 @@ class Forecast:
         self.counts: Any = None  # the loader's counters (`CacheCounts`) for data that is fetched ahead of time
 
     def continues(self, plan: OrderPlan, epoch: int, steps: Callable[[], int]) -> bool:
-        """Moves the forecast on to the next epoch. If `plan` and `epoch` are not the next ones, returns False."""
+        """Moves the forecast on to the next epoch. Returns False if `plan` and `epoch` are not the next ones."""
         before, last, base, _ = self._now
         if epoch != last + 1 or plan != before.after():
             return False

@@ -80,7 +80,6 @@ def chosen(inner: Grouping, indices: KeyArray) -> InnerBlocks:
 
 
 def joined(parts: Sequence[Grouping]) -> Grouping:
-    """Returns the blocks of several datasets that are concatenated."""
     firsts = np.cumsum([0, *(part.edges.item(-1) for part in parts)])
     blocks = np.cumsum([0, *map(len, parts)])
 

@@ -68,7 +68,6 @@ def draw_key(generator: np.random.Generator | None) -> int:
 
 
 def check_generator(generator: object) -> None:
-    """Raises TypeError unless the argument is None or a numpy Generator."""
     if generator is not None and not isinstance(generator, np.random.Generator):
         kind = f"{type(generator).__module__}.{type(generator).__qualname__}"
         raise TypeError(

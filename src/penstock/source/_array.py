@@ -65,7 +65,6 @@ class ArrayDataset(Dataset[Any]):
         return self._sample([_gathered(view, checked, empty) for view in self._views])
 
     def _into(self, batch: FieldMemory) -> Sequence[FieldMemory]:
-        """Returns the part of the batch's memory for each column."""
         if self.names is not None:
             return batch.below(self.names)
         return [batch] if len(self.columns) == 1 else batch.below(range(len(self.columns)))

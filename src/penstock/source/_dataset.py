@@ -179,7 +179,6 @@ class ConcatDataset(Dataset[T_co]):
         return samples
 
     def _locate(self, index: int) -> tuple[int, int]:
-        """Returns the index of the dataset that has this sample, and the sample's key in that dataset."""
         n = self.cumulative_sizes[-1]
         if not -n <= index < n:
             # As in torch: ValueError below the range; above it IndexError, which ends a plain iteration.
@@ -280,7 +279,6 @@ class Subset(Dataset[T_co]):
         return _not_missing(foresee_of_subset(self))
 
     def _underlying(self, keys: Sequence[int] | NDArray[Any]) -> list[Any]:
-        """Converts keys of the subset to keys of the underlying dataset."""
         if isinstance(self.indices, np.ndarray):
             return cast("list[Any]", self.indices[keys].tolist())
         return [self.indices[key] for key in keys]

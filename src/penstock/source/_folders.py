@@ -18,7 +18,7 @@ Above = tuple[tuple[int, int], ...]
 
 
 def files_below(root: str, folder: str = "", above: Above = ()) -> Iterator[str]:
-    """Yields the paths of all files below a folder, relative to `root`. Files and folders are sorted together.
+    """Yields all files below a folder as paths relative to `root`. Files and folders are sorted together by name.
 
     A link to a folder is followed, unless it leads back to one of its parents. Raises OSError if a folder cannot be
     read.
@@ -49,7 +49,7 @@ def folders_below(folder: str, *, hidden: bool = False, above: Above = ()) -> It
 
 
 def _inside(folder: str, above: Above, hidden: bool) -> tuple[list[tuple[str, bool]], Above]:
-    """Returns a sorted list of (name, is it a folder), and `above` with `folder` added."""
+    """Returns a sorted list of (name, True for a folder), and `above` with `folder` added."""
     with os.scandir(folder) as entries:
         found = sorted((each.name, _is_folder(each)) for each in entries if hidden or not each.name.startswith("."))
     return found, (*above, _number(folder))

@@ -30,7 +30,7 @@ _ATTRIBUTES = {"Subset": ("dataset", "indices"), "ConcatDataset": ("datasets", "
 
 
 def _is(kind: str, dataset: object, name: str) -> bool:
-    """True if the dataset is a `kind` ("Subset" or "ConcatDataset") whose subclasses do not redefine `name`."""
+    """True for an instance of `kind` ("Subset" or "ConcatDataset"), unless a subclass of it defines `name` itself."""
     for cls in type(dataset).__mro__:
         if cls.__name__ == kind:
             return all(hasattr(dataset, each) for each in _ATTRIBUTES[kind])
@@ -198,7 +198,6 @@ def _of_part(forecast: Forecast, joint: Any, number: int) -> InnerForecast:
 
 
 def _or_none(blocks: Callable[..., InnerBlocks], *args: Any) -> InnerBlocks | None:
-    """Returns `blocks(*args)`, or None if a dataset has no blocks."""
     try:
         return blocks(*args)
     except AttributeError:

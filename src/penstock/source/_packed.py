@@ -1,6 +1,7 @@
 """`PackedList` holds millions of paths in two arrays, which workers share.
 
 A forked worker that reads a list of str copies it page by page, because reading a str changes its reference count.
+Two numpy arrays have only two reference counts.
 """
 
 from __future__ import annotations
