@@ -15,11 +15,11 @@ At the end of a measurement, the first of these rules that applies decides:
     4  the caller waits, although there are enough workers on average        twice as far ahead (attempt)
     5  the caller does not wait, and needs at most 3/4 of the workers        as many workers as it needs
 
-A load is three numbers: the seconds that a worker spends on a step, the seconds that the caller spends on a batch when
-it does not wait (these two tell how many workers it needs), and the share of the time that it waits. While the load
-stays the same, the tuner remembers with how many workers the caller had to wait (rule 5 does not return to that number)
-and which attempts failed (rules 3 and 4 do not repeat them), so it finally rests. A different load wakes it, and makes
-it forget.
+A load is three numbers: the seconds that a worker spends on a step, the seconds that the caller spends on a batch
+when it does not wait (these two tell how many workers it needs), and the share of the time that it waits. While the
+load stays the same, the tuner remembers with how many workers the caller had to wait (rule 5 does not return to that
+number) and which attempts failed (rules 3 and 4 do not repeat them), so it finally rests. A different load wakes it,
+and makes it forget.
 
 The tuner has no clock, and does not look at the machine. Its decisions depend only on the intervals that it is given.
 """
