@@ -1,9 +1,4 @@
-"""Implements `dtype=`: converts numbers while they are written into the batch. A value that does not fit raises.
-
-`dtype=` is one dtype for all numbers, or a mapping from some fields to dtypes. A `Cast` is this argument as plain
-data, which is sent to workers. A `FieldCast` is the conversion of one field of a batch. A `FieldMemory` is a field
-together with its memory.
-"""
+"""Implements `dtype=`: converts numbers while they are written into the batch. A value that does not fit raises."""
 
 from __future__ import annotations
 
@@ -23,13 +18,10 @@ from penstock.batch import Batch
 from penstock.errors import CastError
 
 Empty = Callable[[tuple[int, ...], "np.dtype[Any]"], NDArray[Any]]
-"""A function that allocates C-contiguous memory for one array, in the slab or with `np.empty`.
-
-A `FieldMemory` is such a function.
-"""
+"""Allocates a C-contiguous array, in the slab or with `np.empty`. A `FieldMemory` can be called this way too."""
 
 DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64")
-"""The names that `dtype=` accepts. penstock.torch accepts more names."""
+"""Names that `dtype=` accepts. penstock.torch accepts more."""
 
 # Bytes that are converted at once and then checked. During the check they are still in the processor's cache.
 BYTES_AT_ONCE = 128 << 10
@@ -42,11 +34,11 @@ _NUMBERS = frozenset("iuf")  # numpy's codes for kinds of dtypes
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """The conversions that `dtype=` asks for.
+    """The argument `dtype=` as plain data, which is sent to workers.
 
-    `fields` has the path of each field, with its new dtype or None if the field stays unchanged. The path () means
-    the whole batch. `named` is True if `dtype=` names fields. `checked` is True if a value that does not fit raises
-    an error.
+    `fields` holds pairs of a field's path and its new dtype, or None if the field stays unchanged. The path () means
+    the whole batch. `named` is True if `dtype=` is a mapping. If `checked`, a value that does not fit raises
+    CastError.
     """
 
     fields: tuple[tuple[tuple[str, ...], str | None], ...]
@@ -55,7 +47,7 @@ class Cast:
 
     @classmethod
     def of(cls, dtype: Any, casting: str, allowed: Sequence[str] = DTYPES) -> Cast | None:
-        """Returns the cast for the arguments `dtype=` and `casting=`, or None if nothing is converted."""
+        """Returns the cast for `dtype=` and `casting=`, or None if nothing is converted."""
         if casting not in ("checked", "unsafe"):
             raise ValueError(f'casting must be "checked" or "unsafe", got {casting!r}.')
         if dtype is None or isinstance(dtype, Cast):  # from penstock.torch, which accepts more names
@@ -89,10 +81,7 @@ def _name(dtype: Any, allowed: Sequence[str]) -> str:
 
 
 def _path(key: Any) -> tuple[str, ...]:
-    """Returns the path for a key such as `"a.b"`, `("a", "b")` or `0`, as a tuple of strings.
-
-    A name that contains a dot must be given in a tuple.
-    """
+    """Splits a key such as `"a.b"`, `("a", "b")` or `0`. A name that contains a dot must be given in a tuple."""
     if isinstance(key, tuple):
         return tuple(map(str, key))
     return tuple(key.split(".")) if isinstance(key, str) else (str(key),)
@@ -129,10 +118,7 @@ class FieldCast:
         return f"the field {'.'.join(self.path)!r}" if self.path else "the batch"
 
     def below(self, keys: Iterable[Any]) -> list[FieldCast]:
-        """Returns the conversion for each key of a container.
-
-        Raises CastError if `dtype=` names a key that the container does not have.
-        """
+        """Returns the conversion for each key of a container. Raises CastError if `dtype=` names any other key."""
         names = list(map(str, keys))
         missing = self._children.keys() - set(names)
         if missing:
@@ -144,7 +130,7 @@ class FieldCast:
         return FieldCast((*self.path, name), self._children.get(name, ()), self._dtype, self.checked, True)
 
     def of(self, spec: Spec) -> list[FieldCast]:
-        """Returns the conversion for each leaf (value) of a tree. In a `Batch`, only its data are converted."""
+        """Returns the conversion for each leaf of a tree. In a `Batch`, only its data are converted."""
         return self._specs[spec]
 
     def _walk(self, spec: Spec | None) -> list[FieldCast]:
@@ -162,10 +148,7 @@ class FieldCast:
         return [leaf for field, child in zip(fields, spec.below, strict=True) for leaf in field._walk(child)]
 
     def wanted(self, kind: str, what: str, of: object = "") -> str | None:
-        """Returns the name of the dtype that arrays of this kind are converted to, or None if they stay unchanged.
-
-        `kind` is numpy's one-letter code. `what` and `of` describe the array in error messages.
-        """
+        """Returns the dtype name for arrays of this numpy kind, or None. `what` and `of` go into errors."""
         if self._children:
             named = ".".join((*self.path, min(self._children)))
             raise CastError(f"dtype= names the field {named!r}, but {self} is {what}{of} and has no fields.")
@@ -190,10 +173,7 @@ class FieldCast:
         return None if goal == dtype else goal
 
     def write(self, out: NDArray[Any], source: NDArray[Any], first: int = 0) -> None:
-        """Like `out[...] = source`, but raises CastError if a value does not fit, unless `casting="unsafe"`.
-
-        In errors, rows are numbered from `first`.
-        """
+        """Like `out[...] = source`, with checks unless `casting="unsafe"`. Errors number rows from `first`."""
         if _limits(source.dtype, out.dtype) is None:  # nothing can be lost, so numpy has nothing to warn about
             np.copyto(out, source, casting="unsafe")
             return
@@ -201,10 +181,9 @@ class FieldCast:
             self._write(out, source, first, source.size // len(source) if source.ndim and len(source) else 1)
 
     def stack(self, out: NDArray[Any], rows: Sequence[NDArray[Any]], dtype: np.dtype[Any]) -> None:
-        """Like `out[i] = rows[i]` for every i, with the checks of `write`.
+        """Like `out[i] = rows[i]` for every i, with the checks of `write`. `dtype` can hold the values of all rows.
 
-        All rows must have the same length. Raises ValueError if their other dimensions differ. `dtype` is one that
-        can hold the values of all rows.
+        The rows must have the same length. Raises ValueError if their other dimensions differ.
         """
         with np.errstate(all="ignore"):
             sure = not self.checked or _limits(dtype, out.dtype) is None
@@ -220,10 +199,7 @@ class FieldCast:
                 self._write(out[row], source, row, source.size or 1)
 
     def _write(self, out: NDArray[Any], source: NDArray[Any], first: int, per_row: int) -> None:
-        """Writes `source` to `out` in parts, and checks each part before it writes the next.
-
-        A row has `per_row` elements.
-        """
+        """Writes and checks one part after the other. `per_row` is the number of elements in a row."""
         limits = _limits(source.dtype, out.dtype) if self.checked else None
         if limits is None or not source.size:
             np.copyto(out, source, casting="unsafe")
@@ -246,7 +222,6 @@ class FieldCast:
                     self.lose(part.flat[lost[0]].item(), out.dtype.name, row)
 
     def lose(self, value: Any, name: str, row: int) -> None:
-        """Raises CastError for a value that the dtype with this name cannot hold."""
         if "float" in name:
             why = f"it is outside the range of {name}"
         elif -(2**64) < value < 2**64 and value != int(value):
@@ -266,10 +241,9 @@ _UNCHANGED = FieldCast((), (), None, False, False)
 
 @lru_cache(maxsize=256)
 def _limits(source: np.dtype[Any], goal: np.dtype[Any]) -> tuple[float, float] | None:
-    """Returns two bounds. All values strictly between them fit into `goal`.
+    """Returns bounds between which (exclusive) all values fit into `goal`, or None if every value of `source` fits.
 
-    Returns None if every value of `source` fits. Rounding a float is allowed, as in numpy's "same_kind". A finite
-    value that would become infinite does not fit.
+    Rounding a float is allowed, as in numpy's "same_kind". A finite value that would become infinite does not fit.
     """
     if source == goal or source.kind == "b":
         return None
@@ -296,10 +270,7 @@ def _lost(source: NDArray[Any], out: NDArray[Any], high: float) -> NDArray[np.bo
 
 
 class FieldMemory:
-    """One field of a batch, together with a function that allocates its memory.
-
-    Code that does not know about fields can call it like any function that allocates an array (see `Empty`).
-    """
+    """A `FieldCast` together with the function that allocates memory. Callable like any other `Empty`."""
 
     __slots__ = ("empty", "field")
 
@@ -314,23 +285,22 @@ class FieldMemory:
         return [FieldMemory(field, self.empty) for field in self.field.below(keys)]
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Allocates an array of this shape, with the dtype to which arrays of `dtype` are converted."""
+        """Allocates an array with the dtype to which arrays of `dtype` are converted."""
         return self.empty(shape, self.field.target(dtype) or dtype)
 
     def put(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Returns a converted copy of the array."""
         out = self.allocate(array.shape, array.dtype)
         self.field.write(out, array)
         return out
 
     def stack(self, rows: Sequence[NDArray[Any]], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Stacks and converts arrays of the same shape. `dtype` is one that can hold the values of all arrays."""
+        """Stacks and converts arrays of the same shape. `dtype` can hold the values of all of them."""
         out = self.allocate((len(rows), *rows[0].shape), dtype)
         self.field.stack(out, rows, dtype)
         return out
 
     def gather(self, column: NDArray[Any], keys: NDArray[np.int64]) -> NDArray[Any]:
-        """Returns the rows of a column at these keys, converted in parts that fit into the processor's cache."""
+        """Returns the rows at these keys, converted in parts that fit into the processor's cache."""
         out = self.allocate((len(keys), *column.shape[1:]), column.dtype)
         size = max(1, BYTES_AT_ONCE * len(column) // max(1, column.nbytes))
         # take is faster, but if a column is not contiguous, take first copies the whole column.
@@ -342,10 +312,7 @@ class FieldMemory:
         return out
 
     def finish(self, tree: object, rows: int) -> Any:
-        """Converts the arrays of a batch that were not converted when they were written. Returns the batch.
-
-        The batch has `rows` samples.
-        """
+        """Converts the arrays of a batch of `rows` samples that are not converted yet. Returns the batch."""
         leaves, spec = flatten(tree)
         made = []
         for leaf, field in zip(leaves, self.field.of(spec), strict=True):
@@ -359,10 +326,7 @@ class FieldMemory:
 
 
 def converted(leaf: Any, field: FieldCast, empty: Empty) -> Any:
-    """Returns the leaf (a value in a batch) converted to the field's dtype, in memory allocated by `empty`.
-
-    Returns the leaf itself if it needs no conversion.
-    """
+    """Returns the leaf itself if it needs no conversion, otherwise a converted copy in memory from `empty`."""
     kind = type(leaf)
     if kind is np.ndarray or kind is np.memmap:
         return leaf if field.target(leaf.dtype) is None else FieldMemory(field, empty).put(leaf)

@@ -1,8 +1,7 @@
 """Collates the samples of one step. Each array of the batch is written once, directly into the slab.
 
-A batch is filled column by column. A column consists of the values of one field in all samples. The classes of the
-values decide which rule applies to a column. The rules for arrays check the class, dtype and shape of every row with
-calls that stay in C, and copy all rows with one `np.concatenate`.
+A batch is filled column by column: the values of one field in all samples. For arrays, class, dtype and shape of
+every row are checked by calls that stay in C, and all rows are copied by one `np.concatenate`.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ def convert(sample: object) -> object:
 def collate(samples: Sequence[object], empty: Empty) -> Any:
     """Returns the batch of these samples. Each array gets its memory from one call to `empty`.
 
-    `samples` may be an array, because a dataset's `__getitems__` may return one. Its rows are then the samples, and
-    the array is copied once.
+    `samples` may be an array, as returned by a dataset's `__getitems__`. Its rows are then the samples, and the array
+    is copied once.
     """
     try:
         if not isinstance(samples, (list, tuple)):
@@ -111,7 +110,7 @@ def _dicts(values: Sequence[dict[Any, Any]], empty: Empty, depth: int) -> dict[A
 
 
 def _mappings(values: Sequence[Mapping[Any, Any]], kind: type, empty: Empty, depth: int) -> Mapping[Any, Any]:
-    """Like `_dicts`, but for any Mapping. Returns a plain dict if the mapping's class cannot be made from a dict."""
+    """Like `_dicts`, but for any Mapping. Returns a plain dict if `kind` cannot be made from a dict."""
     plain: list[dict[Any, Any]] = [{key: value[key] for key in value} for value in values]
     batch = _dicts(plain, empty, depth)
     if kind is defaultdict:
@@ -179,7 +178,6 @@ def _copied(array: Array, empty: Empty) -> Array:
 
 
 def _listed_numbers(values: Column, dtype: np.dtype[Any], empty: Empty) -> Array:
-    """Returns scalars of this dtype as a 1-d array."""
     if type(empty) is FieldMemory:
         return empty.put(np.array(values, dtype))
     out = empty((len(values),), dtype)
@@ -188,7 +186,6 @@ def _listed_numbers(values: Column, dtype: np.dtype[Any], empty: Empty) -> Array
 
 
 def _numbers(values: Column, kind: type, empty: Empty) -> Array:
-    """Returns Python numbers of one class as a 1-d array."""
     if kind is not int:
         return _listed_numbers(values, _NUMBERS[kind], empty)
     try:
@@ -232,10 +229,7 @@ def _arrays(values: Sequence[Array], empty: Empty) -> Array:
 
 
 def _common_dtype(values: Sequence[Array]) -> np.dtype[Any]:
-    """Returns the dtype that can hold the values of all these arrays.
-
-    Raises Misfit if there is none. For example, numbers and text have no common dtype.
-    """
+    """Returns the dtype that can hold the values of all arrays. Raises Misfit if none can (numbers and text)."""
     dtype: np.dtype[Any] = values[0].dtype
     try:
         holds_all = np.result_type(*values) is dtype
@@ -313,10 +307,7 @@ def _as_array(value: Any) -> Array:
 
 
 def _unusual(values: Column, empty: Empty, depth: int) -> Any:
-    """Collates subclasses, objects with `__array__`, and numbers of mixed types.
-
-    Raises Misfit for everything else.
-    """
+    """Collates subclasses, objects with `__array__` and numbers of mixed types. Raises Misfit for anything else."""
     kinds = set(map(type, values))
     if all(issubclass(kind, (str, bytes)) for kind in kinds):
         return _text(values, empty)

@@ -1,4 +1,4 @@
-"""Error messages for samples that cannot be collated. They name the field and the rows, and say what to do."""
+"""Error messages for samples that cannot be collated: the field, the rows, and what to do."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Misfit(Exception):
-    """Raised if a column cannot be collated. The message says why.
-
-    As the exception propagates, each level of nesting adds to its path.
-    """
+    """Raised if a column cannot be collated. Each level of nesting adds its key to `path`, the innermost first."""
 
     def __init__(self, text: str, rows: Sequence[int] = ()) -> None:
         super().__init__(text)
@@ -92,7 +89,6 @@ def _is_known(kind: type) -> bool:
 
 
 def rows_of_each(values: Any) -> dict[Any, list[int]]:
-    """Maps each value to the rows in which it occurs."""
     groups: dict[Hashable, list[int]] = {}
     for row, value in enumerate(values):
         groups.setdefault(value, []).append(row)
@@ -120,7 +116,6 @@ def in_rows(rows: Sequence[int]) -> str:
 
 
 def _listed_keys(keys: frozenset[Any]) -> str:
-    """Returns the keys as text, shortened if there are more than 12. Returns an empty string if there are none."""
     texts = sorted(map(repr, keys))
     if len(texts) > 12:
         texts = [*texts[:10], f"... ({len(texts)} keys)"]

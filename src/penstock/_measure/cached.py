@@ -15,11 +15,7 @@ _SILENT = 600.0  # seconds between two warnings about the same store; requests r
 
 
 class OngoingOutage(NamedTuple):
-    """A store that does not answer.
-
-    `store` is a text that names the store and the failure. `since` is when the outage began, in nanoseconds of
-    `time.perf_counter_ns`.
-    """
+    """A store that does not answer: its name with the failure, and when it began (`time.perf_counter_ns`)."""
 
     store: str
     since: int
@@ -52,17 +48,9 @@ def warn_of(outage: OngoingOutage) -> None:
 class CacheCounts:
     """The cache counters of one worker, or of a loader's scouts (threads that download data ahead of time).
 
-    - `hits`: the number of pieces of remote files that were available when a worker asked for them.
-    - `misses`: the number of pieces that the worker waited for. `waited`: the total time it waited, in nanoseconds.
-    - `fetched`: the number of pieces that this worker, or these scouts, downloaded.
-    - `evicted`: the number of pieces that were deleted to make room for others.
-    - `requests`: the number of requests to stores, including `retries`. `nbytes`: the number of bytes downloaded.
-    - `decoded`: the number of decoded blocks.
-    - `changed`: True if a counter may have changed since `changed` was last set to False.
-    - `needed`: for scouts, the total size in bytes of the blocks that are in use at the same time.
-    - `limit`: for scouts, the number of bytes that the cache may hold.
-    - `warns`: True if the caller cannot see these counters while it waits. The counting thread itself then warns
-      about an outage.
+    `penstock.stats.CacheFigures` explains them; here `waited` is in nanoseconds, and only scouts set `needed` and
+    `limit`. `changed` is True if a counter may have changed since it was last set to False. If `warns` is True, the
+    counting thread warns about outages, because the caller cannot see these counters.
     """
 
     NAMES = "hits", "misses", "waited", "fetched", "evicted", "requests", "retries", "nbytes", "decoded"
@@ -77,22 +65,18 @@ class CacheCounts:
 
     @property
     def outage(self) -> OngoingOutage | None:
-        """The longest current outage, or None if there is no outage."""
         found = tuple(self.outages.copy().values())  # other threads may change it meanwhile
         return min(found, key=lambda outage: outage.since) if found else None
 
     def show(self, outage: OngoingOutage | None) -> None:
-        """Shows the outage to other processes. Subclasses implement this; the base class does nothing."""
+        """Shows the outage to other processes. Subclasses implement this; here it does nothing."""
 
     def words(self) -> list[int]:
         return [getattr(self, name) for name in self.NAMES]
 
 
 class Request:
-    """A context manager for a request to a store, which may be retried.
-
-    After a failed attempt, the counters show an outage until the end of the block.
-    """
+    """A request to a store. After a failed attempt, the counters show an outage until the end of the `with` block."""
 
     def __init__(self, counts: CacheCounts) -> None:
         self._counts = counts
@@ -100,8 +84,7 @@ class Request:
     def failed(self, came: str, elapsed: float, until: float) -> None:
         """Records that an attempt failed. `came` is a text that names the store and the failure.
 
-        `elapsed` is the time of the failure, and `until` the time of the next attempt. Both are in seconds since the
-        request was first sent.
+        `elapsed` is when it failed, and `until` when the next attempt starts, in seconds since the request was sent.
         """
         outage = OngoingOutage(came, time.perf_counter_ns() - int(elapsed * 1e9))
         self._counts.outages[self] = outage
@@ -133,11 +116,10 @@ class Counting(Source):
 
 
 def counting() -> CacheCounts:
-    """Returns the counters of the worker or scout (download thread) that the calling thread belongs to.
+    """Returns the counters of the worker or scout that the calling thread belongs to.
 
     Threads share the counters without a lock. Under the GIL, `counts.hits += 1` is atomic as long as the right-hand
-    side makes no call (`_system/interrupts.py` explains where a thread may be interrupted). So add only constants and
-    local variables.
+    side makes no call (see `_system/interrupts.py`), so add only constants and local variables.
     """
     source = at_work.source
     counts = None if source is None else source.cache

@@ -30,39 +30,25 @@ _HEAD = 4096  # bytes: one page of memory, which the caller writes and workers r
 
 
 class Counts(NamedTuple):
-    """The counters of one worker. Times and durations are in nanoseconds of `time.perf_counter_ns`.
-
-    - `pil`: 1 if PIL has opened images in the worker's process, otherwise 0.
-    - `outage`: when the worker began to wait for a store that does not answer, or 0 if it does not wait for one.
-    - `born`: when the worker was started. `ready`: when it could take its first task.
-    - `first`: when the first samples were fetched.
-    - `since`: when the current task began, or 0 if the worker is idle.
-    - `busy`: the total duration of all tasks.
-    - `timed`: the total duration of those steps that were timed in detail. `fetching` and `writing` are the parts of
-      this time that were spent fetching samples and writing results. If no step was timed in detail, all of the busy
-      time counts as fetching.
-    - `waited_task`: how long the worker had no task although the caller waited. `waited_room`: how long it was idle
-      because enough batches were ready.
-    - `delayed`: how long the worker's thread was ready to run, but had no processor.
-    """
+    """The counters of one worker. Times and durations are in nanoseconds of `time.perf_counter_ns`."""
 
     pid: int = 0
-    pil: int = 0
-    outage: int = 0
-    born: int = 0
-    ready: int = 0
-    first: int = 0
-    since: int = 0
+    pil: int = 0  # 1 if PIL has opened images in the worker's process
+    outage: int = 0  # when the worker began to wait for a store that does not answer, or 0
+    born: int = 0  # when the worker was started
+    ready: int = 0  # when the worker could take its first task
+    first: int = 0  # when the first samples were fetched
+    since: int = 0  # when the current task began, or 0 if the worker is idle
     tasks: int = 0
     steps: int = 0
-    busy: int = 0
-    timed: int = 0
-    fetching: int = 0
-    writing: int = 0
-    waited_task: int = 0
-    waited_room: int = 0
+    busy: int = 0  # the total duration of all tasks
+    timed: int = 0  # the total duration of the steps that were timed in detail; without any, all is fetching
+    fetching: int = 0  # the part of `timed` that was spent fetching samples
+    writing: int = 0  # the part of `timed` that was spent writing results
+    waited_task: int = 0  # how long the worker had no task although the caller waited
+    waited_room: int = 0  # how long the worker was idle because enough batches were ready
     cpu: int = 0
-    delayed: int = 0
+    delayed: int = 0  # how long the worker's thread was ready to run, but had no processor
     cache_hits: int = 0
     cache_misses: int = 0
     cache_waited: int = 0
@@ -86,12 +72,12 @@ class Counts(NamedTuple):
         return self.busy - self.fetch - self.write
 
     def plus(self, other: Counts) -> Counts:
-        """Returns the sum of these counters and those of an earlier worker in the same seat (worker slot)."""
+        """Adds the counters of an earlier worker in the same seat (worker slot)."""
         sums = {name: getattr(self, name) + getattr(other, name) for name in _ADDED}
         return self._replace(pil=self.pil | other.pil, born=other.born, ready=other.ready, first=other.first, **sums)
 
     def minus(self, before: Counts) -> Counts:
-        """Returns these counters minus `before`, the counters of the same seat (worker slot) at an earlier time."""
+        """Subtracts the counters of the same seat (worker slot) at an earlier time."""
         return self._replace(**{name: getattr(self, name) - getattr(before, name) for name in _ADDED})
 
 
@@ -109,10 +95,9 @@ class Slow(NamedTuple):
 
 
 class TracedTask(NamedTuple):
-    """The times of one task, for a trace: when the task began, and when its batch was fetched, made and sent.
+    """When a task began, and when its batch was fetched, made and sent, for a trace.
 
-    If the task is a bundle (several steps in one task), only its first step is timed, and `fetched` and `made` are
-    estimated from that step.
+    Of a bundle (several steps in one task), only the first step is timed; `fetched` and `made` are estimated from it.
     """
 
     seat: int
@@ -167,10 +152,7 @@ _clock = time.perf_counter_ns
 
 
 def delay_ns(thread: str = "thread-self") -> int:
-    """Returns how long a thread was ready to run but had no processor, in nanoseconds.
-
-    Returns 0 if the kernel does not measure this.
-    """
+    """Returns how long a thread was ready to run but had no processor, or 0 if the kernel does not measure this."""
     try:
         with open(f"/proc/{thread}/schedstat", "rb", buffering=0) as file:
             return int(file.read().split()[1])
@@ -179,11 +161,7 @@ def delay_ns(thread: str = "thread-self") -> int:
 
 
 class Gauges:
-    """The counters of all workers, in one row for each worker.
-
-    They are in the file with the descriptor `fd`, and the caller and the workers map this file into memory. If `fd`
-    is None, they are in private memory.
-    """
+    """The counters of all workers, one row each, in the shared file `fd`, or in private memory if `fd` is None."""
 
     SIZE = _HEAD + _ROWS * _ROW * 8  # most pages are never touched, so they take no memory
 
@@ -197,7 +175,6 @@ class Gauges:
     # For the caller.
 
     def all(self) -> dict[int, Counts]:
-        """Returns the counters of all workers so far, by seat (worker slot)."""
         return {seat: self.counts(seat) for seat in sorted(self.seats)}
 
     def begin_wait(self, now: int) -> None:
@@ -221,10 +198,7 @@ class Gauges:
         return [slow for slow in found if epoch in (None, slow.epoch)]
 
     def table(self, seat: int, number: int) -> list[Slow]:
-        """Returns one of this worker's three tables of slowest samples.
-
-        Table 0 is for all epochs, table 1 for the last even epoch, and table 2 for the last odd epoch.
-        """
+        """Returns a table of slowest samples: 0 for all epochs, 1 for the last even epoch, 2 for the last odd one."""
         found = []
         for at in range(MOST_SLOW):
             start = self.entry(seat, number) + at * _ENTRY * 8
@@ -235,7 +209,7 @@ class Gauges:
         return found
 
     def outage(self, seats: Iterable[int]) -> OngoingOutage | None:
-        """Returns the longest current store outage that delays one of these workers, or None if there is none."""
+        """Returns the longest current store outage that delays one of these workers."""
         waiting = [(since, seat) for seat in seats if (since := self.row(seat)[0][_OUTAGE])]
         if not waiting:
             return None
@@ -244,7 +218,6 @@ class Gauges:
         return OngoingOutage(text[: max(0, length)].decode(errors="ignore"), since)
 
     def show_outage(self, seat: int, outage: OngoingOutage | None) -> None:
-        """Records the store outage that delays a worker, or None if there is none."""
         words, start = self.row(seat)
         if outage is not None:
             text = outage.store.encode()[:_STORE_NAME]
@@ -252,7 +225,6 @@ class Gauges:
         words[_OUTAGE] = 0 if outage is None else outage.since
 
     def trace(self, on: bool) -> None:
-        """Sets whether workers keep a record of each task from now on."""
         self.words[_TRACING] = on
 
     def records(self, seat: int) -> list[TracedTask]:
@@ -268,8 +240,7 @@ class Gauges:
     def tell(self, seat: int, *, whole: bool = True, since: int | None = None) -> bytes:
         """Returns a worker's counters as bytes, to be sent to another process.
 
-        If `whole` is True, the histogram of sample times and the slowest samples are included. If `since` is given,
-        the task records from this index on are included.
+        With `whole`, the histogram and the slowest samples are added; with `since`, the task records from there on.
         """
         words, start = self.row(seat)
         recorded = words[_RECORDED]
@@ -279,10 +250,7 @@ class Gauges:
         return _TOLD.pack(len(told) // 8, len(places)) + told + records
 
     def hear(self, seat: int, told: bytes | bytearray, shift: int) -> None:
-        """Stores the counters of a worker from another process. `told` is the result of `tell` there.
-
-        `shift` is the number of nanoseconds to add to all points in time, because the clocks of two machines differ.
-        """
+        """Stores a result of `tell` from another process. `shift` (ns) corrects times, because clocks differ."""
         count, records = _TOLD.unpack_from(told)
         row = array("q", told[_TOLD.size : _TOLD.size + 8 * count])
         for at in _MOMENTS:
@@ -300,11 +268,7 @@ class Gauges:
         return self.words[_WAITED] + (_clock() - since if since else 0)
 
     def hear_caller(self, waited: int, tracing: int) -> None:
-        """Stores what a caller in another process has sent.
-
-        `waited` is how long the caller has waited for batches, in nanoseconds. `tracing` is 1 if workers must record
-        each task.
-        """
+        """Stores the values of `waited` and `tracing` that a caller in another process has sent."""
         self.words[_WAITED], self.words[_TRACING] = waited, tracing
 
     @property
@@ -312,11 +276,10 @@ class Gauges:
         return self.words[_TRACING]
 
     def recorded(self, seat: int) -> int:
-        """Returns the number of task records that this worker has made so far."""
         return self.row(seat)[0][_RECORDED]
 
     def begun(self, seat: int, at: int) -> None:
-        """Records when this worker began its current task. `at` is 0 if the worker has no task."""
+        """Records when this worker began its current task, or 0 if it has no task."""
         self.row(seat)[0][_SINCE] = at
 
     def row(self, seat: int) -> tuple[memoryview[int], int]:
@@ -325,20 +288,16 @@ class Gauges:
         return self.words[start : start + _ROW], start * 8
 
     def entry(self, seat: int, number: int) -> int:
-        """Returns the byte offset of a worker's table of slowest samples. `number` is the table's index, 0 to 2."""
         return _HEAD + (seat % _ROWS * _ROW + _SLOWEST + number * MOST_SLOW * _ENTRY) * 8
 
 
 def _record_places(start: int, first: int, stop: int) -> list[int]:
-    """Returns the byte offsets of a worker's task records with the numbers `first` to `stop - 1`.
-
-    Only the last 512 records are kept, so older ones are left out. `start` is the byte offset of the worker's row.
-    """
+    """Returns the byte offsets of task records `first` to `stop - 1`, without those that were overwritten."""
     return [start + (_RING + number % _RECORDS * 8) * 8 for number in range(max(first, stop - _RECORDS), stop)]
 
 
 class _PublishedCounts(CacheCounts):
-    """The cache counters of a worker. Outages of stores are also shown to the caller."""
+    """The cache counters of a worker, which also show outages of stores to the caller."""
 
     __slots__ = ("_gauges", "_seat")
 
@@ -351,11 +310,7 @@ class _PublishedCounts(CacheCounts):
 
 
 class Gauge:
-    """Measures one worker.
-
-    `detailed` is True if fetching, collating and writing are timed separately in the current step. `times` is True if
-    samples are timed one by one.
-    """
+    """Measures one worker: the current step by parts if `detailed` is True, and each sample if `times` is True."""
 
     def __init__(self, gauges: Gauges, seat: int, pid: int, cpu_ns: Callable[[], int]) -> None:
         self._memory, self._head = gauges.memory, gauges.words
@@ -384,11 +339,9 @@ class Gauge:
         _COUNTS.pack_into(self._memory, self._at, pid, 0, 0, born, 0, counts.first, 0, *counts[_SINCE + 1 :])
 
     def ready(self) -> None:
-        """Records that the worker can take its first task."""
         self._noted = self._words[_READY] = _clock()
 
     def begin(self) -> None:
-        """Records that a task begins."""
         now = self._began = self._words[_SINCE] = _clock()
         if now > self._due:
             self.detailed, self.fetched, self.made = True, 0, 0
@@ -396,10 +349,9 @@ class Gauge:
             self.flush(now)
 
     def stepped(self, samples: int) -> None:
-        """Records the times of a task's first step. The other steps of the task are assumed to be similar.
+        """Records the times of a task's first step, if it was timed in detail; other steps are assumed to be similar.
 
-        Called only if the first step was timed in detail. `samples` is the number of samples in the step, or 0 if the
-        step failed or the number is unknown.
+        `samples` is the number of samples in the step, or 0 if the step failed or the number is unknown.
         """
         now, began = _clock(), self._began
         self.detailed = False
@@ -418,7 +370,6 @@ class Gauge:
             self.times = each > TIMED
 
     def end(self, task: Any, steps: int = 1) -> None:
-        """Records that the task is done."""
         now, began = _clock(), self._began
         self._tasks += 1
         self._steps += steps
@@ -472,7 +423,6 @@ class Gauge:
     # Samples one by one.
 
     def begin_epoch(self, epoch: int) -> None:
-        """Records that the following samples belong to this epoch."""
         table = self._epoch = 1 + epoch % 2
         if epoch != self._epochs[table]:
             self._epochs[table] = epoch
@@ -513,7 +463,7 @@ def _named(slow: Slow) -> bytes:
 
 
 class NoGauge:
-    """A replacement for `Gauge` that measures nothing."""
+    """Measures nothing, in place of a `Gauge`."""
 
     detailed = times = False
     fetched = made = 0

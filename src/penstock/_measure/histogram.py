@@ -16,21 +16,17 @@ BUCKETS = 128
 
 
 def bucket(ns: int) -> int:
-    """Returns the index of the bucket for a duration, which is in nanoseconds."""
     return min(max(int(log2(ns) * _FINE) - _FIRST, 0), BUCKETS - 1) if ns > 0 else 0
 
 
 def bounds(at: int) -> tuple[float, float]:
-    """Returns the lower and upper limits of the bucket with the index `at`, in seconds."""
+    """Returns the lower and upper limits of a bucket, in seconds."""
     low, high = (2.0 ** ((at + more + _FIRST) / _FINE) * 1e-9 for more in (0, 1))
     return low if at else 0.0, high
 
 
 def quantile(counts: Sequence[int], share: float) -> float:
-    """Returns a quantile of the durations, in seconds, or 0.0 if there are none. `share` is 0.5 for the median.
-
-    Durations in the first bucket are negligible and count as 0.0.
-    """
+    """Returns a quantile in seconds, or 0.0 if there are no durations or the quantile is in the first bucket."""
     wanted, passed = share * sum(counts), 0
     for at, count in enumerate(counts):
         passed += count
@@ -40,9 +36,6 @@ def quantile(counts: Sequence[int], share: float) -> float:
 
 
 def buckets(ns: NDArray[np.int64], counts: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-    """Returns a histogram of durations, which are in nanoseconds.
-
-    If `counts` is given, it says how many times each duration counts.
-    """
+    """Returns a histogram of durations in nanoseconds. `counts` says how often each occurs; the default is once."""
     at = (np.log2(np.maximum(ns, 1)) * _FINE).astype(np.int64) - _FIRST
     return np.bincount(at.clip(0, BUCKETS - 1), counts, BUCKETS).astype(np.int64)

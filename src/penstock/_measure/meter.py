@@ -30,27 +30,18 @@ _MOST = 1024
 
 
 class Answer(NamedTuple):
-    """The measurements of one task, whose steps are handed out to the caller one by one.
+    """The measurements of one task, whose steps are handed out to the caller one by one. Times are in nanoseconds."""
 
-    - `wait`: how long the caller waited for the first step, in nanoseconds. It does not wait for the other steps.
-    - `work`: the time from the first step until the caller asked for the next task, in nanoseconds.
-    - `steps`, `rows` and `nbytes`: the number of steps (batches), samples and bytes that were handed out.
-    - `ready`: 1 if the first batch was ready when the caller asked for it, otherwise 0.
-    """
-
-    wait: int
-    work: int
-    steps: int
+    wait: int  # how long the caller waited for the first step; it does not wait for the others
+    work: int  # from the first step until the caller asked for the next task
+    steps: int  # batches that were handed out
     rows: int
     nbytes: int
-    ready: int
+    ready: int  # 1 if the first batch was ready when the caller asked for it, otherwise 0
 
 
 class Totals(NamedTuple):
-    """The caller's totals over a period.
-
-    `waits` and `works` are histograms of how long the caller waited for each batch and worked on it.
-    """
+    """The caller's totals over a period. `waits` and `works` are histograms with one duration for each batch."""
 
     tasks: int
     sums: Answer
@@ -67,13 +58,12 @@ class Totals(NamedTuple):
     fetched_nbytes: int = 0
 
     def minus(self, before: Totals) -> Totals:
-        """Returns these totals minus `before`, the totals at an earlier time."""
         sums = Answer._make(now - then for now, then in zip(self.sums, before.sums, strict=True))
         rest = (getattr(self, name) - getattr(before, name) for name in Totals._fields[2:])
         return Totals(self.tasks - before.tasks, sums, *rest)
 
     def plus(self, answers: bytes) -> Totals:
-        """Returns these totals plus `answers`, a sequence of packed `Answer` tuples."""
+        """Returns these totals plus `answers`, which are packed `Answer` tuples."""
         if not answers:
             return self
         table = np.frombuffer(answers, np.int64).reshape(-1, len(Answer._fields))
@@ -97,7 +87,6 @@ class MeterSnapshot(NamedTuple):
         return Totals(*self.totals.plus(self.answers)[:4], *self.more)
 
     def histogram(self) -> NDArray[np.int64]:
-        """Returns the histogram of all sample times."""
         found: NDArray[np.int64] = np.array([np.frombuffer(one, np.int64) for one in self.times]).sum(axis=0)
         return found
 
@@ -106,12 +95,10 @@ _NOTHING = Totals(0, Answer(0, 0, 0, 0, 0, 0), *np.zeros((2, BUCKETS), np.int64)
 
 
 class Meter:
-    """The counters of one loader over its whole life.
+    """The counters of one loader over its whole life. `due` becomes True twice a second while batches are handed out.
 
     Several threads may read the loader at once, and any thread may read the counters. No method waits for a lock,
     because a finalizer may interrupt any method at any point and change the counters too.
-
-    `due` becomes True twice a second while batches are handed out.
     """
 
     def __init__(self) -> None:
@@ -141,11 +128,7 @@ class Meter:
         self._slowest: list[tuple[int, Slow]] = []
 
     def answered(self, wait: int, work: int, steps: int, rows: int, nbytes: int, ready: int) -> int:
-        """Keeps a complete answer (the measurements of one task) until `add_up` is called.
-
-        An answer is complete when the caller asks for the next task, or stops reading. Returns the number of answers
-        that are kept now.
-        """
+        """Keeps a complete answer until `add_up`, and returns how many answers are kept."""
         self._kept[next(self._numbers)] = _ANSWER.pack(wait, work, steps, rows, nbytes, ready)
         longest = self.longest
         if wait > longest[0] or work > longest[1] * steps:
@@ -155,10 +138,7 @@ class Meter:
         return len(self._kept)
 
     def add_up(self) -> None:
-        """Adds the kept answers (measurements of tasks) to the totals.
-
-        Finalizers must not call this method; `keep` explains why.
-        """
+        """Adds the kept answers to the totals. Finalizers must not call this method; `keep` explains why."""
         with interrupts_deferred():
             if self._adding.acquire(blocking=False):  # otherwise another thread is doing it
                 try:
@@ -172,11 +152,7 @@ class Meter:
                     self._adding.release()
 
     def snapshot(self, live: list[Gauges], open_answers: Sequence[Answer] = ()) -> MeterSnapshot:
-        """Returns a copy of all counters.
-
-        `live` has the counters of the live workers. `open_answers` has the measurements of tasks that are still being
-        handed out.
-        """
+        """Returns a copy of all counters. `open_answers` are those of tasks that are still being handed out."""
         state, kept = None, self._kept
         while state is not self._state:
             state = self._state
@@ -206,10 +182,6 @@ class Meter:
         gauges.seats = frozenset()
 
     def workers(self, live: list[Gauges]) -> dict[int, Counts]:
-        """Returns the counters of all workers, live and ended, by seat (worker slot).
-
-        `live` has the counters of the live workers.
-        """
         found = dict(self._counts)
         for gauges in live:
             for seat, counts in gauges.all().items():
@@ -217,20 +189,14 @@ class Meter:
         return found
 
     def nodes(self, live: list[Gauges]) -> dict[int, str]:
-        """Returns the names of the machines that workers run on, or ran on, by seat (worker slot).
-
-        Workers that always run on the caller's machine are left out.
-        """
+        """Returns the machine names of remote workers, by seat (worker slot), including workers that have ended."""
         found = dict(self._nodes)
         for gauges in live:
             found.update(gauges.nodes)
         return found
 
     def slowest(self, live: list[Gauges], epoch: int | None = None) -> list[tuple[int, Slow]]:
-        """Returns the slowest samples of one epoch, or of all epochs, slowest first.
-
-        Each result is a pair: the worker's seat (worker slot) and the sample.
-        """
+        """Returns pairs of seat (worker slot) and sample, slowest first, of one epoch or of all epochs."""
         found = [one for one in self._slowest if epoch in (None, one[1].epoch)]
         for gauges in live:
             found += [(seat, slow) for seat in gauges.seats for slow in gauges.slowest(seat, epoch)]
@@ -250,8 +216,6 @@ class Tracer(Protocol):
 
 
 class Stopwatch:
-    """Measures how long the caller waits for one engine's batches and works on them, for the loader's meter."""
-
     def __init__(self, meter: Meter) -> None:
         self.meter = meter
         self.tracer: Tracer | None = None
@@ -278,17 +242,13 @@ class Stopwatch:
         return now
 
     def deliver(self, steps: int, rows: int, nbytes: int, seq: int = -1) -> None:
-        """Records that the caller is about to receive the batches of a task with this many steps, rows and bytes."""
         self._delivered = steps, rows, nbytes
         self._in_hand = True
         if self.tracer is not None:
             self.tracer.delivers(seq)
 
     def answer(self, ready: bool) -> None:
-        """Records that the caller's request ends. `ready` is True if the batch was ready when it was asked for.
-
-        If the request timed out, its waiting time counts for the next batch.
-        """
+        """Records the end of the caller's request. If it timed out, its waiting time counts for the next batch."""
         now = self._answered = clock()
         self._wait += now - self._asked
         self._ready = ready
@@ -298,17 +258,14 @@ class Stopwatch:
             self.meter.first = now
 
     def stop(self, left: int) -> None:
-        """Records that the caller stops reading. `left` is how many steps of the last task were not handed out."""
+        """Records that the caller stops reading, with `left` steps of the last task not handed out."""
         if self._in_hand:
             self._in_hand = False
             self.meter.answered(*self.in_hand(left, clock()))
         self._wait = 0
 
     def in_hand(self, left: int, now: int) -> Answer:
-        """Returns the part of the current task's measurements that belongs to the steps already handed out.
-
-        `left` is the number of steps that have not been handed out yet.
-        """
+        """Returns the current task's measurements without the `left` steps that have not been handed out."""
         steps, rows, nbytes = self._delivered
         done = max(0, steps - left)
         rows, nbytes = rows * done // max(1, steps), nbytes * done // max(1, steps)
@@ -320,15 +277,11 @@ class Stopwatch:
     # Events of workers.
 
     def hired(self, seat: int, replaces: str) -> None:
-        """Records that a worker is started in this seat (worker slot).
-
-        `replaces` is the name of the worker that it replaces, or "".
-        """
         if self.tracer is not None:
             self.tracer.hired(seat, replaces)
 
     def lost(self, who: str, how: str, steps: int) -> None:
-        """Records that a worker has died. `steps` is the number of steps that are repeated because of this."""
+        """Records that a worker has died, so that `steps` steps are repeated."""
         self.meter.replaced += 1
         self.meter.repeated += steps
         if self.tracer is not None:
@@ -339,7 +292,6 @@ class Stopwatch:
             self.tracer.resized(workers)
 
     def end(self, gauges: Gauges) -> None:
-        """Records that all workers have ended."""
         if self.tracer is not None:
             self.tracer.end()
         if not sys.is_finalizing():  # numpy may be gone by then

@@ -1,4 +1,4 @@
-"""Pages publish the figures of a running loader to other processes of the same user.
+"""Publishes the figures of a running loader to other processes of the same user, on a page of shared memory.
 
 A page is a memfd: shared memory without a path. The process that publishes it keeps it open, so readers find it among
 the file descriptors of that process: the link /proc/PID/fd/N leads to "memfd:penstock-loader". The kernel lets only
@@ -33,10 +33,7 @@ from penstock._system.interrupts import CallAtEnd, call_at_end, interrupts_defer
 
 NAME = "penstock-loader"
 MOST_PAGES = 64
-"""The largest number of pages (one for each loader) in a process. Further loaders are not published.
-
-The number is limited because each page takes a file descriptor.
-"""
+"""The largest number of pages in a process (each takes a file descriptor). Further loaders are not published."""
 
 PUBLICATION_BYTES = 64 << 10
 """The largest size of a publication in bytes, including its header."""
@@ -53,7 +50,7 @@ class _OpenPage(NamedTuple):
 
 
 _pages: dict[int, _OpenPage] = {}
-"""The pages of this process, by the `id()` of the object that publishes each of them.
+"""The pages of this process, by the `id()` of their publishers.
 
 An entry can be removed at any point of the program, because deallocating an `mmap.mmap` unmaps its memory and closes
 its file descriptor entirely in C code.
@@ -61,10 +58,9 @@ its file descriptor entirely in C code.
 
 
 def publish(by: object, text: bytes) -> None:
-    """Publishes `text` for other processes, on the page (shared memory) of the object `by`.
+    """Publishes `text` on the page of `by`, which is created if necessary and closed when `by` is deallocated.
 
-    The text replaces the previous one. If `by` has no page yet, a page is created. It exists until `withdraw` is
-    called or `by` is deallocated. Text that is too long is not published.
+    Text that is too long is not published.
     """
     page = _pages.get(id(by)) or _opened(by)
     if page is None or len(text) > PUBLICATION_BYTES - _HEAD.size:
@@ -78,7 +74,6 @@ def publish(by: object, text: bytes) -> None:
 
 
 def withdraw(by: object) -> None:
-    """Closes the page (published text) of the object `by`, if it has one."""
     _pages.pop(id(by), None)
 
 
@@ -107,7 +102,7 @@ os.register_at_fork(after_in_child=_pages.clear)
 
 
 class FoundPage(NamedTuple):
-    """A page (the published figures of a loader) that was found in a process. `inode` is different for each page."""
+    """A page that was found in a process. `inode` is different for each page."""
 
     pid: int
     inode: int
@@ -115,10 +110,7 @@ class FoundPage(NamedTuple):
 
 
 def find(uid: int) -> Iterator[FoundPage]:
-    """Yields the readable pages (published figures of loaders) of all processes of a user.
-
-    A page that a child process inherited is yielded for the child too.
-    """
+    """Yields the readable pages of all processes of a user, and again for a child process that inherited the page."""
     for pid, path in memfds(uid, NAME):
         with suppress(OSError, struct.error):  # a memfd of the same name that is not a page, or is another user's
             inode, text = _read(path, uid)
@@ -138,10 +130,7 @@ def memfds(uid: int, name: str) -> Iterator[tuple[int, str]]:
 
 
 def _read(path: str, uid: int) -> tuple[int, bytes | None]:
-    """Returns the inode number of a page and its newest text.
-
-    The text is None if nothing has been published yet, or if each attempt to read it overlapped with a change.
-    """
+    """Returns a page's inode number and newest text, which is None if it is missing or changed during each read."""
     fd = trust.open_sealed(path, NAME, trust.OF_ONE_SIZE, owner=uid)
     try:
         inode = os.fstat(fd).st_ino

@@ -15,8 +15,8 @@ from penstock.source._folders import PICTURES, folders_below
 class _FileKind(NamedTuple):
     """A kind of file that penstock does not read, recognised by its suffix (`ends`) or first bytes (`begins`).
 
-    `lines` is example code that creates a dataset from the file. In this code, FILE stands for the file's path, and
-    STEM.parquet for the same path with the suffix `.parquet`.
+    `lines` is example code that makes a dataset from the file. FILE stands for its path, and STEM.parquet for the
+    same path with the suffix `.parquet`.
     """
 
     name: str
@@ -181,10 +181,7 @@ _KNOWN = {end for kind in _KINDS for end in kind.ends}
 
 
 def advice(file: AnyFile) -> str | None:
-    """Returns an error message that says how to load or convert a file that penstock does not read.
-
-    Returns None if the kind of the file is unknown.
-    """
+    """Returns how to load or convert a file that penstock does not read, or None if the kind of file is unknown."""
     begin, end = bytes(file.peek(0, min(file.size, _LOOK))), os.path.splitext(file.path)[1].lower()
     if end == ".json":
         return _of_json(file.path, begin)
@@ -195,7 +192,6 @@ def advice(file: AnyFile) -> str | None:
 
 
 def unknown(file: AnyFile) -> str:
-    """Returns the error message for a file of an unknown kind."""
     begin, end = bytes(file.peek(0, min(file.size, 16))), os.path.splitext(file.path)[1].lower()
     if end in PICTURES:
         return (
@@ -210,10 +206,7 @@ def unknown(file: AnyFile) -> str:
 
 
 def of_folder(folder: str) -> str | None:
-    """Returns the error message for a local folder without any file that penstock can read.
-
-    Returns None if the folder has no files.
-    """
+    """Returns the error message for a local folder without a readable file, or None if the folder has no files."""
     found = _below(folder)
     if not found:
         return None
@@ -225,10 +218,7 @@ def of_folder(folder: str) -> str | None:
 
 
 def refuse_beside_text(folder: str) -> None:
-    """Raises FormatError if a folder has at least as many other samples (such as images) as text files.
-
-    In such a folder, the text files may be notes about the other samples.
-    """
+    """Raises FormatError unless text files outnumber other samples, because they may be notes about those."""
     found = _below(folder)
     others = {end: paths for end, paths in found.items() if end in _KNOWN or end in PICTURES}
     if not others or sum(map(len, others.values())) < len(found[".txt"]):
@@ -242,7 +232,7 @@ def refuse_beside_text(folder: str) -> None:
 
 
 def _below(folder: str) -> dict[str, list[str]]:
-    """Returns the paths of the files below a folder, grouped by suffix. Hidden files are left out."""
+    """Returns the paths of the files below a folder, by suffix. Hidden files are left out."""
     found: dict[str, list[str]] = {}
     for where, names in folders_below(folder):
         for name in names:

@@ -44,7 +44,6 @@ _OURS: tuple[FormatClass, ...] = (
 
 
 def open_files(path: FilePath | Iterable[FilePath], settings: dict[str, Any]) -> Any:
-    """Returns a dataset that reads these files. `settings` are the keyword arguments of the dataset's class."""
     given = [path] if isinstance(path, (str, os.PathLike)) else list(path)
     if len(given) == 1 and os.path.isdir(given[0]) and (whole := _folder(os.fspath(given[0]))):
         return _made(whole, given[0], settings)
@@ -78,15 +77,11 @@ def _classes() -> Iterator[FormatClass]:
 
 
 def _ends() -> tuple[str, ...]:
-    """Returns the suffixes of all formats."""
     return tuple(dict.fromkeys(end for each in _classes() for end in each.suffixes))
 
 
 def _all_files(given: list[Any], access: Access) -> list[AnyFile]:
-    """Returns the files at the given paths, whatever their format.
-
-    A Megatron prefix (a path without `.bin` or `.idx`) is replaced by its `.idx`.
-    """
+    """Returns the files at the given paths, of any format. A Megatron prefix is replaced by its `.idx`."""
     prefixes = [idx_path(one) for one in given]
     # A path that does not exist may be a Megatron prefix, whose .idx stands for both files.
     meant = [one if is_url(os.fspath(one)) or os.path.exists(one) else idx_path(one) for one in given]
@@ -121,11 +116,7 @@ def _folder(folder: str) -> Any:
 
 
 def _paired(files: list[AnyFile]) -> list[AnyFile]:
-    """Removes files that are read together with another file, and returns the rest.
-
-    A Megatron `.bin` is replaced by its `.idx`. Any other `.idx` is removed, because it belongs to a `.rec`. Files
-    that `_without_companions` removes are removed too.
-    """
+    """Replaces a Megatron `.bin` by its `.idx`, and removes companions and the `.idx` of `.rec` files."""
     by_path = {file.path: file for file in files}
     found: dict[str, AnyFile] = {}
     for file in files:
@@ -138,7 +129,7 @@ def _paired(files: list[AnyFile]) -> list[AnyFile]:
 
 
 def _without_companions(files: list[AnyFile]) -> list[AnyFile]:
-    """Removes files that belong to another file, and index files that no format recognises. Returns the rest."""
+    """Removes the companions of other files, and index files that no format recognises."""
     others: set[str] = set()
     names = tuple(end for end in _ends() if not end.startswith("."))
     for file in files if len(files) > 1 else ():
@@ -157,10 +148,7 @@ def _without_companions(files: list[AnyFile]) -> list[AnyFile]:
 
 
 def _own_index(file: AnyFile, by_path: Mapping[str, AnyFile]) -> AnyFile | None:
-    """Returns the Megatron `.idx` that belongs to a `.bin` file, or the file itself if it is such an `.idx`.
-
-    Returns None for any other file. For a remote file, only the files in `by_path` are considered.
-    """
+    """Returns the Megatron `.idx` of a `.bin`, or `file` itself if it is such an `.idx`, otherwise None."""
     stem, end = os.path.splitext(file.path)
     if end not in (".bin", ".idx"):
         return None
@@ -173,7 +161,6 @@ def _own_index(file: AnyFile, by_path: Mapping[str, AnyFile]) -> AnyFile | None:
 
 
 def _format(files: list[AnyFile]) -> FormatClass:
-    """Returns the class that reads the files. Raises FormatError if the files have different formats."""
     by_end: dict[str, AnyFile] = {}
     for file in files:
         by_end.setdefault(os.path.splitext(file.path)[1].lower(), file)
@@ -200,10 +187,7 @@ def _by_name(path: str) -> FormatClass | None:
 
 
 def _own_ends(found: FormatClass) -> tuple[str, ...]:
-    """Returns the suffixes that only this format has.
-
-    These do not include index.json and .idx, which several formats have.
-    """
+    """Returns the suffixes that identify this format. index.json and .idx do not: several formats have them."""
     return tuple(end for end in found.suffixes if end.startswith(".") and end != ".idx")
 
 

@@ -46,12 +46,9 @@ class Mark(NamedTuple):
         return None if self.kept is None else Mark(0, {}, self.kept)
 
     def check_owner(self, iterable: object) -> None:
-        """Raises a StateError if the mark has a state for the iterable, but the iterable cannot load one.
-
-        The iterator cannot be checked here, because it does not exist yet.
-        """
+        """Raises StateError if the mark has a state for the iterable, but the iterable cannot load one."""
         if "iterable" in {**(self.states or {}), **(self.kept or {})}:
-            _check_stateful(iterable)
+            _check_stateful(iterable)  # the iterator does not exist yet, and cannot be checked
 
 
 def _is_sound(states: object) -> bool:
@@ -60,10 +57,7 @@ def _is_sound(states: object) -> bool:
 
 
 def has_state(thing: object) -> bool:
-    """True if `thing` has methods `state_dict` and `load_state_dict` for its position in the data.
-
-    False for a model, whose methods with these names are for its parameters.
-    """
+    """True if `thing` can save and load its position in the data. False for a model, which saves its parameters."""
     take = getattr(thing, "state_dict", None)
     if not callable(take) or not callable(getattr(thing, "load_state_dict", None)):
         return False
@@ -77,10 +71,9 @@ def by_next(items: Iterator[Any]) -> Iterator[Any]:
 
 
 class Reading:
-    """One pass over an iterable. `read` is the number of batches read, and `ended` is True if there are no more.
+    """One pass over an iterable. It is empty until it is opened, and stays empty if opening fails.
 
-    `gave` is True if the epoch has had any items, including those before a resume. A Reading is empty until it is
-    opened, and stays empty if opening fails.
+    `read` counts the batches read so far. `gave` is True if the epoch has had any items, also before a resume.
     """
 
     def __init__(self, source: Iterable[Any]) -> None:
@@ -91,8 +84,7 @@ class Reading:
         self._iterator: Any = None
         self._raised = False  # the last batch raised, and it is unknown whether the iterator can continue
         self._broken = False  # an exception has ended the iterator
-        self.was_cut_off = False
-        """True if the pass ended before the iterator did."""
+        self.was_cut_off = False  # True if the pass ended before the iterator did
         self._passed: tuple[int, Exception] | None = None  # a skipped batch, and what it raised
         self._stateful: dict[str, Any] = {}
         self._kept: dict[str, Any] | None = None
@@ -100,15 +92,14 @@ class Reading:
 
     @property
     def has_state(self) -> bool:
-        """True if the iterable or its iterator has a state."""
         return bool(self._stateful)
 
     @property
     def has_begun_state(self) -> bool:
         """True if a state that is taken before the first item already belongs to this pass.
 
-        This is so only if the iterator has a state. The iterable's own state may not have been used yet, for example
-        if `__iter__` is a generator that has not run.
+        Only an iterator's state does: the iterable's own may not be in use yet (an `__iter__` generator that has not
+        run).
         """
         return "iterator" in self._stateful and not self.ended
 
@@ -126,10 +117,7 @@ class Reading:
         return mark is not None
 
     def prepare(self, mark: Mark) -> None:
-        """Restores the state of the iterable. Called before `iter()`.
-
-        Restores nothing if the mark is at the end of an epoch.
-        """
+        """Restores the state of the iterable, before `iter()`. A mark at the end of an epoch restores nothing."""
         self.read, self.ended = mark.read, mark.at_end
         if mark.states is None:
             self._kept = mark.kept
@@ -140,10 +128,7 @@ class Reading:
             self.restore(self.source, mark.states["iterable"])
 
     def restore(self, part: Any, state: Any) -> None:
-        """Loads a state into `part`, which is the iterable or its iterator.
-
-        Raises a StateError if `part` has no `load_state_dict`.
-        """
+        """Loads a state into the iterable or its iterator. Raises StateError if it has no `load_state_dict`."""
         _check_stateful(part)
         part.load_state_dict(state)
 
@@ -157,10 +142,7 @@ class Reading:
         self._stateful = {name: part for name, part in parts.items() if has_state(part)}
 
     def take(self, size: int, through: Callable[[Iterator[Any]], Iterator[Any]] = iter) -> list[Any]:
-        """Reads and returns the next batch: `size` items, or as many as are left.
-
-        `through` wraps the iterator over the items, for example to measure how long each item takes.
-        """
+        """Reads the next batch: `size` items, or those that are left. `through` wraps the iterator, to measure it."""
         self.read += 1  # even if this raises, because the error then takes the place of the batch
         if self._items is None:
             self.open()
@@ -198,13 +180,12 @@ class Reading:
         self._raised = False
 
     def is_broken(self) -> bool:
-        """True if an exception has ended the iterable."""
         return self._broken
 
     def pass_over(self, until: int, size: int, before: Callable[[int], object] = lambda number: None) -> None:
-        """Reads and drops the batches before batch `until`. Before each of them, `before` is called with its index.
+        """Reads and drops the batches before batch `until`, and their exceptions. Calls `before(index)` before each.
 
-        These batches, and their exceptions, are handed out by other ranks, or were handed out before the resume.
+        Other ranks hand out these batches, or they were handed out before the resume.
         """
         while self.read < until and not self.ended:
             before(self.read)
@@ -218,17 +199,16 @@ class Reading:
     def raise_last_error(self, since: int) -> None:
         """Raises the exception that ended the iterable, if a skipped batch with index `since` or higher raised it.
 
-        The exception is raised only once, but on every rank. Otherwise the other ranks would end without an error.
+        It is raised only once, but on every rank. Otherwise the other ranks would end without an error.
         """
         passed, self._passed = self._passed if self.ended and self._broken else None, None
         if passed is not None and passed[0] >= since:
             raise passed[1]
 
     def mark(self) -> Mark | None:
-        """Returns the current position, or None if it is unknown.
+        """Returns the current position, or None if it is unknown because there is no state to take.
 
-        It is unknown if neither the iterable nor its iterator has a state. After an exception, it is known only if
-        the iterator has a state. If not, the previous mark remains valid.
+        After an exception, it is known only if the iterator has a state. If not, the previous mark remains valid.
         """
         if not self._stateful or self._broken or self._raised:
             return None
@@ -239,8 +219,8 @@ class Reading:
     def end(self) -> Mark | None:
         """Ends the reading, and returns the mark that the next epoch starts from. A second call returns None.
 
-        Also returns None if there is no state, or if an exception ended the epoch. An epoch without items gives no
-        mark either, because a mark requires the next epoch to have items.
+        Also None without a state, after an exception that ended the epoch, or after an epoch without items: a mark
+        requires the next epoch to have items.
         """
         self._broken = self._broken or self._raised
         try:
@@ -250,14 +230,11 @@ class Reading:
         return None if kept is None else Mark(0, {}, kept)
 
     def close(self) -> None:
-        """Drops the iterator. From now on, there are no more batches to read."""
+        """Drops the iterator, so that no batch is left to read."""
         self._stateful, self._kept, self._items, self.ended = {}, None, iter(()), True
 
     def _keep(self) -> dict[str, Any] | None:
-        """Returns the states of the iterable and its iterator at the end of the epoch, or None if there are none.
-
-        If both are the same object, its state is returned as the iterable's.
-        """
+        """Returns the states of the iterable and its iterator at the end of the epoch, or None if there are none."""
         if self._kept is not None or not self._stateful or self._broken:
             return self._kept
         parts = self._stateful.items()
@@ -268,7 +245,7 @@ class Reading:
 
 
 def initial(source: Any, *, is_fresh: bool) -> bytes | None:
-    """Returns the pickled mark (a saved position) of an epoch that would start with the iterable as it is now.
+    """Returns the pickled mark of an epoch that would start with the iterable as it is now.
 
     Returns None if the iterable's current state is not the start of an epoch. `is_fresh` is True if no epoch was
     begun before. After an epoch that was left early, most iterables start over, but their state is still in the
@@ -284,8 +261,8 @@ def initial(source: Any, *, is_fresh: bool) -> bytes | None:
 def _renew(source: Any, kept: Mapping[str, Any], restore: Callable[[Any, Any], None]) -> None:
     """Restores an iterable to its state between two epochs, so that the next `iter()` starts the second one.
 
-    Loading the state is not enough. Many iterables continue from a loaded state at the next `iter()`, and start over
-    only at the `iter()` after that.
+    Loading the state is not enough: many iterables continue from a loaded state at the next `iter()`, and start over
+    only at the one after that.
     """
     if "iterator" not in kept and _is_at(source, kept["iterable"]):
         return
@@ -325,10 +302,7 @@ def _check_stateful(part: object) -> None:
 
 
 def taken(owner: object, take: Callable[[], Mark | None]) -> bytes | None:
-    """Calls `take` to get a mark (a saved position), and returns it pickled, or None if there is no mark.
-
-    If that fails, returns a pickled StateError that says why. `owner` is named in its message.
-    """
+    """Returns the mark from `take()` pickled, or None. If that fails, returns a pickled StateError that says why."""
     try:
         mark = take()
         return None if mark is None else dumps(mark)
@@ -337,7 +311,7 @@ def taken(owner: object, take: Callable[[], Mark | None]) -> bytes | None:
 
 
 def asked(owner: object, take: Callable[[], T]) -> T:
-    """Returns `take()`, which takes the state of `owner`. Raises a StateError if that fails."""
+    """Returns `take()`, which takes the state of `owner`. Raises StateError if that fails."""
     try:
         return take()
     except Exception as error:
@@ -345,7 +319,7 @@ def asked(owner: object, take: Callable[[], T]) -> T:
 
 
 def opened(mark: bytes | Mark | None) -> Mark | None:
-    """Unpickles a mark (a saved position). Raises a StateError if it could not be taken or cannot be unpickled."""
+    """Unpickles a mark (a saved position). Raises StateError if it could not be taken or cannot be unpickled."""
     if not isinstance(mark, bytes):
         return mark
     try:
@@ -362,17 +336,14 @@ def opened(mark: bytes | Mark | None) -> Mark | None:
 
 
 def known(mark: bytes | Mark | None) -> Mark | None:
-    """Like `opened`, but returns None instead of raising a StateError."""
+    """Like `opened`, but returns None instead of raising StateError."""
     with suppress(StateError):
         return opened(mark)
     return None
 
 
 def refusal(mark: bytes | None) -> str:
-    """Returns the text of an error about a stream whose position is lost.
-
-    It says why the stream's mark (its saved position) could not be taken, or else how to avoid this.
-    """
+    """Returns the text of an error about a lost stream position: why it could not be taken, or how to avoid this."""
     try:
         opened(mark)
     except StateError as error:

@@ -64,10 +64,7 @@ class State(NamedTuple):
 
     @classmethod
     def parse(cls, value: object) -> State:
-        """Returns the state for a dict that `as_dict` returned, possibly after it was saved as JSON.
-
-        Raises a StateError if the value is not such a dict.
-        """
+        """Returns the state for a dict from `as_dict`, also after JSON. Raises StateError for anything else."""
         if not isinstance(value, Mapping):
             raise StateError(
                 f"A resume state is the dict that state_dict() returned, not a {type(value).__name__}. If it was "
@@ -106,10 +103,9 @@ class State(NamedTuple):
         return cls(epoch, steps, beyond, seed, dict(about), consumed, mark, value["dataset"])
 
     def check(self, about: Mapping[str, Any]) -> None:
-        """Raises a StateError if the state does not fit a loader with this description.
+        """Raises a StateError that names the difference if the state does not fit a loader with this description.
 
-        The error names the difference. One of penstock's orders can continue with another number of ranks, and then
-        also with another batch size.
+        One of penstock's orders can continue with another number of ranks, and then also with another batch size.
         """
         world = self.about.get("world")
         elsewhere = world != about.get("world")
@@ -151,10 +147,10 @@ class State(NamedTuple):
         )
 
     def dealt_anew(self, plan: Plan | None, world: int) -> State:
-        """Returns the state with its step count converted to `world`, the current number of ranks.
+        """Returns the state with `steps` converted to `world` ranks. `plan` is the plan of the whole epoch.
 
-        `plan` is the plan of the whole epoch. Raises a StateError if the epoch has fewer steps or samples than the
-        state counts, or if the numbers in the state contradict each other.
+        Raises StateError if the epoch has fewer steps or samples than the state counts, or if its numbers contradict
+        each other.
         """
         consumed, steps, sound = self.consumed, self.steps, [self.steps]
         if isinstance(plan, OrderPlan):
@@ -197,10 +193,6 @@ class Progress:
         self._end: bytes | None = None
 
     def passed(self, step: int, mark: bytes | None, worker: int = -1) -> None:
-        """Records that the step was handed out, as a batch or as an error.
-
-        `mark` is the position of the sampler or stream after the step (see `Task`). `worker` is not used here.
-        """
         (first, last), beyond = self._at, self._beyond
         if step != first:
             beyond[step] = mark
@@ -216,11 +208,7 @@ class Progress:
             beyond.pop(passed, None)
 
     def _now(self) -> tuple[int, list[int], bytes | None]:
-        """Returns a consistent snapshot of the progress. Can be called in any thread.
-
-        The snapshot consists of the number of steps without a gap, the later steps that were handed out early, and
-        the last mark.
-        """
+        """Returns the number of steps without a gap, the later steps, and the last mark. Safe in any thread."""
         at, beyond = None, self._beyond
         while at is not self._at:
             at = self._at
@@ -245,10 +233,7 @@ class Progress:
 
     @property
     def mark(self) -> bytes | Mark | None:
-        """The latest known mark (a saved position) of the sampler or stream.
-
-        After the end of the epoch, it is the mark that the next epoch starts from.
-        """
+        """The latest known position of the sampler or stream; after the epoch, where the next one starts."""
         return self._end if self.is_over else self._at[1] or self.begin.mark
 
     @property
@@ -289,12 +274,10 @@ class Epochs:
         self.progress = self.loaded = None
 
     def load(self, state: State) -> None:
-        """Makes the next epoch continue from this state."""
         self.set(state.epoch)
         self.loaded, self.are_fresh = state, False
 
     def start(self) -> State:
-        """Returns the state that the next epoch starts from."""
         if self.loaded is not None:
             return self.loaded
         before = self.progress
@@ -320,15 +303,12 @@ class Epochs:
         return self.loaded is not None or (isinstance(begun, Mark) and begun.at_end)
 
     def begin(self, progress: Progress) -> None:
-        """Records that an epoch was begun.
-
-        The order of the assignments matters, because another thread may take a state between them.
-        """
+        # The order of the assignments matters: another thread may take a state between them.
         self.progress, self.loaded, self.are_fresh = progress, None, False
         self.begun, self.next = self.next, self.next + 1
 
     def copy(self) -> Epochs:
-        """Returns a copy with its own progress. The copy does not change when the loader hands out more batches."""
+        """Returns a copy that does not change when the loader hands out more batches."""
         made = copy.copy(self)
         made.progress = copy.copy(self.progress)
         return made
@@ -337,8 +317,7 @@ class Epochs:
 def content(plan: Plan | None, length: int | None) -> str | None:
     """Returns a short description of the sampler's keys, to detect a state that was taken with another sampler.
 
-    Returns None if the dataset's length is enough to detect this, if the sampler has its own state, or if nothing is
-    known about its keys.
+    None if the dataset's length is enough, if the sampler has its own state, or if nothing is known about its keys.
     """
     if isinstance(plan, OrderPlan):
         order: Any = plan.order
@@ -379,7 +358,7 @@ def damaged(why: str) -> StateError:
 
 
 def number(value: Mapping[str, Any], name: str, end: int = 1 << 64) -> int:
-    """Returns the field `name` of a state. Raises a StateError unless it is an int from 0 to `end - 1`."""
+    """Returns the field `name` of a state. Raises StateError unless it is an int from 0 to `end - 1`."""
     found = value[name]
     if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found < end:
         raise damaged(f"{name!r} is {found!r}, not an int from 0 to 2**{end.bit_length() - 1} - 1")

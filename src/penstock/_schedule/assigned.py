@@ -1,7 +1,7 @@
 """A scheduler for workers that cannot replace each other. Each step belongs to one worker from the beginning.
 
-torch's loader has such workers. Each worker has its own random generators and its own copy of a stream, so the
-content of a step depends on the worker that does it. The rules are:
+In torch's loader, each worker has its own random generators and its own copy of a stream, so the content of a step
+depends on the worker that does it. The rules are:
 
 - Steps go to the seats (the workers' slots) in turn. A seat whose stream has ended is skipped.
 - A posted step is always done, because it advances the worker's random generators.
@@ -18,10 +18,7 @@ from penstock._schedule.states import POSTED, Step
 
 
 class Assigned(Scheduler):
-    """A `Scheduler` that assigns each step to the worker in a particular seat (a worker's slot).
-
-    Every `Post` command names a seat. If `once` is True, there is only one run (one epoch).
-    """
+    """A `Scheduler` whose every `Post` names a seat (a worker's slot). With `once`, there is only one run (epoch)."""
 
     _rescinds = False
 
@@ -61,10 +58,7 @@ class Assigned(Scheduler):
             out.append(Post(seq, slab, seat))
 
     def _next_seat(self) -> int | None:
-        """Returns the seat (a worker's slot) whose turn it is, or None if no seat can take a step.
-
-        If batches are delivered out of order, a seat that already has its share of the steps is skipped.
-        """
+        """Returns the seat for the next step, or None. Out of order, seats that have their share are skipped."""
         workers = self._seats
         share = max(1, self._window // max(1, workers - len(self._ended)))
         for _ in range(workers):

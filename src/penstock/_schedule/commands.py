@@ -1,6 +1,6 @@
-"""Commands, which tell the engine what to do next. They are the scheduler's only output.
+"""Commands, which tell the engine what to do next, in order. They are the scheduler's only output.
 
-The engine carries out a list of commands in order. Like events, commands compare as plain tuples.
+Like events, commands compare as plain tuples.
 """
 
 from __future__ import annotations
@@ -16,20 +16,16 @@ class Hire(NamedTuple):
 
 
 class Retire(NamedTuple):
-    """Ask one worker to exit after its current step. The event `WorkerLeft` follows.
+    """Ask the first worker that becomes idle to exit. The event `WorkerLeft` follows.
 
-    The first worker that becomes idle exits. With a fixed assignment of steps to workers, the worker in `seat` exits,
-    after it has done all its posted steps.
+    With a fixed assignment of steps to workers, the worker in `seat` exits, after all its posted steps.
     """
 
     seat: int = -1
 
 
 class GiveUp(NamedTuple):
-    """Leave a seat (a worker's slot) empty until the next run, because its workers crash at start-up.
-
-    `worker` is the last worker that crashed.
-    """
+    """Leave a seat (slot) empty until the next run. `worker` was the last of its workers to crash at start-up."""
 
     seat: int
     worker: int
@@ -41,8 +37,8 @@ class Post(NamedTuple):
     If the id `slab` is new, allocate a slab (a memory block for one batch). If no step is left to draw (`Exhausted`),
     no slab is needed, and a later Post may name the same id.
 
-    `seat` is the slot of the worker that must do the step; -1 means any free worker. If `resume` is True, a new
-    reader does the step, so the task must contain the stream's position after the last filled step.
+    Only the worker in `seat` may do the step; -1 means any free worker. With `resume`, a new reader does the step, so
+    the task must contain the stream's position after the last filled step.
     """
 
     seq: int
@@ -52,10 +48,7 @@ class Post(NamedTuple):
 
 
 class Rescind(NamedTuple):
-    """Withdraw a posted task. If no worker has claimed it yet, the event `Rescinded` follows.
-
-    Otherwise the worker that has claimed the task will report its outcome.
-    """
+    """Withdraw a posted task. `Rescinded` follows, unless a worker has claimed it and will report its outcome."""
 
     seq: int
 
@@ -68,10 +61,7 @@ class Deliver(NamedTuple):
 
 
 class DeliverLost(NamedTuple):
-    """Tell the consumer that this step has failed for good.
-
-    `worker` is the last worker that died while doing the step. The step's slab (memory block) is free.
-    """
+    """Tell the consumer that this step failed for good. `worker` was the last to die doing it. The slab is free."""
 
     seq: int
     slab: int
@@ -81,8 +71,8 @@ class DeliverLost(NamedTuple):
 class Break(NamedTuple):
     """End the run with an error before this step, because no worker can continue the stream.
 
-    `worker` is the stream's reader, which has died. If `unknown` is True, the stream's position was lost with the
-    worker. Otherwise, no retries are left, or the seat (the worker's slot) was given up.
+    `worker` is the stream's reader, which has died. If `unknown`, the stream's position was lost with it. Otherwise,
+    no retries are left, or the seat (the worker's slot) was given up.
     """
 
     seq: int
@@ -91,16 +81,13 @@ class Break(NamedTuple):
 
 
 class Fail(NamedTuple):
-    """Stop with an error, because this worker has died.
-
-    With a fixed assignment of steps to workers, no other worker can replace it.
-    """
+    """Stop with an error: this worker has died, and with a fixed assignment of steps no other can replace it."""
 
     worker: int
 
 
 class Finish(NamedTuple):
-    """Tell the consumer that its run is over. This answers its request for a batch."""
+    """Tell the consumer, which has asked for a batch, that its run is over."""
 
 
 class Cool(NamedTuple):

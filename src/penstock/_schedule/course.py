@@ -5,7 +5,6 @@
            OUT, READY --redo--> AGAIN --draw--> OUT, under another seq
            OUT --forget--> forgotten        any --cancel--> forgotten
 
-The scheduler knows only seqs (the numbers of tasks), and this module knows which steps of the plan they stand for.
 Like the scheduler, it has no clock, lock or buffer. It does not look into tasks and outcomes.
 """
 
@@ -21,9 +20,9 @@ if TYPE_CHECKING:
 
 
 class Course:
-    """Knows which steps of the plan each seq (the number of a task) stands for.
+    """Maps each seq (the task number that the scheduler uses) to steps of the plan.
 
-    If `look_ahead` is True, steps of the next run (the next epoch) may be drawn before that run is opened.
+    With `look_ahead`, steps of the next run (the next epoch) may be drawn before that run is opened.
     """
 
     def __init__(self, look_ahead: bool) -> None:
@@ -39,10 +38,9 @@ class Course:
         self.run, self.ahead = run, None
 
     def draw(self, seq: int, most: int = 1) -> tuple[Task | None, bool]:
-        """Draws the task for `seq` (the task's number), with at most `most` steps.
+        """Draws the task for `seq`, with at most `most` steps.
 
-        Returns a pair: the task (None if no step is left), and a flag that is True if the current run ends before
-        this task.
+        Returns the task (None if no step is left), and True if the current run ends before it.
         """
         if self._again:
             task = self._out[seq] = self._again.popleft()._replace(seq=seq)
@@ -61,10 +59,7 @@ class Course:
         return drawn, ends
 
     def refuse(self, seq: int, error: BaseException) -> bool:
-        """Ends this task's run with an error, just before the task.
-
-        Returns True if it is the current run, and False if it is the next run, which is being prefetched.
-        """
+        """Ends this task's run with an error, before the task. Returns False if it is the prefetched next run."""
         task = self._out.pop(seq)
         self._again.clear()  # these come after it
         # A task that is posted again may belong to the current run, although steps of the next run are already drawn.
@@ -109,10 +104,7 @@ class Course:
         self.filled = {earlier: outcome for earlier, outcome in self.filled.items() if earlier < seq}
 
     def redo(self) -> int:
-        """Queues all steps of the current run that have not been handed out, to be done again. Returns their number.
-
-        The prefetched steps of the next run are dropped.
-        """
+        """Queues this run's steps that were not handed out, returns their number, and drops the next run's steps."""
         again = [task for task, _ in self.ready]
         again += [step for seq in sorted(self._out) for step in self._out[seq].single()]
         again += self._again
@@ -131,7 +123,7 @@ class Course:
         self._again.clear()
 
     def check(self) -> None:
-        """Raises AssertionError if an invariant is violated. Only tests call it, because it is slow."""
+        """Asserts the invariants. Slow: only for tests."""
         out = [step for seq in sorted(self._out) for step in self._out[seq].single()]
         steps = [(task.run, task.step) for task in (*(task for task, _ in self.ready), *out, *self._again)]
         assert len(set(steps)) == len(steps), "a step is in one place"

@@ -7,11 +7,10 @@ A worker that dies while it does a step uses up one of the step's retries, so th
 Workers that crash at start-up use up no retries. Instead, losses without a step are counted for each seat, and a seat
 with too many losses is given up.
 
-To shrink, the crew sends one request to leave for each surplus worker. The first workers that become idle take the
-requests, so it is not known in advance which seats become empty. Until these workers have left, the crew keeps its
-old size. A worker that crashes in the meantime is replaced, because the requests are still open. Each resize begins
-by withdrawing the requests that no worker has taken. So a crew that grows again keeps these workers instead of hiring
-new ones.
+To shrink, the crew sends one request to leave for each surplus worker. The first idle workers take the requests, so
+it is not known in advance which seats become empty. Until they have left, the crew keeps its old size, and a worker
+that crashes in the meantime is replaced, because the requests are still open. Each resize first withdraws the
+requests that no worker has taken, so a crew that grows again keeps these workers instead of hiring new ones.
 """
 
 from __future__ import annotations
@@ -20,10 +19,9 @@ from penstock._schedule.commands import Command, Hire, Retire
 
 
 class Crew:
-    """The workers of an engine. `size` is the number of workers that the crew should have.
+    """The workers of an engine. `size` is the number that it should have.
 
-    A seat (a worker's slot) may lose `retries + 1` workers in a row at start-up. If it loses another one, it is given
-    up.
+    A seat (a worker's slot) is given up if it loses more than `retries + 1` workers in a row at start-up.
     """
 
     def __init__(self, size: int, retries: int) -> None:
@@ -55,14 +53,10 @@ class Crew:
             seat += 1
 
     def resize(self, size: int, retained: int, out: list[Command]) -> None:
-        """Hires workers, or asks workers to leave, until the crew has the new size.
-
-        `retained` is the number of requests to leave that were just withdrawn. Seats (slots) that were given up are
-        tried again, because the crew may need fewer seats now.
-        """
+        """Hires workers or asks some to leave. `retained` requests to leave were just withdrawn."""
         self.size = size
         self.leaving -= retained
-        self.forgive()
+        self.forgive()  # seats that were given up are tried again: the crew may need fewer seats now
         for _ in range(len(self.seats) - self.leaving - size):
             self.leaving += 1
             out.append(Retire())
@@ -75,10 +69,7 @@ class Crew:
         out.append(Retire(seat))
 
     def lost(self, worker: int, idle: bool) -> int:
-        """Removes a dead worker and returns its seat (slot).
-
-        If the worker was `idle` (it had no step), its death counts as a crash at start-up.
-        """
+        """Removes a dead worker and returns its seat (slot). If it was idle, this counts as a crash at start-up."""
         seat = self.seats.pop(worker)
         if idle:
             self.losses[seat] = self.losses.get(seat, 0) + 1
@@ -89,7 +80,7 @@ class Crew:
         self.leaving -= 1
 
     def worked(self, worker: int) -> None:
-        """Resets the number of crashes at start-up for this worker's seat. Called when the worker has done a step."""
+        """Resets the count of start-up crashes for this worker's seat. Called when the worker has done a step."""
         self.losses.pop(self.seats[worker], None)
 
     def forgive(self) -> None:

@@ -8,9 +8,8 @@ The scheduler calls a task a step. But a task may be a bundle: several steps of 
 together. The scheduler learns this only if a worker dies. The bundle is then split into single steps, so that a step
 that kills workers does not affect the others.
 
-Events are named tuples, because three of them are made for every batch, and a named tuple costs a third of a frozen
-dataclass. The disadvantage is that they compare as plain tuples, so `Asked() == Cancelled()`. Compare their types,
-too, or their `repr`.
+Events are named tuples: three are made for every batch, at a third of the cost of a frozen dataclass. They compare as
+plain tuples (`Asked() == Cancelled()`), so compare their types, too, or their `repr`.
 """
 
 from __future__ import annotations
@@ -19,20 +18,16 @@ from typing import NamedTuple, TypeAlias
 
 
 class Opened(NamedTuple):
-    """A consumer begins a run (the reading of one epoch).
+    """A consumer begins a run (one epoch). Allowed if there was no run before, or the last one is over or cancelled.
 
-    This is allowed if there was no run before, or if the last run is over or cancelled. With a fixed assignment of
-    steps to workers, the worker in `seat` gets the first step.
+    With a fixed assignment of steps to workers, the worker in `seat` gets the first step.
     """
 
     seat: int = 0
 
 
 class Asked(NamedTuple):
-    """The consumer wants its next batch.
-
-    The answer is exactly one of the commands Deliver, DeliverLost and Finish.
-    """
+    """The consumer wants its next batch. The answer is exactly one of Deliver, DeliverLost and Finish."""
 
 
 class Bounded(NamedTuple):
@@ -55,7 +50,7 @@ class Exhausted(NamedTuple):
 
 
 CALLER = -1
-"""Used in place of a worker id if a step failed in the calling process and was not posted."""
+"""The worker id of a step that failed in the calling process and was not posted."""
 
 
 class StepFilled(NamedTuple):
@@ -80,10 +75,9 @@ class StepEnded(NamedTuple):
 class WorkerLost(NamedTuple):
     """A worker died and all its messages have been handled, or a worker could not be started.
 
-    `seq` is the task that the worker had claimed but not finished, or None. If the task is a bundle (`steps` is more
-    than 1), it is now split into single tasks with the numbers seq, seq + 1 and so on. `at` is the index of the step
-    in the bundle that the worker was doing, or None if it is unknown. `resumable` is used only for streams. It is
-    True if the stream's position after an earlier step of the run is known.
+    `seq` is the task that it had claimed but not finished, or None. A bundle (`steps` > 1) is now split into single
+    tasks with the numbers seq, seq + 1 and so on; `at` is the index of the step that the worker was doing, None if
+    unknown. `resumable` (streams only): the stream's position after an earlier step of the run is known.
     """
 
     worker: int
@@ -102,7 +96,7 @@ class WorkerLeft(NamedTuple):
 class Resized(NamedTuple):
     """The number of workers, or `window` (the number of steps that may be undelivered), has changed.
 
-    `retained` is the number of requests to leave that were just withdrawn, because no worker had accepted them yet.
+    `retained` requests to leave, which no worker had accepted yet, were just withdrawn.
     """
 
     workers: int
@@ -111,10 +105,7 @@ class Resized(NamedTuple):
 
 
 class Changed(NamedTuple):
-    """The dataset has changed.
-
-    Every step that has not been handed out yet must be done again, under a new seq (task number).
-    """
+    """The dataset has changed: steps that were not handed out must be done again, under a new seq (task number)."""
 
 
 class SlabReturned(NamedTuple):

@@ -8,13 +8,12 @@
            POSTED --StepEnded, Exhausted--> forgotten
            FILLED, LOST --Cancelled, Changed--> forgotten
 
-No other part of penstock makes these decisions. Slabs and workers have their own state tables (`slabs.py` and
-`crew.py`). A step here may stand for several steps of the plan, whose table is in `course.py`. Some rules are
-different if a stream has only one reader (`onereader.py`), or if each worker has its own steps (`assigned.py`).
+Slabs, workers and the plan's steps have their own state tables (`slabs.py`, `crew.py`, `course.py`). Some rules
+differ if a stream has only one reader (`onereader.py`), or if each worker has its own steps (`assigned.py`).
 
-Workers pull: the first free worker takes a posted step. So the scheduler never chooses a worker, and it does not know
-whether a posted step is claimed already. This leads to the rule behind most of the code below: the slab of a posted
-step is not free until an event has said that no worker can write to it any more.
+Workers pull: the first free worker takes a posted step. So the scheduler never chooses a worker, and does not know
+whether a posted step is claimed already. The rule behind most of the code below: the slab of a posted step is not
+free until an event has said that no worker can write to it any more.
 
 After each event, the rules of `_settle` run until none applies. The scheduler has no clock, queue, lock or buffer.
 """
@@ -61,10 +60,9 @@ _QUIET = frozenset(
 class Scheduler:
     """Turns events (what has happened) into commands (what to do next).
 
-    `window` is the number of steps that may be undelivered at the same time, and `workers` is the number of workers.
-    `retries` is how often a step is tried again after a worker has died while doing it. `spare` is the number of free
-    slabs (memory blocks) that keep their memory pages (default: window + 2). `spacing` is the difference between the
-    seqs (task numbers) of two consecutive steps. It is larger than 1 if a step may be a bundle of several.
+    At most `window` steps may be undelivered. A step is tried again `retries` times after its worker has died.
+    `spare` free slabs (memory blocks) keep their memory pages (default: window + 2). `spacing` is the difference
+    between the seqs (task numbers) of consecutive steps: more than 1 if a step may be a bundle of several.
     """
 
     _rescinds = True  # an abandoned step is withdrawn, unless a worker has claimed it
@@ -119,7 +117,6 @@ class Scheduler:
 
     @property
     def seats(self) -> list[int]:
-        """The seats (worker slots) that have a worker."""
         return [*self._crew.seats.values()]
 
     @property
@@ -196,9 +193,8 @@ class Scheduler:
     def _may_wait(self) -> bool:
         """True if posting can wait at no cost: a batch is ready, and more than half of the window is in use.
 
-        Steps are therefore posted half a window at a time. (The window is the number of steps that may be
-        undelivered.) Waking a sleeping worker costs the consumer more than everything else that it does for a batch.
-        So a worker is woken once for several steps.
+        So steps are posted half a window at a time, and a worker is woken once for several steps. Waking it costs the
+        consumer more than everything else that it does for a batch.
         """
         return len(self._steps) > self._window // 2 and self._deliverable() is not None
 
@@ -294,7 +290,7 @@ class Scheduler:
         self._end_stream(seq, void, out)
 
     def _end_stream(self, seq: int, void: list[int], out: list[Command]) -> None:
-        """Ends the run before the step `seq`, because the stream ends or breaks there. Abandons the steps in `void`.
+        """Ends the run before the step `seq`, and abandons the steps in `void`.
 
         If these steps were not abandoned now, their StepEnded events might come after the next `Opened`, and would
         end the new run before it began.
@@ -415,7 +411,7 @@ class Scheduler:
     # Bugs
 
     def story(self, seq: int) -> list[str]:
-        """Returns the log entries about a step, and its current state, as a list of texts."""
+        """Returns the log entries about a step, and its current state, for bug reports."""
         step = self._steps.get(seq) or self._abandoned.get(seq)
         now = "it is not known now" if step is None else f"it is {step.state.value} in slab {step.slab}"
         return [*self._log.about(seq), now]
@@ -432,7 +428,7 @@ class Scheduler:
         )
 
     def check(self) -> None:
-        """Raises AssertionError if an invariant is violated. Only tests call it, because it is slow."""
+        """Asserts the invariants. Slow: only for tests."""
         steps, abandoned = self._steps, self._abandoned
         assert list(steps) == sorted(steps), "steps are in the order of seq"
         assert not steps.keys() & abandoned.keys(), "a step is in one table"

@@ -2,9 +2,8 @@
 
     slab   FREE --take--> HELD --lend--> LENT --free--> FREE        HELD --free--> FREE
 
-The free slab that was used most recently is taken first, because its memory is still in the processor's cache. Only a
-limited number of free slabs keep their memory pages. The slabs that were used least recently are cooled, which means
-that the system gets their pages back.
+The free slab that was used most recently is taken first, because its memory is still in the processor's cache. Free
+slabs beyond a limit are cooled, least recently used first: the system gets their memory pages back.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from penstock._schedule.states import FREE, HELD, LENT, SlabState
 
 
 class SlabStates:
-    """The state of every slab (memory block). `spare` is the number of free slabs that keep their memory pages."""
+    """The state of every slab. At most `spare` free slabs keep their memory pages."""
 
     def __init__(self, spare: int) -> None:
         self.spare = spare
@@ -26,7 +25,7 @@ class SlabStates:
         self._next = 0
 
     def take(self) -> int:
-        """Returns a free slab, or a new slab if none is free. So a step never waits for a slab."""
+        """Returns a free slab, or a new one if none is free: a step never waits for a slab."""
         if self.warm:
             slab = self.warm.pop()
         elif self.cold:
@@ -58,7 +57,7 @@ class SlabStates:
         self.cold.clear()
 
     def check(self, held: list[int]) -> None:
-        """Raises AssertionError unless exactly the slabs in the list `held` are held by steps."""
+        """Asserts that exactly the slabs in `held` are held by steps, and the other invariants."""
         free = [*self.warm, *self.cold]
         assert len(self.warm) <= max(0, self.spare), "a limited number of free slabs keep their pages"
         assert max(Counter([*free, *held]).values(), default=1) == 1, "a slab has one holder"

@@ -1,4 +1,4 @@
-"""The states of the scheduler as enums, its record of a step, and its event log for bug reports."""
+"""The scheduler's states, its record of a step, and its event log for bug reports."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ class Step(NamedTuple):
 
 
 def method_for(kind: type) -> str:
-    """Returns the name of the method that handles an event or a command, such as `_step_filled` for StepFilled."""
+    """Returns the name of the method that handles an event or a command: `_step_filled` for StepFilled."""
     return re.sub("(?=[A-Z])", "_", kind.__name__).lower()
 
 
 class EventLog(deque[Event | Command]):
-    """A log of the last thousand events and commands, which is long enough for all pending steps."""
+    """The last thousand events and commands, enough to cover all pending steps."""
 
     def __init__(self) -> None:
         super().__init__(maxlen=1000)

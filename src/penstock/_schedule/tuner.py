@@ -15,11 +15,11 @@ At the end of a measurement, the first of these rules that applies decides:
     4  the caller waits, although there are enough workers on average        twice as far ahead (attempt)
     5  the caller does not wait, and needs at most 3/4 of the workers        as many workers as it needs
 
-A load consists of three numbers: the seconds that a worker spends on a step, the seconds that the caller spends on a
-batch when it does not wait, and the share of the time that the caller waits. The first two numbers tell how many
-workers the caller needs. While the load stays the same, the tuner remembers with how many workers the caller had to
-wait (rule 5 does not return to that number) and which attempts failed (rules 3 and 4 do not repeat them). So the
-tuner finally comes to rest. A different load wakes it, and makes it forget what it knew about the previous load.
+A load is three numbers: the seconds that a worker spends on a step, the seconds that the caller spends on a batch
+when it does not wait (these two tell how many workers it needs), and the share of the time that it waits. While the
+load stays the same, the tuner remembers with how many workers the caller had to wait (rule 5 does not return to that
+number) and which attempts failed (rules 3 and 4 do not repeat them), so it finally rests. A different load wakes it,
+and makes it forget.
 
 The tuner has no clock, and does not look at the machine. Its decisions depend only on the intervals that it is given.
 """
@@ -65,11 +65,7 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The limits for the tuner.
-
-    `workers` limits the number of workers, and `prefetch` limits how many batches each worker may work ahead of the
-    caller. `cpus` is the number of processors, and `memory` is the memory limit in bytes.
-    """
+    """The limits for the tuner. `prefetch` counts batches per worker, `memory` bytes."""
 
     workers: Range
     prefetch: Range
@@ -84,14 +80,12 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """The measurements of a short interval, a fraction of a second long.
+    """The measurements of a fraction of a second. Times are in seconds.
 
-    `waited` and `worked` are the seconds that the caller spent inside and outside of `next()`. `batches` is the
-    number of steps that were handed out, and `done` is the number of steps that workers finished. `busy`, `cpu` and
-    `delayed` are sums over all workers: the seconds in which they were busy, used a processor, and waited for a
-    processor. `caller_cpu` is the time in which the caller used a processor or waited for one. `workers` is the
-    number of live workers that have done a step. `memory` is the number of bytes in use, counted as the memory limit
-    counts them.
+    The caller spent `waited` inside `next()` and `worked` outside; during `caller_cpu` it used a processor or waited
+    for one. `batches` steps were handed out, and workers finished `done` steps. The workers together were `busy`,
+    used a processor (`cpu`) and waited for one (`delayed`). `workers` counts the live workers that have done a step.
+    `memory` is the number of bytes in use, counted as the memory limit counts them.
     """
 
     waited: float
@@ -110,7 +104,6 @@ class Interval:
         return self.waited + self.worked
 
     def and_then(self, later: Interval) -> Interval:
-        """Returns one interval that consists of this interval and a later one."""
         return Interval(
             self.waited + later.waited,
             self.worked + later.worked,
@@ -127,7 +120,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """A new number of workers, and a new limit on how many batches each worker may work ahead of the caller."""
+    """A new number of workers, and of batches that each worker may work ahead of the caller."""
 
     workers: int
     prefetch_factor: int
@@ -145,12 +138,11 @@ SETTLING, MEASURING, RESTING = TunerState
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Figures from one measurement, by which the tuner chooses the number of workers.
+    """The figures from one measurement by which the tuner chooses the number of workers.
 
-    `step` is the number of seconds that a worker spends on a step. `turn` is the number of seconds that the caller
-    spends on a batch, without waiting. `waiting` is the share of the time that the caller waits. `compute` is the
-    share of the workers' busy time in which they used a processor or waited for one; `cpu` is the share in which they
-    used one.
+    `step`: seconds that a worker spends on a step. `turn`: seconds that the caller spends on a batch, without
+    waiting. `waiting`: share of the time that the caller waits. `compute`: share of the workers' busy time in which
+    they used a processor or waited for one; `cpu`: in which they used one.
     """
 
     workers: int
@@ -201,12 +193,8 @@ class Load:
         return max(1, math.ceil(_HEADROOM * self.step / self.turn))
 
     def is_other(self, before: Load) -> bool:
-        """True if the workers or the caller have become much slower or much faster.
-
-        A slowdown of each step in proportion to the number of workers is ignored, because more workers slow each
-        other down.
-        """
-        share = self.workers / before.workers
+        """True if the workers or the caller have become much slower or much faster."""
+        share = self.workers / before.workers  # more workers slow each other down: up to this factor is ignored
         slower = self.step / max(before.step, 1e-9)
         turns = [max(load.turn, self.quick, before.quick) for load in (self, before)]
         return not min(1, share) / _OTHER <= slower <= max(1, share) * _OTHER or max(turns) > _OTHER * min(turns)
@@ -224,29 +212,19 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What the tuner has learned about the current load.
-
-    At least `least` workers are needed, and more than `most` workers do not help. A `prefetch_factor` larger than
-    `farthest` does not help either.
-    """
+    """Limits found for the current load: fewer than `least` workers are too few, and more than `most` do not help."""
 
     least: int = 1
     most: int = 1 << 30
-    farthest: int = 1 << 30  # a limit for prefetch_factor
+    farthest: int = 1 << 30  # a larger prefetch_factor does not help
 
 
 @dataclass(slots=True)
 class RestMeasurements:
-    """The measurements that the tuner makes while it rests.
-
-    `usual` is the load at the beginning of the rest. `sum` adds up the first measurements. `waiting` is the share of
-    the time that the caller has waited recently.
-    """
-
-    usual: Load
-    sum: Interval | None = None
+    usual: Load  # at the beginning of the rest
+    sum: Interval | None = None  # of the first measurements
     left: int = _FIRST  # measurements to sum up
-    waiting: float = 0.0
+    waiting: float = 0.0  # share of the time that the caller has waited recently
     others: int = 0  # measurements of another load, in a row
 
     def take(self, measured: Interval, load: Load) -> None:
@@ -262,10 +240,7 @@ class RestMeasurements:
 
 @dataclass(slots=True)
 class Tuner:
-    """Decides from intervals (short measurements) when to change the number of workers or `prefetch_factor`.
-
-    `workers` and `prefetch_factor` are the current numbers.
-    """
+    """Decides from intervals (short measurements) when to change the number of workers or `prefetch_factor`."""
 
     bounds: Bounds
     workers: int
@@ -281,10 +256,7 @@ class Tuner:
     _saves_memory: bool = False
 
     def restart(self) -> None:
-        """Called when new workers start for another epoch.
-
-        The unfinished measurement is dropped, but the tuner keeps what it has learned.
-        """
+        """Drops the unfinished measurement, but no findings. Called when new workers start for another epoch."""
         self.state, self._sum = SETTLING, None
 
     def decide(self, interval: Interval) -> Resize | None:
@@ -455,7 +427,7 @@ class Tuner:
         return 0 if left <= 0 else min(self.bounds.workers.most, int(left / max(each, 1.0)))
 
     def check(self) -> None:
-        """Raises AssertionError if the current numbers are out of bounds, or if another invariant is violated."""
+        """Asserts the invariants. Only for tests."""
         workers, prefetch = self.bounds.workers, self.bounds.prefetch
         assert workers.least <= self.workers <= workers.most, "workers within the bounds"
         assert prefetch.least <= self.prefetch_factor <= prefetch.most, "prefetch_factor within the bounds"

@@ -1,4 +1,4 @@
-"""The engines of a loader. One engine is kept between epochs, and all are changed and closed together."""
+"""The engines of a loader, which are changed and closed together."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ _MOST_UPDATES = 64 << 20
 class Engines:
     """The live engines of a loader. At most one idle engine is kept for the next epoch.
 
-    If several engines become idle, the one with the most recent epoch is kept, because its worker has the current
-    state of a stream.
+    It is the one with the most recent epoch, because its worker has the current state of a stream.
     """
 
     def __init__(self) -> None:
@@ -33,12 +32,8 @@ class Engines:
         self._changing: dict[int, threading.RLock] = {}
 
     def changing(self) -> threading.RLock:
-        """Returns the lock that is held while an epoch starts, and while the dataset is changed.
-
-        The lock keeps workers from starting in the middle of a change. Each process has its own lock, because a child
-        may be forked while another thread holds the parent's lock.
-        """
-        pid = os.getpid()
+        """Lock held while an epoch starts or the dataset changes, so that no worker starts during a change."""
+        pid = os.getpid()  # a lock for each process: a fork may happen while another thread holds the parent's lock
         return self._changing.get(pid) or self._changing.setdefault(pid, threading.RLock())
 
     def all(self) -> list[Engine]:
@@ -58,20 +53,15 @@ class Engines:
             work()
 
     def ours(self) -> list[Engine]:
-        """Returns the engines that this process has created and not closed."""
         return [engine for engine in self.live if engine.is_ours() and not engine.closed]
 
     def _refuse_inside(self) -> None:
-        """Raises RuntimeError if this thread is already using an engine, because waiting for it would deadlock.
-
-        The lock that `changing` returns is checked too, because an engine that is being created is not in `live` yet.
-        """
-        lock: Any = self.changing()
+        """Raises RuntimeError if this thread is already using an engine, because waiting for it would deadlock."""
+        lock: Any = self.changing()  # checked too: an engine that is being created is not in `live` yet
         if lock._is_owned() or any(engine.is_used_here() for engine in self.all()):
             raise RuntimeError(INSIDE)
 
     def update(self, change: Change, dataset: Any) -> None:
-        """Changes the dataset, in this process and in all workers."""
         self._refuse_inside()
         with self.changing():
             # Serialise first: if that fails, the local dataset is unchanged. All engines are held before the local
@@ -95,23 +85,16 @@ class Engines:
         return engine if usable else None
 
     def begun(self, engine: Engine) -> None:
-        """Remembers this engine as the one with the most recent epoch."""
         self._last = engine.reference
 
     def taken_back(self) -> list[Engine]:
-        """Takes away the engines of iterators that have handed out their last batch, and returns these engines.
-
-        The iterators have not raised StopIteration yet.
-        """
+        """Takes the engines from iterators that have handed out their last batch but not raised StopIteration yet."""
         if self._idle is not None and len(self.live) == 1:  # between two epochs, in most programs
             return []
         return [engine for engine in self.ours() if engine is not self._idle and engine.take_back()]
 
     def put(self, engine: Engine) -> None:
-        """Keeps an idle engine for the next epoch.
-
-        If another idle engine is already kept, one of the two is closed.
-        """
+        """Keeps an idle engine for the next epoch. If one is already kept, closes one of the two."""
         if engine.reference() is None:
             # The garbage collector found the engine in a cycle and has cleared all weak references to it. So the
             # engine is not in `live` any more, and updates would not reach it.

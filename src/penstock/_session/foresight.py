@@ -19,9 +19,8 @@ from penstock.source._nested import Foresee, foresee_of
 class Foresight:
     """A forecast of the keys that a loader will ask for, and the object that `__foresee__` returned for it.
 
-    A foresight is kept from one epoch to the next, so that the dataset can fetch data between two epochs. The
-    returned object is closed when an epoch is abandoned, when the loader is closed, or when nothing refers to the
-    foresight any more.
+    It is kept from one epoch to the next, so that the dataset can fetch data in between. The returned object is
+    closed when an epoch is abandoned, the loader is closed, or the foresight is garbage collected.
     """
 
     _returned: Any = None
@@ -38,7 +37,7 @@ class Foresight:
             self._start = getattr(self._returned, "start", None)
 
     def start(self) -> None:
-        """Allows the dataset to start threads. Called after the workers have been forked."""
+        """Lets the dataset start threads. Call it after the workers have been forked."""
         with interrupts_deferred():
             start, self._start = self._start, None
             if start is not None:
@@ -65,11 +64,10 @@ class Foresight:
 def foresee(
     last: Foresight | None, dataset: Any, plan: AnyPlan | None, progress: Progress, counts: CacheCounts
 ) -> Foresight | None:
-    """Returns the foresight for the epoch that is starting: the last one if it still fits, or a new one.
+    """Returns the last foresight if it still fits, a new one, or None if no forecast is possible or wanted.
 
-    Returns None if the dataset has no `__foresee__`, or if the order is not known in advance. Call this function
-    before the workers have anything to do. Call the foresight's `start` after the workers have been started, because
-    a process with several threads cannot safely fork.
+    Call it before the workers have anything to do, and `Foresight.start` only after they have started: a process with
+    several threads cannot safely fork.
     """
     told = foresee_of(dataset) if isinstance(plan, OrderPlan) else None
     if told is None or not isinstance(plan, OrderPlan):

@@ -58,10 +58,7 @@ _IN_THE_CALLER = {"inline": "the calling process", "prefetch": "the reading thre
 
 
 def _here(settings: Mapping[str, Any]) -> str:
-    """Returns the displayed name of a worker that runs in this process, or "" if workers run elsewhere.
-
-    The name may contain {} as a placeholder for the worker's seat (its slot number).
-    """
+    """Display name of workers in this process, with {} for the seat number; "" if workers run elsewhere."""
     return "worker {} (thread)" if settings.get("threads") else _IN_THE_CALLER.get(str(settings.get("backend")), "")
 
 
@@ -81,11 +78,7 @@ class MeasuredCrew(Protocol):
 
 
 class Measures:
-    """Collects a loader's measurements, and makes statistics from them.
-
-    `crews` is a function that returns the loader's live crews (groups of workers). `settings` is a function that
-    returns the settings that are shown with the statistics.
-    """
+    """Collects a loader's measurements and makes its `Stats`. `crews` returns only the live crews."""
 
     def __init__(
         self, name: str, settings: Callable[[], Mapping[str, Any]], crews: Callable[[], Iterable[MeasuredCrew]]
@@ -124,16 +117,15 @@ class Measures:
         self._epochs += 1
 
     def started(self, engine: Engine) -> None:
-        """Called when the engine has started its workers."""
         if not self.meter.first:
             self._started, self._shipped = clock(), getattr(engine.backend, "shipped", 0.0)
 
     def end_epoch(self) -> None:
-        """Called when an epoch has been read to its end."""
+        """Called when an epoch has been read to its end, not when it is abandoned."""
         self._turns.epoch_ended(clock() * 1e-9, self.stats)
 
     def tick(self) -> None:
-        """Adds to the history, and publishes the statistics from time to time. Called twice a second."""
+        """Extends the history, and publishes the statistics on some ticks. Called twice a second."""
         self.meter.due = False
         self._ticks += 1
         if self._ticks % self._every == 0:
@@ -148,7 +140,6 @@ class Measures:
         self._turns.tick(clock() * 1e-9, self.stats)
 
     def publish(self) -> None:
-        """Publishes the statistics for `penstock top`."""
         # A late import: it takes a few milliseconds, and many loaders end before this is called.
         import_whole("penstock.stats._published")
         from penstock.stats._published import publish
@@ -156,7 +147,7 @@ class Measures:
         publish(self, self.stats())
 
     def trace(self, path: str | os.PathLike[str]) -> Tracing:
-        """Begins a trace of all crews (groups of workers), including crews that are started later."""
+        """Begins a trace of all crews, including crews that are started later."""
         from penstock._session.tracing import Tracing
 
         if self._tracing is not None and not self._tracing.closed:
@@ -172,14 +163,13 @@ class Measures:
             self._tracing.close()
 
     def decide(self, workers: int, prefetch_factor: int, reason: str) -> None:
-        """Records a change that the tuner has made to the number of workers or to `prefetch_factor`."""
         at = (clock() - self._began) * 1e-9
         self.decisions = [*self.decisions[1 - _MOST_DECISIONS :], Decision(at, workers, prefetch_factor, reason)]
 
     # The figures.
 
     def sums(self) -> tuple[Answer, list[Counts]]:
-        """Returns the counters of the caller, and the counters of each worker."""
+        """Returns the counters of the caller, and those of each worker."""
         snapshot = self._snapshot()
         return snapshot.sum().sums, list(snapshot.workers.values())
 
@@ -217,20 +207,13 @@ class Measures:
         return [crew.gauges for crew in self._crews()]
 
     def _snapshot(self) -> MeterSnapshot:
-        """Returns all counters at this moment.
-
-        They include the part of each current answer (a batch, or a bundle of small batches) that has already been
-        handed out.
-        """
+        """Returns all counters, including the part of each current answer that was already handed out."""
         crews = list(self._crews())
         answers = [answer for crew in crews if (answer := crew.open_answer()) is not None]
         return self.meter.snapshot([crew.gauges for crew in crews], answers)
 
     def _period(self, now: MeterSnapshot, before: MeterSnapshot, longest: list[int], epoch: int | None) -> Period:
-        """Returns the statistics for the time between two snapshots.
-
-        They are for one epoch or, if `epoch` is None, for the loader's whole life.
-        """
+        """Returns the statistics between two snapshots: of one epoch, or of the loader's life if `epoch` is None."""
         totals = now.sum().minus(before.sum())
         sums, known = totals.sums, before.workers
         seats = {seat for crew in self._crews() for seat in crew.seats}

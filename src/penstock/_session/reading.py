@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from penstock._session.session import Session
 
 
-_MANY = 16
-"""A warning is given if all samples have failed in this many batches at the beginning of an epoch."""
+_MANY = 16  # a warning is given if every sample of an epoch's first 16 batches has failed
 
 
 class Reader:
@@ -61,10 +60,7 @@ class Reader:
         return data if self._deliver is None or type(data) is NoBatch else self._deliver(data)
 
     def _next(self) -> StepResult:
-        """Returns the next batch with its task.
-
-        At the end of the epoch, or if an error takes the place of the batch, returns a NoBatch without a task.
-        """
+        """Returns the next batch with its task, or a NoBatch without a task at the end or if the batch failed."""
         run = self._run
         while True:
             if self._engine is None:
@@ -133,7 +129,6 @@ class Reader:
         return annotate(error, why)
 
     def _leave(self) -> None:
-        """Releases the engine at the end of the epoch."""
         raise NotImplementedError
 
 
@@ -153,10 +148,7 @@ class SeedReader(Reader):
 
     @property
     def steps_before(self) -> int:
-        """The number of steps of this epoch that were handed out before the epoch was resumed.
-
-        It is 0 if the epoch was not resumed from a state.
-        """
+        """Number of steps that were handed out before the epoch was resumed; 0 if it was not resumed."""
         begin: State | None = getattr(self.position, "begin", None)
         return 0 if begin is None else begin.steps + len(begin.beyond)
 

@@ -1,8 +1,4 @@
-"""The session of a loader with penstock's semantics, where a batch is a function of seed, epoch and step.
-
-The method `begin` follows the data path: the plan, an engine, a run of the plan's steps, and the reader that hands
-out the batches.
-"""
+"""The session of a loader with penstock's semantics, where a batch is a function of seed, epoch and step."""
 
 from __future__ import annotations
 
@@ -47,8 +43,8 @@ S = TypeVar("S", bound=SeedReader)
 class SeedSession(Session):
     """A session that is also the `Semantics` of its loader. Seed, plan and epochs live as long as the loader.
 
-    `face` and `make_runner` are for public loaders whose batches hold other arrays, such as tensors. For details, see
-    `displayed_settings` and `Job`.
+    `face` and `make_runner` serve loaders whose batches hold other arrays, such as tensors: see `displayed_settings`
+    and `Job`.
     """
 
     deliver: Callable[[Any], Any] | None = None
@@ -87,12 +83,11 @@ class SeedSession(Session):
 
     @property
     def options(self) -> Options:
-        """The current settings."""
         return self.feed.options
 
     @property
     def seed(self) -> int:
-        """The seed that was given, or the seed that was drawn when one was first needed."""
+        """The seed that was given, or one that is drawn on first use."""
         if self._seed is None:
             self._seed = draw_key(self.options.generator)
         return self._seed
@@ -101,7 +96,7 @@ class SeedSession(Session):
 
     @never_ends
     def begin(self, kind: type[S]) -> S:
-        """Begins the next epoch and returns its reader, which is an object of the class `kind`."""
+        """Begins the next epoch and returns its reader, an instance of `kind`."""
         if self._asks_for_ranks:
             self._asks_for_ranks = False
             warn_of_ranks(self.dataset)
@@ -134,7 +129,7 @@ class SeedSession(Session):
             return reader
 
     def _take_engine(self, plan: AnyPlan | None, length: int | None) -> Engine:
-        """Returns the idle engine if its workers have the current dataset and order. Otherwise creates an engine."""
+        """Returns the idle engine if its workers have the current dataset and order, or a new engine."""
         engine, order = self.engines.take(), self.feed.replacements(plan)
         if engine is not None:
             # A state from before the first batch has no position of the stream to return to, but the worker's copy
@@ -149,10 +144,7 @@ class SeedSession(Session):
         return engine or self.hire(self)
 
     def _run(self, engine: Engine, plan: AnyPlan | None, start: State) -> tuple[Run, State]:
-        """Returns the run of the next epoch (its sequence of steps), and the state that the run starts from.
-
-        A prefetched run is used if it still fits.
-        """
+        """Returns the run of the next epoch (a prefetched one if it still fits) and the state that it starts from."""
         epochs, feed, run = self.epochs, self.feed, engine.ahead
         if run is None or run.epoch != epochs.next or run.plan != plan or epochs.loaded is not None:
             copied = feed.one_reader and engine.backend.copies_dataset
@@ -171,7 +163,6 @@ class SeedSession(Session):
         self.engines.put(engine) if stays else engine.close()
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch that begins next."""
         if not isinstance(epoch, SupportsIndex) or not 0 <= operator.index(epoch) < 1 << 62:
             raise ValueError(f"An epoch is an int from 0 to 2**62 - 1, got {epoch!r}.")
         self.epochs.set(operator.index(epoch))
@@ -185,13 +176,13 @@ class SeedSession(Session):
 
     @property
     def crew_size(self) -> int:
-        """The number of workers. If it is 0, tasks run in the calling process."""
+        """Number of workers. With 0, tasks run in the calling process."""
         number = self.options.num_workers
         return min(number, 1) if self.feed.one_reader else number
 
     @property
     def window(self) -> int:
-        """The number of tasks that may be prefetched."""
+        """Number of tasks that may be prefetched."""
         return max(1, self.crew_size * (self.options.prefetch_factor or 1))
 
     def job(self) -> Job:
@@ -256,10 +247,7 @@ class SeedSession(Session):
 
     @never_ends
     def load(self, state: Mapping[str, Any]) -> None:
-        """Lets the next epoch continue from this state.
-
-        If the state does not fit this loader, raises StateError and changes nothing.
-        """
+        """Continues from this state in the next epoch. If it does not fit, raises StateError and changes nothing."""
         parsed = State.parse(state)
         if parsed.dataset is None:
             resume = self._fitting(parsed)
@@ -283,10 +271,7 @@ class SeedSession(Session):
         self.epochs.load(resume)
 
     def _fitting(self, state: State) -> State:
-        """Returns the state, adapted to this loader's ranks.
-
-        Raises StateError if the state does not fit the loader.
-        """
+        """Returns the state adapted to this loader's ranks. Raises StateError if it does not fit."""
         plan, about = self.feed.plan(state.seed or 0), self._about()
         if state.begun:
             about["sampler"] = content(plan, about["length"])
@@ -298,11 +283,9 @@ class SeedSession(Session):
         return state.dealt_anew(plan, self.options.shard.world)._replace(about=about)
 
     def _about(self) -> dict[str, Any]:
-        """Returns a description of the loader. A state can be loaded only if the description is still the same.
-
-        `on_error` is left out, so that a run that was stopped by a bad sample can be resumed with another value.
-        """
+        """Returns a description of the loader, which must be the same when a state is saved and when it is loaded."""
         options = self.options
+        # Without `on_error`: a run that was stopped by a bad sample can be resumed with another value.
         return {
             "kind": self.feed.name,
             "length": self.feed.length(),
@@ -314,14 +297,11 @@ class SeedSession(Session):
             "dtype": None if options.cast is None else options.cast.describe(),
         }
 
-    # What changes while it runs.
+    # Changes while it runs.
 
     @never_ends
     def update(self, change: Callable[[Any], object] | None = None, /, **attributes: Any) -> None:
-        """Changes the dataset, in this process and in every worker.
-
-        The change is a function that takes the dataset, or a set of attributes with new values.
-        """
+        """Changes the dataset, by a function or by new attribute values, in this process and in every worker."""
         if (change is None) == (not attributes) or not (change is None or callable(change)):
             raise TypeError("update() takes either a function that takes the dataset, or attributes to set.")
         if self.feed.one_reader and self.options.num_workers:

@@ -1,8 +1,7 @@
-"""Protocols for the differences between penstock's semantics and torch's. The rest of a session is common to both.
+"""Protocols for the differences between penstock's semantics and torch's.
 
 `SeedSession` follows penstock's rules: any worker may do a step, because a batch is a function of seed, epoch and
-step. `TorchSemantics` in `penstock.torch` follows torch's rules: each step belongs to one worker, and its content
-depends on what the worker has done before.
+step. `TorchSemantics` follows torch's: each step belongs to one worker, and depends on what that worker did before.
 """
 
 from __future__ import annotations
@@ -34,24 +33,18 @@ class Semantics(Protocol):
     def max_errors(self) -> int | None: ...
     @property
     def deliver(self) -> Callable[[Any], Any] | None:
-        """A function that converts each batch before the caller gets it, or None if batches are not converted."""
+        """Converts each batch before the caller gets it. None if batches are not converted."""
 
 
 class Position(Protocol):
-    """The position in an epoch. A reader reports each step to it.
-
-    `Progress`, torch's `Cursor` and `SharedEpoch` implement it.
-    """
+    """The position in an epoch, to which a reader reports each step."""
 
     def passed(self, step: int, mark: bytes | None, worker: int, /) -> None:
-        """Called when a step has been handed out, as a batch or as an error.
-
-        `mark` is the position of a sampler or stream after the step (see `Task`).
-        """
+        """Called when a step was handed out, as a batch or an error. `mark` is the position after it (see `Task`)."""
 
     def finish(self, end: bytes | None, ends: Mapping[int, bytes], /) -> None:
         """Called when the caller has been told that the epoch is over.
 
-        `end` is the mark (a saved position of a stream) that the next epoch begins with. If each worker reads its own
-        stream, `ends` has such a mark for each worker.
+        `end` is the mark (the saved position of a stream) that the next epoch begins with; `ends` has one for each
+        worker that reads its own stream.
         """

@@ -1,4 +1,4 @@
-"""A session, which is the part of a loader that is the same for penstock's and torch's semantics."""
+"""The part of a loader that is the same for penstock's and torch's semantics."""
 
 from __future__ import annotations
 
@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """The engines of a loader, and its statistics.
-
-    `settings` is a function that returns the settings that are shown with the statistics. A session must not refer to
-    its loader, because that would keep the loader and its workers alive.
-    """
+    """The engines of a loader, and its statistics. It must not refer to the loader: that would keep workers alive."""
 
     def __init__(self, name: str, settings: Callable[[], Mapping[str, Any]]) -> None:
         self.runs = itertools.count()  # numbers the runs
@@ -43,13 +39,12 @@ class Session:
         """Called several times a second by the thread that reads from this engine, between two calls of `next`."""
         self.measures.tick()
 
-    knows_end = True
-    """True if it is known which batch is the last one of an epoch. False for a stream."""
+    knows_end = True  # False for a stream, whose last batch is not known in advance
 
     def take_back(self) -> None:
-        """Ends the epochs of iterators that have handed out their last batch, but have not raised StopIteration yet.
+        """Ends the epochs of iterators that have handed out their last batch but not raised StopIteration yet.
 
-        This is common: about half of all training loops take a fixed number of batches and never call `next()` again.
+        About half of all training loops take a fixed number of batches and never call `next()` again.
         """
         free = self.engines.taken_back() if self.knows_end else []
         for engine in free:
@@ -58,16 +53,15 @@ class Session:
             self.measures.end_epoch()
 
     def release(self, engine: Engine) -> None:
-        """Called when the epoch on this engine is over. Closes the engine, but a subclass may keep it instead."""
+        """Called when the epoch on this engine is over. A subclass may keep the engine instead of closing it."""
         engine.close()
 
     @property
     def workers(self) -> list[Any]:
-        """The handles of all live workers."""
         return [worker for engine in self.engines.all() for worker in engine.backend.workers]
 
     def close(self) -> None:
-        """Stops the workers. A later epoch starts new workers."""
+        """Stops the workers. A later epoch starts new ones."""
         self.take_back()  # an iterator that has handed out its last batch is at its end, and must not raise
         self.engines.close()
         self.measures.close()

@@ -56,10 +56,7 @@ _ENDED = _Item([], END)
 
 
 class _NextCall:
-    """One call of `next()`. `item` is the batch that this call holds.
-
-    The batch is not in any queue, so it is lost if the call is interrupted.
-    """
+    """One call of `next()`. If it is interrupted, the batch in `item` is lost: no queue has it."""
 
     item: _Item | None = None
 
@@ -67,9 +64,9 @@ class _NextCall:
 class SharedEpoch:
     """An epoch that several consumers read.
 
-    It has only weak references to its consumers, so that they can be garbage collected, and then leave the epoch. The
-    reader reports each batch to this object, and not to the epoch's position, because a batch that is still waiting
-    for its consumer does not count as handed out.
+    It has only weak references to its consumers: a consumer that is garbage collected leaves the epoch. The reader
+    reports to this object and not to the epoch's position, because a batch that waits for its consumer does not count
+    as handed out.
     """
 
     def __init__(self, reader: Batches, position: Position, consumers: int, in_turn: bool, window: int) -> None:
@@ -144,7 +141,7 @@ class SharedEpoch:
             bell.acquire(timeout=LOOK_AGAIN)
 
     def _remove_dead_consumers(self) -> None:
-        """Calls `leave` for each garbage-collected consumer whose finalizer was interrupted and did not call it."""
+        """Calls `leave` for each garbage-collected consumer whose finalizer was interrupted before it did so."""
         for number, consumer in enumerate(self.consumers):
             if consumer() is None and number in self._queues:
                 self.leave(number)
@@ -156,10 +153,7 @@ class SharedEpoch:
         return min((number for number in self._queues if number >= self._turn), default=min(self._queues))
 
     def _read(self, call: _NextCall) -> None:
-        """Sets `call.item` to the next batch or its error. At the end of the epoch, `call.item` stays None.
-
-        An error that belongs to no batch is raised.
-        """
+        """Puts the next batch or its error in `call.item` (None at the end). Raises an error without a batch."""
         if self._left:
             call.item = self._left[0]
             self._left.popleft()
@@ -201,10 +195,7 @@ class SharedEpoch:
             self._changes.tell()
 
     def _wake(self) -> None:
-        """Wakes all consumers. Called after each change.
-
-        Also ends the epoch if all batches have been handed out, or if all consumers have left.
-        """
+        """Wakes all consumers. Ends the epoch if all batches were handed out or all consumers have left."""
         if self._ended and not self._left and not any(self._queues.values()):
             self._position.finish(*self._end)
         if not self._queues and self._reading is None:

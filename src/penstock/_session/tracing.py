@@ -1,7 +1,4 @@
-"""Writes a trace of a running loader, which shows what its caller and its workers did at each moment.
-
-This code runs once for each task, not for each batch of a task, and only while a trace is written.
-"""
+"""Writes a trace of what a loader's caller and workers do. Runs once per task, not per batch."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ from penstock.stats._trace import Trace
 class Tracing(AbstractContextManager["Tracing"]):
     """The trace that `loader.trace(path)` returns.
 
-    It ends with its `with` block, with its `close()`, with the loader's `close()`, or when the program exits.
+    It ends with its `with` block, its `close()`, the loader's `close()`, or the program.
     """
 
     def __init__(
@@ -40,11 +37,10 @@ class Tracing(AbstractContextManager["Tracing"]):
 
     @property
     def closed(self) -> bool:
-        """True if the trace has ended, or if writing stopped because the disk was full or the file was too large."""
+        """True after `close()`, and also if writing stopped early because the disk was full or the file too large."""
         return self._trace.closed
 
     def follow(self, crew: MeasuredCrew) -> None:
-        """Adds a crew (a group of workers) to the trace."""
         if crew.stopwatch.tracer is None and not self.closed:
             course = crew._course if isinstance(crew, Engine) else None
             crew.stopwatch.tracer = CrewTracer(self._trace, self._worker, course, crew.gauges)
@@ -64,10 +60,7 @@ class Tracing(AbstractContextManager["Tracing"]):
 
 
 class CrewTracer:
-    """The tracer of one crew (a group of workers).
-
-    It must not refer to the engine, because that would keep the engine and its workers alive.
-    """
+    """The tracer of one crew. It must not refer to the engine, which would keep the engine and its workers alive."""
 
     def __init__(self, trace: Trace, worker: str, course: Course | None, gauges: Gauges) -> None:
         self._trace, self._worker, self._course, self._gauges = trace, worker, course, gauges
@@ -77,19 +70,15 @@ class CrewTracer:
         gauges.trace(True)
 
     def asked(self, answered: int, now: int) -> None:
-        """Called when the caller asks for the next batch, after it has finished with the previous one."""
+        """Called when the caller has finished with a batch and asks for the next one."""
         self._trace.span("work", answered, now, **_which(self._task))
 
     def delivers(self, seq: int) -> None:
-        """Called just before the caller gets the batches of this task.
-
-        The worker's record of the task is read now, while the task's keys are still known.
-        """
+        """Called just before the caller gets the batches of a task, while the task's keys are still known."""
         self._task, self._delivering = self._find(seq), clock()
         self._drain()
 
     def answered(self, asked: int, now: int) -> None:
-        """Called when the caller's request for a batch has been answered."""
         began = max(asked, self._delivering)
         self._trace.span("wait", asked, began if self._delivering else now, **_which(self._task))
         if self._delivering:
@@ -107,7 +96,6 @@ class CrewTracer:
         self._trace.instant("resized", clock(), workers=workers)
 
     def end(self) -> None:
-        """Stops recording, and writes the remaining records."""
         self._gauges.trace(False)
         self._drain()
 

@@ -56,7 +56,6 @@ class Tuning:
         measures.meter.every = TICK // 2
 
     def ask(self, engine: Engine) -> Resize | None:
-        """Returns the change that the tuner wants, or None."""
         now, before = self._count(engine), self._before or _NOTHING
         self._before = now
         # A tick takes half a millisecond. At rest, ticks are as rare as without the tuner.
@@ -82,10 +81,7 @@ class Tuning:
         )
 
     def _started(self, engine: Engine) -> int:
-        """Returns the number of workers that have done a step.
-
-        The tuner waits for the others, because a worker's first step may be unusually slow.
-        """
+        """Returns how many workers have done a step. The tuner waits for the rest: a first step may be slow."""
         rows = {seat: engine.backend.gauges.counts(seat) for seat in engine.seats}
         for seat, row in rows.items():
             if seat not in self._births or self._births[seat][0] != row.born:

@@ -38,11 +38,7 @@ _GNU_NAME, _GNU_LINK, _GNU_SPARSE, _PAX, _PAX_FOR_ALL = b"L", b"K", b"S", b"x", 
 
 
 class TarPart(AnyFile):
-    """A part of a tar file that is held in memory.
-
-    The part begins at the offset `start` of the file. Offsets count from the beginning of the file, so `size` is the
-    offset of the part's end.
-    """
+    """A part of a tar file in memory. Offsets, and `size`, count from the beginning of the whole file."""
 
     __slots__ = ("_raw", "_start")
 
@@ -79,10 +75,7 @@ def is_archive(begin: bytes) -> bool:
 
 
 def member_at(archive: AnyFile, start: int) -> Member | None:
-    """Returns the member whose headers begin at the offset `start`, or None if the archive ends there.
-
-    The member's content may extend beyond the end of the file, which `check_complete` detects.
-    """
+    """Returns the member at the offset `start`, or None at the archive's end. `check_complete` checks its content."""
     at, long_name, pax = start, None, {}
     while True:
         if at + HEADER > archive.size:
@@ -130,12 +123,10 @@ def member_at(archive: AnyFile, start: int) -> Member | None:
 
 
 def plain_member(name: str, start: int, data: int, size: int) -> Member:
-    """Returns a `Member` for a plain file whose headers begin at `start` and whose content begins at `data`."""
     return Member(name, _FILE, start, data, size, data + _padded(size))
 
 
 def check_complete(archive: AnyFile, member: Member) -> None:
-    """Raises FormatError if the archive ends within this member."""
     if member.data + member.size > archive.size:
         what = f"should have {member.size:,} bytes, but the file ends at byte {archive.size:,}"
         archive.damaged(member.start, f"member {member.name!r} {what}")

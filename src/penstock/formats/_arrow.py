@@ -91,7 +91,6 @@ class Arrow(Table):
         self.set_rows([messages.rows for messages in self._messages])
 
     def _opened_file(self, number: int) -> tuple[Messages, bytes]:
-        """Finds the record batches of a file. Returns them together with the file's serialized schema."""
         import pyarrow as pa
 
         file = self.files[number]
@@ -123,13 +122,11 @@ class Arrow(Table):
         return len(self._local) == len(self.files)
 
     def _bytes(self, number: int, start: int, stop: int) -> Any:
-        """Returns the bytes of a file from `start` to `stop`, as a buffer."""
         if self._is_local:
             return self._content(number)[start:stop]
         return self.files[number].read(start, stop - start)
 
     def _content(self, number: int) -> NDArray[np.uint8]:
-        """Returns the bytes of a file, mapped into memory."""
         if self._map is None:
             self._map = mapped(self._local)
         whole, starts = self._map

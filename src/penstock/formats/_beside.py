@@ -59,10 +59,10 @@ _BAD: dict[str, Callable[[NDArray[Any]], tuple[int, ...]]] = {"apart": lambda a:
 
 
 class Entry(NamedTuple):
-    """The entry for one tar in an index. `positions` holds the positions of its samples, compressed.
+    """The entry for one tar in a `penstock.index`.
 
     `token` is the tar's ETag, or "" if it is unknown. `place` and `check` are the offset and the CRC-32 of one
-    header. `bad` lists the rows that cannot be read.
+    header. `positions` holds the compressed positions of the samples. `bad` lists the rows that cannot be read.
     """
 
     size: int
@@ -79,11 +79,8 @@ class Entry(NamedTuple):
         return cls(size, token, place, check, zlib.compress(steps.astype("<u4").tobytes()), bad)
 
     def arrays(self) -> Arrays:
-        """Returns the index of the tar. Call this method only if `fits` has returned True.
-
-        Raises ValueError if the entry is damaged. The size of the decompressed positions is limited, because a few
-        bytes can decompress to a thousand times their size.
-        """
+        """Returns the index of a tar for which `fits` was True. Raises ValueError if the entry is damaged."""
+        # Limited, because a few bytes can decompress to a thousand times their size.
         most = (self.size // HEADER + 2) * 4
         try:
             grown = zlib.decompressobj().decompress(self.positions, most + 4)
@@ -112,16 +109,13 @@ def entry_of(file: AnyFile, arrays: Arrays) -> Entry:
 
 
 def _header(file: AnyFile, place: int) -> int:
-    """Returns the CRC-32 of the tar header at the offset `place`.
-
-    If the file ends within the header, only the bytes before the end are included.
-    """
+    """Returns the CRC-32 of the tar header at the offset `place`, or of its first part if the file ends within it."""
     place = min(place, file.size)
     return zlib.crc32(file.peek(place, min(HEADER, file.size - place)))
 
 
 def packed(entries: Mapping[str, Entry], kind: str) -> bytes:
-    """Returns the bytes of an index file. `entries` maps the name of each tar to its entry."""
+    """Returns the content of an index file. The keys of `entries` are file names of tars."""
     described, bodies = [], []
     for name, entry in sorted(entries.items()):
         body = entry.positions
@@ -132,10 +126,7 @@ def packed(entries: Mapping[str, Entry], kind: str) -> bytes:
 
 
 def unpacked(content: bytes, kind: str) -> dict[str, Entry]:
-    """Parses an index file. Returns a dict from the name of each tar to its entry.
-
-    Raises ValueError if the content is not a valid index of this kind.
-    """
+    """Reverses `packed`. Raises ValueError if the content is not a valid index of this kind."""
     try:
         magic, version, length, check = _HEAD.unpack_from(content)
         description = content[_HEAD.size : _HEAD.size + length]
@@ -159,11 +150,7 @@ def unpacked(content: bytes, kind: str) -> dict[str, Entry]:
 
 
 class LateIndex(Index):
-    """An index of a tar that is built when the first sample is read.
-
-    The number of samples may be known earlier, from a wids index. The index is not built if another process has
-    stored it, or if `elsewhere` (indexes of other programs) has it. Each process builds it at most once.
-    """
+    """A tar's index that is loaded or built when the first sample is read. A wids index may tell `count` earlier."""
 
     def __init__(
         self, file: AnyFile, kind: str, make: MakeIndex, count: int | None, elsewhere: OtherIndexes | None = None
@@ -173,7 +160,6 @@ class LateIndex(Index):
 
     @property
     def count(self) -> int:
-        """The number of samples."""
         return len(self["starts"]) - 1 if self._known is None else self._known
 
     def __getitem__(self, name: str) -> NDArray[Any]:
@@ -206,10 +192,7 @@ class LateIndex(Index):
 
 
 class Beside:
-    """Looks up tars in the index files of their folders, or in the one index file that the user has named.
-
-    An index file is read only when it is needed.
-    """
+    """Looks up tars in the index files of their folders, or in the index file that the user has passed (`given`)."""
 
     def __init__(self, files: Sequence[AnyFile], given: AnyFile | None, kind: str, warns: bool = True) -> None:
         self._kind, self._given, self._warns = kind, given, warns
@@ -219,10 +202,7 @@ class Beside:
         self._counts: dict[str, dict[str, list[Any]]] = {}  # by the path of the index, and the name of the tar
 
     def count(self, file: AnyFile) -> int | None:
-        """Returns the number of samples in a tar, according to a wids index.
-
-        Returns None if there is no such index for the tar, or if a `penstock.index` is used instead.
-        """
+        """Returns the number of samples according to a wids index, or None if no wids index is used for this tar."""
         index = self._index(file)
         if index is None or not index.path.endswith(".json"):
             return None
@@ -235,7 +215,7 @@ class Beside:
         return count
 
     def arrays(self, file: AnyFile) -> Arrays | None:
-        """Returns the index of a tar, from `penstock.index` or from a DALI index, or None if there is neither."""
+        """Returns the index of a tar from `penstock.index` or a DALI index, or None if there is neither."""
         index = self._index(file)
         if index is not None and not index.path.endswith(".json"):
             with self._reading:
@@ -246,7 +226,7 @@ class Beside:
         return dali_index(file)
 
     def all_others(self, files: Sequence[AnyFile]) -> None:
-        """Warns if more than `_MUCH` bytes must be downloaded because remote tars have no index."""
+        """Warns if more than `_MUCH` bytes must be downloaded because these tars have no index."""
         remote = [file for file in files if isinstance(file, RemoteFile)]
         nbytes = sum(file.size for file in remote)
         if self._warns and nbytes > _MUCH and not is_worker_process():
@@ -266,10 +246,7 @@ class Beside:
 
     @contextmanager
     def _refusing(self, index: AnyFile) -> Iterator[None]:
-        """A context manager that suppresses a ValueError, which means that the index cannot be used.
-
-        If the user has named this index, FormatError is raised instead.
-        """
+        """Ignores a ValueError about an unusable index, or raises FormatError if the user has passed that index."""
         try:
             yield
         except ValueError as error:
@@ -289,10 +266,7 @@ def _name(file: AnyFile) -> str:
 
 
 def _folders(files: Sequence[AnyFile]) -> dict[str, AnyFile]:
-    """Returns a dict that maps each folder with an index to that index.
-
-    If a folder has both a `penstock.index` and a wids index, the former is used.
-    """
+    """Maps each folder that has an index to that index. A `penstock.index` is preferred to a wids index."""
     some = {folder_of(file): file for file in files}
     threads = IN_FLIGHT if any(isinstance(file, RemoteFile) for file in some.values()) else 1
     found = in_parallel(lambda file, _: _index_beside(file), some.values(), threads)
@@ -304,11 +278,7 @@ def _index_beside(file: AnyFile) -> AnyFile | None:
 
 
 def neighbour(file: AnyFile, name: str) -> AnyFile | None:
-    """Returns the file with this name in the folder of `file`.
-
-    Returns None if there is no such file, or if it cannot be opened or trusted. An outage of a remote store raises
-    RemoteError.
-    """
+    """Returns the file `name` beside `file`, or None if missing or not trusted. An outage raises RemoteError."""
     if isinstance(file, RemoteFile):
         try:
             return file.neighbour(name)
@@ -325,10 +295,7 @@ def neighbour(file: AnyFile, name: str) -> AnyFile | None:
 
 
 def _shards(index: AnyFile, must: bool) -> dict[str, list[Any]]:
-    """Returns the entries of a wids index, grouped by the name of the tar.
-
-    If the index cannot be used, the result is an empty dict. If `must` is True, FormatError is raised instead.
-    """
+    """Returns the entries of a wids index by tar name. An invalid index has none, or raises FormatError if `must`."""
     found: dict[str, list[Any]] = {}
     try:
         if index.size > _MOST_WIDS:
@@ -347,10 +314,7 @@ def _shards(index: AnyFile, must: bool) -> dict[str, list[Any]]:
 
 
 def _nearest(path: str, shards: list[Any]) -> Any:
-    """Returns the shard whose URL has the longest ending in common with `path`.
-
-    Endings are compared folder by folder. Returns None if two shards have equally long endings in common.
-    """
+    """Returns the shard whose URL shares the longest path ending with `path`, or None if two are equally long."""
 
     def common(shard: Any) -> int:
         pairs = zip(reversed(path.split("/")), reversed(shard["url"].partition("?")[0].split("/")), strict=False)
@@ -361,10 +325,7 @@ def _nearest(path: str, shards: list[Any]) -> Any:
 
 
 def dali_index(file: AnyFile) -> Arrays | None:
-    """Returns the index of a tar, converted from a DALI index in the same folder.
-
-    Returns None if there is no such index, or if it describes a different tar.
-    """
+    """Returns the index of a tar from a DALI index beside it, or None if no such index describes this tar."""
     name = _name(file)
     for stem in dict.fromkeys((name.rpartition(".")[0], name[:1] + name[1:].partition(".")[0])):
         index = neighbour(file, f"{stem}.idx") if stem else None

@@ -67,11 +67,7 @@ class Blocks(Format):
         return found
 
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
-        """Returns the batch for these keys. The result is the same as collating the samples one by one.
-
-        `empty(shape, dtype)` allocates the batch's memory. Returns NotImplemented if the blocks are not numeric
-        arrays, or if they differ in shape or dtype.
-        """
+        """Leaves the batch to the loader (NotImplemented) unless blocks are numeric, of one shape and dtype."""
         rows = self.checked(keys)
         outs: dict[str | None, NDArray[Any]] = {}
         is_dict = False
@@ -93,11 +89,7 @@ class Blocks(Format):
         return outs if is_dict else outs[None]
 
     def _groups(self, rows: NDArray[np.int64]) -> Iterator[tuple[Any, list[int], list[int]]]:
-        """Groups the rows of a step by block.
-
-        For each block, yields the decoded block, the positions of its rows within the step, and the indices of these
-        rows within the block.
-        """
+        """Yields each decoded block, the positions of its rows in `rows`, and their indices in the block."""
         numbers = self._starts.searchsorted(rows, "right") - 1
         # Cached blocks come first, because reading another block may drop one of them.
         for number in sorted(np.unique(numbers).tolist(), key=lambda number: number not in self._kept):

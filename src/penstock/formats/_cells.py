@@ -38,8 +38,8 @@ _LONG = 512
 class Cells:
     """The values of one column in one record batch.
 
-    `is_direct` is True if `put` can write rows directly into a batch's column (an array, or a list of str or bytes).
-    `plain` is None, or a mask that is False for rows that contain a null.
+    If `is_direct`, `put` can write rows directly into a batch's column (an array, or a list of str or bytes). `plain`
+    is None, or a mask that is False for rows that contain a null.
     """
 
     is_direct = False
@@ -62,15 +62,10 @@ class Cells:
         return _python(self.array[row])
 
     def form(self, row: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        """Returns the shape and dtype of the value in a row."""
         raise NotImplementedError
 
     def put(self, out: Any, places: Sequence[int], rows: list[int]) -> bool:
-        """Writes rows into `out`, the column of a batch, at the positions `places`.
-
-        Returns False if a row contains a null or does not have the shape of the rows in `out`, and True otherwise.
-        `places` is a range if the positions are consecutive.
-        """
+        """Writes rows to `out[places]` (a range if consecutive). Returns False if one has a null or another shape."""
         if self.plain is not None and not self.plain[rows].all():
             return False
         return self._put(out, places, rows)
@@ -160,8 +155,6 @@ class TextCells(Cells):
 
 
 class StructCells(Cells):
-    """A column of structs. The value of a row is a dict with the values of the struct's fields."""
-
     def __init__(self, array: Any, fields: dict[str, Cells], plain: NDArray[np.bool_] | None) -> None:
         super().__init__(array, plain)
         self._fields = fields
@@ -205,15 +198,11 @@ def _string(data: memoryview) -> str:
 
 
 def cells_of(arrays: Sequence[Any]) -> Cells:
-    """Returns the values of a column in the record batches of a block."""
     return cells(arrays[0]) if len(arrays) == 1 else JoinedCells([cells(array) for array in arrays])
 
 
 def cells(array: Any) -> Cells:
-    """Returns the values of an Arrow array, which may come from a damaged file.
-
-    Raises an error if the values cannot be read safely.
-    """
+    """Returns the values of an Arrow array. Raises an error if a damaged file makes them unsafe to read."""
     kind = array.type
     if kinds.is_dictionary(kind):
         array.validate(full=True)  # checks that the indices are within the dictionary
@@ -274,15 +263,12 @@ def number_dtype(kind: Any) -> np.dtype[Any] | None:
 
 
 def _python(scalar: Any) -> Any:
-    """Converts an Arrow scalar to a Python object, but dates and times to numpy objects.
-
-    pyarrow's own conversion is not used for dates and times. Its result depends on whether pandas is installed; it
-    needs pandas for nanoseconds, and does not support years after 9999.
-    """
+    """Converts a scalar as pyarrow does, except that dates and times become numpy objects."""
     kind = scalar.type
     if not scalar.is_valid or not _has_times(kind):
         return scalar.as_py()
     if (dtype := number_dtype(kind)) is not None:
+        # as_py needs pandas for nanoseconds, has no years after 9999, and depends on whether pandas is installed.
         return np.int64(scalar.value).view(dtype)
     if kinds.is_map(kind):
         return [(_python(entry[0]), _python(entry[1])) for entry in scalar.values]
@@ -297,7 +283,6 @@ def _python(scalar: Any) -> Any:
 
 @lru_cache(maxsize=1024)
 def _has_times(kind: Any) -> bool:
-    """True if values of this type are dates or times, or contain any."""
     if kinds.is_dictionary(kind):
         return _has_times(kind.value_type)
     if isinstance(kind, pa.BaseExtensionType):
@@ -308,10 +293,7 @@ def _has_times(kind: Any) -> bool:
 
 
 def _numbers(array: Any) -> tuple[Values, NDArray[np.bool_] | None]:
-    """Returns the values of a numeric array, as a view if possible, and a mask of the rows without nulls.
-
-    The mask is None if no row has a null.
-    """
+    """Returns the values, as a view if possible, and a mask of the rows without nulls (None if no row has a null)."""
     kind, count = array.type, len(array)
     if isinstance(kind, pa.FixedShapeTensorType):
         values, plain = _numbers(array.storage)
@@ -328,7 +310,7 @@ def _numbers(array: Any) -> tuple[Values, NDArray[np.bool_] | None]:
 
 
 def _flat(array: Any) -> Values:
-    """Returns one number for each row. The number is arbitrary if the row is null."""
+    """Returns one number for each row, which is arbitrary if the row is null."""
     kind, count, offset = array.type, len(array), array.offset
     dtype = number_dtype(kind)
     assert dtype is not None
@@ -400,10 +382,7 @@ def _memory(buffer: Any) -> memoryview:
 
 
 def _edges(array: Any, dtype: str, end: int) -> Values:
-    """Returns the offset of each row's start, followed by the end of the last row.
-
-    Raises ValueError if the offsets are invalid, which happens if the file is damaged.
-    """
+    """Returns the offset of each row's start and the end of the last row. Raises ValueError if they are invalid."""
     buffer, width = array.buffers()[1], int(dtype[1])
     if buffer is None or len(array) == 0:
         return np.zeros(len(array) + 1, dtype)

@@ -1,7 +1,7 @@
 """Finds the columns of a Parquet file, and divides a remote file into pieces that are aligned with them.
 
-The footer is parsed here and not by pyarrow, because pyarrow's `RowGroupMetaData.column` crashes on a damaged footer.
-The footer uses Thrift's compact protocol:
+The footer is not parsed by pyarrow, because pyarrow's `RowGroupMetaData.column` crashes on a damaged footer. The
+footer uses Thrift's compact protocol:
 
     struct:  fields, each with a byte (difference to the previous field's number << 4 | type); 0 is the end
     list:    a byte (length << 4 | type; 15 if the length follows), then the values
@@ -42,10 +42,7 @@ class ColumnChunk(NamedTuple):
 
 
 def chunks(footer: bytes, columns: Sequence[str]) -> list[list[ColumnChunk]]:
-    """Returns, for each row group, the chunks of the given columns.
-
-    Raises ValueError if the footer cannot be parsed.
-    """
+    """Returns, for each row group, the chunks of the given columns. Raises ValueError if the footer is damaged."""
     names = {name.encode() for name in columns}
     try:
         groups = _struct(footer, 0, _OF_FILE)[0][_ROW_GROUPS]
@@ -69,14 +66,11 @@ def _chunk(about: dict[int, Any]) -> ColumnChunk:
 
 
 def places(chunks: Sequence[Sequence[ColumnChunk]]) -> NDArray[np.int64]:
-    """Returns the byte ranges of these chunks, as an array with rows (index of the row group, start, end).
-
-    Byte ranges with a small gap between them are joined. Raises OverflowError if an offset is too large for any file.
-    """
+    """Returns the chunks' byte ranges as rows (row group, start, end). Ranges with a small gap between are joined."""
     found: list[tuple[int, int, int]] = []
     for number, group in enumerate(chunks):
         found += [(number, *extent) for extent in joined((chunk.extent for chunk in group), _GAP)]
-    return np.array(found, np.int64).reshape(-1, 3)
+    return np.array(found, np.int64).reshape(-1, 3)  # OverflowError: an offset is too large for any file
 
 
 def joined(extents: Iterable[ByteRange], gap: int, most: int = sys.maxsize) -> list[ByteRange]:
@@ -91,11 +85,7 @@ def joined(extents: Iterable[ByteRange], gap: int, most: int = sys.maxsize) -> l
 
 
 def edges(places: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """Returns the offsets at which a remote file is divided into pieces, the units in which it is fetched.
-
-    The byte ranges in `places` (the columns of the row groups) begin and end at such offsets. No piece is longer than
-    `PIECE`, the usual size.
-    """
+    """Returns offsets that divide a file into pieces of at most `PIECE` bytes, aligned with the ranges `places`."""
     cuts = {0, size, *places[:, 1:].reshape(-1).tolist()}
     inside = sorted(cut for cut in cuts if 0 <= cut <= size)
     parts = [np.arange(first, last, PIECE) for first, last in pairwise(inside)]
@@ -121,7 +111,7 @@ class Fetched(AnyFile):
 
 
 ReadValue = Callable[[bytes, int], tuple[Any, int]]
-"""A function that returns the value at an offset, and the offset after the value."""
+"""Returns the value at an offset, and the offset after the value."""
 
 Wanted = tuple[int, ReadValue]
 """The type of a Thrift field, and the function that reads its value."""
@@ -155,10 +145,7 @@ def _list(footer: bytes, at: int, read: ReadValue) -> tuple[list[Any], int]:
 
 
 def _struct(footer: bytes, at: int, wanted: Mapping[int, Wanted]) -> tuple[dict[int, Any], int]:
-    """Reads the wanted fields of a struct. Returns a dict keyed by field number, and the offset after the struct.
-
-    Unwanted integers are skipped without a function call, because they are the most frequent fields.
-    """
+    """Reads the wanted fields of a struct. Returns a dict keyed by field number, and the offset after the struct."""
     found: dict[int, Any] = {}
     number = 0
     while head := footer[at]:
@@ -170,7 +157,7 @@ def _struct(footer: bytes, at: int, wanted: Mapping[int, Wanted]) -> tuple[dict[
         kind = head & 15
         if number in wanted and wanted[number][0] == kind:  # pyarrow also skips a field of another type
             found[number], at = wanted[number][1](footer, at)
-        elif 4 <= kind <= 6:
+        elif 4 <= kind <= 6:  # integers, the most frequent fields, are skipped without a function call
             while footer[at] > 127:
                 at += 1
             at += 1
@@ -180,7 +167,6 @@ def _struct(footer: bytes, at: int, wanted: Mapping[int, Wanted]) -> tuple[dict[
 
 
 def _skipped(footer: bytes, at: int, kind: int) -> int:
-    """Returns the offset after the value of this type at the offset `at`."""
     if kind == 8:
         length, at = _number(footer, at)
         return at + length
@@ -197,7 +183,7 @@ def _skipped(footer: bytes, at: int, kind: int) -> int:
 
 
 def _head(footer: bytes, at: int) -> tuple[int, int, int]:
-    """Reads the header of a list. Returns the type of its values, their number, and the offset of the first one."""
+    """Returns the type of a list's values, their number, and the offset of the first one."""
     head = footer[at]
     length, at = (head >> 4, at + 1) if head >> 4 < 15 else _number(footer, at + 1)
     if length > len(footer):

@@ -1,8 +1,8 @@
 """Computes CRC-32C (Castagnoli) with numpy, at about 300 MB/s, because `zlib` has no CRC-32C.
 
-A CRC is linear. The CRC of several bytes is the XOR of the contributions of the single bytes, and a contribution
-depends only on the value of the byte and its distance from the end. A lookup table holds the contributions of all
-byte values at all positions of a block. Blocks are joined by shifting the CRC of the preceding blocks.
+A CRC is linear: it is the XOR of the contributions of the single bytes, each of which depends only on the byte's
+value and its distance from the end. A lookup table holds the contributions of all byte values at all positions of a
+block. Blocks are joined by shifting the CRC of the preceding blocks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ _TABLE = [_byte(value) for value in range(256)]
 
 
 def crc32c(data: bytes) -> int:
-    """Returns the CRC-32C of these bytes."""
     if len(data) <= _SHORT:
         return _plain(0xFFFFFFFF, data) ^ 0xFFFFFFFF
     # Starting with all bits set is the same as inverting the first four bytes. Zeros before them change nothing.
@@ -43,10 +42,7 @@ def crc32c(data: bytes) -> int:
 
 
 def masked(crc: int) -> int:
-    """Returns the CRC in masked form, as TFRecord stores it.
-
-    TFRecord masks CRCs because the CRC of data that itself contains CRCs is weak.
-    """
+    """Returns the CRC as TFRecord stores it: masked, because the CRC of data that contains CRCs is weak."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -68,11 +64,8 @@ def _of_rows(crc: int, blocks: NDArray[np.uint8]) -> int:
 
 @cache
 def _tables() -> tuple[NDArray[np.uint32], NDArray[np.intp], list[int]]:
-    """Returns the lookup table, where each byte position begins in the table, and the table's first 1,024 entries.
-
-    The entry at `256 * position + value` is what a byte with this value, at this position of a block, contributes to
-    the CRC. The first 1,024 entries are those of the first 4 positions.
-    """
+    """Returns the lookup table, the offset of each byte position in it, and the entries of the first 4 positions."""
+    # table[256 * position + value] is what a byte of this value, at this position of a block, contributes to the CRC.
     one = np.array(_TABLE, np.uint32)
     rows: list[NDArray[Any]] = [one]
     for _ in range(_ROW_BYTES - 1):

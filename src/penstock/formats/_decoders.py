@@ -39,11 +39,7 @@ class ShapedDecoder(Protocol):
 
 
 class Decoding(NamedTuple):
-    """A function that decodes a member (one file of a sample).
-
-    If `is_ours` is True, the function belongs to penstock. It then has two more parameters: the member's name, and
-    the maximum size of its result in bytes.
-    """
+    """A function that decodes a member. penstock's own (`is_ours`) also take its name and a limit in bytes."""
 
     function: Any
     is_ours: bool = False
@@ -52,7 +48,7 @@ class Decoding(NamedTuple):
 
 
 Allocate = Callable[[str, tuple[int, ...], "np.dtype[Any]"], NDArray[Any]]
-"""A function that returns memory in the batch for one sample of a field, given the field's name, shape and dtype."""
+"""Returns memory in the batch for one sample of a field, given the field's name, shape and dtype."""
 
 _TEXTS = ("txt", "text", "transcript")
 _NUMBERS = ("cls", "cls2", "class", "count", "index", "inx", "id")
@@ -63,10 +59,7 @@ _CODE = ("pkl", "pickle", "pyd", "pth", "pt")
 
 
 def check_decode(decode: Any, names: str) -> None:
-    """Raises TypeError unless `decode` is a bool, or a dict whose values are functions or None.
-
-    `names` describes the keys of the dict, and is part of the error message.
-    """
+    """Raises TypeError if `decode` is invalid. `names` describes its keys in the error message."""
     if not isinstance(decode, (bool, Mapping)):
         raise TypeError(
             f"decode must be True, False, or a dict from {names} to functions of bytes, but it is {decode!r}."
@@ -77,10 +70,10 @@ def check_decode(decode: Any, names: str) -> None:
 
 
 def decoders(decode: bool | Mapping[str, Decoder | None], chosen: bool = True) -> dict[str, Decoding | None]:
-    """Returns the decoding function for each file name extension, or None where the bytes are left undecoded.
+    """Returns the decoding function for each extension, or None where the bytes are left undecoded.
 
-    `chosen` is True if the user has chosen the fields. If it is False, JSON is decoded only if `decode` names it,
-    because JSON objects with different keys or with nulls cannot be collated.
+    `chosen` is True if the user has chosen the fields. Otherwise JSON is decoded only if `decode` names it, because
+    JSON objects with different keys or with nulls cannot be collated.
     """
     check_decode(decode, "ends of names")
     if decode is False:
@@ -104,14 +97,10 @@ def same_ends(end: str) -> tuple[str, ...]:
 
 
 def _fixed_shape(function: Any) -> tuple[int, ...] | None:
-    """Returns the shape that every result of the function has, or None if there is no such shape.
-
-    Only a `ShapedDecoder` (a decoder with a fixed output shape) can have one. The signature is checked too, because a
-    subclass may have removed the parameter `out`.
-    """
+    """Returns the shape of every result if `function` is a `ShapedDecoder` that accepts `out`, otherwise None."""
     if not isinstance(function, ShapedDecoder) or function.shape is None:
         return None
-    try:
+    try:  # a subclass may have removed the parameter `out`
         return tuple(function.shape) if "out" in signature(function).parameters else None
     except (TypeError, ValueError):  # a function written in C may have no signature
         return None
@@ -125,14 +114,12 @@ def decoded(
     allocate: Allocate | None = None,
     limit: int | None = None,
 ) -> Any:
-    """Decodes the bytes of a member with the function for its extension.
+    """Decodes the bytes of a member, or returns them unchanged if no function is known for its extension.
 
-    `end` is the extension: the part of the member's name after the first dot. If `end` has no function, the part
-    after its last dot is tried. If that has no function either, the bytes are returned unchanged.
-
-    `name` describes the member in error messages. If `allocate` is given, a result with a fixed shape is written into
-    the memory that `allocate(end, shape, dtype)` returns. `limit` is the maximum size, in bytes, of a result of
-    penstock's own functions.
+    `end` is the part of the member's name after the first dot. If it has no function, the part after its last dot is
+    tried. `name` describes the member in error messages. If `allocate` is given, a result with a fixed shape is
+    written into the memory that `allocate(end, shape, dtype)` returns. `limit` is the maximum size, in bytes, of a
+    result of penstock's own functions.
     """
     found = end if end in functions else end.rpartition(".")[2]
     decoding = functions.get(found)
@@ -166,23 +153,17 @@ def decoded(
 
 
 SIZED = frozenset((np.ndarray, dict))
-"""The types of values that may be larger than the bytes they were decoded from: arrays, and dicts of arrays."""
+"""Types of values that may be larger than the bytes they were decoded from: arrays, and dicts of arrays."""
 
 
 def nbytes_of(value: Any) -> int:
-    """Returns the size of an array, or of all arrays in a dict, in bytes.
-
-    Returns 0 for other values. They include dicts from JSON, whose size is already limited.
-    """
+    """Returns the bytes of an array or of a dict of arrays, and 0 for JSON, whose size is already limited."""
     arrays = value.values() if type(value) is dict else (value,)
     return sum(each.nbytes for each in arrays) if isinstance(next(iter(arrays), None), np.ndarray) else 0
 
 
 def _json(data: bytes, name: object, limit: int | None) -> Any:
-    """Parses JSON. Raises SampleTooLarge if the result could need more than `limit` bytes.
-
-    The memory is estimated before a large text is parsed, because a text like `[[],[],...` needs 20 times its length.
-    """
+    # Estimated before parsing, because a text like `[[],[],...` needs 20 times its length.
     if limit is not None and len(data) * _OBJECT > limit:
         objects = sum(map(data.count, (b"[", b"{", b",", b":")))
         if len(data) + objects * _OBJECT > limit:
@@ -212,7 +193,7 @@ def _number(data: bytes, name: object, limit: int | None) -> int:
 
 
 def _npy(data: bytes, name: object, limit: int | None) -> NDArray[Any]:
-    """Returns the array in the bytes of a `.npy` file. Its size is checked before memory is allocated."""
+    """Decodes a `.npy` file. The size is checked before memory is allocated."""
     stream = io.BytesIO(data)
     version = npy.read_magic(stream)
     if version not in ((1, 0), (2, 0)):

@@ -80,7 +80,7 @@ class Extents(Format):
         return start, stop - start
 
     def _extents(self, number: int, rows: NDArray[np.int64]) -> tuple[list[int], list[int]]:
-        """Returns the offsets and the lengths of several samples in a file, in bytes, as two lists."""
+        """Like `extent`, but for several rows of a file. Returns a list of offsets and a list of lengths."""
         if type(self).extent is not Extents.extent or type(self)._place is not Extents._place:
             firsts, lengths = zip(*(self.extent(number, row) for row in rows.tolist()), strict=True)
             return list(firsts), list(lengths)
@@ -112,10 +112,7 @@ class Extents(Format):
         return starts[:-1].searchsorted(begins)
 
     def _count(self, index: Index) -> int:
-        """Returns the number of samples in a file.
-
-        Checks only the shape and dtype of the index, because reading the whole index would be slow.
-        """
+        """Returns the number of samples in a file. Does not read the whole index, which would be slow."""
         starts = index.get("starts")
         if starts is None or starts.ndim != 1 or not len(starts) or starts.dtype.kind not in "iu":
             raise FormatError(
@@ -125,7 +122,7 @@ class Extents(Format):
         return len(starts) - 1
 
     def _place(self, number: int, row: int) -> int:
-        """Returns the index of the extent (byte range) that holds a row."""
+        """Returns the index of the extent that holds a row."""
         return row
 
     def sample(self, row: int) -> Any:
@@ -141,11 +138,7 @@ class Extents(Format):
     def _raw_samples(
         self, keys: Sequence[int] | NDArray[Any], rows: NDArray[np.int64]
     ) -> Iterator[tuple[bytes, int, int]]:
-        """Yields, for each key, the bytes of its sample, the index of its file, and its row within that file.
-
-        Each sample is read just before it is decoded, so that its bytes are still in the processor's cache, and their
-        memory is soon freed.
-        """
+        """Yields, for each key, the bytes of its sample, the index of its file, and its row within that file."""
         numbers, inside = self.locate_each(rows)
         limit = self.max_sample_bytes or 1 << 62
         large = False
@@ -154,6 +147,7 @@ class Extents(Format):
             starts, lengths = self._extents(number, inside[numbers == number])
             large = large or max(lengths) > limit
             raws[number] = iter(self.files[number].read_each(starts, lengths))
+        # One by one, so that the bytes are still in the processor's cache when decoded, and soon freed.
         for _, number, row in zip(each(keys), numbers.tolist(), inside.tolist(), strict=True):
             if large and self.extent(number, row)[1] > limit:
                 self._refuse_large(number, *self.extent(number, row))
@@ -169,7 +163,7 @@ class Extents(Format):
 
 
 def compact(starts: NDArray[np.int64], size: int) -> NDArray[Any]:
-    """Returns the offsets, as 4-byte integers if the size of the file allows it."""
+    """Returns the offsets as 4-byte integers if the file is smaller than 4 GiB, otherwise unchanged."""
     return starts.astype(np.uint32) if size < 1 << 32 else starts
 
 

@@ -1,7 +1,4 @@
-"""The base class of all formats. A format reads the samples of one or more files by key.
-
-docs/own-format.md shows how to write a format.
-"""
+"""The base class of all formats. docs/own-format.md shows how to write a format."""
 
 from __future__ import annotations
 
@@ -32,10 +29,7 @@ from penstock.source._array import checked_keys
 from penstock.source._dataset import Dataset, Subset
 
 BLOCK = 8 << 20
-"""The approximate size of a block, in bytes, for formats whose files have no blocks of their own.
-
-It equals the size of the pieces in which remote files are fetched.
-"""
+"""Approximate bytes per block if files have no blocks of their own: the size in which remote files are fetched."""
 
 
 class FileRows(NamedTuple):
@@ -101,10 +95,7 @@ class Format(Dataset[Any]):
         self.files = find_files(paths, self.suffixes, name, Access.of(name, files))
 
     def __init_subclass__(cls, **keywords: Any) -> None:
-        """Replaces `**files` in the signature of a subclass with the keyword arguments that it stands for.
-
-        `help`, code completion and `penstock.open` use this signature.
-        """
+        """Spells out `**files` in the signature of a subclass, for `help`, code completion and `penstock.open`."""
         super().__init_subclass__(**keywords)
         if "__init__" in vars(cls):
             cls.__signature__ = _spelt_out(cls)  # type: ignore[attr-defined]
@@ -273,10 +264,7 @@ class Format(Dataset[Any]):
         return (self[row] for row in range(len(self)))
 
     def __foresee__(self, forecast: Forecast) -> Any:
-        """Returns an object that fetches pieces of remote files before the workers need them.
-
-        Called by a loader. Returns None unless some files are remote and cached on disk.
-        """
+        """Returns an object that fetches remote files ahead of time, or None if none of them is cached on disk."""
         for file in self.files:
             if isinstance(file, RemoteFile) and isinstance(file.pieces, PiecesOnDisk):
                 return Scout(forecast, FilesInPieces(self), file.pieces.cache)
@@ -307,7 +295,7 @@ class Format(Dataset[Any]):
 
 
 class FilesInPieces:
-    """Finds the pieces of remote files that each block of a format needs. Implements the protocol `InPieces`."""
+    """The pieces of remote files that each block of a format needs. Implements the protocol `InPieces`."""
 
     def __init__(self, samples: Format) -> None:
         self.blocks = samples.blocks
@@ -323,7 +311,6 @@ class FilesInPieces:
 
 
 def _spelt_out(made: type[Format]) -> Any:
-    """Returns the signature of a format class, with `**files` replaced by the keyword arguments it stands for."""
     found = signature(made.__init__)
     *given, files = list(found.parameters.values())[1:]
     if files.kind is not Parameter.VAR_KEYWORD:

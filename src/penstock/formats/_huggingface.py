@@ -117,10 +117,7 @@ class HuggingFace(Table):
 
     @cached_property
     def _fingerprint(self) -> str | None:
-        """A digest of the column names and a few rows.
-
-        File names and sizes are not part of it, because a copy of the dataset may have other files.
-        """
+        """A digest of the column names and a few rows, but not of file names and sizes, which a copy may change."""
         n, table = len(self), self.dataset._data.table
         if not n:
             return None
@@ -175,7 +172,6 @@ def _direct_columns(dataset: Any) -> list[str] | None:
 
 
 def _picture_columns(dataset: Any) -> list[str]:
-    """Returns the names of the columns that the dataset decodes as images or as lists of images."""
     inner = {name: getattr(feature, "feature", feature) for name, feature in dataset.features.items()}
     inner = {name: feature[0] if isinstance(feature, list) else feature for name, feature in inner.items()}
     pictures = [name for name, feature in inner.items() if type(feature).__name__ == "Image" and feature.decode]
@@ -183,10 +179,7 @@ def _picture_columns(dataset: Any) -> list[str]:
 
 
 def _pixel_bytes(image: Any) -> int:
-    """Returns the size of an image's pixels in bytes, according to the image's header.
-
-    Returns 0 if there is no image, or if its header cannot be read.
-    """
+    """Returns the bytes of an image's pixels according to its header, or 0 if the header cannot be read."""
     from PIL import Image  # late, because other datasets do not need it
 
     if not image or not (image["bytes"] or image["path"]):

@@ -203,7 +203,7 @@ def _built(form: Any, leaves: Iterator[Any]) -> Any:
 
 
 def _dtype(encoding: str) -> np.dtype[Any] | None:
-    """Returns the dtype of arrays that are stored without a header, or None if numpy does not have the dtype."""
+    """Returns the dtype of arrays that are stored without a header, or None if numpy does not have it (bfloat16)."""
     kind, _, code = encoding.partition(":")
     name = (_NUMPY if kind.endswith("numpy") else _TENSORS)[int(code)]
     return None if name == "bfloat16" else np.dtype(name)

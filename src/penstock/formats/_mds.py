@@ -116,11 +116,7 @@ class MDS(Sharded):
 
 
 def _array(dtype: np.dtype[Any] | None, shape: tuple[int, ...] | None, raw: bytes) -> NDArray[Any]:
-    """Decodes an array.
-
-    If `dtype` or `shape` is None, it is read from `raw`, where it precedes the numbers. Otherwise it is the same for
-    the whole column.
-    """
+    """Decodes an array. If `dtype` or `shape` is None, it varies within the column, and precedes the numbers."""
     at = 0
     if dtype is None:
         dtype, at = np.dtype(_DTYPES[raw[0]]), 1

@@ -128,11 +128,7 @@ def _bin_of(index: AnyFile) -> AnyFile:
 
 
 def idx_path(path: FilePath | AnyFile) -> FilePath | AnyFile:
-    """Returns the path of the `.idx` file for a prefix, or `path` itself if it is a folder or a pattern.
-
-    A URL is a prefix unless it is a pattern or ends in `.bin`, `.idx` or a slash. The ending `.bin` is replaced by
-    `.idx`.
-    """
+    """Returns the `.idx` path for a prefix or a `.bin`, or `path` itself if it is a folder or a pattern."""
     if isinstance(path, AnyFile):
         return path
     text = os.fspath(path)
@@ -144,10 +140,7 @@ def idx_path(path: FilePath | AnyFile) -> FilePath | AnyFile:
 
 
 def dtype_beside(file: AnyFile) -> np.dtype[Any] | None:
-    """Returns the dtype of the ids in a local `.bin`, according to Megatron's `.idx` in the same folder.
-
-    Returns None if there is no such `.idx`.
-    """
+    """Returns the dtype of a local `.bin` according to Megatron's `.idx` beside it, or None if there is none."""
     stem, end = os.path.splitext(file.path)
     if end != ".bin" or not isinstance(file, File):
         return None

@@ -7,8 +7,8 @@
 
 The metadata is a FlatBuffer with the table `Message`, whose fields are version, header type, header, and body length.
 If the header type is RecordBatch, the first field of the header is the number of rows, and its fourth field exists
-only if the buffers are compressed. This module does not use pyarrow, because pyarrow's functions for this also
-decompress the batches.
+only if the buffers are compressed. pyarrow is not used here, because its functions for this also decompress the
+batches.
 """
 
 from __future__ import annotations
@@ -33,16 +33,12 @@ _MOST_METADATA = 256 << 20
 _LOOK, _MOST_JOINED = 64 << 10, 4 << 20  # bytes that are read at once from a remote file
 
 MessageRange = tuple[int, int]
-"""The byte range of a message: the offset of its first byte, and the offset after its last byte."""
+"""The offset of a message's first byte, and the offset after its last byte."""
 
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """The positions of the messages in a file.
-
-    `extents`, `rows` and `compressed` have one item for each record batch: its byte range, its number of rows, and
-    whether it is compressed.
-    """
+    """The messages in a file. `extents`, `rows` and `compressed` have one item for each record batch."""
 
     schema: MessageRange
     dictionaries: tuple[MessageRange, ...]
@@ -55,11 +51,10 @@ class Messages:
 
 
 Look = Callable[[int, int], Any]
-"""A function that returns the bytes between two offsets of a file, as a buffer."""
+"""Returns the bytes between two offsets of a file, as a buffer."""
 
 
 def find_messages(file: AnyFile, look: Look) -> Messages:
-    """Finds all messages in a file by reading the metadata of one message after the other."""
     start = bytes(look(0, min(8, file.size)))
     is_file = start[:6] == b"ARROW1"
     if start[:4] == b"FEA1":
@@ -94,10 +89,7 @@ def find_messages(file: AnyFile, look: Look) -> Messages:
 
 
 def _message(file: AnyFile, look: Look, at: int) -> tuple[int, int, bool, int] | None:
-    """Returns a tuple (type, number of rows, is compressed, end) for the message at the offset `at`.
-
-    Returns None at the end of the stream.
-    """
+    """Returns (type, number of rows, is compressed, end) of the message at `at`, or None at the end of the stream."""
     if at == file.size:
         return None  # a stream may omit its end marker
     try:
@@ -130,12 +122,7 @@ def _head(content: Any) -> tuple[int, int]:
 
 
 def unpacked_bytes(content: Any) -> int:
-    """Returns the decompressed size of all buffers of a record batch or dictionary, in bytes.
-
-    Each compressed buffer begins with its decompressed length, or with -1 if it is stored uncompressed. Returns 0 if
-    the message is not compressed. Also returns 0 if the message cannot be read, because pyarrow will raise an error
-    for it.
-    """
+    """Returns the decompressed size of a message in bytes, or 0 if it is not compressed or cannot be read."""
     try:
         length, begin = _head(content)
         message, body = content[begin : begin + length], begin + length
@@ -149,23 +136,19 @@ def unpacked_bytes(content: Any) -> int:
         for number in range(*struct.unpack_from("<I", message, at)):
             start, packed = struct.unpack_from("<qq", message, at + 4 + 16 * number)
             if packed >= 8 and start >= 0:
-                (size,) = struct.unpack_from("<q", content, body + start)
+                (size,) = struct.unpack_from("<q", content, body + start)  # -1 if the buffer is not compressed
                 total += packed if size < 0 else size
         return total
     except struct.error:
-        return 0
+        return 0  # pyarrow will raise an error for it
 
 
 def count_batches(file: AnyFile, look: Look) -> int:
-    """Returns the number of record batches that the footer of a file lists."""
     return len(_named(file, look)[1])
 
 
 def _named(file: AnyFile, look: Look) -> tuple[list[MessageRange], list[MessageRange]]:
-    """Returns the byte ranges of the metadata of all messages that the footer lists.
-
-    The result is two lists: one for dictionaries, and one for record batches.
-    """
+    """Returns the metadata ranges of all dictionaries and of all record batches, as listed in the footer."""
     (length,) = struct.unpack("<i", look(file.size - 10, file.size - 6))
     if not 8 < length <= file.size - 10:
         raise struct.error
@@ -185,10 +168,7 @@ def _blocks(footer: Any, table: _FlatBufferTable, field: int) -> list[MessageRan
 
 
 def look_ahead(file: AnyFile) -> Look:
-    """Returns a `Look` (a function that reads bytes of a file) for a remote file.
-
-    The metadata of all messages that the footer lists is fetched in advance, in parallel.
-    """
+    """Returns a `Look` for a remote file that has fetched the metadata of all messages in advance, in parallel."""
     looks = _Looks(file)
     try:
         if looks(0, min(6, file.size)) == b"ARROW1":
@@ -200,10 +180,7 @@ def look_ahead(file: AnyFile) -> Look:
 
 
 class _Looks:
-    """Reads small parts of a file, and keeps them in memory.
-
-    With each part it reads some adjacent bytes, which are likely to be needed too.
-    """
+    """Reads small parts of a file and keeps them in memory, with adjacent bytes that are likely to be needed too."""
 
     def __init__(self, file: AnyFile) -> None:
         self._file = file
@@ -234,10 +211,7 @@ class _Looks:
 
 
 class _FlatBufferTable:
-    """A table in a FlatBuffer, whose fields are identified by numbers.
-
-    Methods raise struct.error if an offset is outside of the buffer.
-    """
+    """A table in a FlatBuffer. Methods raise struct.error if an offset is outside of the buffer."""
 
     def __init__(self, content: Any, at: int) -> None:
         self._content, self._at = content, at
@@ -262,10 +236,7 @@ class _FlatBufferTable:
         return self._unpack(form, self._at + offset)[0] if offset else 0
 
     def below(self, field: int) -> int:
-        """Returns the offset of the table or list that a field refers to.
-
-        Raises struct.error if the table has no such field.
-        """
+        """Returns the offset of the table or list that a field refers to. Raises struct.error if it is missing."""
         offset = self._offset(field)
         if not offset:
             raise struct.error

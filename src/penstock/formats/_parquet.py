@@ -140,11 +140,9 @@ class Parquet(Table):
 
 
 def _check_size(chunks: Sequence[ColumnChunk], rows: int, name: str, limit: int) -> None:
-    """Raises SampleTooLarge if, according to the footer, a row group is too large for its number of rows.
-
-    The number of values is checked too, because a long run of equal values takes only a few bytes in the file.
-    """
-    # A value of text or binary data has an offset of at least 4 bytes.
+    """Raises SampleTooLarge if, according to the footer, a row group is too large for its number of rows."""
+    # Values are counted too, because a long run of equal values takes only a few bytes in the file. A value of text
+    # or binary data has an offset of at least 4 bytes.
     nbytes = sum(max(chunk.nbytes, chunk.values * _WIDTHS.get(chunk.type, 4)) for chunk in chunks)
     check_block(name, rows, nbytes, limit)
 
@@ -165,30 +163,22 @@ class _Text:
         """False if the strings cannot exceed the limit, even if each of them were as large as its whole column."""
 
     def check(self, opened: Any, name: str) -> None:
-        """Raises SampleTooLarge if the decoded strings are too large for the number of rows (see `check_block`).
-
-        `opened` is a `ParquetFile` that reads columns as dictionaries.
-        """
+        """Raises SampleTooLarge if the decoded strings are too large. `opened` reads columns as dictionaries."""
         check_block(name, self._rows, self._nbytes(opened), self._limit)
 
     def _nbytes(self, opened: Any) -> int:
-        """Returns the total size of the decoded strings in bytes, or an upper bound if that is within the limit.
-
-        The upper bound is the number of strings times the length of the longest dictionary entry. It is usually
-        within the limit, and then the rows need not be read. `opened` is a `ParquetFile` that reads columns as
-        dictionaries.
-        """
+        """Returns the total size of the decoded strings in bytes, or an upper bound if that is within the limit."""
         first = next(opened.iter_batches(1, [self._part], self.paths, use_threads=False), None)
         longest = [_longest(column) for column in first.columns] if first is not None else []
         most: int = max(longest, default=0) * self._values
         if longest and all(longest) and most <= self._allowed:
-            return most
+            return most  # the usual case, in which the rows need not be read
         batches = opened.iter_batches(_COUNTED, [self._part], self.paths, use_threads=False)
         return sum(_text_bytes(column) for batch in batches for column in batch.columns)
 
 
 def _dictionaries(column: Any) -> Iterator[Any]:
-    """Yields all dictionary arrays in a column. The column may be nested."""
+    """Yields all dictionary arrays in a column, which may be nested."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(column.type):
@@ -200,10 +190,7 @@ def _dictionaries(column: Any) -> Iterator[Any]:
 
 
 def _longest(column: Any) -> int:
-    """Returns the length of the longest entry in a column's dictionaries, in bytes.
-
-    Returns 0 if there is no dictionary, or if a dictionary is empty.
-    """
+    """Returns the longest entry of a column's dictionaries, in bytes, or 0 if one is empty or there are none."""
     import pyarrow.compute as pc
 
     found = [pc.max(pc.binary_length(each.dictionary)).as_py() or 0 for each in _dictionaries(column)]
@@ -218,10 +205,7 @@ def _text_bytes(column: Any) -> int:
 
 
 def _batches(opened: Any, part: int, columns: Sequence[str]) -> list[Any]:
-    """Reads a row group as one record batch if possible, otherwise as several.
-
-    Several are needed if a column has more than 2 GB of text or binary data, the maximum for one Arrow array.
-    """
+    """Reads a row group as one record batch, or as several if a column exceeds the 2 GB limit of an Arrow array."""
     import pyarrow as pa
 
     too_large = pa.ArrowNotImplementedError, pa.ArrowCapacityError, pa.ArrowInvalid
@@ -244,10 +228,7 @@ def _batches(opened: Any, part: int, columns: Sequence[str]) -> list[Any]:
 
 
 class _Ends:
-    """The final bytes of remote files, which contain the footers.
-
-    They are sent to the workers, so that the workers do not have to read them again.
-    """
+    """The final bytes of remote files, which contain the footers, for workers to use without another request."""
 
     def __init__(self, ends: Sequence[NDArray[np.uint8]]) -> None:
         sizes = np.array([len(end) for end in ends], np.int64)
@@ -256,18 +237,12 @@ class _Ends:
         self._edges = np.concatenate([[0], sizes.cumsum()])
 
     def __getitem__(self, number: int) -> bytes:
-        """Returns the final bytes of a file, or empty bytes if they are not kept.
-
-        They are kept only for remote files, and only up to a total of `_SENT` bytes.
-        """
+        """Returns the file's final bytes, or b"" if the file is local or the total would exceed `_SENT` bytes."""
         return self._all[self._edges[number] : self._edges[number + 1]].tobytes()
 
 
 def _footer(file: AnyFile) -> Mapping[str, NDArray[Any]]:
-    """Returns the number of rows in each row group, the schema, and the CRC-32 of the footer.
-
-    For a remote file, also returns the file's final bytes.
-    """
+    """Like `_described`, but stored if the footer is large. For a remote file, adds its final bytes as `end`."""
     if not isinstance(file, RemoteFile):
         (length,) = _LENGTH.unpack(_checked(file, file.read(max(0, file.size - 8), min(8, file.size)))[-8:-4])
         return cached(file, "parquet-2", _described) if length > _LARGE else _described(file)
@@ -289,10 +264,7 @@ def _end(file: AnyFile) -> bytes:
 
 
 def _checked(file: AnyFile, end: bytes) -> bytes:
-    """Returns `end`, the file's final bytes. Raises FormatError if the file is not a Parquet file.
-
-    If the file is remote, only its size and its final bytes are checked.
-    """
+    """Returns `end`, the file's final bytes. Raises FormatError if the file is not a Parquet file."""
     if file.size < 12:
         _not_parquet(file, f"it has only {file.size:,} bytes")
     if end.endswith(b"PARE"):
@@ -312,10 +284,7 @@ def _not_parquet(file: AnyFile, why: str) -> NoReturn:
 
 
 def _described(file: AnyFile, end: bytes = b"") -> dict[str, NDArray[Any]]:
-    """Returns the number of rows in each row group, the schema, and the CRC-32 of the footer.
-
-    The CRC-32 changes whenever the data changes.
-    """
+    """Returns the rows of each row group, the schema, and the footer's CRC-32, which changes if the data changes."""
     end = end or _end(file)
     metadata = _metadata(file, end)
     try:
@@ -330,14 +299,12 @@ def _described(file: AnyFile, end: bytes = b"") -> dict[str, NDArray[Any]]:
 
 
 def _schema(metadata: Any) -> Any:
-    """Returns the Arrow schema of a parsed footer.
-
-    Does not use `metadata.schema`, because that object and the footer refer to each other. With it, footers would
-    stay in memory until the garbage collector runs (100 MB for 1,000 files with 100 row groups each).
-    """
+    """Returns the Arrow schema of a parsed footer."""
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile
 
+    # Refused: metadata.schema, which makes a cycle with the footer. Footers would stay in memory until the garbage
+    # collector runs (100 MB for 1,000 files with 100 row groups each).
     return ParquetFile(pa.BufferReader(b""), metadata=metadata).schema_arrow
 
 

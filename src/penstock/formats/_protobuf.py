@@ -1,8 +1,8 @@
 """Reads protobuf messages without a protobuf library.
 
-A message is a sequence of fields. Each field consists of a tag, which holds the field number and the wire type, and a
-value. Depending on the wire type, the value is an integer with 7 bits per byte, 8 bytes, 4 bytes, or a length
-followed by that many bytes.
+A message is a sequence of fields, each of which is a tag (field number << 3 | wire type) and a value. Depending on
+the wire type, the value is an integer with 7 bits per byte, 8 bytes, 4 bytes, or a length followed by that many
+bytes.
 """
 
 from __future__ import annotations
@@ -21,10 +21,7 @@ class MessageError(ValueError):
 
 
 def fields(message: memoryview) -> Iterator[tuple[int, int, Any]]:
-    """Yields the field number, the wire type and the value of each field in a message.
-
-    The value is an int if the wire type is `VARINT`, and otherwise the bytes of the value.
-    """
+    """Yields (field number, wire type, value) for each field. Only a `VARINT` is an int; other values are bytes."""
     at = 0
     while at < len(message):
         tag, at = integer(message, at)
@@ -71,7 +68,7 @@ def length_delimited(message: memoryview, at: int) -> tuple[memoryview, int]:
 
 
 def value(message: memoryview, at: int, wire_type: int) -> tuple[int | memoryview, int]:
-    """Returns the value of this wire type at the offset `at`, and the offset after the value."""
+    """Returns the value at the offset `at`, and the offset after it."""
     if wire_type == VARINT:
         return integer(message, at)
     if wire_type == BYTES:

@@ -1,4 +1,4 @@
-"""The registry of formats from users and installed packages, which `penstock.open` and `penstock inspect` consult."""
+"""The formats of users and installed packages, which `penstock.open` and `penstock inspect` consult."""
 
 from __future__ import annotations
 
@@ -51,10 +51,7 @@ def registered() -> tuple[type[Format], ...]:
 
 
 def load_entry_points() -> bool:
-    """Registers the formats of installed packages. Returns True if any were added.
-
-    Only the first call does anything.
-    """
+    """Registers the formats of installed packages, once per process. Returns True if this call added any."""
     global _loaded
     if _loaded:
         return False

@@ -15,7 +15,7 @@ from penstock.formats._archive import Member, check_complete, member_at
 from penstock.formats._extents import compact, refuse_compressed
 
 KIND = "tar-2"
-"""Identifies the index that `find_samples` builds, and its version. Change it whenever the index changes."""
+"""Name and version of the index that `find_samples` builds. Change it whenever the index changes."""
 
 _PIECE = 1 << 20
 
@@ -31,14 +31,11 @@ def split_name(member: Member) -> tuple[str, str] | None:
 
 
 class TarFault(FormatError):
-    """Raised if a tar file is damaged.
-
-    Other errors are raised if the disk or the network fails, or if the file has changed.
-    """
+    """Raised if the content of a tar file is damaged. Disk and network failures raise other errors."""
 
 
 class FaultRaisingFile(AnyFile):
-    """A file whose methods for reporting damage, `refused` and `damaged`, raise `TarFault`."""
+    """A file whose `refused` and `damaged` raise `TarFault`."""
 
     def __init__(self, file: AnyFile) -> None:
         self.path, self.size = file.path, file.size
@@ -52,12 +49,12 @@ class FaultRaisingFile(AnyFile):
 
 
 def find_samples(file: AnyFile) -> Arrays:
-    """Returns the index of a tar file as a dict of arrays.
+    """Returns the index of a tar file. Adjacent members with the same sample key form a row.
 
-    Adjacent members with the same sample key form a row. `starts` holds the offset of each row, followed by the end
-    of the last one. If several rows have the same key, `apart` lists the rows that cannot be read for this reason,
-    each with another row of that key. If the tar is damaged, the last row stands for the part that cannot be read,
-    and `fault` holds the offset of the damage and the index of that row.
+    `starts` holds the offset of each row, followed by the end of the last one. If several rows have the same key,
+    `apart` lists the rows that cannot be read for this reason, each with another row of that key. If the tar is
+    damaged, the last row stands for the part that cannot be read, and `fault` holds the offset of the damage and the
+    index of that row.
     """
     refuse_compressed(file)
     archive, samples = FaultRaisingFile(file), TarSamples()
@@ -94,7 +91,6 @@ class TarSamples:
         self._fields.append(split[1])
 
     def close(self) -> None:
-        """Ends the current sample, after all of its members have been added."""
         key, fields, row = self._key, self._fields, len(self._starts) - 1
         self._key, self._fields = None, []
         if key is None:
@@ -122,7 +118,7 @@ class TarSamples:
 
 
 def follow(archive: AnyFile, at: int) -> None:
-    """Reads a damaged tar at the offset of the damage, in order to raise the error that describes the damage."""
+    """Raises the error that describes the damage at the offset `at` of a tar."""
     member = member_at(archive, at)
     if member is None:
         _check_rest(archive, at)

@@ -13,11 +13,7 @@ from penstock.formats._table import unreadable
 
 
 def common_schema(paths: Sequence[str], schemas: Sequence[bytes], columns: Iterable[str] | None) -> Any:
-    """Returns the schema of the chosen columns, or of all columns if `columns` is None.
-
-    `schemas` are the serialized schemas of the files. Raises FormatError unless all files have these columns with the
-    same types.
-    """
+    """Returns the schema of the chosen columns (all if None), which all files must have with the same types."""
     chosen = chosen_columns(_restored(schemas[0], paths[0]), columns, paths[0])
     wanted = {field.name: form_of(field.type) for field in chosen}
     seen = {schemas[0]}
@@ -38,7 +34,6 @@ def _restored(serialized: bytes, path: str) -> Any:
 
 
 def chosen_columns(schema: Any, columns: Iterable[str] | None, path: str) -> Any:
-    """Returns a schema that contains only the named columns, or all columns if `columns` is None."""
     names = list(schema.names) if columns is None else _names(columns)
     missing = [name for name in names if name not in schema.names]
     if missing:
@@ -54,7 +49,6 @@ def chosen_columns(schema: Any, columns: Iterable[str] | None, path: str) -> Any
 
 
 def _names(columns: Iterable[str]) -> list[str]:
-    """Returns the column names as a list. Raises TypeError if `columns` is a str or contains anything but names."""
     if isinstance(columns, str):
         raise TypeError(f"columns must be a list of names, got the str {columns!r}. Pass [{columns!r}].")
     names = list(columns) if isinstance(columns, Iterable) else [columns]
@@ -64,10 +58,7 @@ def _names(columns: Iterable[str]) -> list[str]:
 
 
 def _check(schema: Any, path: str, wanted: dict[str, str], first: str, all_columns: bool) -> None:
-    """Raises FormatError unless the file has the columns of the first file, with the same types.
-
-    If `all_columns` is True, the file must have no other columns.
-    """
+    """Raises FormatError unless a file has the wanted columns, and no others if `all_columns`. `first` is a path."""
     for name, form in wanted.items():
         if name not in schema.names:
             raise FormatError(
@@ -88,6 +79,5 @@ def _check(schema: Any, path: str, wanted: dict[str, str], first: str, all_colum
 
 
 def names_of(names: Sequence[str]) -> str:
-    """Returns the first few names as text for an error message."""
     shown = ", ".join(map(repr, names[:12]))
     return f"{shown}, ... ({len(names)} in all)" if len(names) > 12 else shown

@@ -45,10 +45,7 @@ class Shard(NamedTuple):
 
 
 class Sharded(Extents):
-    """A dataset of the samples in shards that are listed in index files. Each shard is a block.
-
-    A subclass defines `listed(index, about)` and `decoded(raw, number, row)`.
-    """
+    """A dataset of shards that index files list, each of them a block. A subclass defines `listed` and `decoded`."""
 
     suffixes = ("index.json",)
 
@@ -67,10 +64,7 @@ class Sharded(Extents):
         self.set_rows([self.rows_of(shard) for shard in self._shards])
 
     def listed(self, index: AnyFile, about: Any) -> list[Shard]:
-        """Returns the shards that an index lists. `about` is the parsed content of the index.
-
-        If this method raises an error, the index is considered damaged.
-        """
+        """Returns the shards that an index lists. `about` is its parsed JSON. Any error means a damaged index."""
         raise NotImplementedError
 
     def rows_of(self, shard: Shard) -> int:
@@ -90,11 +84,7 @@ class Sharded(Extents):
         return start, int(starts[row + 1]) - start
 
     def _head(self, number: int) -> tuple[NDArray[np.uint32], int]:
-        """Reads the offsets of the samples from the beginning of a shard.
-
-        Returns an array with the offset of each sample and the end of the last one, and the size of the array in
-        bytes.
-        """
+        """Returns the offset of each sample with the end of the last one, and the size of this array in bytes."""
         file, n = self.files[number], self._shards[number].samples
         head = np.frombuffer(file.read(0, min(file.size, 4 * (n + 2))), "<u4", min(file.size // 4, n + 2))
         if len(head) < n + 2 or head[0] != n:
@@ -105,11 +95,7 @@ class Sharded(Extents):
         return starts, starts.nbytes
 
     def parts(self, raw: bytes, number: int, row: int, fixed: Sequence[int | None]) -> list[bytes]:
-        """Splits the bytes of a sample into fields.
-
-        `fixed` has the size of each field, or None if the field has no fixed size. The sizes of fields without a
-        fixed size are stored at the beginning of the sample, 4 bytes each.
-        """
+        """Splits a sample into fields. Sizes that vary (None in `fixed`) precede the fields, 4 bytes each."""
         free, ends = fixed.count(None), [0]
         if len(raw) >= 4 * free:
             sizes = iter(struct.unpack_from(f"<{free}I", raw))
@@ -120,7 +106,6 @@ class Sharded(Extents):
         return [raw[start:stop] for start, stop in pairwise(ends)]
 
     def value(self, field: Field, raw: bytes, number: int, row: int) -> Any:
-        """Decodes a field of a sample. `raw` is the field's bytes."""
         if field.refusal:
             raise FormatError(f"{self.files[number].path}, sample {row:,}: {field.refusal}")
         if field.function is None:
@@ -148,8 +133,8 @@ class Sharded(Extents):
 class Field(NamedTuple):
     """A field of the samples.
 
-    `function` decodes the field's bytes; if it is None, the bytes are left undecoded. `is_given` is True if the user
-    has passed the function. `refusal` says why the field cannot be read, and is empty if it can.
+    `function` decodes the field's bytes; None leaves them undecoded. `is_given` is True if the user has passed the
+    function. `refusal` says why the field cannot be read, and is empty if it can.
     """
 
     name: str
@@ -183,7 +168,7 @@ def _parsed(index: AnyFile) -> Any:
 
 
 def _checked(index: AnyFile, read: Callable[[], list[Shard]]) -> list[Shard]:
-    """Calls `read()`, and returns its shards after checking them. Raises FormatError if the index is invalid."""
+    """Returns the shards from `read()`. Raises FormatError if the index is invalid."""
     try:
         shards = read()
     except FormatError:
@@ -212,15 +197,11 @@ def _opened(index: AnyFile, shard: Shard, _: object) -> AnyFile:
 
 
 def number_of(form: str, raw: bytes) -> Any:
-    """Unpacks a number and returns it as a Python object. `form` is a format string of the `struct` module."""
     return struct.unpack(form, raw)[0]
 
 
 def pixels(raw: bytes) -> NDArray[np.uint8]:
-    """Returns the pixels of an uncompressed Pillow image.
-
-    `raw` consists of width, height, length of the mode (4 bytes each), mode and pixels.
-    """
+    """Decodes an uncompressed Pillow image: width, height, length of the mode (4 bytes each), mode, pixels."""
     width, height, length = struct.unpack_from("<3I", raw)
     mode, data = raw[12 : 12 + length].decode(), np.frombuffer(raw[12 + length :], np.uint8)
     if mode not in _CHANNELS:

@@ -40,8 +40,7 @@ _DROPPED, _WASTE = 64, 20
 class Table(Format):
     """A dataset of the rows of Arrow record batches. A sample is a dict with a value for each column.
 
-    A block of rows is always read as a whole. A subclass calls `_set_schema` with the schema of the chosen columns,
-    and `set_rows`. It defines `_read(block)`, which returns the record batches of a block.
+    A subclass calls `_set_schema` and `set_rows`, and defines `_read`. A block is always read as a whole.
     """
 
     schema: Any
@@ -73,10 +72,7 @@ class Table(Format):
     # Methods that a subclass defines.
 
     def _read(self, block: int) -> list[Any]:
-        """Returns the record batches of a block. There are several if the block is too large for one.
-
-        If the file is damaged, this method may raise any exception.
-        """
+        """Returns the record batches of a block, usually one. May raise any exception if the file is damaged."""
         raise NotImplementedError
 
     def _set_batches(self, table: Any) -> list[Any]:
@@ -140,10 +136,7 @@ class Table(Format):
         return serialized(batches[0].schema, batches)  # types may differ between files
 
     def __foresee__(self, forecast: Forecast) -> Any:
-        """Returns an object that keeps decoded blocks for all workers while a block-wise order needs them.
-
-        The object also fetches pieces of remote files ahead of time. Called by a loader.
-        """
+        """Like `Format.__foresee__`, but also keeps decoded blocks while a block-wise order needs them."""
         scout = super().__foresee__(forecast)
         if all(map(self._is_mapped, range(len(self.blocks) - 1))):
             return scout
@@ -161,10 +154,7 @@ class Table(Format):
 
     @cached_property
     def _lasts(self) -> bool:
-        """True if the identity of each file changes whenever its content changes.
-
-        Only then can processes share decoded blocks.
-        """
+        """True if each file's identity changes with its content. Only then can processes share decoded blocks."""
         return all(file.identity.lasts for file in self.files)
 
     def _check_use(self) -> None:
@@ -191,7 +181,6 @@ class Table(Format):
         return self._rows(number, [row - self._starts.item(number)])[0]
 
     def _rows(self, number: int, rows: Sequence[int]) -> list[dict[str, Any]]:
-        """Returns the samples for the given rows of a block."""
         block, names = self._block(number, len(rows)), self.columns
         try:
             columns = [list(map(each.item, rows)) for each in block]
@@ -207,11 +196,7 @@ class Table(Format):
         return samples
 
     def _groups(self, rows: NDArray[np.int64]) -> Iterator[tuple[int, Sequence[int], list[int]]]:
-        """Groups the rows of a step by block.
-
-        For each block, yields the index of the block, the positions of its rows within the step, and the indices of
-        these rows within the block.
-        """
+        """Yields the index of each block, the positions of its rows in `rows`, and their indices in the block."""
         numbers = self._starts.searchsorted(rows, "right") - 1
         order = numbers.argsort(kind="stable")
         numbers = numbers[order]
@@ -226,12 +211,7 @@ class Table(Format):
             yield number, range(first, end) if end - first == stop - start else places, local[start:stop]
 
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
-        """Returns the batch for these keys. The result is the same as collating the samples one by one.
-
-        `empty(shape, dtype)` allocates the batch's memory. Returns NotImplemented if a column needs Python objects,
-        or if rows are null or differ in shape. The loader then collates the samples itself, and its error messages
-        name the rows.
-        """
+        """Leaves the batch to the loader (NotImplemented) if it needs Python objects, or rows are null or ragged."""
         rows = checked_keys(keys, len(self))
         outs: list[_Out] = []
         for number, places, local in self._groups(rows):
@@ -267,10 +247,7 @@ class Table(Format):
 
 
 def serialized(schema: Any, batches: list[Any]) -> NDArray[np.uint8]:
-    """Returns the record batches in Arrow's IPC format.
-
-    The result is a numpy array of bytes, because arrays are pickled out of band if possible.
-    """
+    """Returns the batches in Arrow's IPC format, as a numpy array because arrays can be pickled out of band."""
     import pyarrow as pa
 
     sink = pa.BufferOutputStream()
@@ -289,11 +266,7 @@ def deserialized(data: Any) -> list[Any]:
 
 
 def unreadable(where: str, error: Exception, remedy: str = "") -> NoReturn:
-    """Raises a FormatError with a short message in place of an error from pyarrow.
-
-    An error that is not caused by the content of the file is raised unchanged. `where` names the part that cannot be
-    read, and `remedy` is appended to the message.
-    """
+    """Raises FormatError for a pyarrow error, or `error` itself if the file's content is not its cause."""
     raise_unless_damage(error, where)
     said = " ".join(str(error).split()).rstrip(".")[:300]
     raise FormatError(
@@ -303,12 +276,8 @@ def unreadable(where: str, error: Exception, remedy: str = "") -> NoReturn:
 
 
 def need_pyarrow(reader: str, extra: str = "parquet") -> None:
-    """Raises ImportError, with installation instructions, if pyarrow is not installed.
-
-    pyarrow is imported only when it is needed, because importing it takes 60 ms.
-    """
     try:
-        import pyarrow  # noqa: F401
+        import pyarrow  # noqa: F401 - late, because importing it takes 60 ms
     except ImportError as error:
         raise ImportError(f'{reader} needs pyarrow: pip install ".[{extra}]" in a clone of penstock') from error
 

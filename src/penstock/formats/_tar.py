@@ -146,13 +146,7 @@ class Tar(Extents):
         self._decode, self._decoders = decode, decoders(decode, self._wanted is not None)
 
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
-        """Returns the batch for these keys. The result is the same as collating the samples one by one.
-
-        `empty(shape, dtype)` allocates the batch's memory. A `ShapedDecoder` (a decoder with a fixed output shape)
-        writes its results directly into the batch. Returns NotImplemented if there is no such decoder, if the samples
-        have different fields, or if a field has different decoders in different samples (such as one for jpg and one
-        for png). The loader then collates the samples itself, and its error messages name the rows.
-        """
+        """Leaves the batch to the loader (NotImplemented) unless a `ShapedDecoder` can write into it."""
         if type(empty) is FieldMemory or all(each is None or each.shape is None for each in self._decoders.values()):
             return NotImplemented
         rows = self.checked(keys)
@@ -173,7 +167,7 @@ class Tar(Extents):
         for found in self._raw_samples(keys, rows):
             samples.append(self.decoded(*found, allocate))  # noqa: PERF401 - `allocate` counts them
         if not samples or any(sample.keys() != samples[0].keys() for sample in samples):
-            return NotImplemented
+            return NotImplemented  # the loader's error names the rows with other fields
         if any(written[field] < len(samples) for field in outs):  # a field of jpg and png, with two decoders
             return NotImplemented
         others = [{field: value for field, value in sample.items() if field not in outs} for sample in samples]
@@ -207,11 +201,7 @@ class Tar(Extents):
         return sample
 
     def _left(self, left: int, value: Any, where: _Where) -> int:
-        """Returns how many bytes the other members of a sample may still take.
-
-        Raises SampleTooLarge if none are left. `left` is the number of bytes that were left before `value` was
-        decoded.
-        """
+        """Returns how many of `left` bytes remain for the other members. Raises SampleTooLarge if none do."""
         left -= nbytes_of(value)
         if left <= 0:
             assert self.max_sample_bytes is not None
@@ -219,10 +209,7 @@ class Tar(Extents):
         return left
 
     def _members(self, part: TarPart, start: int, read: Set[str] | None) -> tuple[str, dict[str, Member]]:
-        """Returns the key of the sample that begins at the offset `start`, and a dict from its fields to members.
-
-        If `read` is not None, the dict has only the fields in `read`.
-        """
+        """Returns the key of the sample at the offset `start`, and its members by field. `read` limits the fields."""
         key: str | None = None
         members: dict[str, Member] = {}
         at = start
@@ -248,7 +235,6 @@ class Tar(Extents):
         return key or "", members
 
     def _refuse(self, number: int, row: int) -> NoReturn:
-        """Raises the FormatError for a row that, according to the index, cannot be read."""
         file, bad = self.files[number], self._bad[number]
         assert bad is not None
         if row not in bad.others:
@@ -273,9 +259,9 @@ class Tar(Extents):
 class BadRows:
     """The rows of a tar that cannot be read.
 
-    If the tar is damaged at the offset `byte`, the row `lost` and all rows after it cannot be read. The rows in
-    `others` cannot be read because the members of their samples are not adjacent. `others` maps each of these rows to
-    another row of the same sample.
+    If the tar is damaged at the offset `byte`, these are the row `lost` and all rows after it. The rows in `others`
+    cannot be read because the members of their samples are not adjacent; the values are other rows of the same
+    samples.
     """
 
     def __init__(self, rows: int, lost: int, byte: int, others: dict[int, int]) -> None:
@@ -340,10 +326,7 @@ def _allocate_as(
 
 
 def wanted_fields(fields: str | Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Returns, for each field, the names of the members that it can be read from, in order of preference.
-
-    If `fields` is a str, it is split at spaces.
-    """
+    """Returns, for each field, the names of the members that it can be read from, in order of preference."""
     given = fields.split() if isinstance(fields, str) else list(fields)
     if not given or not all(isinstance(each, str) and each.strip(" .;") for each in given):
         raise TypeError(f"fields must be the names of members, such as ('jpg', 'cls'), but it is {fields!r}.")

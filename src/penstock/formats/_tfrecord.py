@@ -124,7 +124,7 @@ def example(message: bytes, arrays: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def _fields(message: Any) -> Iterator[tuple[int, Any]]:
-    """Yields the field number and the content of each field. All fields must be messages, text or bytes."""
+    """Yields the number and the content of each field. All fields must be messages, text or bytes."""
     if not isinstance(message, memoryview):
         raise MessageError("a number was found where a message should be")
     for number, wire_type, found in fields(message):
@@ -134,10 +134,7 @@ def _fields(message: Any) -> Iterator[tuple[int, Any]]:
 
 
 def _values(feature: memoryview, is_list: bool) -> Any:
-    """Returns the values of a feature, which is a list of bytes (field 1), floats (field 2) or integers (field 3).
-
-    If there is exactly one value and `is_list` is False, returns that value itself.
-    """
+    """Returns a feature's bytes (field 1), floats (2) or integers (3): a list or array, or a single value."""
     found: Any = np.empty(0, np.float32)
     for kind, message in _fields(feature):
         if kind == 1:

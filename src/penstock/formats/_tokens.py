@@ -127,10 +127,6 @@ class Tokens(Format):
         return list(self._gathered(rows, np.empty))
 
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> NDArray[Any]:
-        """Returns the batch for these keys. The result is the same as collating the samples one by one.
-
-        `empty(shape, dtype)` allocates the batch's memory.
-        """
         return self._gathered(checked_keys(keys, len(self)), empty)
 
     def _gathered(self, rows: NDArray[np.int64], empty: Empty) -> NDArray[Any]:
@@ -200,22 +196,20 @@ class _MappedSamples:
         self._firsts = begins // unit - self._edges[:-1] * self._step
 
     def copy(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """Copies the samples of these rows into `out`."""
         self.copy_from(self.starts(rows), out)
 
     def taken(self, rows: NDArray[np.int64]) -> NDArray[Any]:
-        """Returns the samples of these rows, as a new array."""
         return self.taken_from(self.starts(rows))
 
     def starts(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns, for each row, the index of its sample's first unit (a fixed-size part of the memory)."""
+        """Returns the index of the first unit of each row's sample."""
         starts = rows if self._step == 1 else rows * self._step
         if len(self._firsts) > 1:
             starts = starts + self._firsts[self._edges.searchsorted(rows, "right") - 1]
         return starts
 
     def positions(self, starts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Converts indices of units (fixed-size parts of the memory) to byte offsets."""
+        """Converts indices of units to byte offsets."""
         return starts * self._unit + self._first
 
     def copy_from(self, starts: NDArray[np.int64], out: NDArray[Any]) -> None:
@@ -236,19 +230,12 @@ class _MappedSamples:
         return found.view(self._dtype).reshape(len(starts), -1)
 
     def _all_parts(self, starts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the indices of all units (fixed-size parts of the memory) that the samples occupy.
-
-        `starts` holds the index of each sample's first unit.
-        """
+        """Returns the indices of all units of samples that begin at the units `starts`."""
         return starts if len(self._parts) == 1 else (starts[:, np.newaxis] + self._parts).reshape(-1)
 
 
 class _PartlyMappedSamples:
-    """Samples from a set of files that includes remote files.
-
-    If all pieces that a batch needs are memory-mapped, its samples are copied from them. Otherwise the samples are
-    read.
-    """
+    """Samples of files that include remote ones. A batch is read unless all pieces it needs are memory-mapped."""
 
     def __init__(self, tokens: Tokens, span: Span) -> None:
         self._span, self._read = span, _ReadSamples(tokens)
@@ -256,11 +243,9 @@ class _PartlyMappedSamples:
         self.width = self._mapped.width
 
     def taken(self, rows: NDArray[np.int64]) -> NDArray[Any]:
-        """Returns the samples of these rows, as a new array."""
         return self._got(rows, self._mapped.taken_from, self._read.taken)
 
     def copy(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """Copies the samples of these rows into `out`."""
         self._got(rows, partial(self._mapped.copy_from, out=out), partial(self._read.copy, out=out))
 
     def _got(self, rows: NDArray[np.int64], copied: Callable[..., T], read: Callable[..., T]) -> T:
@@ -285,13 +270,11 @@ class _ReadSamples:
         self._dtype, self._length = tokens.dtype, tokens.length
 
     def taken(self, rows: NDArray[np.int64]) -> NDArray[Any]:
-        """Returns the samples of these rows, as a new array."""
         out = np.empty((len(rows), self._length), self._dtype)
         self.copy(rows, out)
         return out
 
     def copy(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """Copies the samples of these rows into `out`."""
         numbers = self._edges.searchsorted(rows, "right") - 1
         starts = (rows - self._edges[numbers]) * self._step + self._headers[numbers]
         batch = out.view(np.uint8).reshape(len(rows), self.width)
@@ -316,10 +299,7 @@ def _checked_dtype(dtype: DTypeLike) -> np.dtype[Any]:
 
 
 def _header(file: AnyFile, begin: bytes, dtype: np.dtype[Any]) -> int:
-    """Returns the size of a file's header in bytes, or 0 if the file has no header.
-
-    Raises FormatError if the file cannot contain ids of this dtype.
-    """
+    """Returns the size of a file's header, or 0. Raises FormatError if the file cannot contain ids of this dtype."""
     for magic, what, remedy in _NO_IDS:
         if begin.startswith(magic):
             raise FormatError(

@@ -96,12 +96,11 @@ class UncountedTar(Tar):
 
 
 class ShardSampler(Sampler[int]):
-    """A sampler for an `UncountedTar`. The shards come in random order, and samples are mixed within a window.
+    """Yields the keys of an `UncountedTar`: shards in random order, samples mixed within `window` consecutive shards.
 
-    The window is a number of consecutive shards. The order depends only on the number of samples in each shard, and
-    on one random number that is drawn at the beginning of an epoch. A loader with `seed=` therefore has the same
-    order on all ranks and after a resume. The order is like that of `shuffle="blocks"` with one block per shard,
-    except that each part of it depends only on the shards read so far.
+    The order depends only on the number of samples in each shard, and on one random number that is drawn at the start
+    of an epoch, so with `seed=` it is the same on all ranks and after a resume. It is like that of `shuffle="blocks"`
+    with one block per shard, except that each part of it depends only on the shards read so far.
     """
 
     def __init__(self, data: UncountedTar, window: int = WINDOW, shuffle: bool = True) -> None:

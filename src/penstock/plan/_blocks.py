@@ -1,7 +1,6 @@
-"""An order that needs few blocks at a time, and each block only during one part of the epoch.
+"""An order that needs few blocks at a time, for data such as Parquet row groups.
 
-It is for data that is read in blocks, such as the row groups of a Parquet file, for which a fully random order would
-decode a whole block for every sample.
+A fully random order would decode a whole block for every sample.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from penstock.plan._order import Permutation, _check_sizes, _checked, _permutation
 from penstock.plan._seeds import hashes, mix
 
-WINDOW = 16
-"""The default number of blocks in a window."""
+WINDOW = 16  # the default number of blocks in a window
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,10 +71,9 @@ class BlockOrder:
         return _arrangement(self, epoch).keys(places)
 
     def spans(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns, for each block, the range of positions in the epoch that may need the block.
+        """Returns, for each block, the first position of the epoch that may need it, and the position after the last.
 
-        The first array has the first position for each block, and the second array has the position after the last
-        one. At any position, at most `window` blocks may be needed.
+        At any position, at most `window` blocks may be needed.
         """
         arranged = _arrangement(self, epoch)
         numbers, stretches = arranged.numbers, arranged.stretches
@@ -92,7 +89,7 @@ class BlockOrder:
 class _Arrangement(NamedTuple):
     """The blocks of one epoch, laid end to end in random order.
 
-    A place is the index of a sample in this sequence. A position is the index of a sample in the final order.
+    A place is the index of a sample in this sequence. A position is its index in the final order.
     """
 
     key: int
@@ -110,7 +107,7 @@ class _Arrangement(NamedTuple):
     stretches: NDArray[np.int64]  # the first position of each stretch, and the end
 
     def keys(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the keys at these positions. The array of positions may be overwritten."""
+        """Returns the keys at these positions. May overwrite `positions`."""
         stretches = self.stretches.searchsorted([positions.min(), positions.max()], "right") - 1
         low, high = stretches.tolist()
         if low == high:  # as for most batches
@@ -170,11 +167,7 @@ def _arrangement(order: BlockOrder, epoch: int) -> _Arrangement:
 
 
 def division(blocks: int, window: int) -> tuple[NDArray[np.int64], int]:
-    """Divides the blocks into groups whose sizes differ by at most one block.
-
-    Returns the index of the first block of each group, followed by the number of blocks, as an array. Also returns
-    the number of parts into which each group is divided (K in `BlockOrder`).
-    """
+    """Returns the edges of groups of (nearly) equal size, and the number of parts of each (K in `BlockOrder`)."""
     size = max(1, window // 8)
     groups, parts = (1, 1) if blocks <= window else (-(-blocks // size), max(1, window // size - 1))
     return np.arange(groups + 1) * blocks // groups, parts
@@ -194,10 +187,7 @@ def _strides(sizes: NDArray[np.int64], numbers: NDArray[np.uint64]) -> NDArray[n
 
 
 def _as_edges(blocks: ArrayLike) -> NDArray[np.int64]:
-    """Returns a read-only copy of the edges of blocks, which are the first key of each block and the end of the last.
-
-    Raises ValueError if they do not begin with 0, or if they decrease.
-    """
+    """Returns a read-only copy of the edges: the first key of each block, and the end of the last."""
     found = np.asarray(blocks)
     if found.ndim != 1 or not found.size or found.dtype.kind not in "iu":
         raise TypeError(

@@ -1,4 +1,4 @@
-"""Tells a dataset which keys a loader will ask for, and when, so that the dataset can fetch data ahead of time."""
+"""Tells a dataset which keys a loader will ask for, and when, so that it can fetch data ahead of time."""
 
 from __future__ import annotations
 
@@ -16,11 +16,9 @@ from penstock.plan._plan import OrderPlan
 class Forecast:
     """The order of a loader in this epoch and all later epochs, and the loader's current position.
 
-    A loader whose order is known gives a forecast to its dataset, if the dataset has a method
-    `__foresee__(forecast)`.
-
-    Positions continue from epoch to epoch: position p of an epoch with base b is position b + p of the forecast.
-    Positions are counted over all ranks. Other threads may read the forecast while the loader runs.
+    A loader whose order is known passes a forecast to its dataset's `__foresee__(forecast)`. Positions are counted
+    over all ranks and continue from epoch to epoch: position p of an epoch with base b is position b + p of the
+    forecast. Other threads may read the forecast while the loader runs.
 
     >>> from penstock.plan._order import Sequential
     >>> forecast = Forecast(OrderPlan(Sequential(3), batch_size=2), epoch=0, steps=lambda: 1)
@@ -29,17 +27,13 @@ class Forecast:
     """
 
     def __init__(self, plan: OrderPlan, epoch: int, steps: Callable[[], int]) -> None:
-        # Replaced as a whole, so that another thread sees all of it or nothing.
+        # Plan, epoch, its base, and `steps()`, which returns how many of its steps have been handed out. Replaced as
+        # a whole, so that another thread sees all of it or nothing.
         self._now = plan, epoch, 0, steps
-        self.counts: Any = None
-        """The loader's counters for data that is fetched ahead of time (a `CacheCounts`), if it has any."""
+        self.counts: Any = None  # the loader's counters (`CacheCounts`) for data that is fetched ahead of time
 
     def continues(self, plan: OrderPlan, epoch: int, steps: Callable[[], int]) -> bool:
-        """Moves the forecast on to the next epoch.
-
-        Returns False, and changes nothing, if `epoch` and `plan` are not those of the next epoch. `steps()` returns
-        how many steps of that epoch have been handed out.
-        """
+        """Moves the forecast on to the next epoch. Returns False if `plan` and `epoch` are not the next ones."""
         before, last, base, _ = self._now
         if epoch != last + 1 or plan != before.after():
             return False
@@ -47,17 +41,14 @@ class Forecast:
         return True
 
     def snapshot(self) -> Forecast:
-        """Returns a copy of the forecast that stays in the current epoch."""
+        """Returns a copy that stays in the current epoch."""
         copy = Forecast.__new__(Forecast)
         copy._now = self._now
         return copy
 
     @property
     def root(self) -> Forecast:
-        """The forecast that the loader has made.
-
-        For a nested dataset, this is the forecast of the outermost dataset.
-        """
+        """The forecast that the loader made, for its outermost dataset."""
         return self
 
     @property
@@ -71,7 +62,7 @@ class Forecast:
         return base + plan.reached(epoch, steps())
 
     def epochs(self) -> Iterator[tuple[int, int, int]]:
-        """Yields the number, base and size of each epoch, starting with the current one. The iteration never ends."""
+        """Yields the number, base and size of the current epoch and of each later one, without end."""
         plan, epoch, base, _ = self._now
         while True:
             size = plan.order.size(epoch)
@@ -79,10 +70,7 @@ class Forecast:
             epoch, base = epoch + 1, base + size
 
     def keys(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Returns the keys at the positions from `start` up to, but not including, `stop`.
-
-        All these positions must be in the current epoch or a later one.
-        """
+        """Returns the keys at the positions `start` to `stop - 1`, none of them before the current epoch."""
         found = [np.empty(0, np.int64)]
         for epoch, base, size in self.epochs():
             if base >= stop or not size:
@@ -93,10 +81,7 @@ class Forecast:
         return np.concatenate(found)
 
     def inner(self, keys: KeyArray) -> KeyArray:
-        """Converts keys of the loader's dataset to keys of this dataset.
-
-        A key that is not in this dataset becomes -1.
-        """
+        """Converts keys of the loader's dataset to keys of this dataset, or to -1 if they are not in it."""
         return keys
 
     def knows(self, blocks: Grouping) -> bool:
@@ -104,11 +89,7 @@ class Forecast:
         return blocks.is_of(self.order) or (type(self.order) is Sequential and blocks.keys is None)
 
     def spans(self, blocks: Grouping, epoch: int) -> tuple[KeyArray, KeyArray, KeyArray]:
-        """Returns block numbers and, for each block, the range of positions in the epoch that may need the block.
-
-        The three arrays are the block numbers, the first position for each block, and the position after the last
-        one.
-        """
+        """Returns the non-empty blocks, the first position that may need each, and the position after the last."""
         order: Any = self.order
         if type(order) is Sequential:
             first, stop = blocks.edges[:-1], blocks.edges[1:]
@@ -119,12 +100,10 @@ class Forecast:
 
 
 class InnerForecast(Forecast):
-    """The forecast for a nested dataset.
+    """The forecast for a nested dataset, with the positions of the outer forecast and the keys of the nested dataset.
 
-    It has the positions of the outer forecast, but keys of the nested dataset. The key is -1 at positions where
-    another part of the outer dataset is read. `keys(outer_keys)` converts keys of the outer dataset to keys of the
-    nested one. `blocks()` returns how the blocks of the two datasets correspond, or None if that is unknown. It is
-    called only when the result is needed.
+    `keys(outer_keys)` converts keys to those of the nested dataset, with -1 for keys of other parts. `blocks()` maps
+    the blocks of the two datasets (None: unknown), and is called only when the result is needed.
     """
 
     def __init__(

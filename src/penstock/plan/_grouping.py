@@ -15,10 +15,10 @@ KeyArray = NDArray[np.int64]
 
 
 class Grouping:
-    """The keys of a dataset, grouped by block.
+    """The keys of a dataset, grouped by block. Block b has `keys[edges[b]:edges[b + 1]]`.
 
-    Block b has the keys `keys[edges[b] : edges[b + 1]]`. If `keys` is None, it has the keys from edges[b] up to, but
-    not including, edges[b + 1]. `of` is a function that returns the block number of each given key.
+    If `keys` is None, block b has the keys edges[b] to edges[b + 1] - 1. `of` returns the block number of each given
+    key.
     """
 
     def __init__(
@@ -46,10 +46,7 @@ class Grouping:
         return order if self.keys is None else Selected(order, self.keys)
 
     def is_of(self, order: Order) -> bool:
-        """True if `order` is a block order (an order with `spans`) of these blocks.
-
-        The block order may also be inside a `Selected` order with the same keys.
-        """
+        """True if `order` is a block order of these blocks, or a `Selected` of one with the same keys."""
         base: Any
         base, keys = (order.order, order.keys) if isinstance(order, Selected) else (order, None)
         return hasattr(base, "spans") and _equal(base.edges, self.edges) and _equal(keys, self.keys)
@@ -60,11 +57,7 @@ def _equal(one: KeyArray | range | None, other: KeyArray | range | None) -> bool
 
 
 class InnerBlocks(NamedTuple):
-    """Maps the blocks of an outer dataset to those of a nested dataset.
-
-    Block b of the outer dataset is block `numbers[b]` of the nested dataset. If `numbers[b]` is -1, the block belongs
-    to another dataset.
-    """
+    """Maps block b of an outer dataset to block `numbers[b]` of a nested one; -1 if it belongs to another dataset."""
 
     outer: Grouping
     inner: Grouping
@@ -72,10 +65,7 @@ class InnerBlocks(NamedTuple):
 
 
 def chosen(inner: Grouping, indices: KeyArray) -> InnerBlocks:
-    """Groups the samples at these indices into blocks.
-
-    Samples from the same block of the inner dataset form one block.
-    """
+    """Returns the blocks of a subset: samples from the same block of the inner dataset form one block."""
     last = max(0, len(inner) - 1)
     of = inner.of(indices).clip(0, last)  # an index that does not exist fails when it is read
     counts = np.bincount(of, minlength=len(inner))
@@ -90,7 +80,6 @@ def chosen(inner: Grouping, indices: KeyArray) -> InnerBlocks:
 
 
 def joined(parts: Sequence[Grouping]) -> Grouping:
-    """Returns the blocks of several datasets that are concatenated."""
     firsts = np.cumsum([0, *(part.edges.item(-1) for part in parts)])
     blocks = np.cumsum([0, *map(len, parts)])
 

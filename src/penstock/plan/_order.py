@@ -233,7 +233,7 @@ class Permutation:
         return cells.view(np.int64)
 
     def _apply_rounds(self, cells: NDArray[np.uint64]) -> None:
-        """Applies all rounds of the permutation to the numbers in `cells`, in place."""
+        """Applies all rounds to the numbers in `cells`, in place."""
         rows, columns = self._sides
         row = np.floor_divide(cells, columns)
         spare = np.multiply(row, columns)
@@ -262,11 +262,7 @@ class Permutation:
 
 @lru_cache(maxsize=64)
 def _rectangle(n: int) -> tuple[int, int]:
-    """Returns the sides of a rectangle with at least n cells, both near sqrt(n).
-
-    `Permutation` assigns the numbers 0..n-1 to cells of this rectangle. The smallest of several rectangles is chosen,
-    so that few cells are left over.
-    """
+    """Returns the sides, both near sqrt(n), of a rectangle with at least n cells and few to spare."""
     root = math.isqrt(n - 1) + 1
     rows = np.arange(root, root + 1 + min(root // 4, 1023), dtype=np.int64)
     columns = -(-n // rows)
@@ -287,10 +283,7 @@ def _checked(positions: NDArray[np.int64], size: int) -> NDArray[np.int64]:
 
 
 def _scaled(numbers: NDArray[np.uint64], n: int) -> NDArray[np.uint64]:
-    """Maps 64-bit numbers evenly to 0..n-1.
-
-    The result is the upper half of the 128-bit product number * n, which is computed with 32-bit digits.
-    """
+    """Maps 64-bit numbers evenly to 0..n-1: the upper half of number * n, computed with 32-bit digits."""
     low, shift = np.uint64(0xFFFFFFFF), np.uint64(32)
     n_high, n_low = np.uint64(n >> 32), np.uint64(n & 0xFFFFFFFF)
     high, rest = numbers >> shift, numbers & low

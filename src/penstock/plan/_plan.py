@@ -28,7 +28,7 @@ class Plan(Protocol):
         """Returns the plan of the next epoch, or None if that plan cannot be drawn early without side effects."""
 
     def steps(self, epoch: int) -> int | None:
-        """Returns the number of steps in the epoch, or None if this is not known before the end of the epoch."""
+        """Returns the number of steps in the epoch, or None if it is not known before the epoch ends."""
 
     def pad(self, epoch: int, step: int) -> int:
         """Returns the number of padding keys at the end of the step."""
@@ -91,7 +91,6 @@ class OrderPlan:
 
     @property
     def first_step(self) -> int:
-        """The number of the first step of this plan."""
         return -(-self.start // self._stride)
 
     def after(self) -> OrderPlan:
@@ -120,10 +119,10 @@ class OrderPlan:
         return min(max(0, beyond), self._size) if self.padded else 0
 
     def consumed(self, epoch: int, step: int) -> int | None:
-        """Returns how many positions all ranks together consume before this step.
+        """Returns how many positions all ranks together consume before this step: the `start` of a plan for the rest.
 
-        This number is the `start` of a plan for the rest of the epoch. Returns None with `rollover`, because such an
-        epoch can be resumed only with the same batch size and number of ranks.
+        Returns None with `rollover`, because such an epoch can be resumed only with the same batch size and number of
+        ranks.
         """
         return None if self.rollover else self.reached(epoch, step)
 
@@ -137,10 +136,7 @@ class OrderPlan:
         return Draw(self, epoch, max(start, self.first_step))
 
     def block(self, epoch: int, first: int, last: int) -> NDArray[np.int64]:
-        """Returns the keys of the steps from `first` up to, but not including, `last`, in one array.
-
-        Only the last step of the epoch may be incomplete.
-        """
+        """Returns the keys of steps `first` to `last - 1` in one array. Only the epoch's last step may be short."""
         begin, end = self._position(first, epoch), self._position(last, epoch)
         starts = np.arange(begin, end, self._stride, dtype=np.int64)
         positions = (starts[:, None] + np.arange(self._size)).ravel()
@@ -165,7 +161,7 @@ class OrderPlan:
 
     @property
     def _stride(self) -> int:
-        """The number of positions from one step of a rank to its next step."""
+        """Distance in positions between two consecutive steps of a rank."""
         return self._size * self.world
 
     def _carried(self, epoch: int) -> int:
@@ -196,10 +192,7 @@ class Draw:
         return keys if self.batched else int(keys[0])
 
     def take(self, most: int) -> tuple[NDArray[np.int64], int]:
-        """Returns the keys of up to `most` further steps, and the number of these steps.
-
-        All these steps have the same number of keys.
-        """
+        """Returns the keys of 1 to `most` further steps of equal size, and the number of these steps."""
         at, size = self._at, self._size
         left = len(self._keys) - at
         if not left:
@@ -260,18 +253,17 @@ class SamplerPlan:
         read: int = 0,
         broken: Callable[[], bool] = lambda: True,
     ) -> Iterator[Any]:
-        """Yields the keys of each step, starting at step `start`.
+        """Yields the keys of each step from step `start` on.
 
-        If `take` is given, continues a pass over the sampler that has already begun, instead of starting a new one.
-        `take(size)` then returns the next keys, and `read` is the number of batches that this pass has read so far.
-        `broken` is explained in `Rest`.
+        `take(size)` returns the next keys of a pass over the sampler that has already read `read` batches. Without
+        it, a new pass begins. For `broken`, see `Rest`.
         """
         _check_start(start)
         of_all_ranks = Calls(partial(self._read, take or _taking(iter(self.sampler))))
         return Rest(of_all_ranks, start, read, self.rank, self.world, self.drop_last, broken).simplified()
 
     def _read(self, take: _Take, number: int) -> Any:
-        """Returns the next batch of all ranks together, or END if there is none."""
+        """Returns the next batch of all ranks together, or END."""
         size = 1 if self.batched or self.batch_size is None else self.batch_size
         keys = take(size)
         if not keys or (len(keys) < size and self.drop_last):
@@ -309,10 +301,9 @@ def _taking(keys: Iterator[Any]) -> _Take:
 class Rest(Iterator[Any]):
     """An iterator over the steps of one rank after its first `steps` steps.
 
-    `batches` iterates over the batches of all ranks, of which `read` have already been read. Earlier steps and steps
-    of other ranks are skipped, and so are their errors. But an error that ends the batches is raised on every rank,
-    because the other ranks would otherwise end silently. `broken()` returns True if the last error has ended the
-    batches.
+    `batches` yields the batches of all ranks; `read` of them have already been read. Earlier steps and steps of other
+    ranks are skipped, and so are their errors. An error that ends the batches (`broken()` returns True) is raised on
+    every rank, because the other ranks would otherwise end silently.
     """
 
     def __init__(
@@ -335,7 +326,7 @@ class Rest(Iterator[Any]):
         self._passes_all = world == 1 and steps <= read
 
     def simplified(self) -> Iterator[Any]:
-        """Returns the iterator `batches` itself if no batch has to be skipped, otherwise this iterator."""
+        """Returns `batches` itself if no batch has to be skipped, otherwise this iterator."""
         return self._batches if self._passes_all else self
 
     def __next__(self) -> Any:

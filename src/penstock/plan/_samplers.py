@@ -1,11 +1,8 @@
-"""Samplers with the names that torch users know.
+"""Samplers with the names that torch users know, for programs that compose samplers by hand.
 
-A sampler is an iterable of keys, and each `iter()` starts a new pass. These samplers are for programs that compose
-samplers by hand. `DataLoader(shuffle=True)` does not need them, because its order is a function (see `_order.py`) and
-can be resumed at any step. If a sampler of this module has no generator of its own, a loader replaces it by the same
-kind of order (`order_of`), with the loader's seed.
-
-No sampler builds a list of n keys. Each computes `KEYS_AT_ONCE` keys at a time while it is read.
+`DataLoader(shuffle=True)` uses an order instead (see `_order.py`), which can be resumed at any step. A loader also
+replaces a sampler of this module that has no generator by the same kind of order, with its own seed (`order_of`).
+No sampler builds a list of n keys: each computes `KEYS_AT_ONCE` keys at a time while it is read.
 """
 
 from __future__ import annotations
@@ -306,10 +303,7 @@ class DistributedSampler(Sampler[int]):
 
 
 def order_of(sampler: object, seed: int) -> Order | None:
-    """Returns the order that replaces one of our samplers, with this seed.
-
-    Returns None if the sampler must be iterated over.
-    """
+    """Returns the order that replaces one of our samplers, or None if the sampler must be iterated over."""
     # A subclass may yield anything, and a generator is the caller's own randomness: both must be iterated.
     if type(sampler) is SequentialSampler:
         return Sequential(len(sampler))
@@ -334,7 +328,7 @@ def order_of(sampler: object, seed: int) -> Order | None:
 
 
 def _as_keys(indices: object) -> NDArray[np.int64] | range | None:
-    """Returns the indices as keys if they are all non-negative integers, else None."""
+    """Returns the indices as keys, or None if they are not all non-negative integers."""
     if isinstance(indices, range):
         ends = (indices[0], indices[-1]) if indices else (0,)
         return indices if min(ends) >= 0 and max(ends) < 1 << 62 else None
@@ -349,7 +343,7 @@ def _as_keys(indices: object) -> NDArray[np.int64] | range | None:
 
 
 def positive(name: str, value: object) -> int:
-    """Returns the value as a positive int. Raises a ValueError that mentions `name` if it is not one."""
+    """Returns the value as a positive int, or raises a ValueError that mentions `name`."""
     if not isinstance(value, (bool, np.bool_)) and hasattr(value, "__index__"):
         number = operator.index(value)
         if number > 0:
@@ -358,10 +352,7 @@ def positive(name: str, value: object) -> int:
 
 
 def check_drop_last(value: object) -> bool:
-    """Returns the value if it is a bool.
-
-    Raises ValueError otherwise, because a misplaced batch size would count as True.
-    """
+    """Returns the value if it is a bool, otherwise raises ValueError: a misplaced batch size would count as True."""
     if not isinstance(value, bool):
         raise ValueError(f"drop_last must be True or False, but it is {value!r}.")
     return value
@@ -373,7 +364,7 @@ def batches(n: int, size: int, drop_last: bool) -> int:
 
 
 def group(keys: Iterator[T], size: int, drop_last: bool) -> Iterator[list[T]]:
-    """Yields lists of `size` keys. The last list may be shorter, unless `drop_last` leaves it out."""
+    """Yields lists of `size` keys. An incomplete last list is left out with `drop_last`."""
     while (batch := list(islice(keys, size))) and (len(batch) == size or not drop_last):
         yield batch
 
@@ -391,7 +382,7 @@ def _generator(generator: np.random.Generator | None) -> np.random.Generator:
 
 
 def _given(name: str, number: int | None, variable: str) -> int:
-    """Returns the number, or the value of an environment variable if the number is None."""
+    """Returns the number, or the value of the environment variable if the number is None."""
     if number is not None:
         return number
     value = os.environ.get(variable)

@@ -42,7 +42,7 @@ def mix(*parts: SupportsInt) -> int:
 
 
 def hashes(key: int, numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Returns a 64-bit hash of each non-negative number with this key. Different numbers never collide."""
+    """Returns a 64-bit hash of each non-negative number. Different numbers never collide under the same key."""
     state = (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(GAMMA) + np.uint64(mix(key))
     state = (state ^ state >> np.uint64(30)) * np.uint64(FIRST)
     state = (state ^ state >> np.uint64(27)) * np.uint64(SECOND)
@@ -60,7 +60,7 @@ def _fold(number: int) -> int:
 
 
 def draw_key(generator: np.random.Generator | None) -> int:
-    """Returns a new key drawn from the generator, or from numpy's global state if the generator is None."""
+    """Draws a key from the generator, or from numpy's global state if it is None."""
     if generator is None:
         import_whole("numpy.random")
         return int(np.random.randint(0, 1 << 63, dtype=np.uint64))
@@ -68,7 +68,6 @@ def draw_key(generator: np.random.Generator | None) -> int:
 
 
 def check_generator(generator: object) -> None:
-    """Raises TypeError if the argument is neither None nor a numpy Generator."""
     if generator is not None and not isinstance(generator, np.random.Generator):
         kind = f"{type(generator).__module__}.{type(generator).__qualname__}"
         raise TypeError(

@@ -57,10 +57,7 @@ class ArrayDataset(Dataset[Any]):
         return [self._sample(parts) for parts in zip(*rows, strict=True)]
 
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
-        """Returns the batch for these keys. The result is the same as collating the samples one by one.
-
-        `empty(shape, dtype)` allocates the batch's memory.
-        """
+        """Returns the batch for these keys, as if collated one by one. `empty(shape, dtype)` allocates its memory."""
         checked = checked_keys(keys, len(self))
         if type(empty) is FieldMemory:
             columns = zip(self._views, self._into(empty), strict=True)
@@ -68,7 +65,6 @@ class ArrayDataset(Dataset[Any]):
         return self._sample([_gathered(view, checked, empty) for view in self._views])
 
     def _into(self, batch: FieldMemory) -> Sequence[FieldMemory]:
-        """Returns the part of the batch's memory for each column."""
         if self.names is not None:
             return batch.below(self.names)
         return [batch] if len(self.columns) == 1 else batch.below(range(len(self.columns)))

@@ -1,7 +1,7 @@
 """Map-style datasets, streams, and ways to combine them.
 
-A dataset does not need to derive from a class of this module. Any object with `__getitem__` and `__len__` is a
-dataset, and can be combined with others (a list, an array, a Hugging Face dataset).
+Any object with `__getitem__` and `__len__` is a dataset (a list, an array, a Hugging Face dataset), without deriving
+from a class of this module.
 """
 
 from __future__ import annotations
@@ -59,10 +59,7 @@ _METHODS = ("__gather__", "__getitems__", "__getitem__")
 
 
 def _depth(cls: type, name: str) -> int:
-    """Returns the index in the MRO of the first class that defines the name.
-
-    If none does, this is the index of `object`.
-    """
+    """Returns the index in the MRO of the first class that defines the name, or of `object` if none does."""
     found = (at for at, base in enumerate(cls.__mro__) if name in vars(base))
     return next(found, len(cls.__mro__) - 1)
 
@@ -159,10 +156,7 @@ class ConcatDataset(Dataset[T_co]):
 
     @property
     def __foresee__(self) -> Callable[[Any], Any]:
-        """Passes a forecast (which keys a loader will ask for) to the datasets.
-
-        This attribute does not exist if none of the datasets has `__foresee__`.
-        """
+        """Passes a forecast to the datasets. The attribute is missing if none of them has `__foresee__`."""
         return _not_missing(foresee_of_parts(self))
 
     def __getitem__(self, index: int) -> T_co:
@@ -185,7 +179,6 @@ class ConcatDataset(Dataset[T_co]):
         return samples
 
     def _locate(self, index: int) -> tuple[int, int]:
-        """Returns the index of the dataset that has this sample, and the sample's key in that dataset."""
         n = self.cumulative_sizes[-1]
         if not -n <= index < n:
             # As in torch: ValueError below the range; above it IndexError, which ends a plain iteration.
@@ -269,10 +262,7 @@ class Subset(Dataset[T_co]):
 
     @property
     def __gather__(self) -> Callable[[Any, Any], Any]:
-        """The dataset's `__gather__` (see `ArrayDataset`) for this subset.
-
-        This attribute does not exist if the dataset has no `__gather__`.
-        """
+        """Gathers from the dataset (see `ArrayDataset`). The attribute is missing if it has no `__gather__`."""
         gather = method_of(self.dataset, "__gather__")
         if gather is None:
             raise AttributeError(f"a {type(self.dataset).__name__} has no __gather__")
@@ -280,22 +270,15 @@ class Subset(Dataset[T_co]):
 
     @property
     def blocks(self) -> NDArray[np.int64]:
-        """The first key of each block, and the end of the last block.
-
-        This attribute does not exist if the indices are not sorted by block.
-        """
+        """The first key of each block, and the end of the last. Missing if the indices are not sorted by block."""
         return _in_sequence(blocks_of_subset(self).outer, "indices")
 
     @property
     def __foresee__(self) -> Callable[[Any], Any]:
-        """Passes a forecast (which keys a loader will ask for) to the dataset.
-
-        This attribute does not exist if the dataset has no `__foresee__`.
-        """
+        """Passes a forecast to the dataset. The attribute is missing if the dataset has no `__foresee__`."""
         return _not_missing(foresee_of_subset(self))
 
     def _underlying(self, keys: Sequence[int] | NDArray[Any]) -> list[Any]:
-        """Converts keys of the subset to keys of the underlying dataset."""
         if isinstance(self.indices, np.ndarray):
             return cast("list[Any]", self.indices[keys].tolist())
         return [self.indices[key] for key in keys]
@@ -336,7 +319,7 @@ class StackDataset(Dataset[Any]):
 
 
 def check_either(taker: str, part: str, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """Raises ValueError unless there is at least one part, and all parts are given by position or all by name."""
+    """Raises ValueError unless there are parts, and they are given all by position or all by name."""
     if args and kwargs:
         counts = f"{len(args)} by position and {sorted(kwargs)} by name"
         raise ValueError(f"{taker} takes {part}s either by position (tuples) or by name (dicts), not {counts}.")
@@ -387,10 +370,7 @@ def _counts(lengths: Sequence[float], n: int) -> list[int]:
 
 
 def fetch(dataset: Any, keys: Sequence[Any]) -> list[Any]:
-    """Returns the samples of these keys, in the same order.
-
-    Fetches them all at once if the dataset has `__getitems__`.
-    """
+    """Returns the samples of these keys, in the same order; all at once if the dataset has `__getitems__`."""
     getitems = method_of(dataset, "__getitems__")
     if not getitems:
         return [dataset[key] for key in each(keys)]
@@ -402,10 +382,7 @@ def fetch(dataset: Any, keys: Sequence[Any]) -> list[Any]:
 
 
 def _in_sequence(blocks: Grouping, what: str) -> NDArray[np.int64]:
-    """Returns the first key of each block, and the end of the last block.
-
-    Raises AttributeError if a block is not a range of consecutive keys.
-    """
+    """Returns the edges of the blocks. Raises AttributeError if a block is not a range of consecutive keys."""
     if blocks.keys is not None:
         # A loader of the subset itself does not need them sorted.
         raise AttributeError(f"its keys are not sorted by block. Sort the indices of the {what} to wrap it")
@@ -419,7 +396,6 @@ def _not_missing(foresee: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
 
 
 def _lengths(datasets: Sequence[object]) -> list[int]:
-    """Returns the length of each dataset. Raises TypeError, as `len` does, if a dataset has no length."""
     return [len(dataset) for dataset in cast("Sequence[Sized]", datasets)]
 
 

@@ -1,6 +1,6 @@
 """Finds the files below a folder, also through links, and lists the suffixes of picture files.
 
-This module needs no other package, so that `ImageFolder`, `Tar` and `penstock.open` all use the same suffixes.
+It imports no other package, so that `ImageFolder`, `Tar` and `penstock.open` all use the same suffixes.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Iterator
 PICTURES = frozenset(
     [".jpg", ".jpeg", ".jpe", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".avif"]
 )
-"""The suffixes of the picture files that `penstock.image` decodes."""
+"""Suffixes of the picture files that `penstock.image` decodes."""
 
 Above = tuple[tuple[int, int], ...]
-"""A folder and its parent folders up to the start of the search, each given by its device and inode number."""
+"""A folder and its parents up to the start of the search, each as (device, inode number)."""
 
 
 def files_below(root: str, folder: str = "", above: Above = ()) -> Iterator[str]:
-    """Yields the paths of all files below a folder, relative to `root`.
+    """Yields all files below a folder as paths relative to `root`. Files and folders are sorted together by name.
 
-    Files and folders are sorted together by name. A link to a folder is followed, unless it leads back to one of its
-    parent folders. Raises OSError for a folder that cannot be read.
+    A link to a folder is followed, unless it leads back to one of its parents. Raises OSError if a folder cannot be
+    read.
     """
     here = os.path.join(root, folder)
     found, above = _inside(here, above or (_number(root),), hidden=False)
@@ -34,10 +34,9 @@ def files_below(root: str, folder: str = "", above: Above = ()) -> Iterator[str]
 
 
 def folders_below(folder: str, *, hidden: bool = False, above: Above = ()) -> Iterator[tuple[str, list[str]]]:
-    """Yields the folder and all folders below it, each with the names of its files.
+    """Yields the folder and all folders below it, parents first, each with the names of its files.
 
-    A folder comes before its subfolders. Links are followed as in `files_below`. Folders that cannot be read, such as
-    lost+found, are left out.
+    Links are followed as in `files_below`. Folders that cannot be read, such as lost+found, are left out.
     """
     try:
         found, above = _inside(folder, above, hidden)
@@ -50,10 +49,7 @@ def folders_below(folder: str, *, hidden: bool = False, above: Above = ()) -> It
 
 
 def _inside(folder: str, above: Above, hidden: bool) -> tuple[list[tuple[str, bool]], Above]:
-    """Lists a folder.
-
-    Returns a sorted list of pairs (name, True if this is a folder), and `above` with `folder` added.
-    """
+    """Returns a sorted list of (name, True for a folder), and `above` with `folder` added."""
     with os.scandir(folder) as entries:
         found = sorted((each.name, _is_folder(each)) for each in entries if hidden or not each.name.startswith("."))
     return found, (*above, _number(folder))

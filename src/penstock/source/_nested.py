@@ -19,10 +19,7 @@ Foresee = Callable[[Forecast], Any]
 
 
 def method_of(dataset: object, name: str) -> Any:
-    """Returns the dataset's special method of this name, such as `__getitems__`.
-
-    Returns None if its class has no such method.
-    """
+    """Returns the dataset's special method of this name, such as `__getitems__`, or None if its class has none."""
     # Looked up on the class, as Python does for special methods: a wrapper that forwards missing attributes to an
     # inner dataset would otherwise be bypassed, and the inner dataset's samples used instead of its own.
     return getattr(dataset, name, None) if hasattr(type(dataset), name) else None
@@ -33,11 +30,7 @@ _ATTRIBUTES = {"Subset": ("dataset", "indices"), "ConcatDataset": ("datasets", "
 
 
 def _is(kind: str, dataset: object, name: str) -> bool:
-    """True if the dataset is an instance of the class named `kind`, which is `Subset` or `ConcatDataset`.
-
-    The class may be penstock's or torch's. The result is False if a subclass of it defines the attribute `name`
-    itself.
-    """
+    """True for an instance of `kind` ("Subset" or "ConcatDataset"), unless a subclass of it defines `name` itself."""
     for cls in type(dataset).__mro__:
         if cls.__name__ == kind:
             return all(hasattr(dataset, each) for each in _ATTRIBUTES[kind])
@@ -50,10 +43,7 @@ def _is(kind: str, dataset: object, name: str) -> bool:
 
 
 def blocks_of(dataset: Any) -> Grouping:
-    """Returns the blocks of a dataset (groups of keys that are read together).
-
-    Raises TypeError if the dataset has no blocks, and ValueError if the blocks do not fit its keys.
-    """
+    """Returns the blocks (groups of keys that are read together). Raises TypeError if the dataset has none."""
     try:
         return _grouping(dataset)
     except AttributeError as error:
@@ -129,10 +119,9 @@ def _keys(indices: Any, length: int) -> KeyArray | None:
 
 
 def fingerprint_of(dataset: Any) -> str | None:
-    """Returns a short string that identifies the samples, or None if no dataset defines one.
+    """Returns a string from `__fingerprint__()` that identifies the samples, or None if no dataset defines it.
 
-    The string comes from `__fingerprint__()` of the dataset, or of the datasets inside it. It may be shown in error
-    messages, and does not depend on where the files are.
+    It may be shown in error messages, and does not depend on where the files are.
     """
     if _is("Subset", dataset, "__fingerprint__"):
         return fingerprint_of(dataset.dataset)
@@ -149,10 +138,7 @@ def fingerprint_of(dataset: Any) -> str | None:
 
 
 def foresee_of(dataset: Any) -> Foresee | None:
-    """Returns a function that passes a forecast to the dataset, or to the datasets inside it.
-
-    A forecast tells a dataset which keys a loader will ask for. Returns None if no dataset has `__foresee__`.
-    """
+    """Returns a function that passes a forecast to the dataset or those inside it; None if none has `__foresee__`."""
     if _is("Subset", dataset, "__foresee__"):
         return foresee_of_subset(dataset)
     if _is("ConcatDataset", dataset, "__foresee__"):
@@ -212,7 +198,6 @@ def _of_part(forecast: Forecast, joint: Any, number: int) -> InnerForecast:
 
 
 def _or_none(blocks: Callable[..., InnerBlocks], *args: Any) -> InnerBlocks | None:
-    """Returns the result of `blocks(*args)`, or None if a dataset has no blocks."""
     try:
         return blocks(*args)
     except AttributeError:

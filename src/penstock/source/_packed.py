@@ -1,7 +1,7 @@
 """`PackedList` holds millions of paths in two arrays, which workers share.
 
-A forked worker that reads a list of str copies the list page by page, because reading a str changes its reference
-count. Two numpy arrays have only two reference counts.
+A forked worker that reads a list of str copies it page by page, because reading a str changes its reference count.
+Two numpy arrays have only two reference counts.
 """
 
 from __future__ import annotations
@@ -127,10 +127,7 @@ _ENCODE: dict[ItemKind, Callable[[Any], bytes]] = {
 
 
 def _pack(items: Iterable[Any], kind: ItemKind | None = None) -> tuple[bytearray, array[int], ItemKind]:
-    """Returns all items concatenated, the n + 1 offsets at which they begin and end, and their kind.
-
-    If two items differ in kind, all items are pickled.
-    """
+    """Returns the concatenated items, their n + 1 offsets, and their kind: "pickle" if two items differ in kind."""
     data, offsets = bytearray(), array("q", [0])
     items = iter(items)
     for item in items:

@@ -16,10 +16,7 @@ LEAST_SECONDS = 0.2
 
 
 class Facts:
-    """Numbers for a verdict on a loader (a sentence about where its time goes).
-
-    They cover the current epoch if it is long enough for a verdict, otherwise the loader's whole life.
-    """
+    """The numbers for a verdict, from the current epoch or, if that is too short, from the loader's whole life."""
 
     def __init__(self, stats: Stats) -> None:
         self.stats = stats
@@ -36,7 +33,6 @@ class Facts:
 
     @property
     def least(self) -> int:
-        """The minimum number of batches for a verdict."""
         ahead = self.workers * int(self.settings.get("prefetch_factor") or 1)
         return max(LEAST_BATCHES, LEAST_WINDOWS * ahead)
 
@@ -45,14 +41,12 @@ class Facts:
 
     @property
     def scope(self) -> str:
-        """The name of the period that the verdict is about, such as "epoch 3"."""
         if self.period is self.stats.epoch:
             return f"epoch {count(self.stats.epoch_number)}"
         return f"all {count(self.stats.life.epochs)} epochs"
 
     @property
     def starts_often(self) -> bool:
-        """True if new workers are started for each epoch."""
         return self.workers > 0 and not self.settings.get("persistent_workers", True)
 
     @property
@@ -63,13 +57,12 @@ class Facts:
     # The loop.
 
     def _starting(self, period: Period) -> float:
-        """Returns how many seconds the loop waited in this period for workers to start and make the first batch."""
+        """Returns how many seconds the loop waited for workers to start and make the first batch."""
         first = self.stats.first_batch or FirstBatch()
         each = min(first.total - first.start, period.waits.longest)
         return min(period.waits.total, each * self._starts(period))
 
     def _starts(self, period: Period) -> int:
-        """Returns how many times the workers were started in the period."""
         if self.starts_often:
             return period.epochs
         return int(period is self.stats.life or period.batches == self.stats.life.batches)
@@ -86,22 +79,21 @@ class Facts:
 
     @cached_property
     def waited(self) -> float:
-        """The number of seconds that the loop waited for data after the workers had started."""
+        """Seconds that the loop waited for data after the workers had started."""
         return max(0.0, self.period.waits.total - self.starting)
 
     @cached_property
     def whole(self) -> float:
-        """The number of seconds that the loop waited or worked after the workers had started."""
+        """Seconds that the loop waited or worked after the workers had started."""
         return max(1e-9, self.waited + self.period.works.total)
 
     @property
     def waiting(self) -> float:
-        """The share of the time after start-up (`whole`) that the loop waited for data."""
         return self.waited / self.whole
 
     @property
     def usual_waits(self) -> float:
-        """The number of seconds that the loop would have waited if every wait had been as long as the median."""
+        """Seconds that the loop would have waited if every wait had been as long as the median."""
         return self.period.waits.median * self.period.batches
 
     # The workers.
@@ -111,15 +103,12 @@ class Facts:
 
     @cached_property
     def busy(self) -> float:
-        """The number of seconds that workers worked, summed over workers.
-
-        If there are no workers, this is the time that the loop spent loading data itself.
-        """
+        """Seconds of work, summed over workers, or the loop's own loading time if there are no workers."""
         return max(1e-9, self._sum("busy") or (0.0 if self.workers else self.waited))
 
     @cached_property
     def present(self) -> float:
-        """The number of seconds that workers worked or waited, summed over workers."""
+        """Seconds that workers worked or waited, summed over workers."""
         return self.busy + self._sum("waited_task", "waited_room")
 
     @property
@@ -129,7 +118,7 @@ class Facts:
     def idle_share(self, why: str) -> float:
         """Returns the share of the workers' time in which they were idle for the reason `why`.
 
-        "task" means that workers had no task although the loop waited. "room" means that enough batches were ready.
+        "task": they had no task although the loop waited. "room": enough batches were ready.
         """
         return self._sum(f"waited_{why}") / self.present
 
@@ -170,7 +159,7 @@ class Facts:
 
     @property
     def delayed(self) -> float:
-        """The number of seconds that workers were ready to compute but had no processor, summed over workers."""
+        """Seconds that workers were ready to compute but had no processor, summed over workers."""
         return self._sum("delayed")
 
     @property
@@ -195,17 +184,13 @@ class Facts:
 
     @property
     def cpus_full(self) -> bool:
-        """True if the workers used all the processor time that they could get."""
         if self.elsewhere:
             return False
         return self.cpu_used >= 0.85 * self.cpus or (self.delay_share >= 0.25 and self.blocked_share < 0.5)
 
     @property
     def only_wants_cpu(self) -> bool:
-        """True if workers spent most of their time computing or waiting for a processor.
-
-        Such workers may look idle in other figures.
-        """
+        """True if workers mostly computed or waited for a processor. Other figures may show them as idle."""
         computed = self.delayed + self._sum("cpu")
         return not self.elsewhere and self.delayed >= 0.25 * self.present and computed >= 0.75 * self.present
 
@@ -222,7 +207,6 @@ class Facts:
 
     @cached_property
     def timed(self) -> int:
-        """The number of samples that were timed."""
         return sum(bucket.count for bucket in self._times)
 
     @cached_property
@@ -236,7 +220,6 @@ class Facts:
 
     @cached_property
     def _tail(self) -> list[Bucket]:
-        """The histogram buckets of the samples that took at least 20 times as long as the median."""
         return [bucket for bucket in self._times if bucket.low >= 20 * self.median_sample > 0]
 
     @property
@@ -249,10 +232,7 @@ class Facts:
 
     @property
     def slow(self) -> list[SlowSample]:
-        """The samples that took at least 20 times as long as the median, slowest first. Each key occurs once.
-
-        Only the ten slowest samples of the period can be in this list, because only their keys are recorded.
-        """
+        """Those of the ten slowest samples that took at least 20 times the median, slowest first, each key once."""
         slow: dict[int | str, SlowSample] = {}
         for sample in self.period.slowest:
             if sample.seconds >= 20 * self.median_sample:

@@ -36,10 +36,7 @@ class StatsHook:
         self._threads: set[int] = set()  # the threads that are calling the function now
 
     def call(self, stats: Stats) -> None:
-        """Calls the function. Does nothing in a forked child, or if the function is already running in this thread.
-
-        The latter happens if the function itself reads a loader.
-        """
+        """Calls the function, except in a forked child, or if the function itself is reading the loader."""
         me = get_ident()
         if os.getpid() != self._pid or me in self._threads:
             return
@@ -96,34 +93,26 @@ def on_stats(function: Callable[[Stats], object], every: float = 10.0) -> StatsH
 
 
 class Turns:
-    """Decides when each of the user's functions receives the figures of one loader.
-
-    Times are values of `time.perf_counter`.
-    """
+    """Decides when each hook receives the figures of one loader. Times are values of `time.perf_counter`."""
 
     def __init__(self) -> None:
         self._next: dict[StatsHook, float] = {}
         self._ended: tuple[int, int] | None = None  # the number of epochs and batches when the last epoch ended
 
     def due(self, now: float) -> list[StatsHook]:
-        """Returns the hooks (user-supplied functions) that are due at time `now`.
-
-        Takes less than a microsecond if there are no hooks.
-        """
+        """Returns the hooks whose time has come. Takes less than a microsecond if there are no hooks."""
         if not _hooks:
             return []
         return [hook for hook in tuple(_hooks) if now >= self._next.setdefault(hook, now + hook.every)]
 
     def tick(self, now: float, stats: Callable[[], Stats]) -> None:
-        """Calls the hooks (user-supplied functions) that are due at time `now`, with the result of `stats()`."""
         if hooks := self.due(now):
             self._call(hooks, now, stats())
 
     def epoch_ended(self, now: float, stats: Callable[[], Stats]) -> None:
-        """Calls all hooks (user-supplied functions) at the end of an epoch, and logs a line if the log level allows.
+        """Calls all hooks with the result of `stats()`, and logs a line if the log level allows.
 
-        The hooks receive the result of `stats()`. A second call for the same epoch does nothing, because a program
-        may call `next()` again after the end.
+        A second call for the same epoch does nothing, because a program may call `next()` again after the end.
         """
         logs = _logger_is_on()
         if _hooks or logs:

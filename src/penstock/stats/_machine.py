@@ -1,9 +1,7 @@
 """Finds out which resources this machine, and the control groups (cgroups) of this process, allow a loader to use.
 
-A process belongs to one cgroup of each hierarchy. The limits of all ancestors of that cgroup apply too, so the lowest
-limit counts. Version 2 of cgroups has a single hierarchy; version 1 has a hierarchy for each controller (such as
-"cpu" or "memory"); and both versions may be mounted side by side. Any file may be missing, unreadable or malformed.
-In that case, the result is the same as on a machine without limits.
+The lowest limit of a process's cgroup and its ancestors counts. Version 2 of cgroups has a single hierarchy; version
+1 has one for each controller, such as "cpu"; both may be mounted. A missing or malformed file counts as no limit.
 """
 
 from __future__ import annotations
@@ -18,10 +16,10 @@ from penstock.stats._figures import Machine
 
 
 def machine(workers: Iterable[int] = (), throttled_before: float = 0.0, root: Path = Path("/")) -> Machine:
-    """Returns the resource limits of this process and its workers, and how much these limits slow them down.
+    """Returns the resource limits of this process and its workers, and how much they slow it down. Takes 0.2 ms.
 
     `workers` has the ids of the workers' processes or threads. `throttled_before` is what `throttled` returned when
-    the measurement began. `/proc` and `/sys` are looked up under `root`. A call takes 0.2 ms.
+    the measurement began. `/proc` and `/sys` are looked up under `root`.
     """
     workers = list(workers)
     processes: list[int | str] = ["self", *workers]
@@ -48,7 +46,7 @@ def machine(workers: Iterable[int] = (), throttled_before: float = 0.0, root: Pa
 
 
 def throttled(root: Path = Path("/")) -> float:
-    """Returns how many seconds this process has been throttled by cgroup CPU limits so far, summed over CPUs."""
+    """Returns how many seconds cgroup CPU limits have throttled this process so far, summed over CPUs."""
     return max(map(_throttled, _groups(root, "cpu")), default=0.0)
 
 
@@ -84,10 +82,7 @@ def _memberships(root: Path, controller: str) -> Iterator[tuple[str, str]]:
 
 
 def _mounts(root: Path, controller: str, kind: str) -> Iterator[tuple[str, str]]:
-    """Yields the mounts of a cgroup hierarchy as pairs: the mounted path inside the hierarchy, and the mount point.
-
-    `kind` is "cgroup" for version 1, which has a hierarchy for each controller, and "cgroup2" for version 2.
-    """
+    """Yields the path inside the hierarchy and the mount point of each mount of type `kind`."""
     for line in _read(f"{root}/proc/self/mountinfo").splitlines():
         mount, _, filesystem = line.partition(" - ")
         about, of = mount.split(), filesystem.split()
@@ -96,7 +91,7 @@ def _mounts(root: Path, controller: str, kind: str) -> Iterator[tuple[str, str]]
 
 
 def _quota(group: str) -> float | None:
-    """Returns the number of CPUs that the cgroup may use, or None if there is no limit."""
+    """Returns the number of CPUs that the cgroup may use, or None without a limit."""
     quota, period = [*_read(f"{group}/cpu.max").split(), "", ""][:2]
     if not quota:
         quota, period = _read(f"{group}/cpu.cfs_quota_us"), _read(f"{group}/cpu.cfs_period_us")
@@ -106,7 +101,6 @@ def _quota(group: str) -> float | None:
 
 
 def _throttled(group: str) -> float:
-    """Returns how many seconds the cgroup has been throttled so far, summed over CPUs."""
     found = _table(f"{group}/cpu.stat")
     return found.get("throttled_usec", 0) / 1e6 or found.get("throttled_time", 0) / 1e9
 

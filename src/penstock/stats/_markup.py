@@ -2,9 +2,8 @@
 
 Only the function `text` turns the user's text into HTML.
 
-The labels of a chart are HTML next to its SVG, because text inside an SVG would be stretched with it, or too small to
-read on a phone. So only the plot itself is SVG, with 1000 by 100 units that stretch to any size, and the labels are
-positioned by percentages.
+The labels of a chart are HTML next to its SVG, positioned by percentages, because text inside an SVG would be
+stretched with it, or too small to read on a phone. The SVG has 1000 by 100 units, which stretch to any size.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ Point = tuple[float, float]  # x and y, each from 0 to 1
 
 
 def text(value: object, most: int = 300) -> str:
-    """Converts any value to HTML text, which may also be used in an attribute.
+    """Converts any value to HTML text, which may also be used in an attribute: a `str` as it is, others by `repr`.
 
-    A `str` is shown as it is, and any other value by its `repr`. Text of more than `most` characters is shortened in
-    the middle. Invisible characters, and lone surrogates (which cannot be written to a file), are shown as escapes.
+    Text of more than `most` characters is shortened in the middle. Invisible characters, and lone surrogates (which
+    cannot be written to a file), are shown as escapes.
     """
     plain = value if isinstance(value, str) else safe_text(value, repr)
     if len(plain) > most:
@@ -36,11 +35,7 @@ def text(value: object, most: int = 300) -> str:
 def plot(
     marks: Iterable[str], ys: Iterable[tuple[float, str]], xs: Iterable[tuple[float, str]], label: str, kind: str = ""
 ) -> str:
-    """Returns a chart as HTML: its SVG shapes (`marks`) with a grid and labels around them.
-
-    `ys` and `xs` are the labels of the two axes. Each label has a position from 0 to 1 and a text. `label` describes
-    the chart for screen readers, and `kind` is an additional CSS class.
-    """
+    """Returns a chart with axis labels at `xs` and `ys`, from 0 to 1. `label` describes it for screen readers."""
     ys = list(ys)
     grid = "".join(f"M0 {HIGH * (1 - y):.4g}H{WIDE}" for y, _ in ys)
     return (
@@ -52,10 +47,7 @@ def plot(
 
 
 def _labels(side: str, places: Iterable[tuple[float, str]]) -> str:
-    """Returns the labels along one side of a plot as HTML.
-
-    Each label is centred on its position, except labels at the ends, which are aligned to stay inside the plot.
-    """
+    """Returns labels that are centred on their positions or, at the ends, aligned to stay inside the plot."""
     ends = {True: ' class="first"', False: ' class="last"'}
     return "".join(
         f'<span{ends[at < 0.5] if abs(at - 0.5) > 0.48 else ""} style="{side}:{at:.4%}">{escape(text)}</span>'
@@ -80,7 +72,6 @@ def line(kind: str, points: Sequence[Point]) -> str:
 
 
 def upright(kind: str, xs: Iterable[float]) -> str:
-    """Returns vertical lines over a plot's whole height as one SVG path. `xs` are their positions, from 0 to 1."""
     return f'<path class="line {kind}" d="{"".join(f"M{_x(x)} 0V{HIGH}" for x in xs)}"/>'
 
 
@@ -93,10 +84,7 @@ def _y(value: float) -> str:
 
 
 def scale(most: float, steps: Sequence[float] = (1, 2, 2.5, 5, 10), lines: int = 4) -> list[float]:
-    """Returns the labels of an axis as evenly spaced round numbers, from 0 to at least `most`.
-
-    There are at least 2 and at most `lines` + 1 numbers.
-    """
+    """Returns 2 to `lines` + 1 evenly spaced round numbers, from 0 to at least `most`, as labels of an axis."""
     if most <= 0:
         return [0.0, 1.0]
     power = 10.0 ** math.floor(math.log10(most / lines))
@@ -114,10 +102,7 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def time_scale(end: float, lines: int = 5) -> list[tuple[float, str]]:
-    """Returns the labels of a time axis from 0 to `end` seconds, such as 0 s, 20 s and 40 s.
-
-    Each label has a position from 0 to 1 and a text.
-    """
+    """Returns positions (0 to 1) and labels of a time axis from 0 to `end` seconds, such as 0 s, 20 s and 40 s."""
     days = 86400.0 * math.ceil(end / 86400 / lines)
     step = next((step for step in _TIMES if end / step <= lines), days)
     unit, name = next(((unit, name) for unit, name in _UNITS if step >= unit), _UNITS[-1])
@@ -126,7 +111,7 @@ def time_scale(end: float, lines: int = 5) -> list[tuple[float, str]]:
 
 
 def stacked(parts: Iterable[tuple[str, float, str]], whole: float) -> str:
-    """Returns a horizontal bar of total length `whole` as HTML. Each part has a CSS class, a length and a tooltip."""
+    """Returns a horizontal bar of total length `whole`. Each part has a CSS class, a length and a tooltip."""
     inner = "".join(
         f'<i class="{kind}" style="width:{100 * length / whole:.4g}%" data-tip="{escape(tip)}"></i>'
         for kind, length, tip in parts
@@ -136,16 +121,12 @@ def stacked(parts: Iterable[tuple[str, float, str]], whole: float) -> str:
 
 
 def legend(*entries: tuple[str, str]) -> str:
-    """Returns the legend of a chart as HTML. Each entry has a CSS class (for its colour) and a text."""
     inner = "".join(f'<span><i class="{kind}"></i>{escape(text)}</span>' for kind, text in entries)
     return f'<p class="legend">{inner}</p>'
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], texts: Sequence[int] = (0,), name: str = "") -> str:
-    """Returns an HTML table. The cells must be HTML already.
-
-    `texts` has the indices of the columns with text; the other columns have numbers. `name` is the table's HTML id.
-    """
+    """Returns a table of cells that are HTML already. `texts`: columns of text, not numbers. `name`: the HTML id."""
     kinds = [' class="text"' if i in texts else "" for i in range(len(heads))]
     head = "".join(f"<th{kind}>{escape(text)}</th>" for kind, text in zip(kinds, heads, strict=True))
     body = "".join(
@@ -158,7 +139,6 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], texts: Sequence[i
 
 
 def facts(pairs: Iterable[tuple[str, str]]) -> str:
-    """Returns a list of names and values as HTML. Names and values must be HTML already."""
     return f'<dl class="facts">{"".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in pairs)}</dl>'
 
 
@@ -172,12 +152,7 @@ def folded(summary: str, inner: str) -> str:
 
 
 def log_scale(limits: Sequence[float], show: Callable[[float], str]) -> list[tuple[float, str]]:
-    """Returns the labels of a logarithmic axis: one at each power of ten, or only at some of them if there are many.
-
-    The axis has columns of equal width. `limits` are the values at the edges of the columns, and each is the same
-    multiple of the one before. `show` formats a value as text. Each label is a pair: a position from 0 to 1, and the
-    text.
-    """
+    """Returns labels at powers of ten for columns of equal width, whose edges have the values `limits`."""
     places = []
     for column, (low, high) in enumerate(pairwise(limits)):
         power = 10.0 ** math.ceil(math.log10(low) - 1e-9)

@@ -48,16 +48,12 @@ PARTS = (
 
 
 def thinned(history: Sequence[Moment]) -> list[Moment]:
-    """Returns at most MOST_MOMENTS evenly spaced moments of the history, including the last one.
-
-    A moment at time zero is added at the beginning. If there is no history, the result is empty.
-    """
+    """Returns BEGINNING and at most MOST_MOMENTS evenly spaced moments, including the last; empty without history."""
     step = math.ceil(len(history) / MOST_MOMENTS) or 1
     return [BEGINNING, *history[::-1][::step][::-1]] if history else []
 
 
 def title(found: Facts) -> str:
-    """Returns the page's header: the loader's name, and the period that most sections are about."""
     stats, period = found.stats, found.period
     length = f"{count(period.batches)} batches in {seconds(period.seconds)}"
     if period is stats.epoch and stats.life.epochs > 1:
@@ -93,10 +89,7 @@ def _large(value: str) -> str:
 
 
 def _waiting(before: Moment, after: Moment) -> float | None:
-    """Returns the share of time that the caller waited between two moments.
-
-    Returns None if the caller neither waited nor worked.
-    """
+    """Returns the share of time that the caller waited, or None if it neither waited nor worked."""
     waited, worked = after.waited - before.waited, after.worked - before.worked
     return min(max(waited / (waited + worked), 0.0), 1.0) if waited + worked > 0 else None
 
@@ -104,20 +97,14 @@ def _waiting(before: Moment, after: Moment) -> float | None:
 def _over_time(
     columns: str, moments: Sequence[Moment], ys: list[tuple[float, str]], marks: list[str], label: str
 ) -> str:
-    """Returns a chart of values over time. On hover, the page's script shows values from the history table.
-
-    `columns` lists the indices of the table columns to show, separated by spaces.
-    """
+    """Returns a chart. On hover, the script shows `columns` (indices separated by spaces) of the history table."""
     end = moments[-1].at
     drawn = plot(marks, ys, time_scale(end), label)
     return f'<div data-columns="{columns}" data-end="{end:.3f}">{drawn}</div>'
 
 
 def _edges(moments: Sequence[Moment]) -> list[tuple[float, float]]:
-    """Returns the left and right edge of each interval between two moments, as positions from 0 to 1.
-
-    The values drawn for an interval are those of its second moment.
-    """
+    """Returns each interval's left and right edge, from 0 to 1. An interval shows the values of its second moment."""
     whole = moments[-1].at or 1.0
     return [(before.at / whole, after.at / whole) for before, after in pairwise(moments)]
 
@@ -254,10 +241,7 @@ def _hits(buckets: Sequence[Bucket]) -> Iterator[str]:
 
 
 def _filled(buckets: Sequence[Bucket]) -> list[Bucket]:
-    """Returns the buckets that have samples, and fills the gaps between them with empty buckets.
-
-    An empty bucket has the same ratio of upper to lower limit as the bucket after the gap.
-    """
+    """Returns the non-empty buckets, with gaps filled by empty buckets of the same relative width."""
     filled: list[Bucket] = []
     for bucket in buckets:
         while bucket.count and filled and filled[-1].high < bucket.low * 0.99:

@@ -60,7 +60,6 @@ def publish(by: object, stats: Stats) -> None:
 
 
 def to_text(stats: Stats) -> bytes:
-    """Returns the figures as JSON. Long lists are shortened as `_PARTS` specifies."""
     plain = _plain(stats) | {"settings": dict(stats.settings)}
     return json.dumps({"pid": os.getpid(), "at": time.time(), "stats": plain}, default=str).encode()
 
@@ -82,10 +81,7 @@ def _plain(figures: Any) -> dict[str, Any]:
 
 
 def _table(figures: Sequence[Any]) -> list[Any]:
-    """Returns a table: the names of the fields, followed by a row of values for each object.
-
-    This is shorter and faster than a dict for each object.
-    """
+    """Returns the field names, then a row of values for each object: shorter and faster than a dict for each."""
     if not figures:
         return []
     kind = type(figures[0])
@@ -93,10 +89,7 @@ def _table(figures: Sequence[Any]) -> list[Any]:
 
 
 def from_text(text: bytes) -> Published:
-    """Returns the figures from a text that `to_text` wrote, perhaps in another version of penstock.
-
-    Raises ValueError if the text is anything else.
-    """
+    """Reads what `to_text` wrote, perhaps in another version of penstock; raises ValueError for any other text."""
     try:
         plain = json.loads(text)
         return Published(int(plain["pid"]), float(plain["at"]), _built(Stats, plain["stats"]))
@@ -105,7 +98,7 @@ def from_text(text: bytes) -> Published:
 
 
 def _built(kind: type, plain: Mapping[str, Any]) -> Any:
-    """Rebuilds an object of the class `kind` from the result of `_plain`. Unknown fields are ignored."""
+    """Rebuilds an object from the result of `_plain`. Unknown fields are ignored."""
     given = {name: plain[name] for name in _names[kind] if name in plain}
     for name, inner in _NESTED.get(kind, {}).items():
         if given.get(name) is not None:

@@ -7,16 +7,12 @@ from dataclasses import dataclass
 from penstock.stats._figures import Moment, Stats
 
 RECENT_SECONDS = 5.0
-"""The minimum length of the period in seconds. It can be longer, because the rows of a long history are far apart."""
+"""The minimum length of the period. It can be longer, because the rows of a long history are far apart."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recent:
-    """The figures of the last few seconds.
-
-    `rate` is the number of batches per second, `waiting` is the share of the time that the caller waited, `busy` is
-    the average number of busy workers, and `workers` is the number of workers.
-    """
+    """Batches per second, share of time that the caller waited, average number of busy workers, number of workers."""
 
     rate: float
     waiting: float
@@ -25,10 +21,7 @@ class Recent:
 
 
 def recent(stats: Stats) -> Recent:
-    """Returns the figures of the last RECENT_SECONDS, or of the time since the first `iter()` if that is shorter.
-
-    Pauses between epochs are left out.
-    """
+    """Returns the figures of about the last RECENT_SECONDS. Pauses between epochs are left out."""
     waited, worked, batches = stats.life.waits.total, stats.life.works.total, stats.life.batches
     before, busy = Moment(0, 0, 0, 0, 0, 0, 0, 0, 0), []
     for row in reversed(stats.history):

@@ -21,7 +21,7 @@ from penstock.stats._markup import text
 
 
 def write(stats: Stats, path: str | os.PathLike[str]) -> None:
-    """Writes the page to `path`. The file is replaced atomically, so readers never see an incomplete page."""
+    """Writes the page. The file is replaced atomically, so readers never see an incomplete page."""
     target = Path(path)
     data = page(stats).encode()
 
@@ -36,7 +36,7 @@ def write(stats: Stats, path: str | os.PathLike[str]) -> None:
 
 
 def page(stats: Stats) -> str:
-    """Returns the report as one HTML page of at most 200 KB, which needs no other files and no network."""
+    """Returns one HTML page of at most 200 KB, which needs no other files and no network."""
     style, script = (files("penstock.stats").joinpath(name).read_text() for name in ("report.css", "report.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"

@@ -17,7 +17,6 @@ _MOST_SLOW = 5
 
 
 def table(stats: Stats) -> str:
-    """Returns the text that `print(stats)` shows."""
     return _joined(_head(stats), _wrapped("", stats.verdict), *_figures(stats))
 
 
@@ -25,7 +24,7 @@ _COLOURS = {"good": "#2e8b57", "fair": "#b97e00", "poor": "#d4501f", "none": "#8
 
 
 def html(stats: Stats) -> str:
-    """Returns the table as HTML for a notebook. A line beside the verdict is green if the verdict is good."""
+    """Returns the table as HTML for a notebook. The colour of a line beside the verdict shows the judgement."""
     from penstock.stats._verdict import judgement
 
     colour = _COLOURS[judgement(stats)]
@@ -144,7 +143,7 @@ def _workers(period: Period) -> Iterator[str]:
 
 
 def _name(worker: WorkerFigures) -> str:
-    """Returns the worker's name without the name of its machine. The table has separate rows for machines."""
+    # The table has separate rows for machines.
     name = worker.name.replace(f" on {worker.node}", "") if worker.node else worker.name
     return name if worker.alive else f"worker {worker.seat} (ended)"
 
@@ -193,7 +192,6 @@ def _rest(stats: Stats) -> Iterator[str]:
 
 
 def _aligned(rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Aligns the first column to the left, and the others to the right."""
     rows = list(rows)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for first, *cells in rows:
@@ -210,6 +208,5 @@ def _wrapped(name: str, text: str) -> list[str]:
 
 
 def _cut(text: str, most: int = WIDTH) -> str:
-    """Returns the user's text as one line of at most `most` characters."""
     text = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
     return text if len(text) <= most else text[: most - 1] + "\N{HORIZONTAL ELLIPSIS}"

@@ -19,12 +19,8 @@ from penstock._system import trust
 from penstock._system.interrupts import interrupts_deferred
 
 _CALLER, _FIRST_WORKER = 1, 2  # rows; for Perfetto, row 0 is the kernel's idle thread
-_PAGE = 4096
-"""The size of a memory page in bytes. No event crosses a page boundary, so that no event is ever cut off.
-
-This works because, if a program is killed while it writes, the kernel has written only whole pages.
-"""
-
+# No event crosses a page boundary: if a program is killed while it writes, the kernel has written only whole pages.
+_PAGE = 4096  # bytes
 _PIECE = 1 << 16  # characters
 _LATEST = 1_000_000_000  # ns: a killed program loses at most the events of the last second
 # Viewers load the whole file into memory, and take minutes for a larger one.
@@ -59,11 +55,10 @@ class Trace:
         self.close()
 
     def span(self, name: str, began: int, ended: int, **details: Any) -> None:
-        """Records what the caller did from `began` to `ended`."""
         self._span(_CALLER, name, began, ended, _arguments(details))
 
     def task(self, record: TracedTask, worker: str, keys: str = "") -> None:
-        """Records a task that a worker did, and the time that the worker waited before this task."""
+        """Records a worker's task, and the time that the worker waited before it."""
         seat, began, fetched, made, ended, _, epoch, step, steps = record
         row = _FIRST_WORKER + seat
         if row not in self._ended:
@@ -78,14 +73,12 @@ class Trace:
         self._span(row, "write", made, ended, short)
 
     def instant(self, name: str, at: int, **details: Any) -> None:
-        """Records an event without a duration: a worker was lost or replaced, or the number of workers changed."""
         stamp = (at - self._began) / 1000
         if stamp >= 0:
             place = f'"ts":{stamp:.3f},"pid":{self._pid},"tid":{_CALLER}'
             self._put(f',\n{{"name":"{name}","ph":"i","s":"p",{place}{_arguments(details)}}}', at)
 
     def close(self) -> None:
-        """Writes the remaining events and the end of the JSON array, and closes the file."""
         if os.getpid() == self._pid:  # a forked child has a copy of the piece, and the same file
             with self._lock:
                 self._end()
@@ -97,7 +90,6 @@ class Trace:
             self._put(f',\n{{"name":"{name}","ph":"X",{place}{arguments}}}', ended)
 
     def _name_row(self, row: int, name: str) -> None:
-        """Gives a row of the trace a name. Viewers sort the rows by their numbers."""
         place = f'"ph":"M","pid":{self._pid},"tid":{row}'
         self._put(f',\n{{"name":"thread_name",{place},"args":{{"name":{_text(name)}}}}}', self._began)
         self._put(f',\n{{"name":"thread_sort_index",{place},"args":{{"sort_index":{row}}}}}', self._began)
@@ -125,16 +117,12 @@ class Trace:
             self._stop()
 
     def _write(self) -> None:
-        """Writes the collected events to the file.
-
-        Several writes may be necessary, because a pipe or a nearly full disk may accept only a part at a time.
-        """
         try:
             with interrupts_deferred():
                 data = "".join(self._piece).encode()
                 self._piece, self._size = [], 0
                 self._written += len(data)
-                while data and not self.closed:
+                while data and not self.closed:  # a pipe or a nearly full disk may accept only a part
                     data = data[os.write(self._fd, data) :]
         except OSError as error:
             self._stop()

@@ -1,9 +1,8 @@
 """The verdict on a loader: one or two sentences that say where the time goes and what to do about it.
 
-It comes from a table of rules: the first rule whose condition is true gives the verdict. The rules are sorted by
-importance. First come problems that slow down everything, then cases in which faster loading would gain nothing, then
-causes, from the specific to the general. If no cause is clear, the last rule only gives the numbers, because a wrong
-remedy is worse than none.
+The first rule of a table whose condition is true gives the verdict. The rules are sorted by importance: problems that
+slow down everything, then cases in which faster loading would gain nothing, then causes, from the specific to the
+general. If no cause is clear, the last rule only gives the numbers, because a wrong remedy is worse than none.
 """
 
 from __future__ import annotations
@@ -18,10 +17,7 @@ from penstock.stats._words import say
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A condition, and the text of the verdict if the condition is true.
-
-    Names in braces in the text are replaced by phrases from `_words.PIECES`.
-    """
+    """A condition, and the text of the verdict if it is true, with names from `_words.PIECES` in braces."""
 
     name: str
     holds: Callable[[Facts], bool]
@@ -29,7 +25,7 @@ class Rule:
 
 
 def verdict(stats: Stats) -> str:
-    """Returns the verdict in one or two sentences, with numbers and advice, or says that there is too little data."""
+    """Returns one or two sentences with numbers and advice, or a sentence that there is too little data."""
     rule, facts = rule_of(stats), Facts(stats)
     return say(rule.text if rule else TOO_EARLY if facts.period.batches else NOTHING_YET, facts)
 
@@ -43,10 +39,7 @@ def rule_of(stats: Stats) -> Rule | None:
 
 
 def judgement(stats: Stats) -> str:
-    """Judges how well the loader keeps up with the loop.
-
-    Returns "good", "fair" or "poor", or "none" if there is too little data.
-    """
+    """Returns "good", "fair" or "poor": how well the loader keeps up with the loop. "none": too little data."""
     rule, facts = rule_of(stats), Facts(stats)
     if rule is None:
         return "none"

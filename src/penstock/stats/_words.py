@@ -12,7 +12,6 @@ from penstock.stats._units import count, seconds, share, size
 
 
 def say(text: str, facts: Facts) -> str:
-    """Returns the text of a rule, with each name in braces replaced by its phrase."""
     return text.format_map(_Phrases(facts))
 
 
@@ -41,7 +40,7 @@ def _cpus(facts: Facts) -> str:
 
 
 def _parts(facts: Facts) -> str:
-    """Returns the parts of the workers' busy time as text, longest first, such as "fetch 80 %, collate 20 %"."""
+    """Returns the parts of the workers' busy time, longest first, such as "fetch 80 %, collate 20 %"."""
     shares = sorted(((facts.part(name), name) for name in ("fetch", "collate", "write")), reverse=True)
     return ", ".join(f"{name} {share(part)}" for part, name in shares if part >= 0.005)
 
@@ -50,17 +49,14 @@ def _parts(facts: Facts) -> str:
 
 
 def use_workers(facts: Facts, workers: int) -> str:
-    """Returns the text `num_workers=...`, with a warning if a new number of workers changes the random numbers."""
+    """Returns `num_workers=...`, with a warning if a new number of workers changes the random numbers."""
     if facts.depends_on_workers:
         return f"num_workers={workers} in the next run (without seed=, this changes your samples' random numbers)"
     return f"num_workers={workers}"
 
 
 def _more_workers(facts: Facts, most: int) -> str:
-    """Returns the advice to use as many workers as the loop needs, or to raise `max_workers` if the number is "auto".
-
-    The number is at most `most`, and at most four times the current number.
-    """
+    """Returns advice on the number of workers: at most `most`, and at most four times the current number."""
     if facts.auto:
         return f'num_workers="auto" has chosen {facts.workers}; raise max_workers= if that is its limit'
     most = min(most, 4 * facts.workers)
@@ -79,7 +75,6 @@ def _workers_that_wait(facts: Facts) -> str:
 
 
 def _first_workers(facts: Facts) -> str:
-    """Returns suggested settings for a loader that has no workers yet."""
     waits = facts.blocked_share >= 0.6
     workers = max(1, min(facts.needed, 16 if waits else math.floor(facts.cpus)))
     threads = waits and facts.face == "penstock"
@@ -100,10 +95,7 @@ def _cheaper(facts: Facts) -> str:
 
 
 def _decode(facts: Facts) -> str:
-    """Returns the advice to use `penstock.image` if PIL decodes images, otherwise "".
-
-    `penstock.image` is faster because it uses OpenCV and decodes JPEGs directly to the needed size.
-    """
+    # penstock.image is faster because it uses OpenCV and decodes JPEGs directly to the needed size.
     said = ". If they are JPEGs, penstock.image decodes them about three times as fast as PIL"
     return said if facts.uses_pil else ""
 
@@ -132,7 +124,6 @@ _STARTS = {
 
 
 def _starts(facts: Facts) -> str:
-    """Returns a sentence that says which part of the start-up took longest."""
     first = facts.stats.first_batch or FirstBatch()
     times: dict[str, float] = {name: getattr(first, name) for name in _STARTS}
     times["start"] -= first.ship

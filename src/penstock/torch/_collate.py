@@ -1,9 +1,8 @@
 """torch's default_collate, with tensors written directly into the slab (the shared memory of the batch).
 
-The result equals that of torch's function for the same samples. As in torch, containers are taken apart, and each
-column is collated by a rule, a function that is chosen by the type of its first element. Only the rules that copy
-data are replaced. Our rules collate ordinary columns. For any other column they return None, and torch's own rule
-collates the column or raises its own error.
+As in torch, containers are taken apart, and each column is collated by a rule that is chosen by the type of its first
+element. Only the rules that copy data are replaced. If the result might differ from torch's, our rule returns None,
+and torch's own rule collates the column or raises its error.
 """
 
 from __future__ import annotations
@@ -38,10 +37,9 @@ SMALL = 1024
 
 
 def collate(samples: Any, empty: Empty, *, alone: bool = True) -> Any:
-    """Returns the result of `torch.utils.data.default_collate`, with large tensors in memory allocated by `empty`.
+    """Like torch's default_collate, but large tensors are in memory allocated by `empty`.
 
-    `alone` is True if the loader has no workers. In that case torch keeps some memory layouts that its workers would
-    make contiguous.
+    `alone` is True without workers: torch then keeps some memory layouts that its workers make contiguous.
     """
     if not torch.empty(0).is_cpu:  # torch.set_default_device: tensors are made on that device
         return default_collate(samples)
@@ -49,10 +47,7 @@ def collate(samples: Any, empty: Empty, *, alone: bool = True) -> Any:
 
 
 def explained(samples: Any) -> Any:
-    """Calls torch's default_collate.
-
-    If it raises, adds a note that names the field, because torch's message does not.
-    """
+    """Like torch's default_collate, but an error has a note that names the field, which torch's message does not."""
     try:
         return default_collate(samples)
     except Exception as error:
@@ -61,10 +56,7 @@ def explained(samples: Any) -> Any:
 
 
 def explain(error: Exception, samples: Any) -> None:
-    """Adds a note to `error`. The note names the field, and the rows that do not fit together.
-
-    The text of the note comes from penstock's own collate function.
-    """
+    """Adds a note with the field and the rows that do not fit together, found by penstock's own collate function."""
     try:
         penstock.collate.default_collate(samples)
     except CollateError as found:
@@ -115,10 +107,7 @@ def _apply(rule: Callable[..., Any], empty: Empty, alone: bool, batch: Any, coll
 
 
 def _converted(batch: Any, into: FieldMemory) -> torch.Tensor | None:
-    """Converts a column to the dtype of its field while writing it.
-
-    Returns None if the result might differ from torch's.
-    """
+    """Converts a column to its field's dtype while writing it, or returns None if torch's result might differ."""
     first, kinds = batch[0], set(map(type, batch))
     if kinds == {torch.Tensor} and set(map(attrgetter("dtype"), batch)) <= NATIVE.keys():
         if any(each.requires_grad or each.layout is not torch.strided for each in batch):

@@ -1,7 +1,4 @@
-"""The session of a torch loader that has a seed. The session holds what the loader keeps from epoch to epoch.
-
-It follows penstock's semantics, and its batches hold tensors.
-"""
+"""The session of a torch loader that has a seed: penstock's semantics, with tensors in the batches."""
 
 from __future__ import annotations
 
@@ -33,10 +30,7 @@ from penstock.torch._collate import collate, explain, explained
 
 
 class Stacked:
-    """A collate function that does the same as torch's default_collate.
-
-    Its method `into` writes the batch directly into memory that the caller provides.
-    """
+    """torch's default_collate, with a method `into` that writes the batch into memory that the caller provides."""
 
     __call__ = staticmethod(explained)
 
@@ -61,10 +55,7 @@ _STACKED = Stacked()
 
 
 class _TorchGenerators(Generators):
-    """Like `Generators`, but also seeds torch's global generator.
-
-    `Generators` seeds the global random generators for each step.
-    """
+    """Like `Generators`, but also seeds torch's global generator for each step."""
 
     def seed(self, epoch: int, number: int) -> int:
         state = super().seed(epoch, number)
@@ -77,7 +68,7 @@ class _TorchGenerators(Generators):
 
 
 class SeededRunner(Runner):
-    """A `Runner` (runs a worker's tasks) for datasets that use torch's worker info or torch's global generator."""
+    """Runs the tasks of datasets that use torch's worker info or torch's global generator."""
 
     make_generators = _TorchGenerators
 
@@ -88,10 +79,7 @@ class SeededRunner(Runner):
 
 
 class _BorrowedWithTorch(Borrowed):
-    """Like `Borrowed`, but includes torch's global generator.
-
-    `Borrowed` seeds the global random generators for one step and then restores them.
-    """
+    """Like `Borrowed`, but also seeds torch's global generator for one step and then restores it."""
 
     def __init__(self, *of: int) -> None:
         super().__init__(*of)
@@ -123,11 +111,7 @@ _lending = Lending(_TorchState)
 
 
 class Core(SeedSession):
-    """The session of a torch loader that has a seed: what the loader keeps from epoch to epoch.
-
-    Its batches hold tensors. `before` is the loader's previous session. The new session continues at the same epoch
-    and position.
-    """
+    """The session of a torch loader with a seed; it continues where `before`, the previous session, stopped."""
 
     def __init__(self, settings: dict[str, Any], before: Core | None = None) -> None:
         given = {**_DEFAULTS, **settings, "sampler": _seedable(settings.get("sampler"))}
@@ -167,10 +151,7 @@ _DEFAULTS = {
 
 
 def core_of(loader: Any) -> Core:
-    """Returns the session of a torch loader that has a seed.
-
-    The session is stored on the loader, and replaced by a new one if a setting has changed.
-    """
+    """Returns the loader's session, which is stored on the loader and replaced when a setting has changed."""
     core: Core | None = loader.__dict__.get("_penstock")
     settings = _settings(loader)
     if core is None or core.given != settings:  # some settings may change between two epochs, as in torch
@@ -185,7 +166,6 @@ def core_of(loader: Any) -> Core:
 
 
 def _settings(loader: Any) -> dict[str, Any]:
-    """Returns the current settings of the torch loader, as keyword arguments for penstock's loader."""
     settings = {**loader._ours, "dtype": loader._cast, **_order(loader), **loader._by_blocks}
     settings |= {name: getattr(loader, name) for name in _passed(loader.num_workers)} | loader._auto
     if "num_workers" not in loader._auto:
@@ -205,7 +185,6 @@ _CONTEXT = "multiprocessing_context"
 
 
 def _passed(workers: int) -> list[str]:
-    """Returns the names of the torch loader's attributes that are passed on to penstock's loader."""
     names = [name for name, option in OPTIONS.items() if option.face is Face.PASSED]
     if workers:
         return ["dataset", _CONTEXT, *names]
@@ -215,10 +194,7 @@ def _passed(workers: int) -> list[str]:
 
 
 def _order(loader: Any) -> dict[str, Any]:
-    """Returns the keyword arguments that give penstock's loader the same order as the torch loader.
-
-    torch's sequential and random samplers are replaced by penstock's own orders; other samplers are passed on.
-    """
+    """Returns the arguments for the loader's order. torch's sequential and random samplers are replaced by ours."""
     batched, batch_sampler = private.is_batched(loader), loader.batch_sampler
     if batched and type(batch_sampler) is not theirs.BatchSampler:
         return {"batch_sampler": batch_sampler}
@@ -236,10 +212,7 @@ def _order(loader: Any) -> dict[str, Any]:
 
 
 def _seedable(sampler: Any) -> Any:
-    """Returns penstock's equivalent of a torch sampler, or the sampler itself if penstock has no equivalent.
-
-    The equivalent draws its random numbers from the loader's seed.
-    """
+    """Returns penstock's equivalent of a torch sampler, which draws from the loader's seed, or the sampler itself."""
     if type(sampler) is RandomSampler:
         return penstock.RandomSampler(sampler.data_source, sampler.replacement, sampler.num_samples)
     if type(sampler) is theirs.SubsetRandomSampler:

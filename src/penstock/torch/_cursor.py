@@ -1,8 +1,7 @@
 """The position of an iterator with torch's semantics, saved as plain data that is checked before any of it is used.
 
-The order and the random numbers come from torch's generators, so the state holds the random states from which the
-epoch was drawn. Nothing in the state is evaluated or unpickled. A user's own dataset or sampler may put other data
-into its part of the state.
+It includes the states of torch's generators from which the epoch was drawn. Nothing in it is evaluated or unpickled.
+A user's own dataset or sampler may put other data into its part.
 """
 
 from __future__ import annotations
@@ -38,30 +37,21 @@ PART = "torch"
 
 
 class CopyPosition:
-    """The position of one copy of the dataset, which belongs to a worker or to the caller.
-
-    `mark` is the copy's last mark (a saved position), and `more` is the number of batches after the mark.
-    """
+    """Position of one copy of the dataset, a worker's or the caller's: its last mark, and `more` batches after it."""
 
     def __init__(self, mark: bytes | Mark | None = None, more: int = 0) -> None:
         self.mark = mark
         self.more = more
 
     def moved(self, mark: bytes | None) -> None:
-        """Records that this copy of the dataset has returned a batch, or an error in place of a batch.
-
-        `mark` is the copy's saved position after the batch, or None if it was not saved.
-        """
+        """Records that this copy returned a batch or an error. `mark` is None if its position was not saved."""
         if mark is None:
             self.more += 1
         else:
             self.mark, self.more = mark, 0
 
     def next_epoch(self) -> CopyPosition:
-        """Returns the copy's position at the start of the next epoch. Only used for streams.
-
-        The position is unknown if the mark (the saved position) at the end of this epoch could not be taken.
-        """
+        """Returns a stream's position at the start of the next epoch; unknown if this epoch's end has no mark."""
         mark = known(self.mark)
         return CopyPosition(self.mark if mark is None else mark.next_epoch())
 
@@ -81,9 +71,8 @@ class CopyPosition:
 class LoadedState(NamedTuple):
     """A resume state, parsed and checked.
 
-    `origin` and `given` are the attributes of `Sampling` with these names. `states` has the random states in
-    `origin`, in the form that `TemporaryStates` takes. `ahead` is the argument of `Ahead.of`. It is empty if the
-    order and the base seed were drawn before the state was taken.
+    `origin` and `given` are those of `Sampling`; `states` has the random states in `origin`, for `TemporaryStates`.
+    `ahead` is the argument of `Ahead.of`, empty if the order and the base seed were drawn before the state was taken.
     """
 
     plain: Mapping[str, Any]
@@ -157,18 +146,13 @@ class Cursor:
 
     @classmethod
     def of(cls, loader: Any) -> Cursor:
-        """Makes the cursor of a new iterator, and restores the state that was loaded, if any."""
         cursor = cls(loader, loader.__dict__.get("_saved"), loader.__dict__.get("_cursor"))
         cursor.restore()
         return cursor
 
     @property
     def seat(self) -> int:
-        """The index of the worker that gets the next step.
-
-        For a stream, this is not always the step modulo the number of workers, because some workers may have ended
-        earlier.
-        """
+        """The index of the worker that gets the next step; workers whose stream has ended are passed over."""
         return self._seat if self.is_stream else self.progress.steps % max(1, self._workers)
 
     @property
@@ -203,10 +187,9 @@ class Cursor:
                 self._reading.prepare(mark)
 
     def begin(self, work: Callable[[], object], iterator: Any = None, *, sampler: bool = True) -> None:
-        """Calls `work`, a function of torch's that starts the iterator.
+        """Calls `work`: torch's code that draws the base seed of `iterator`, calls `iter()` on the sampler, or both.
 
-        The function draws the base seed of `iterator`, calls `iter()` on the sampler, or does both. Random numbers
-        that were drawn before the state was taken are replayed without advancing the caller's generators.
+        Random numbers drawn before the state was taken are replayed without advancing the caller's generators.
         """
         if self.sampling is not None and self.is_tracked and sampler:
             self.sampling.prepare()
@@ -224,10 +207,7 @@ class Cursor:
             iterator._base_seed = self.base_seed
 
     def keys(self, iterator: Any) -> Iterator[Any]:
-        """Returns the keys of each step that has not been handed out yet.
-
-        `iterator` holds torch's own iterator over all steps.
-        """
+        """Returns the keys of the steps not handed out yet. `iterator` holds torch's own iterator over all steps."""
         begun: Iterator[Any] = iterator._sampler_iter
         saved = self._saved
         if self.sampling is None or not self.is_tracked:
@@ -238,10 +218,7 @@ class Cursor:
         return steps if self._ahead is None else self._ahead.steps(steps)
 
     def open_stream(self, fetcher: Any, size: int) -> None:
-        """Moves the caller's own copy of a stream to the saved position.
-
-        `fetcher` is torch's object that reads the stream.
-        """
+        """Moves the caller's own copy of a stream, which torch reads through `fetcher`, to the saved position."""
         copy, reading = self._copies[0], self._reading
         reading.begin(fetcher.dataset_iter, known(copy.mark))
         until = reading.read + copy.more
@@ -251,10 +228,7 @@ class Cursor:
             self._fetcher = fetcher
 
     def passed(self, step: int, mark: bytes | None, worker: int) -> None:
-        """Records that a step of the worker with the index `worker` was handed out, as a batch or as an error.
-
-        `mark` is the mark (the worker's saved position) that was sent with the step, or None.
-        """
+        """Records that a worker's step was handed out, as a batch or an error; `mark` is what was sent with it."""
         self.progress.passed(step, None if self.sampling is None else self.sampling.handed_out(step))
         if self._copies:
             self._copies[worker].moved(mark)
@@ -262,12 +236,12 @@ class Cursor:
 
     @property
     def steps_before(self) -> int:
-        """The number of steps of this epoch that had already been handed out when the loaded state was taken."""
+        """The number of steps of this epoch that had been handed out when the loaded state was taken."""
         begin = self.progress.begin
         return begin.steps + len(begin.beyond)
 
     def passed_inline(self, *, failed: bool) -> None:
-        """Records that a step was handed out, as a batch or as an error, in a loader without workers."""
+        """Like `passed`, in a loader without workers."""
         step = self.progress.steps
         self.progress.passed(step, None if self.sampling is None else self.sampling.handed_out(step))
         if self._copies:
@@ -276,10 +250,7 @@ class Cursor:
             self._reading.note_error() if failed else self._reading.note_batch()
 
     def finish(self, end: bytes | None, ends: Mapping[int, bytes]) -> None:
-        """Records that the caller has seen the end of the epoch.
-
-        `ends` maps the index of each worker to the mark (the saved position) at the end of its stream.
-        """
+        """Records that the caller has seen the end of the epoch. `ends` has the last mark of each worker's stream."""
         self.progress.is_over = True
         for worker, mark in ends.items():
             self._copies[worker].moved(mark)
@@ -358,10 +329,7 @@ def check_maker(value: object, seed: int | None) -> None:
 
 
 def loaded(loader: Any, value: Any) -> LoadedState:
-    """Parses a result of `state_of`, which may come from a JSON file.
-
-    Raises StateError if the state does not fit the loader.
-    """
+    """Parses a result of `state_of`, perhaps from a JSON file. Raises StateError if it does not fit the loader."""
     state, cursor = State.parse(value), Cursor(loader)
     state.check(_about(loader, cursor))
     try:

@@ -100,8 +100,7 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
 class Workers(private.WorkersIterator):  # type: ignore[misc]
     """The iterator of a loader with workers and torch's semantics.
 
-    Each worker has its own steps, seeds and copy of the dataset. Persistent workers live as long as the iterator;
-    other workers live until the end of its epoch.
+    Persistent workers live as long as the iterator; other workers live until the end of its epoch.
     """
 
     _engine: Engine | None = None
@@ -169,20 +168,14 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
 
 
 class _ClosedBatches:
-    """Takes the place of the batches of a closed iterator. Its `next()` raises an error.
-
-    An iterator can be closed at any moment, because the garbage collector closes iterators too.
-    """
+    """The batches of a closed iterator, which the garbage collector may have closed at any moment."""
 
     def __next__(self) -> Any:
         raise RuntimeError("This iterator was closed. Call iter(loader) for a new one.")
 
 
 class Seeded(private.WorkersIterator):  # type: ignore[misc]
-    """The iterator of a loader with penstock's semantics (`seed=`).
-
-    A batch does not depend on which worker makes it.
-    """
+    """The iterator of a loader with penstock's semantics (`seed=`)."""
 
     # Needed by `__del__` if the constructor was interrupted.
     _core: Core | None = None
@@ -233,10 +226,7 @@ class Seeded(private.WorkersIterator):  # type: ignore[misc]
 
 
 def _except(keys: Iterator[Any], first: int, beyond: Collection[int]) -> Iterator[Any]:
-    """Returns the keys of the steps from step `first` on, without the steps in `beyond`.
-
-    The steps in `beyond` are left out because they were handed out early, before the iterator was resumed.
-    """
+    """Returns the keys from step `first` on, without the steps in `beyond`, which were handed out early."""
     steps = zip(count(first), keys, strict=False)  # not a generator, which an exception of the sampler would end
     return map(itemgetter(1), filter(lambda step: step[0] not in beyond, steps))
 

@@ -61,14 +61,11 @@ _TUNED = {name: option.tuned for name, option in OPTIONS.items() if option.tuned
 
 
 class _Newer(TypedDict, total=False):
-    """An empty type for arguments that only newer torch versions have.
-
-    They are passed on to torch's constructor, but type checkers reject them.
-    """
+    """An empty type for arguments that only newer torch versions have: passed on, but rejected by type checkers."""
 
 
 class _NonDataProperty(Generic[T]):
-    """A property that is hidden by an instance attribute of the same name, so that subclasses can use the name."""
+    """A property that an instance attribute of the same name hides, so that subclasses can use the name."""
 
     def __init__(self, read: Callable[[Any], T]) -> None:
         self._read = read
@@ -218,11 +215,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         super().__setattr__(name, value)
 
     def _resize(self, num_workers: int) -> None:
-        """Changes the number of workers. If the loader has a seed, this is possible while they run.
-
-        Raises ValueError if workers are running and there is no seed, because the batches then depend on the number
-        of workers.
-        """
         core, engine = vars(self).get("_penstock"), None if self._engine is None else self._engine()
         if core is not None and num_workers and core.options.num_workers:
             core.set_num_workers(num_workers)
@@ -343,9 +335,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     @_NonDataProperty
     def _is_accelerate_prepared(self) -> bool:
-        """Always False. accelerate reads this attribute before it makes a torch loader from this loader.
+        """Always False; accelerate reads it before it makes a torch loader from this loader.
 
-        If that new loader would run on torch's engine, reading the attribute warns about it.
+        Reading it warns if that new loader would run on torch's engine.
         """
         if not enable._on and not self._given:
             warn_once(self, "accelerate makes a torch loader from it, so call penstock.torch.enable() first")
@@ -359,7 +351,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
 
 def _check(given: Given, generator: object) -> None:
-    """Raises ValueError if one of penstock's arguments is wrong, or needs `seed=` and there is no seed."""
     seed, backend_name = given.arguments.get("seed"), given.arguments.get("backend", "")
     number = isinstance(seed, SupportsIndex) and not isinstance(seed, bool)
     if seed is not None and not (number and 0 <= seed < 1 << 64):
@@ -381,10 +372,7 @@ def _check(given: Given, generator: object) -> None:
 
 
 def _is_sequential(sampler: Any, batch_sampler: Any) -> bool:
-    """True if the sampler, or the sampler inside the batch sampler, is sequential.
-
-    Libraries use such samplers for predictions.
-    """
+    """True if the sampler, or that of the batch sampler, is sequential, as in a loader for predictions."""
     within = getattr(batch_sampler, "_batch_sampler", batch_sampler)  # Lightning wraps it for predictions
     sampler = getattr(within, "sampler", None) if sampler is None else sampler
     return isinstance(sampler, torch.utils.data.SequentialSampler)
@@ -397,10 +385,7 @@ def _seeded(loader: DataLoader[Any], what: str) -> Core:
 
 
 def _kind_of_iterator(kind: type, loader: Any) -> type:
-    """Returns penstock's iterator class that replaces `kind`, or `kind` itself if penstock's engine cannot be used.
-
-    Only torch's own two classes are replaced, and not for DataPipes with workers.
-    """
+    """Returns the class that replaces `kind`, or `kind` itself if penstock's engine cannot be used."""
     if issubclass(kind, (Inline, Workers, Seeded)):
         return kind
     if kind is private.InlineIterator:
@@ -418,10 +403,7 @@ def _kind_of_iterator(kind: type, loader: Any) -> type:
 
 
 def _new(kind: type, *args: Any, **kwargs: Any) -> Any:
-    """Replaces `__new__` of torch's iterators, so that they can become penstock's.
-
-    It is installed when `enable()` is called, or when a loader is given one of penstock's own arguments.
-    """
+    """Replaces `__new__` of torch's iterators, so that `enable()` and adopted loaders get penstock's iterators."""
     loader: Any = args[0] if args else kwargs.get("loader")
     is_adopted = not isinstance(loader, DataLoader) and adopt(loader)
     if not is_adopted:

@@ -1,4 +1,4 @@
-"""Collects the private names of torch that penstock uses, except for those in `_collate.py` and `_tensors.py`.
+"""The private names of torch that penstock uses, except for those in `_collate.py` and `_tensors.py`.
 
 `tests/parity/test_private.py` fails when torch moves one of them.
 """

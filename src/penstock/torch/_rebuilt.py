@@ -2,9 +2,8 @@
 
 accelerate, Ray Train and Opacus create a loader of torch's class from the attributes that torch's constructor has
 set, and would drop every argument that only penstock has. Lightning creates a loader of the same class from
-`vars(loader)`. All of them pass on `timeout`, so the arguments travel with `timeout`, which becomes a number that
-also holds a `Given`. A loader that is created with such a number uses penstock's iterators with these arguments, or
-raises an error.
+`vars(loader)`. All of them pass on `timeout`, so the arguments travel with `timeout`, as a number that also holds a
+`Given`. A loader created with such a number uses penstock's iterators with these arguments, or raises an error.
 """
 
 from __future__ import annotations
@@ -29,20 +28,17 @@ DEFAULTS: dict[str, Any] = {
 
 
 def is_default(name: str, value: object) -> bool:
-    """True if the value is the argument's default.
-
-    None is compared with `is`, because a numpy dtype may be equal to None.
-    """
     default = DEFAULTS.get(name)
+    # None is compared with `is`, because a numpy dtype may be equal to None.
     return value is default if default is None else value == default
 
 
 @dataclass(frozen=True)
 class Given:
-    """The arguments that a loader was given and that torch's constructor does not have.
+    """The arguments, other than defaults, that a loader was given and that torch's constructor does not have.
 
-    Arguments with their default values are left out. `auto` has the names of the settings that penstock tunes.
-    `by_blocks` is True if `shuffle="blocks"` was given, and `own_order` is True if no sampler was given.
+    `auto` has the names of the settings that penstock tunes, `by_blocks` is True for `shuffle="blocks"`, and
+    `own_order` is True if no sampler was given.
     """
 
     arguments: Mapping[str, Any]
@@ -52,10 +48,9 @@ class Given:
     own_order: bool
 
     def split(self) -> tuple[dict[str, Any], dict[str, str], dict[str, Any]]:
-        """Returns three dicts: penstock's arguments (defaults included), the "auto" settings, and the block settings.
+        """Returns penstock's arguments including defaults, the "auto" settings, and those of `shuffle="blocks"`.
 
-        The block settings are the arguments for `shuffle="blocks"`. `dtype` and `casting` are left out, because
-        `cast` holds them.
+        `dtype` and `casting` are left out, because `cast` holds them.
         """
         ours = {name: self.arguments.get(name, default) for name, default in DEFAULTS.items()}
         window = ours.pop("window")
@@ -68,7 +63,6 @@ class Given:
 
     @property
     def named(self) -> dict[str, Any]:
-        """All arguments by name, including those that are "auto" or "blocks"."""
         blocks = {"shuffle": "blocks"} if self.by_blocks else {}
         return {**self.arguments, **dict.fromkeys(self.auto, "auto"), **blocks}
 
@@ -80,10 +74,7 @@ class Given:
 
 
 class _Number:
-    """A base class for an int or float that also holds the arguments of a loader, in its attribute `given`.
-
-    A loader's `timeout` is such a number. Libraries that rebuild the loader pass it on, and the arguments with it.
-    """
+    """A number that also carries a loader's arguments."""
 
     given: Given
 
@@ -97,11 +88,7 @@ class _Seconds(_Number, float):
 
 
 def with_given(timeout: Any, given: Given) -> Any:
-    """Attaches these arguments to `timeout`: returns an equal number that has them in its attribute `given`.
-
-    Libraries that rebuild a loader pass on its `timeout`, and so the arguments too. If there are no arguments,
-    returns a plain number. A `timeout` that is not a number is returned unchanged.
-    """
+    """Returns `timeout` as a number that carries the arguments, or as a plain number if there are none."""
     if not isinstance(timeout, (int, float)) or isinstance(timeout, bool):
         return timeout
     whole = isinstance(timeout, int)
@@ -113,14 +100,14 @@ def with_given(timeout: Any, given: Given) -> Any:
 
 
 def given_in(timeout: object) -> Given | None:
-    """Returns the arguments that are attached to this `timeout` (see `_Number`), or None if it is a plain number."""
+    """Returns the arguments that this `timeout` carries, or None if it is a plain number."""
     return timeout.given if isinstance(timeout, _Number) else None
 
 
 def adopt(loader: Any) -> bool:
-    """Gives penstock's arguments to a loader of another class that was made from one of ours.
+    """Gives penstock's arguments to a loader that another library made from one of ours; returns False for others.
 
-    Returns False if the loader was not made from one of ours. Raises ValueError if it cannot keep an argument.
+    Raises ValueError if the loader cannot keep an argument.
     """
     given = given_in(getattr(loader, "timeout", None))
     if given is None:
@@ -153,7 +140,6 @@ def adopt(loader: Any) -> bool:
 
 
 def refusal(loader: Any, reason: str) -> str:
-    """Returns the error message for a loader that was made from one of ours but cannot keep its arguments."""
     return (
         f"This {type(loader).__name__} was made from a penstock.torch.DataLoader with "
         f"{given_in(loader.timeout)}, and cannot keep these arguments: {reason}. Leave the arguments out, or iterate "

@@ -38,11 +38,10 @@ def sampler_of(loader: Any) -> Any:
 
 
 class Sampling:
-    """One pass over the sampler.
+    """One pass over the sampler: the keys of each step, from the first step that has not been handed out.
 
-    It gives the keys of each step, beginning with the first step that has not been handed out. `progress` holds the
-    mark (a saved position) that a sampler with a state starts from. The mark comes from a resume state or from the
-    end of the last epoch.
+    `progress` holds the mark (a saved position) that a sampler with a state starts from. The mark comes from a resume
+    state or from the end of the last epoch.
     """
 
     def __init__(self, loader: Any, progress: Progress) -> None:
@@ -78,10 +77,7 @@ class Sampling:
 
     @property
     def origin(self) -> dict[str, Any] | None:
-        """The random states from which the keys were drawn.
-
-        None until the sampler has been asked for its first keys.
-        """
+        """The random states that the keys were drawn from, or None before the first keys are requested."""
         before, self._torch = self._torch, None
         if before is not None and self._origin is not None:
             if type(self.sampler) is RandomSampler:  # the seed that it drew from the global generator
@@ -95,10 +91,7 @@ class Sampling:
 
     @property
     def draws_from(self) -> set[str]:
-        """The names of the global random generators that the sampler may still draw its keys from.
-
-        Empty once the sampler has drawn its keys.
-        """
+        """The names of the global generators that the sampler may draw from; empty once it has drawn its keys."""
         if self.origin is not None or type(self.sampler) in (list, tuple, range):
             return set()
         if not self._is_torchs:
@@ -107,10 +100,7 @@ class Sampling:
 
     @property
     def given(self) -> list[str]:
-        """The states that the generators in `generators` had before the sampler drew from them.
-
-        Before and after the sampler is read, these are the current states.
-        """
+        """The states of `generators` before the sampler drew; before and after the pass, the current states."""
         given = self._given
         if given is None or self._progress.steps == self._last:
             return texts_of(self.generators)
@@ -119,26 +109,17 @@ class Sampling:
         return texts
 
     def handed_out(self, step: int) -> bytes | None:
-        """Returns the mark of this step (the sampler's saved position) and forgets it.
-
-        Returns None if the sampler has no state.
-        """
+        """Returns the step's mark (the sampler's saved position) and forgets it; None if the sampler has no state."""
         return self._marks.pop(step, None)
 
     def restore(self) -> None:
-        """Restores the sampler's state if the mark (the saved position) is at the start of an epoch.
-
-        This state is from the end of the previous epoch. No random generator is advanced.
-        """
+        """Restores the sampler's state from the end of the previous epoch, if any; advances no random generator."""
         mark = opened(self._progress.begin.mark)
         if mark is not None and not mark.at_end and mark.kept:
             with_loan(TemporaryStates({}, self.generators), self._reading.prepare, mark)
 
     def prepare(self) -> None:
-        """Saves the states of the random generators.
-
-        Called before torch calls `iter()` on its index sampler, because that may draw random numbers.
-        """
+        """Saves the random states. Called before torch's `iter()` on the index sampler, which may draw numbers."""
         if not self._batched and not self._is_torchs:
             self._before = take_states()
             self._given = [each.get_state() for each in self.generators]
@@ -153,10 +134,7 @@ class Sampling:
         return self._marked(begun) if self._has_state(begun) else begun
 
     def _from_first(self, begun: Iterator[Any]) -> Iterator[Any]:
-        """Like `fresh`, but for a sampler that draws no random numbers until it is asked for its first keys.
-
-        This function is a generator, so its body does not run until the first keys are requested.
-        """
+        """Like `fresh`, but a generator, because the sampler draws no random numbers before its first keys."""
         self._given = [each.get_state() for each in self.generators]
         self._note({})
         if self._is_torchs:
@@ -176,10 +154,7 @@ class Sampling:
         yield from chain(first, steps)
 
     def _note(self, before: dict[str, Any]) -> None:
-        """Records which global generators the sampler drew from.
-
-        Those are the generators whose current state differs from the one in `before`.
-        """
+        """Records which global generators the sampler drew from: those whose state differs from `before`."""
         after = take_states() if before else {}
         self._origin = {name: state for name, state in before.items() if after[name] != state}
         epoch = getattr(self.sampler, "epoch", None)
@@ -187,11 +162,7 @@ class Sampling:
             self._origin["epoch"] = epoch
 
     def resumed(self, begun: Iterator[Any], saved: LoadedState) -> Iterator[Any]:
-        """Returns the keys of the rest of an epoch.
-
-        The keys are drawn again from the random states in `saved.origin`. A sampler that has a mark (a saved
-        position) continues from the mark instead.
-        """
+        """Returns the keys of the rest of an epoch, drawn again from `saved.origin` or continued from a mark."""
         self._origin, self._given, mark = dict(saved.origin or {}), [*saved.given], opened(self._progress.begin.mark)
         if mark is not None and mark.kept and not mark.at_end:
             mark = None  # `restore` has used it
@@ -223,7 +194,7 @@ class Sampling:
         return self._marked()
 
     def _has_drawn(self, begun: Iterator[Any]) -> bool:
-        """True if the sampler may have drawn random numbers in `iter()`. Only a user's own sampler can do that."""
+        """True if `iter()` of the sampler may have drawn random numbers, as only a user's own sampler can."""
         return not (self._batched or self._is_torchs or inspect.isgenerator(begun))
 
     def _steps(self, keys: Iterator[Any]) -> Iterator[Any]:
@@ -234,10 +205,7 @@ class Sampling:
         return has_state(self.sampler) or has_state(source)
 
     def _marked(self, source: Iterator[Any] | None = None) -> Iterator[Any]:
-        """Returns the steps of a sampler that has a state.
-
-        The mark of each step (the sampler's position after it) is kept until the step is handed out.
-        """
+        """Returns the steps of a sampler with a state, and keeps the mark of each step until it is handed out."""
         if source is not None:
             self._reading.begin(source)
         return Calls(self._marked_step, self._progress.steps)
@@ -270,10 +238,7 @@ class Sampling:
 
 
 def _from(sampler: Any, seed: int | None, skip: int) -> Iterator[Any]:
-    """Returns the keys of one of torch's samplers, without the first `skip` keys.
-
-    If possible, the skipped keys are not drawn at all.
-    """
+    """Returns the keys of a torch sampler without the first `skip` keys, which are not drawn at all if possible."""
     if type(sampler) is SequentialSampler:
         return iter(range(len(sampler.data_source))[skip:])
     if seed is not None:
@@ -289,8 +254,7 @@ def _from(sampler: Any, seed: int | None, skip: int) -> Iterator[Any]:
 def _shuffled(n: int, generator: torch.Generator, skip: int) -> Iterator[int]:
     """Yields the keys of torch's RandomSampler, without the first `skip` keys.
 
-    At its end, torch's sampler draws a second permutation and does not use it. This function does the same, so that
-    the generator gets into the same state.
+    At its end it draws a permutation and ignores it, as torch's does, so that the generator ends in the same state.
     """
     yield from torch.randperm(n, generator=generator)[skip:].tolist()
     torch.randperm(n, generator=generator)
@@ -301,10 +265,7 @@ def _next_of(make: Callable[[], Iterator[Any]]) -> Any:
 
 
 def _passed(steps: Iterator[Any], skip: int) -> Iterator[Any]:
-    """Returns `steps` without the first `skip` steps.
-
-    Reads at least one step immediately, so that the sampler draws its random numbers now.
-    """
+    """Skips `skip` steps, and reads at least one step immediately, so that the sampler draws its numbers now."""
     for _ in range(skip):
         with suppress(Exception):  # it was raised before the state was taken
             next(steps, None)
@@ -324,7 +285,7 @@ def _raise(error: Exception) -> NoReturn:
 
 
 def text_of(state: Any) -> str:
-    """Encodes the state of a generator (a tensor or an array) as text. The state of torch's generator takes 5 KB."""
+    """Encodes a generator's state (a tensor or an array) as text; that of torch's generator takes 5 KB."""
     return b64encode(np.asarray(state).tobytes()).decode()
 
 
@@ -341,10 +302,7 @@ def _plain_numpy(state: Any) -> Any:
 
 
 class _Global(NamedTuple):
-    """A random generator that the whole process shares.
-
-    `take` and `put` get and set its state, `plain` converts a state to plain data, and `parse` converts it back.
-    """
+    """A random generator that the whole process shares, with functions that get, set, encode and decode its state."""
 
     take: Callable[[], Any]
     put: Callable[[Any], object]
@@ -370,22 +328,18 @@ _GLOBALS = {
 
 
 def take_states(names: Iterable[str] = _GLOBALS) -> dict[str, Any]:
-    """Returns the states of these global generators, as plain data."""
     return {name: _GLOBALS[name].plain(_GLOBALS[name].take()) for name in names}
 
 
 def parse_states(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts states from `take_states` to the form that `TemporaryStates` takes.
-
-    A damaged state may raise any type of exception.
-    """
+    """Decodes states from `take_states` for `TemporaryStates`. A damaged state may raise any type of exception."""
     states = {name: kind.parse(plain[name]) for name, kind in _GLOBALS.items() if name in plain}
     with_loan(TemporaryStates(states), bool)  # raises if one is damaged
     return states
 
 
 class TemporaryStates:
-    """A loan (a temporary change) that sets global random generators to `states`. Use it with `with_loan`.
+    """A loan (a temporary change, for `with_loan`) that sets global random generators to `states`.
 
     At its end, the global generators and those in `given` get their earlier states back. But a global generator that
     the user's `load_state_dict` has set during the loan keeps its new state (see `Restored`).
@@ -416,17 +370,16 @@ class TemporaryStates:
 
     @classmethod
     def keep(cls, states: Mapping[str, Any]) -> None:
-        """Sets the states that global generators will have when the current loans (temporary changes) end."""
+        """Sets the states that global generators will have when the current loans end."""
         for loan in cls._begun:
             loan._before |= states
 
 
 class Ahead:
-    """The states that the global random generators had when a resume state was taken.
+    """The states of the global generators in a resume state whose epoch had not drawn its base seed or order yet.
 
-    The base seed and the order are drawn from these states if the epoch had not drawn them by then. The caller's own
-    generators do not change. If they are already in these states, no Ahead is made. The loader then draws from the
-    caller's generators and advances them, as torch does.
+    Both are drawn from these states, and the caller's generators do not change. If those are already in
+    these states, no Ahead is made: the loader draws from them and advances them, as torch does.
     """
 
     def __init__(self, states: dict[str, Any]) -> None:
@@ -434,25 +387,15 @@ class Ahead:
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> Ahead | None:
-        """Makes an Ahead from a result of `take_states`.
-
-        Returns None if the caller's generators are already in these states.
-        """
+        """Makes an Ahead from a result of `take_states`; None if the caller's generators are in these states."""
         return None if take_states(plain) == dict(plain) else cls(parse_states(plain))
 
     def lent(self, work: Callable[..., Any], *args: Any) -> Any:
-        """Calls `work(*args)` with the global generators set to these states, and returns the result.
-
-        The generators' new states are then saved here.
-        """
+        """Calls `work(*args)` with the global generators in these states, and saves their new states here."""
         return with_loan(_Continued(self), work, *args)
 
     def steps(self, steps: Iterator[Any]) -> Iterator[Any]:
-        """Returns an iterator over `steps` that reads the first step with the random generators in these states.
-
-        Later steps do not need these states, because a sampler draws its whole order when its first step is
-        requested.
-        """
+        """Returns `steps`, with the first read in these states: a sampler draws its whole order at its first step."""
         return map(partial(self._next, steps), count())
 
     def _next(self, steps: Iterator[Any], number: int) -> Any:
@@ -460,10 +403,7 @@ class Ahead:
 
 
 class _Continued(TemporaryStates):
-    """A loan (a temporary change) of the global generators.
-
-    It begins with the states that the generators had at the end of the previous loan.
-    """
+    """A loan that begins with the states that the generators had at the end of the previous loan."""
 
     def __init__(self, ahead: Ahead) -> None:
         super().__init__(ahead.states)
@@ -476,10 +416,7 @@ class _Continued(TemporaryStates):
 
 
 class Restored(Reading):
-    """A `Reading` (a pass over a stream or sampler) whose `restore` may change global generators permanently.
-
-    All other changes to the generators are undone at the end of a loan (see `TemporaryStates`).
-    """
+    """A `Reading` whose `restore` may change global generators permanently, even during a `TemporaryStates` loan."""
 
     def restore(self, part: Any, state: Any) -> None:
         before = take_states()

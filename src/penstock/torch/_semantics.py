@@ -1,7 +1,4 @@
-"""torch's semantics: the rules, and the sessions of the loaders that follow them.
-
-These loaders are of penstock's class or of torch's own class.
-"""
+"""torch's semantics: the rules, and the sessions of the loaders (penstock's or torch's own) that follow them."""
 
 from __future__ import annotations
 
@@ -37,10 +34,7 @@ _SHOWN = [name for name in shown_names() if OPTIONS[name].face.is_theirs]
 
 
 class TorchSession(Session):
-    """The session of one loader with torch's semantics: what the loader keeps from epoch to epoch.
-
-    It must not refer to the loader, so it has its own copy of the settings that reports show.
-    """
+    """The session of a loader with torch's semantics; it copies settings, because it must not refer to the loader."""
 
     def __init__(self, loader: Any) -> None:
         self._shown: dict[str, Any] = {}
@@ -48,7 +42,6 @@ class TorchSession(Session):
         self.look(loader)
 
     def look(self, loader: Any) -> None:
-        """Copies the loader's current settings."""
         self.knows_end = not private.is_stream(loader)
         self._shown.update({name: getattr(loader, name) for name in _SHOWN if hasattr(loader, name)})
         backend = "process" if loader.num_workers else "inline"
@@ -60,7 +53,6 @@ sessions: weakref.WeakKeyDictionary[Any, TorchSession] = weakref.WeakKeyDictiona
 
 
 def session_of(loader: Any) -> TorchSession:
-    """Returns the session of a loader with torch's semantics, and creates the session if there is none."""
     found = sessions.get(loader)
     if found is None:
         found = sessions[loader] = TorchSession(loader)
@@ -68,7 +60,6 @@ def session_of(loader: Any) -> TorchSession:
 
 
 def measures_of(loader: Any) -> Measures:
-    """Returns the measurements of a loader that runs on penstock's engine."""
     seeded = getattr(loader, "_ours", {}).get("seed") is not None
     session: Session = core_of(loader) if seeded else session_of(loader)
     return session.measures
@@ -122,10 +113,9 @@ class TorchSemantics:
         return Assigned(window=window, workers=workers, in_order=loader.in_order, once=once)
 
     def backend(self, job: Job) -> Backend:
-        """Makes a backend with torch's default start method, so that programs for torch's loader work unchanged.
+        """Uses torch's default start method, so that programs for torch's loader work unchanged.
 
-        If the program uses a library that does not work in a forked worker, and the dataset can be pickled, a safe
-        start method is used instead.
+        If a loaded library does not work in a fork, and the dataset can be pickled, a safe method is used instead.
         """
         context = self._loader.multiprocessing_context
         if context is None or isinstance(context, ModuleType):  # fastai gives `multiprocessing` itself
@@ -139,10 +129,7 @@ class TorchSemantics:
         return {}  # nothing is bundled, retried or read ahead of the epoch
 
     def run(self, session: Session) -> Run:
-        """Returns the run (one reading of an epoch), with the steps that have not been handed out yet.
-
-        torch's iterator has already called `iter()` on the sampler.
-        """
+        """Returns the steps not handed out yet. torch's iterator has already called `iter()` on the sampler."""
         cursor = self._cursor
         keys = cursor.keys(self._iterator)
         if private.is_batched(self._loader):  # a task of a stream has the number of samples to read
@@ -154,15 +141,14 @@ class TorchSemantics:
 
 
 def delivery(iterator: Any) -> Callable[[Any], Any] | None:
-    """Returns the function that pins the memory of a batch, as torch does, or None if batches are not pinned."""
+    """Returns the function that pins a batch's memory, as torch does, or None if batches are not pinned."""
     return partial(private.pin, device=iterator._pin_memory_device) if iterator._pin_memory else None
 
 
 class TorchReader(Reader):
-    """Reads one epoch for an iterator that owns its workers.
+    """Reads one epoch for an iterator that owns its workers, and stops them at its end unless they are persistent.
 
-    The workers stop with the iterator or, unless they are persistent, at the end of the epoch. This class has no
-    finalizer, because the iterator has one, and an interrupt in a nested finalizer may be lost.
+    This class has no finalizer, because the iterator has one, and an interrupt in a nested finalizer may be lost.
     """
 
     def __init__(

@@ -61,7 +61,7 @@ def begun_on_torch(loader: Any, reason: str) -> None:
 
 
 def warn_once(loader: Any, reason: str, stacklevel: int = 2) -> None:
-    """Warns that a loader runs on torch's engine, and says why. Warns only once for each loader class."""
+    """Warns, once for each loader class, that a loader runs on torch's engine, and says why."""
     count = _count(type(loader))
     if count.reason is None:
         count.reason = reason
@@ -88,11 +88,8 @@ def _name(kind: type) -> str:
 
 
 def _never_seen() -> list[LoaderUse]:
-    """Returns an entry for each loader class that overrides `__iter__` and has not been counted so far.
-
-    No hook is called if such an `__iter__` makes no iterator of torch's or penstock's. So the loaders are found
-    through the garbage collector.
-    """
+    """Returns uncounted loader classes that override `__iter__`, found through the garbage collector."""
+    # No hook is called if such an `__iter__` makes no iterator of torch's or penstock's.
     theirs = torch.utils.data.DataLoader
     kinds = {type(each) for each in gc.get_objects() if issubclass(type(each), theirs)}
     own = sorted(_name(kind) for kind in kinds if kind.__iter__ is not theirs.__iter__)

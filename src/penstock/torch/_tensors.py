@@ -1,13 +1,12 @@
 """Support for torch tensors in batches: how they are stored in slabs, pickled, converted, copied and pinned.
 
-A slab is a block of shared memory that holds one batch. penstock's core does not import torch; it treats torch as a
-guest (a library whose arrays may be in a batch) and uses it only through `GUEST`.
+penstock's core does not import torch; it calls torch only through `GUEST`.
 
-A tensor in a slab is opened through numpy. Its storage refers to an array over the tensor's own bytes, and that array
-refers to the root array of the slab. Everything that shares the storage (slices, `.numpy()`, DLPack) therefore keeps
-the slab in use, and an operation that moves the storage elsewhere (`share_memory_()`) releases it. Each tensor has
-its own storage, so that saving one tensor does not save its neighbours, and autograd does not mistake a change of one
-tensor for a change of another.
+A tensor in a slab (shared memory for one batch) is opened through numpy: its storage refers to an array over the
+tensor's own bytes, and that array refers to the slab's root array. Everything that shares the storage (slices,
+`.numpy()`, DLPack) therefore keeps the slab in use, and an operation that moves the storage (`share_memory_()`)
+releases it. Each tensor has its own storage, so saving one tensor does not save its neighbours, and autograd does not
+mistake a change of one tensor for a change of another.
 """
 
 from __future__ import annotations
@@ -45,10 +44,7 @@ _IN_BAND = 1024  # bytes: copying a smaller buffer is faster than looking it up
 
 
 def blank(shape: Shape, dtype: torch.dtype, empty: Empty) -> torch.Tensor:
-    """Like `torch.empty`, but the memory is allocated by calling `empty`.
-
-    Does not support quantised dtypes, whose tensors consist of more than their raw bytes.
-    """
+    """Like `torch.empty`, in memory allocated by `empty`. Quantised dtypes are not supported."""
     known = NATIVE.get(dtype)
     if known is not None:
         return torch.from_numpy(empty(shape, known))
@@ -56,7 +52,7 @@ def blank(shape: Shape, dtype: torch.dtype, empty: Empty) -> torch.Tensor:
 
 
 def native(shape: Shape, dtype: np.dtype[Any], root: Any, at: int) -> torch.Tensor:
-    """Returns a view of the byte array `root`, from the offset `at` on, as a tensor with a dtype that numpy has."""
+    """Returns a tensor view of `root`, from the byte offset `at` on, with a dtype that numpy has."""
     tensor = torch.from_numpy(np.ndarray(shape, dtype, root, at))
     # `root` is shared memory, but `Tensor.is_shared()` knows only memory that torch itself has mapped. An attribute
     # of the storage, which all views of the tensor have in common, hides torch's method. It costs 0.6 us.
@@ -69,22 +65,19 @@ def _is_shared() -> bool:
 
 
 def reinterpreted(shape: Shape, dtype: torch.dtype, root: Any, at: int) -> torch.Tensor:
-    """Returns a view of the byte array `root`, from the offset `at` on, as a tensor with a dtype that numpy lacks."""
+    """Returns a tensor view of `root`, from the byte offset `at` on, with a dtype that numpy lacks."""
     return native(shape, NATIVE[_INTEGERS[dtype.itemsize]], root, at).view(dtype)
 
 
 def strided(shape: Shape, how: tuple[MakeLeaf, Any, int, Shape], root: Any, at: int) -> torch.Tensor:
-    """Returns a view of the byte array `root`, from the offset `at` on, as a tensor that is not C-contiguous.
-
-    Its axes are permuted in memory, or its rows are repeated.
-    """
+    """Returns a tensor view of `root`, from the byte offset `at` on, with permuted axes or repeated rows."""
     make, dtype, span, stride = how
     view: torch.Tensor = make((span,), dtype, root, at)
     return view.as_strided(shape, stride).detach()
 
 
 def store(tensor: torch.Tensor, writer: Writer) -> Spot | None:
-    """Writes a tensor into the slab, and returns where it is. Returns None if only torch can pickle the tensor."""
+    """Writes a tensor into the slab and returns its place, or None if only torch can pickle the tensor."""
     described = _describe(tensor)
     if described is None:
         return None
@@ -100,7 +93,7 @@ def store(tensor: torch.Tensor, writer: Writer) -> Spot | None:
 
 
 def reduce(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Like `__reduce_ex__`, for tensors inside other objects. The bytes of the tensor are pickled out of band."""
+    """Like `__reduce_ex__`, for tensors inside other objects; the tensor's bytes are pickled out of band."""
     described = None if tensor.__dict__ else _describe(tensor)
     if described is None:
         if tensor.requires_grad and not tensor.is_leaf:
@@ -127,10 +120,7 @@ def _quietly(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def cast(tensor: torch.Tensor, field: FieldCast, empty: Empty) -> torch.Tensor:
-    """Converts the tensor to the field's dtype. Returns the tensor itself if no conversion is needed.
-
-    The result is in memory allocated by `empty` if possible.
-    """
+    """Converts to the field's dtype, in memory from `empty` if possible; may return the tensor itself."""
     known = NATIVE.get(tensor.dtype)
     kind = "f" if tensor.is_floating_point() else "" if known is None else known.kind
     name = field.wanted(kind, "a tensor of ", tensor.dtype)
@@ -162,11 +152,7 @@ def pinned(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _storage_reducer() -> Reduce:
-    """Makes a reducer that pickles the memory of tensors out of band.
-
-    Memory that several tensors use is pickled only once. The reducer remembers the memory it has seen, so each pickle
-    needs a new reducer.
-    """
+    """Makes a reducer for a single pickle; memory that several tensors use is pickled once, out of band."""
     of_memory: dict[int, Any] = {}
 
     def reduce_storage(storage: Any) -> Any:
@@ -184,10 +170,7 @@ def _storage_reducer() -> Reduce:
 
 
 def reduce_storage(storage: Any) -> Any:
-    """Like `__reduce_ex__`, for the storage of a tensor that torch itself pickles.
-
-    Such a tensor is an instance of a subclass, or has attributes of its own.
-    """
+    """Like `__reduce_ex__`, for the storage of a tensor that only torch can pickle, such as one of a subclass."""
     memory = storage._untyped_storage
     if memory.device.type != "cpu" or not memory.nbytes():
         return storage.__reduce__()
@@ -196,17 +179,14 @@ def reduce_storage(storage: Any) -> Any:
 
 
 def rebuild_storage(first: Any, dtype: torch.dtype) -> Any:
-    """Returns a storage of the given dtype that uses the memory of `first`, an array or another storage."""
+    """Returns a storage that uses the memory of `first`, which is an array or another storage."""
     array = isinstance(first, np.ndarray)
     memory = torch.frombuffer(first, dtype=torch.uint8).untyped_storage() if array else first._untyped_storage
     return torch.TypedStorage(wrap_storage=memory, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
 
 
 def rebuild_sparse(layout: torch.layout, parts: tuple[Any, ...], requires_grad: bool) -> torch.Tensor:
-    """Makes a sparse tensor from its parts.
-
-    torch's own function is not used, because it keeps every tensor in a list.
-    """
+    """Makes a sparse tensor from its parts. torch's own function would keep every tensor in a list."""
     if layout is torch.sparse_coo:
         *given, is_coalesced = parts
         made = torch.sparse_coo_tensor(*given, is_coalesced=is_coalesced, check_invariants=False)
@@ -216,11 +196,7 @@ def rebuild_sparse(layout: torch.layout, parts: tuple[Any, ...], requires_grad: 
 
 
 def _describe(tensor: torch.Tensor) -> tuple[MakeLeaf, Shape, Any, torch.Tensor] | None:
-    """Describes how a tensor is stored and opened. Returns None if only torch can pickle the tensor.
-
-    The result is a MakeLeaf (a function that makes a view of stored bytes), the shape, the dtype, and the bytes as a
-    tensor that numpy can read.
-    """
+    """Returns a MakeLeaf, the shape, the dtype and the bytes as a tensor, or None if only torch can pickle it."""
     plain = tensor.layout is torch.strided and tensor.is_cpu and not tensor.is_nested
     if not plain or tensor.requires_grad or tensor.is_conj() or tensor.is_neg():
         return None

@@ -1,7 +1,4 @@
-"""Runs tasks in a worker with torch's semantics.
-
-Such a worker has its own random generators and its own copy of the dataset.
-"""
+"""Runs tasks in a worker with torch's semantics, which has its own random generators and copy of the dataset."""
 
 from __future__ import annotations
 
@@ -35,17 +32,14 @@ from penstock.torch._collate import collate, explain
 from penstock.worker_info import WorkerInfo
 
 Resumed = tuple[Mark | None, int]
-"""The position of a worker's copy of the dataset when a resume state was taken.
-
-The pair holds the last mark (a saved position, or None) and the number of batches that were read after the mark.
-"""
+"""A worker's position in a resume state: its last mark (a saved position) and the number of batches after it."""
 
 
 class Replica:
     """Runs a worker's tasks as torch's workers do. Implements `TaskRunner`, as penstock's `Runner` does.
 
-    If the dataset has a state, a mark (a snapshot of that state) is sent with the result of each task or, for a
-    stream, with every `marks`-th batch. If `marks` is 0, no marks are sent.
+    If the dataset has a state, a mark (a snapshot of it) is sent with each result or, for a stream, with every
+    `marks`-th batch. If `marks` is 0, no marks are sent.
     """
 
     def __init__(self, job: Job, who: str, stream: bool, marks: int, resumed: Sequence[Resumed]) -> None:
@@ -64,10 +58,7 @@ class Replica:
         self._mark: bytes | None = None
 
     def begin(self, seat: int, *, alone: bool) -> None:
-        """Prepares the worker for its first task. Seeds the random generators only here, as torch does.
-
-        Each random number therefore depends on all numbers that the worker has drawn before.
-        """
+        """Seeds the generators, once for all tasks, as torch does: each number depends on all earlier ones."""
         job = self._job
         self._seat = seat
         self._resumed = self._all_resumed[seat] if self._all_resumed else None
@@ -91,11 +82,6 @@ class Replica:
         raise InternalError("torch's loader changes no dataset while workers have copies of it")
 
     def run(self, task: Task, writer: Writer, gauge: Gauge | NoGauge) -> Done | AtEnd | Errored:
-        """Makes the batch of a task, as `TaskRunner` describes.
-
-        With torch's default collate_fn, the batch's tensors are in the writer's slab (the shared memory of the
-        batch).
-        """
         self._at = self._mark = None
         self._task, self._gauge = task, gauge
         try:
@@ -128,10 +114,7 @@ class Replica:
         return Done(batch, rows, None, self._mark)
 
     def failed(self, error: BaseException, task: Task, mark: bytes | None) -> Errored:
-        """Returns the outcome of a task that raised an exception.
-
-        Raises SystemExit and similar exceptions again, so that they end the worker.
-        """
+        """Returns the outcome of a task that raised; SystemExit and the like are raised again, to end the worker."""
         error = ordinary(error)
         if not isinstance(error, Exception):
             raise error
@@ -154,7 +137,6 @@ class Replica:
         return dumps(TorchFailure(body, text, errored.where))
 
     def _fetch(self, task: Task) -> tuple[Any, int]:
-        """Fetches the samples of the task's keys. Returns the samples and the number of rows."""
         dataset = self._job.dataset
         if self._resumed is not None:
             (mark, _), self._resumed = self._resumed, None
@@ -193,10 +175,7 @@ class Replica:
         return sample
 
     def _pull(self, task: Task) -> tuple[Any, int] | None:
-        """Reads the next samples of the stream.
-
-        Returns the samples and their number, or None at the end of the stream.
-        """
+        """Returns the next samples of the stream and their number, or None at its end."""
         count = task.keys if self._job.batched else 1
         if task.run != self._stream_run:
             self._open_stream(task.run, count)
@@ -223,10 +202,7 @@ class Replica:
 
 
 class TorchFailure(NamedTuple):
-    """An exception that a worker sends to the caller, wrapped by torch.
-
-    The exception keeps its type, and its text includes the worker's traceback.
-    """
+    """A worker's exception, wrapped by torch: it keeps its type, and its text has the worker's traceback."""
 
     wrapped: bytes  # pickled; empty if the exception cannot be pickled
     text: str
