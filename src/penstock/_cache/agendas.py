@@ -43,7 +43,7 @@ class Agenda(NamedTuple):
     rows: NDArray[Any]
 
     def distances(self, ahead: int = 0) -> NDArray[np.int64]:
-        """Returns the samples until each use, skipping the next `ahead` samples; FAR if the use ends within them."""
+        """Returns the distance of each use in samples, ignoring the next `ahead`; FAR if the use ends within them."""
         rows, at = self.rows, self.position + ahead
         coming: NDArray[np.int64] = np.maximum(rows["first"], at) - self.position
         return np.where(at < rows["stop"], coming, FAR)
@@ -75,7 +75,7 @@ class Needs:
                 self._rows.append((agenda, begins, at, theirs[begins][at] == self._keys))
 
     def after(self, ahead: int) -> NDArray[np.int64]:
-        """Returns the samples until each piece is needed, skipping the next `ahead`; FAR if it is needed no more."""
+        """Returns the distance of each piece's next use in samples, ignoring the next `ahead`; FAR if there is none."""
         needs = np.full(len(self._keys), FAR, np.int64)
         for agenda, begins, at, known in self._rows:
             nearest = np.minimum.reduceat(agenda.distances(ahead), begins)
@@ -140,7 +140,7 @@ class Publisher:
 
 
 def read(path: str, group: int | None = None, *, sweeps: bool) -> Agenda | None:
-    """Returns None if the file is invalid, or if its writer has died; in that case, `sweeps` deletes the file."""
+    """Returns an agenda, or None if the file is invalid or its writer has died. `sweeps` deletes a dead writer's file."""
     with suppress(OSError, ValueError, struct.error):
         fd = acquire(partial(trust.open_ours, path, os.O_RDWR, group), os.close)
         try:

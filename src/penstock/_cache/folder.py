@@ -65,7 +65,7 @@ class FolderListing(NamedTuple):
         return sum(about.size for about in self.pieces.values())
 
     def ranked(self, digest: str) -> Iterator[tuple[str, int, bool]]:
-        """Yields (digest, size, may be evicted now), best to evict first, to make room for the piece `digest`."""
+        """Yields (digest, size, may be evicted now) in the order of eviction, to make room for the piece `digest`."""
         digests = list(self.pieces)
         keys, sizes, times = zip(*self.pieces.values(), strict=True) if digests else ((), (), ())
         order, spare = ranking(keys, times, self.agendas, key_of(digest))
@@ -188,7 +188,7 @@ class Folder:
         return found
 
     def noted(self) -> FolderTotals:
-        """Returns the totals stored in the folder. If they are invalid: a full folder, and -1 evictions."""
+        """Returns the totals stored in the folder. If they are invalid, `total` is `limit` and `evicted` is -1."""
         with suppress(OSError):
             fd = acquire(partial(trust.open_ours, self._state, group=self.group), os.close)
             try:

@@ -28,7 +28,7 @@ _keepers: weakref.WeakSet[Keeper] = weakref.WeakSet()
 
 
 class Keeper:
-    """Claims the shared blocks that a loader needs: the newest `keep` bytes or, block by block, those needed next."""
+    """Claims shared blocks for a loader: the next ones if it reads block by block, else the newest `keep` bytes."""
 
     def __init__(
         self, forecast: Forecast, table: str, edges: NDArray[np.int64], kept: LruCache[int, Any], keep: int

@@ -90,8 +90,8 @@ class Lookout:
             self._there = set()  # some may have been deleted by hand
         if self._published and self._published == len(self._uses.blocks):
             return None
-        # Looking up the pieces of all blocks may take seconds, so each call looks up those of a few blocks. A new agenda
-        # is returned whenever the number of listed uses has doubled.
+        # Looking up the pieces of all blocks may take seconds, so each call looks up those of a few blocks. A new
+        # agenda is returned whenever the number of listed uses has doubled.
         self._list_more(self._uses, position)
         found, number = self._uses, len(self._listed)
         if number < min(len(found.blocks), 2 * self._published):

@@ -96,7 +96,7 @@ def mapped(
 
 
 def unlink(path: str) -> None:
-    """Deletes a file, if that is possible."""
+    """Deletes a file. Ignores all errors."""
     try:
         os.unlink(path)
     except OSError:

@@ -36,7 +36,7 @@ _MOMENT = 0.1  # seconds after which a waiting fetch notices that the scout is c
 
 
 class Scout:
-    """Fetches pieces ahead of a loader. It never raises: the worker that needs a missing piece does."""
+    """Fetches pieces ahead of a loader. Never raises: if a fetch fails, the worker that needs the piece raises."""
 
     def __init__(
         self, forecast: Forecast, dataset: InPieces, cache: Cache, ahead: int = AHEAD, threads: int = THREADS

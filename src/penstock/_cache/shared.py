@@ -341,14 +341,14 @@ def _claims(fd: int) -> list[Claim]:
 
 
 def _write_claim(fd: int, number: int, claim: Claim) -> None:
-    """The caller must hold the lock."""
+    """Writes a loader's claim. The caller must hold the lock."""
     keep = -1 if claim.keep is None else claim.keep
     data = _CLAIM.pack(keep, len(claim.needs)) + claim.needs.astype("<i8").tobytes()
     os.pwrite(fd, data, _CLAIMS + number * _CLAIM_SIZE)
 
 
 def _read_claim(fd: int, number: int) -> Claim:
-    """Never raises for invalid bytes, because a killed program may leave a claim half written."""
+    """Reads a claim. Never raises for invalid bytes, because a killed program may leave a claim half written."""
     data = os.pread(fd, _CLAIM_SIZE, _CLAIMS + number * _CLAIM_SIZE)
     numbers = np.frombuffer(data.ljust(_CLAIM_SIZE, b"\0"), "<i8")
     keep, needs = numbers[:2].tolist()
