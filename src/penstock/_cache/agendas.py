@@ -75,7 +75,7 @@ class Needs:
                 self._rows.append((agenda, begins, at, theirs[begins][at] == self._keys))
 
     def after(self, ahead: int) -> NDArray[np.int64]:
-        """Returns the distance of each piece's next use in samples, ignoring the next `ahead`; FAR if there is none."""
+        """Returns the distance of each piece's next use in samples, ignoring the next `ahead`; FAR if it has none."""
         needs = np.full(len(self._keys), FAR, np.int64)
         for agenda, begins, at, known in self._rows:
             nearest = np.minimum.reduceat(agenda.distances(ahead), begins)
@@ -140,7 +140,7 @@ class Publisher:
 
 
 def read(path: str, group: int | None = None, *, sweeps: bool) -> Agenda | None:
-    """Returns an agenda, or None if the file is invalid or its writer has died. `sweeps` deletes a dead writer's file."""
+    """Returns an agenda, or None if the file is invalid or its writer has died (`sweeps` then deletes the file)."""
     with suppress(OSError, ValueError, struct.error):
         fd = acquire(partial(trust.open_ours, path, os.O_RDWR, group), os.close)
         try:
