@@ -111,7 +111,7 @@ class FileSystem:
 
 
 def _mark(value: Any) -> str:
-    """Returns a checksum, version or time as text. A datetime (in listings) and a number (in `info`) give the same."""
+    """Returns a checksum, version or time as text, the same for a datetime (listings) and a number (`info`)."""
     seconds = value.timestamp() if isinstance(value, datetime) else value
     return f"{seconds:.6f}" if isinstance(seconds, (int, float)) else str(seconds)
 
