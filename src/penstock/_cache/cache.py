@@ -127,7 +127,6 @@ class Cache:
         return Publisher(self.path, self._folder.group)
 
     def publish(self, publisher: Publisher, agenda: Agenda) -> None:
-        """Writes a loader's agenda to the folder, where other processes read it. Raises OSError if this fails."""
         with_loan(self._folder.own_lock(), publisher.publish, agenda)
 
     # For pieces that this process has not mapped.
@@ -230,5 +229,4 @@ def _flat(buffer: Any) -> memoryview:
 
 
 def digest_of(name: str) -> str:
-    """Returns the digest of a piece's name, which is the name of its file."""
     return hashlib.blake2b(name.encode(), digest_size=16).hexdigest()

@@ -199,7 +199,6 @@ class Folder:
 
 
 def is_file_of_cache(name: str) -> bool:
-    """True if a cache creates files with this name."""
     return name == _STATE or _OURS.fullmatch(name) is not None
 
 

@@ -52,12 +52,11 @@ class ByteLock:
     """A lock on one byte of the file that `opened()` opens. Each object is used once, usually by `with_loan`.
 
     The byte need not exist, so one file can hold up to 2**62 locks. The lock belongs to a file descriptor
-    (`F_OFD_SETLK`), so it also works between threads. A forked child closes its copy of the descriptor, so that the
-    lock is released when the parent dies.
+    (`F_OFD_SETLK`), so it also works between threads. A forked child closes its copy, so that the lock is released
+    when the parent dies.
 
-    Without `patience`, `begin` does not wait. With it, `begin` waits up to `trust.WAIT` seconds; if `long` is True,
-    up to `trust.LONGEST` seconds, but only while the holder is running. F_OFD_SETLKW has no time limit, so it is not
-    used.
+    Without `patience`, `begin` does not wait. With it, `begin` waits up to `trust.WAIT` seconds or, if `long` is True
+    and the holder is running, `trust.LONGEST` seconds. F_OFD_SETLKW has no time limit, so it is not used.
     """
 
     __slots__ = ("_byte", "_fds", "_long", "_opened", "_patience")
@@ -106,7 +105,6 @@ class ByteLock:
         patience.lose(f"{' and '.join(known) or 'another program'} has kept a lock for more than {waited:.0f} s")
 
     def end(self) -> None:
-        """Releases the lock if it is held."""
         if self._fds:
             with interrupts_deferred():
                 descriptors.close(self._fds.pop())

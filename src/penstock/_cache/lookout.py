@@ -1,11 +1,9 @@
 """Decides which pieces of remote files to fetch ahead of time.
 
-A piece among the next `near` bytes is fetched unless that would evict a piece that is needed earlier. Then workers
-need not wait for the download, but until the piece is used, it takes up space that another piece could use.
-
-A later piece is fetched only if this causes no additional download, that is, once the best piece to evict for it can
-be evicted (the conservative strategy of Cao, Felten, Karlin and Li, 1995). With `near=0`, the total number of
-downloads is the smallest possible (Belady).
+A piece among the next `near` bytes is fetched unless that would evict a piece that is needed earlier, so that workers
+need not wait for it. A later piece is fetched only if this causes no additional download, that is, once the best
+piece to evict for it can be evicted (the conservative strategy of Cao, Felten, Karlin and Li, 1995). With `near=0`,
+the total number of downloads is the smallest possible (Belady).
 """
 
 from __future__ import annotations

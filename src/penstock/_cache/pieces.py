@@ -32,7 +32,6 @@ _AT_ONCE = 1 << 30  # bytes of one write: the kernel accepts at most 2 GB
 
 
 def write(path: str, digest: str, buffers: Sequence[memoryview], group: int | None = None) -> None:
-    """Creates the file of a piece, or no file if an error occurs."""
     whole = buffers[0] if len(buffers) == 1 else memoryview(b"".join(buffers))
     fd = acquire(partial(trust.make_file, path, group), os.close)
     try:

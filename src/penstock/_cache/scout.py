@@ -68,8 +68,6 @@ class _Stopped(Exception):
 
 
 class _Fetches:
-    """The fetches of a scout, at most `most` of them at a time."""
-
     def __init__(self, most: int, counts: CacheCounts) -> None:
         self.stopped = False
         self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()  # written in C, so it takes no lock of Python's
@@ -103,7 +101,6 @@ class _Fetches:
         self._not_before, self._seen = time.monotonic() + _AFTER_FAILURE, None
 
     def look(self, lookout: Lookout, publisher: Publisher) -> None:
-        """Publishes the agenda if it is new, then starts the fetches that are due."""
         if time.monotonic() < self._not_before:
             return
         agenda, position = lookout.agenda(), lookout.position

@@ -298,7 +298,6 @@ def _mapped(inventory: int, block: int) -> memoryview | None:
 
 
 def _map_block(path: str, inode: int, nbytes: int) -> memoryview:
-    """Maps a sealed block. Raises OSError if the path leads to another file."""
     if not trust.is_memfd(path, _BLOCK):
         raise OSError("not a block")
     fd = acquire(partial(trust.open_sealed, path, _BLOCK, trust.UNCHANGING), os.close)

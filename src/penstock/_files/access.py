@@ -41,8 +41,6 @@ class FileOptions(RemoteOptions, total=False):
 
 
 class Access(NamedTuple):
-    """The keyword arguments for remote files as one object, with default values."""
-
     storage: Storage | None = None
     cache: CachePath = None
     cache_bytes: int | None = None
@@ -50,13 +48,13 @@ class Access(NamedTuple):
 
     @classmethod
     def of(cls, reader: str, files: RemoteOptions) -> Access:
-        """Raises TypeError for an unknown argument, in the name of the class `reader`."""
+        """Raises TypeError for an unknown argument; the message names the class `reader`."""
         if unknown := sorted(files.keys() - set(cls._fields)):
             raise TypeError(f"{reader}.__init__() got an unexpected keyword argument {unknown[0]!r}")
         return cls(**files)
 
     def check(self) -> None:
-        """Raises TypeError or ValueError for a wrong value, even if all files are local: the next run may use URLs."""
+        """Raises TypeError or ValueError for a wrong value. Called for local files too: the next run may use URLs."""
         if self.storage is not None and not isinstance(self.storage, Mapping):
             raise TypeError(f"storage must be a dict of options, but it is a {type(self.storage).__name__}.")
         if self.cache_bytes is not None:
@@ -127,7 +125,6 @@ def cache_folder() -> Path:
 
 
 def check_bytes(name: str, value: object) -> None:
-    """Raises ValueError unless `value`, the argument called `name`, is a number of bytes."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError(f"{name} must be a whole number of bytes, such as 10 * 10**9 for 10 GB, got {value!r}.")
 

@@ -11,7 +11,7 @@ _ALLOCATION = re.compile(r"alloc of size (\d+) failed")  # pyarrow's message
 
 
 def is_damage(error: Exception) -> bool:
-    """True if a decoder's error is about the bytes that it was given. Errors with an errno are about the system."""
+    """True if a decoder's error is about the bytes that it was given, and not about the system or its memory."""
     if isinstance(error, MemoryError):
         wanted = _ALLOCATION.search(str(error))
         # If a decoder requests more memory than this machine has, a length in the file must be wrong.

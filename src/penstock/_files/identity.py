@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Identity(NamedTuple):
-    """Identifies the content of a file."""
+    """Identifies the content of a file, in all processes if `lasts` is True."""
 
     name: str  # unique to the file, and never shown (see `identified`)
     size: int
@@ -21,7 +21,6 @@ class Identity(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """Digest that is the same in all processes, and different for every other identity."""
         return digest_of([self])
 
     @property

@@ -1,11 +1,9 @@
 """A span: one range of addresses for all files of a dataset, into which the cached pieces of remote files are mapped.
 
-With a span, samples of remote files are copied like those of local files, by their positions in one array, even if
-they extend over two pieces. The range consists of slots that have the size of a piece. The span maps a piece that the
-cache has mapped a second time, into its slot, and clears the slot when the cache drops the piece. So the cache limits
-the number of mapped pieces.
-
-64 rows of 1,025 ids from random positions in 32 pieces take 50 µs, as in a local file; piece by piece, 300 µs.
+So samples are copied by their positions in one array, as in a local file, even if they extend over two pieces. The
+range consists of slots of one piece each. The span maps a piece that the cache has mapped a second time, into its
+slot, and clears the slot when the cache drops the piece. 64 rows of 1,025 ids from random positions in 32 pieces take
+50 µs, as in a local file; piece by piece, they take 300 µs.
 """
 
 from __future__ import annotations
@@ -33,9 +31,8 @@ from penstock._system.interrupts import CallAtEnd, call_at_end, interrupts_defer
 class Span:
     """All files of a dataset in one array, `memory`. File i starts at `begins[i]`. Unmapped pieces are zeros.
 
-    Another thread may unmap a piece while a reader copies its bytes. Then `mark` becomes a new object. So a reader
-    remembers `mark`, checks with `has` that the bytes are mapped, and copies them. If `mark` is a different object
-    afterwards, the copy may be wrong.
+    Another thread may unmap a piece while a reader copies its bytes, and then sets `mark` to a new object. So a
+    reader remembers `mark`, checks `has`, and copies. If `mark` is another object afterwards, the copy may be wrong.
     """
 
     def __init__(self, files: Sequence[AnyFile]) -> None:

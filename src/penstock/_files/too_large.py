@@ -1,7 +1,4 @@
-"""The limit on the decoded size of one sample, because a few bytes of a file can decode to more than all memory.
-
-Wherever a file states a size, the size is checked before memory is allocated.
-"""
+"""The limit on the decoded size of a sample, checked before memory is allocated, wherever a file states a size."""
 
 from __future__ import annotations
 
@@ -9,8 +6,9 @@ from typing import NoReturn
 
 from penstock.errors import SampleTooLarge
 
+# A few bytes of a file can decode to more than a machine's memory.
 LIMIT = 2 << 30
-"""Default limit in bytes. A scan of 512 x 512 x 1000 float32 values has 1.05 GB, a satellite image 1.2 GB."""
+"""Default limit in bytes. A scan of 512 x 512 x 1000 float32 values has 1.05 GB, a large satellite image 1.2 GB."""
 
 AT_ONCE = 16
 """A block may be as large as this many samples of the largest allowed size."""

@@ -1,7 +1,4 @@
-"""Connection settings of remote stores: time limits, proxies, certificates and headers.
-
-obstore gets these settings under its own names. `WebServer` makes requests by `http.client`, with the same settings.
-"""
+"""Connection settings (time limits, proxies, certificates, headers), the same for obstore and for `http.client`."""
 
 from __future__ import annotations
 

@@ -21,8 +21,6 @@ _PASSING = ("Timeout", "Connection", "ServerDisconnected", "ClientError", "Clien
 
 
 class FileSystem:
-    """A store that is read through fsspec."""
-
     def __init__(self, scheme: str, root: str, storage: Mapping[str, Any]) -> None:
         try:
             import fsspec
@@ -89,7 +87,6 @@ class FileSystem:
         return path
 
     def _key(self, name: str) -> str:
-        """Removes the root from a name that fsspec returns."""
         return name.removeprefix(self._path("").rstrip("/")).lstrip("/")
 
     def _stored(self, about: Mapping[str, Any]) -> StoredObject:

@@ -141,7 +141,7 @@ class Objects:
         return (self._is_s3 and self._wrong_region(str(error))) or _failed(error)
 
     def _wrong_region(self, text: str) -> RequestFailed | None:
-        """Returns a `RequestFailed` if the error means that the bucket is in another region, otherwise None."""
+        """Returns an error that names the bucket's region if the request went to another region, otherwise None."""
         head, asked = text.partition("\n\nDebug source")[0], _ASKED.search(text)
         named = _REGION.search(head)
         if "redirect without LOCATION" in head:
@@ -171,7 +171,7 @@ class Objects:
 
 
 def is_strong(token: str) -> bool:
-    """True for a strong ETag. If-Match never matches a weak one, nor a token that is a time ("at ...")."""
+    """True for a strong ETag. A weak one, or a token that is a time ("at ..."), cannot be used in If-Match."""
     return bool(token) and not token.startswith(("W/", "at "))
 
 

@@ -16,8 +16,6 @@ from penstock._remote.urls import is_web, scheme_of
 
 
 class _StoreKind(NamedTuple):
-    """The options of one kind of store."""
-
     prefixes: tuple[str, ...]  # of its environment variables
     others: Mapping[str, str]  # from the option names of other libraries to obstore's
     server: str  # the option for the server's URL

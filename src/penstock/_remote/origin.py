@@ -162,12 +162,10 @@ class Origin:
 
 
 def _read(store: Objects, key: str, stored: StoredObject, start: int, stop: int) -> Any:
-    """Reads an object's bytes from the server that a redirect leads to."""
     return attempt(store, lambda: store.read(stored._replace(key=key), start, stop))
 
 
 def _stored(key: str, answer: HttpAnswer) -> StoredObject:
-    """Returns the object's size and token (its ETag or modification time) from the headers of a response."""
     headers = answer.headers
     ranged = _RANGE.match(headers.get("content-range", ""))
     if ranged is None and answer.status == 206:

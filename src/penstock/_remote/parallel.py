@@ -54,8 +54,6 @@ def _in_threads(call: Callable[[A, Pause], T], items: list[A], threads: int) -> 
 
 
 class _ParallelRun:
-    """The state of one `in_parallel` call."""
-
     def __init__(self, call: Callable[[Any, Pause], Any], items: list[Any], ahead: int) -> None:
         self._call, self._items, self._ahead = call, items, ahead
         self._source = at_work.source  # the threads count for the worker that waits for them

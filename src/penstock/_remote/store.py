@@ -70,8 +70,7 @@ class Store(Protocol):
 
     def write(self, key: str, content: bytes) -> None: ...
 
-    def below(self, folder: str, deep: bool, after: str) -> Iterator[Page]:
-        """Yields pages of the objects below a folder whose keys are greater than `after`."""
+    def below(self, folder: str, deep: bool, after: str) -> Iterator[Page]: ...
 
     def failed(self, error: Exception) -> RequestFailed: ...
 
@@ -120,7 +119,6 @@ class Remote:
         return found
 
     def write(self, key: str, content: bytes) -> None:
-        """Writes an object, replacing an existing one."""
         self._tried(
             lambda store: store.write(key, content), f"{self.display_url(key)} cannot be written", FINDING, key
         )

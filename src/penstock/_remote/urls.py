@@ -24,13 +24,10 @@ _WEB = ("http", "https")
 
 
 class _Signature(NamedTuple):
-    """How a store signs URLs. URLs that differ only in signing parameters refer to the same object.
-
-    Any other parameter may select the content, for example `versionId`, `x-oss-process` or `id`.
-    """
+    """How a store signs URLs. URLs that differ only in signing parameters refer to the same object."""
 
     needs: frozenset[str]  # a URL is signed if its query has all of these, and its host matches `hosts`
-    names: re.Pattern[str]  # the signing parameters
+    names: re.Pattern[str]  # the signing parameters; others, such as `versionId` or `id`, may select the content
     hosts: re.Pattern[str] = re.compile("")
 
 
@@ -76,8 +73,6 @@ _SIGNATURES = (
 
 
 class UrlParts(NamedTuple):
-    """The parts of a URL."""
-
     root: str  # the store, with the query if there is one
     key: str
     user: str  # "name:password", or ""
@@ -111,10 +106,8 @@ def split(url: str) -> UrlParts:
 
 
 def check_host(url: str) -> None:
-    """Raises ValueError if the host of a URL is not valid, as in `ftp://user:pass/word@host`.
-
-    Such a URL must not be cut at its slashes, because a part of it may end inside the password.
-    """
+    """Raises ValueError if the host of a URL is not valid, as in `ftp://user:pass/word@host`."""
+    # A URL without a valid host must not be cut at its slashes, because a part of it may end inside the password.
     place = re.split(r"[/\\?#]", url.partition("://")[2], maxsplit=1)[0]
     host = _AT.split(place)[-1]
     if ":" in host and not _HOST.fullmatch(host) and scheme_of(url) not in _BUCKETS:
