@@ -1,8 +1,8 @@
 """The thread behind `prefetch`, which reads the source and copies each batch into recycled memory.
 
-The thread and its consumer are connected by two queues (see `Gate`). The first queue holds permits. For each permit,
-the thread makes one batch and puts it into the second queue. There are `depth` permits, and the consumer returns one
-with each batch that it takes. So at most `depth` batches are read ahead, and no other state is needed.
+Two queues connect the thread and its consumer (see `Gate`): permits, and batches. The thread makes one batch for each
+permit. There are `depth` permits, and the consumer returns one with each batch that it takes, so at most `depth`
+batches are read ahead, without any other state.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _END = object()
 
 
 class Sweep:
-    """One pass over the source, from the beginning or (if `loaded` is True) from a state that was loaded.
+    """One pass over the source, from the beginning or, if `loaded`, from a state that was loaded.
 
-    Each sweep has its own permits (see `Gate`) and batches. The consumer reads one sweep at a time, and batches of
-    earlier sweeps are dropped.
+    Each sweep has its own permits and batches. The consumer reads one sweep at a time; batches of earlier sweeps are
+    dropped.
     """
 
     def __init__(self, loaded: bool, state: Any, loads: int = 0) -> None:
@@ -60,10 +60,9 @@ class Produced(NamedTuple):
 
 
 class Gate:
-    """The two queues that connect the reading thread and its consumer.
+    """The two queues between the reading thread and its consumer.
 
-    The consumer puts in permits, and the thread makes one batch for each permit. Putting an item into a queue takes
-    no Python lock, because the garbage collector may do so at any moment.
+    Putting an item into a queue takes no Python lock, because the garbage collector may do so at any moment.
     """
 
     def __init__(self, owner: object) -> None:
@@ -80,7 +79,7 @@ class Gate:
         return self._stopped or self._owner() is None
 
     def stop(self) -> None:
-        """Stops the thread as soon as it has finished the batch that it is making."""
+        """Stops the thread as soon as it has finished its current batch."""
         self._stopped = True
         self.permits.put(None)
 
@@ -97,7 +96,6 @@ class Gate:
 
 
 def start(gate: Gate, producer: Producer) -> threading.Thread:
-    """Starts the thread that reads the source."""
     return started("penstock-prefetch", partial(produce, gate, weakref.ref(producer)), gate.stop)
 
 
@@ -116,7 +114,7 @@ class Copies:
         self.copied = 0  # bytes of the last copy
 
     def memory(self) -> tuple[int, int, int]:
-        """Returns three sizes in bytes: the slabs in use, the free slabs, and other memory (always 0)."""
+        """Returns the bytes of the slabs in use, of the free slabs, and of other memory (always 0)."""
         lent = self._leases.nbytes
         return lent, max(0, self._slabs.nbytes - lent), 0
 
@@ -171,10 +169,7 @@ def _copied(leaf: Any, field: FieldCast | None, writer: Writer, pin: bool) -> An
 
 
 class Producer:
-    """Reads the source and copies its batches.
-
-    Only the thread that holds the lock `turn` may use a producer, but any thread may use the attribute `wanted`.
-    """
+    """Reads the source and copies its batches. Only the holder of `turn` may use it, apart from `wanted`."""
 
     def __init__(self, source: Any, copies: Copies) -> None:
         kind = type(source)
@@ -213,11 +208,7 @@ class Producer:
         return made
 
     def make(self, sweep: Sweep, changes: InterruptSafeCondition) -> Produced:
-        """Reads the next batch of the source and copies it.
-
-        At the end of the source, the result contains END instead of a batch. If the source raises, it contains a
-        NoBatch with the error.
-        """
+        """Reads and copies the next batch. At the end, the result has END instead; on an error, a NoBatch."""
         number = 0
         try:
             if sweep is not self._reading:
@@ -241,7 +232,7 @@ class Producer:
             return Produced(sweep, NoBatch(caught(error, note)), state=self._state_if_any())
 
     def open_unwanted(self, sweep: Sweep) -> None:
-        """Calls `iter(source)` for a sweep (a pass over the source) that a reset has replaced before it started.
+        """Calls `iter(source)` for a sweep that a reset has replaced before it started.
 
         If the source is a loader, each `iter()` begins another epoch. Without this call, the epoch after a reset
         would depend on how far the reading thread had come.
@@ -265,21 +256,20 @@ class Producer:
             close()
 
     def state(self) -> Any:
-        """Returns the source's state, or None if the source has no state."""
         return self._source.state_dict() if self.has_state else None
 
     def _state_if_any(self) -> Any:
-        """Returns the source's state, or None if that raises. Called while another error is being handled."""
+        """Returns the source's state, or None if that raises: another error is being handled."""
         with suppress(BaseException):  # if the thread ended, the consumer would wait forever
             return self.state()
         return None
 
 
 def produce(gate: Gate, reference: weakref.ref[Producer]) -> None:
-    """Runs in the reading thread, and makes one batch for each permit (see `Gate`).
+    """The reading thread's loop, which makes one batch for each permit.
 
-    The function refers to the producer only while it makes a batch. So the thread ends when the prefetcher is
-    dropped, even if the source refers to the prefetcher.
+    It refers to the producer only while it makes a batch. So the thread ends when the prefetcher is dropped, even if
+    the source refers to the prefetcher.
     """
     has_read = False
     while (sweep := gate.permits.get()) is not None and not gate.stopped:

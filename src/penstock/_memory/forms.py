@@ -1,8 +1,8 @@
-"""The forms of containers. A form says how the containers of one class are taken apart and rebuilt.
+"""The forms of containers: how the containers of one class are taken apart and rebuilt.
 
-`FORMS` covers as many classes as possible: all subclasses of Mapping, list and tuple whose constructor makes an equal
-object from the items. This is tested for every instance. `EXACT_FORMS` covers only the classes that pickle rebuilds
-from the same parts, so that an object arrives in another process as if it had been pickled.
+`FORMS` covers all subclasses of Mapping, list and tuple whose constructor makes an equal object from the items, which
+is tested for every instance. `EXACT_FORMS` covers only the classes that pickle rebuilds from the same parts, so that
+an object arrives in another process as if it had been pickled.
 """
 
 from __future__ import annotations
@@ -55,8 +55,6 @@ def remake(kind: type, values: Mapping[Any, Any] | list[Any]) -> Any:
 
 
 class Form(NamedTuple):
-    """How the containers of one class are taken apart and rebuilt."""
-
     open: Callable[[Any], tuple[Hashable, Sequence[Any]] | None]
     """Returns the container's keys and values, or None if this instance cannot be rebuilt from them."""
     close: Callable[[type, Any, list[Any]], Any]
@@ -114,15 +112,12 @@ def _open_dataclass(node: Any) -> tuple[Hashable, Sequence[Any]]:
 
 
 def close_named(kind: type, keys: object, values: Iterable[Any]) -> Any:
-    """Returns a namedtuple with these values. Its `__new__` may take other arguments, so it is not called."""
+    """Does not call the namedtuple's `__new__`, which may take other arguments."""
     return tuple.__new__(kind, values)
 
 
 def close_dataclass(kind: type, names: Iterable[str], values: Iterable[Any]) -> Any:
-    """Returns a dataclass instance with these attributes, without calling `__init__`.
-
-    The class may be frozen or slotted.
-    """
+    """Does not call `__init__`. The class may be frozen or slotted."""
     made: Any = object.__new__(kind)
     for name, value in zip(names, values, strict=True):
         object.__setattr__(made, name, value)
@@ -149,7 +144,6 @@ LEAVES: set[type] = {*PLAIN, np.ndarray, np.memmap}
 
 
 def is_namedtuple(kind: type) -> bool:
-    """True for a class made by `collections.namedtuple` or `typing.NamedTuple`, and for its subclasses."""
     return issubclass(kind, tuple) and hasattr(kind, "_fields") and hasattr(kind, "_make")
 
 
@@ -189,10 +183,7 @@ FORMS: MemoTable[type, Form | None] = MemoTable(_form)
 
 
 class Attributes:
-    """A marker for objects that are rebuilt from their attributes (as in pickle) rather than from their items.
-
-    It is the first of the keys that `Form.open` returns for such an object.
-    """
+    """Marks an object that is rebuilt from its attributes, as in pickle: the first of its form's keys."""
 
 
 def _open_attributes(node: Any) -> tuple[Hashable, Sequence[Any]] | None:
@@ -214,10 +205,7 @@ _ATTRIBUTES = Form(_open_attributes, _close_attributes)
 
 
 class Items:
-    """A marker for instances of dict subclasses that are rebuilt from their items, without `__init__`.
-
-    It is the first of the keys that `Form.open` returns for such an instance.
-    """
+    """Marks an instance of a dict subclass that is rebuilt from its items, without `__init__`: the first key."""
 
 
 def _close_items(kind: type, keys: tuple[Any, ...], values: list[Any]) -> Any:
