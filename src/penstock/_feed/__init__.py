@@ -1,4 +1,4 @@
-"""Feeds: how a loader obtains its samples: by key, from a stream, or from a stream of light items to load."""
+"""Feeds: how a loader obtains its samples: by key, from a stream, or by loading the light items of a stream."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ __all__ = ["Feed", "feed_of"]
 
 
 def feed_of(dataset: Any, options: Options, has_load: bool, borrow: Borrow | None = None) -> Feed:
-    """`has_load`: the dataset is a stream of light items, and its `load()` makes the samples from them."""
+    """Returns the feed of a dataset. `has_load`: the dataset is a stream, and `load()` makes samples of its items."""
     kind = ByKey if not is_stream(dataset) else ByItem if has_load else ByStream
     return kind(dataset, options, borrow)

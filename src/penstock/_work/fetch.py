@@ -15,10 +15,7 @@ if TYPE_CHECKING:
 
 
 class Fetch:
-    """The worker's side of a feed: fetches the samples of a task.
-
-    `mark` is the stream's position after the latest task, if the stream has a state.
-    """
+    """Fetches the samples of a task. `mark` is the stream's position after the latest task, if it has a state."""
 
     mark: bytes | None = None
 
@@ -36,10 +33,7 @@ class Fetch:
         return None
 
     def samples(self, task: Task) -> tuple[Sequence[Any], Mended | None] | None:
-        """Returns the samples, one for each row, and a description of those that failed, if any.
-
-        Returns None at the end of a stream.
-        """
+        """Returns a sample for each row, and those that failed, if any. Returns None at the end of a stream."""
         raise NotImplementedError
 
     def counts(self, task: Task) -> bool:

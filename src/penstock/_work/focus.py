@@ -1,4 +1,4 @@
-"""The task and the sample that a worker is processing. Random numbers and error messages depend on them."""
+"""The task and the sample that a worker is processing, for random numbers and error messages."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ KeyLoop = tuple[Sequence[Any], Any, Sequence[int]]
 class Focus(Source):
     """The task and the sample that a worker is processing. `who` is the worker's name in error messages.
 
-    `loop` is set while samples are fetched one by one. `notes` are for the error if the task fails. They are kept
-    here and not added to the error, because the error is the user's object.
+    `loop` is set while samples are fetched one by one. `notes` are for the error if the task fails; they are kept
+    here, because the error is the user's object.
     """
 
     task: Task
@@ -45,7 +45,6 @@ class Focus(Source):
         self._who, self._generators = who, generators
 
     def begin(self, task: Task, gauge: Gauge | NoGauge) -> None:
-        """Makes `task` the current task."""
         self.task, self.gauge = task, gauge
         # The current operation and its keys. They become text only if the operation fails.
         self._at, self._keys = "", None
@@ -70,10 +69,7 @@ class Focus(Source):
             self._generators.seed(self.task.epoch, number)
 
     def rng(self) -> Generator:
-        """Returns the random generator of the current sample, or of the whole step if no sample is current.
-
-        See `penstock.rng`.
-        """
+        """Returns the generator of the current sample, or of the whole step if no sample is current."""
         item, row = (None, -1) if self.loop is None else _now(self.loop)
         found = self.rngs.get(row)
         if found is None:

@@ -12,10 +12,7 @@ from penstock._wire.task import Mended
 
 
 class Done(NamedTuple):
-    """The outcome of a task whose batch was made from `rows` samples.
-
-    `mended` lists the samples that failed and were left out or replaced.
-    """
+    """A batch made from `rows` samples. `mended` lists the samples that failed and were left out or replaced."""
 
     batch: object
     rows: int
@@ -32,8 +29,7 @@ class AtEnd(NamedTuple):
 class Errored(NamedTuple):
     """The outcome of a task that failed.
 
-    `where` names the step and the sample, and `notes` are further notes for the user. Both are kept separate from the
-    error, because the error is the user's object.
+    `where` names the step and the sample; `notes` are for the user. They are kept apart from the user's error object.
     """
 
     error: BaseException

@@ -220,10 +220,7 @@ class LoaderLaws(Laws):
         self._with_losses(Numbers(200), 3, 9, 20, 30, resize=True, **_SHUFFLED)
 
     def _with_losses(self, dataset: Any, *steps: int, resize: bool = False, **given: Any) -> None:
-        """Checks that the batches stay the same if a worker is killed after each of `steps`.
-
-        If `resize` is True, the number of workers is also changed after each of these steps.
-        """
+        """Checks the batches if a worker is killed (and with `resize`, their number changed) after each step."""
         self.needs("workers", "loses_workers")
 
         def lose(loader: Any, step: int) -> None:
@@ -374,8 +371,7 @@ def _rows(batches: Iterable[Any]) -> list[Any]:
 def _gated() -> Iterator[tuple[FunctionDataset, Callable[[], None]]]:
     """Yields a dataset of six samples, and a function that opens a gate. Sample 1 waits until the gate is open.
 
-    The gate is a file that the function deletes. It is also deleted at the end of the `with` block, so no worker
-    waits forever.
+    The gate is a file that the function deletes. The end of the block deletes it too, so no worker waits forever.
     """
     with tempfile.TemporaryDirectory() as folder:
         gate = Path(folder) / "gate"

@@ -307,7 +307,6 @@ def _steps(n: int) -> Iterator[list[int]]:
 
 
 def _arrays(sample: Any) -> Iterator[Any]:
-    """Yields the writable arrays in a sample."""
     if isinstance(sample, np.ndarray):
         if sample.flags.writeable and sample.dtype.kind in "biuf":
             yield sample
