@@ -1,9 +1,9 @@
 """The command `penstock demo`: a small job that checks its own results.
 
-The first run loads two epochs of random resized crops from a memory-mapped file, without workers. The second run does
-the same with two workers. In the third run, a worker is killed, and the loader is stopped and resumed with another
-number of workers. The batches of all three runs are hashed and must be equal. If torch is installed, torch's
-DataLoader does the same job for comparison.
+It loads two epochs of random resized crops from a memory-mapped file three times: without workers; with two workers;
+and with a worker that is killed, and a loader that is stopped and resumed with another number of workers. The batches
+of all three runs are hashed and must be equal. If torch is installed, torch's DataLoader does the same job for
+comparison.
 """
 
 from __future__ import annotations
@@ -41,10 +41,9 @@ Sample = tuple[Floats, np.int64]
 
 
 class Pictures:
-    """A dataset of pictures and labels. A sample is a random resized crop, with values from -1 to 1, and its label.
+    """Memory-mapped pictures. A sample is a random resized crop, with values from -1 to 1, and its label.
 
-    The pictures are memory-mapped, and half of the crops are mirrored. Everything is computed in numpy, as in a
-    user's dataset, so that the workers have work to do.
+    Everything is computed in numpy, as in a user's dataset, so that the workers have work to do.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -119,7 +118,7 @@ def run() -> int:
 
 
 def _write_pictures(folder: Path) -> None:
-    """Writes random pictures. Each is 6 x 6 pixels of noise, enlarged to the full size, with some grain added."""
+    """Writes random pictures: 6 x 6 pixels of noise, enlarged to the full size, with some grain added."""
     rng = np.random.default_rng(SEED)
     shape = (SAMPLES, SIDE, SIDE, 3)
     pixels = np.lib.format.open_memmap(folder / "pixels.npy", mode="w+", dtype=np.uint8, shape=shape)

@@ -22,8 +22,7 @@ from penstock.stats._recent import recent
 from penstock.stats._shown import ALWAYS
 from penstock.stats._units import count, seconds, share, size
 
-EVERY = 1.0
-"""The number of seconds between two updates of the display."""
+EVERY = 1.0  # seconds between two updates of the display
 
 QUIET = 5.0
 """A loader counts as paused after this many seconds without new figures. Loaders publish every two seconds."""
@@ -39,7 +38,7 @@ NONE = (
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """A running loader, with its latest published figures and the shortened command line of its process."""
+    """A running loader: its latest published figures, and the shortened command line of its process."""
 
     pid: int
     program: str
@@ -109,7 +108,7 @@ def _arguments(pid: int) -> list[str]:
 
 
 def program(arguments: Sequence[str]) -> str:
-    """Returns a shortened command line, without the interpreter, its options, and the folder of the script."""
+    """Returns the command line without the interpreter, its options, and the folder of the script."""
     rest = list(arguments)
     if rest and Path(rest[0]).name.startswith("python"):
         del rest[0]
@@ -170,7 +169,6 @@ def listing(found: Iterable[Loader], now: float) -> RenderableType:
 
 
 def details(loader: Loader, now: float) -> list[RenderableType]:
-    """Draws the detailed figures of one loader."""
     stats, paused = loader.stats, loader.paused(now)
     now_, epoch, memory = recent(stats), stats.epoch, stats.memory
     settings = ", ".join(f"{name}={stats.settings[name]!r}" for name in SETTINGS if name in stats.settings)
@@ -204,7 +202,7 @@ def details(loader: Loader, now: float) -> list[RenderableType]:
 
 
 def workers(figures: Iterable[WorkerFigures]) -> Table:
-    """Draws a table that shows how each worker spends its time, with one row for each worker."""
+    """Draws a table that shows how each worker spends its time."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("worker")
     for name in ("steps", "busy", "fetch", "collate", "write", "waits: task", "room", "CPU"):
@@ -232,5 +230,5 @@ def _troubles(period: Period) -> str:
 
 
 def waiting(value: float) -> Text:
-    """Draws the share of the time that was spent waiting, in green, yellow or red."""
+    """Draws the share of the time spent waiting, in green, yellow or red."""
     return Text(share(value), style="green" if value < 0.05 else "yellow" if value < 0.3 else "red")

@@ -57,10 +57,7 @@ class LocalFolder:
 
 
 class RemoteFolder:
-    """A folder in a remote store.
-
-    The file sizes from its listing are kept, so that no further requests are needed for them.
-    """
+    """A folder in a remote store. File sizes from its listing are kept, to save further requests."""
 
     is_remote = True
 
@@ -116,10 +113,7 @@ class RemoteFolder:
 
 
 class Files(Sequence[AnyFile]):
-    """The image files of a folder, as a sequence.
-
-    Each file object is created on access, because there may be millions.
-    """
+    """The image files of a folder. File objects are created on access, because there may be millions."""
 
     def __init__(self, folder: LocalFolder | RemoteFolder, paths: Sequence[str]) -> None:
         self._folder, self._paths = folder, paths
@@ -140,10 +134,7 @@ class Files(Sequence[AnyFile]):
 def find_folder(
     root: Path, listing: Path | None, access: Access
 ) -> tuple[LocalFolder | RemoteFolder, AnyFile | None]:
-    """Returns the folder of the images, and the file that lists them, if any.
-
-    That file is `listing`, or `root` itself if `root` is a file.
-    """
+    """Returns the folder of the images, and the file that lists them, if any: `listing`, or `root` itself."""
     text = text_of(root, "ImageFolder")
     if not is_url(text):
         folder = local(text, "ImageFolder")

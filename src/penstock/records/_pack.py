@@ -132,8 +132,8 @@ def _pack(images: ImageFolder, options: argparse.Namespace) -> tuple[list[tuple[
 class Encoded(Dataset[Any]):
     """The images of a folder as they are written to the record file, with their labels.
 
-    Raises an error for an image that cannot be decoded. An image whose shorter side is longer than `resize` is
-    resized and encoded as JPEG. Other images are stored unchanged.
+    Only an image whose shorter side is longer than `resize` is changed: resized, and encoded as JPEG. An image that
+    cannot be decoded raises an error.
     """
 
     def __init__(self, images: ImageFolder, resize: int | None, quality: int) -> None:

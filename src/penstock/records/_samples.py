@@ -19,8 +19,8 @@ class RecordSamples(Extents):
     """The samples of record files: as stored or, with a transform, `(image, label)` as in ImageFolder.
 
     A subclass defines `stored(raw, number, row)`, which returns a sample without a transform, and `image(raw, number,
-    row)`, which returns the image for the transform. `raw` is the sample's bytes, `number` the index of its file, and
-    `row` its index within that file.
+    row)`, which returns the image for the transform. `raw`: the sample's bytes; `number`: the index of its file;
+    `row`: its index in that file.
     """
 
     def __init__(self, paths: Paths, transform: Transform | None, labels: bool, **files: Unpack[FileOptions]) -> None:

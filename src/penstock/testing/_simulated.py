@@ -321,7 +321,7 @@ class SimulatedBackend(Backend):
 
     @contextmanager
     def _at_work(self, worker: _SimulatedWorker) -> Iterator[None]:
-        """The calling thread acts as this worker, which then stays busy for the virtual time slept."""
+        """Lets the calling thread act as this worker. The worker then stays busy for the virtual time it slept."""
         outer = get_worker_info()
         set_worker_info(worker.info, of_process=False)
         _slept.append(0.0)

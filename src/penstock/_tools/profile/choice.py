@@ -20,10 +20,7 @@ from typing import NamedTuple
 from penstock.stats._units import count, seconds, share
 
 HELPS = 1.1
-"""More workers are tried if the last increase made loading at least this many times faster.
-
-The factor is above 1 because short timings vary by a few percent.
-"""
+"""More workers are tried if the last increase was this many times faster; short timings vary by a few percent."""
 
 SCALES = 0.8
 """Threads scale while the rate per thread is at least this share of the rate per thread in their first trial."""
@@ -57,11 +54,9 @@ _KINDS = ("thread", "process")
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The result of one trial.
+    """The result of one trial: batches per second, share of the time spent waiting, seconds to the first batch.
 
-    `rate` is the number of batches per second, `waiting` is the share of the time that the loop spent waiting, and
-    `first` is the number of seconds until the first batch. `error` says why the trial failed, or is "" if it
-    succeeded.
+    `error` says why the trial failed, or is "" if it succeeded.
     """
 
     choice: Choice
@@ -73,11 +68,10 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of the trials.
+    """The limits of the trials. `most` is the largest number of workers to try.
 
-    `cpus` is the number of CPUs, `most` is the largest number of workers to try, and `step` is the duration of the
-    simulated training step in seconds, or 0. `one_reader` is True if the dataset is a stream that only one worker can
-    read.
+    `one_reader`: the dataset is a stream that only one worker can read. `step`: seconds of the simulated training
+    step, or 0.
     """
 
     cpus: float = 1.0
@@ -113,7 +107,7 @@ def _wanted(done: Sequence[Trial], limits: Limits) -> Iterator[Choice]:
 
 
 def _more(rates: dict[Choice, float], most: int) -> Iterator[Choice]:
-    """Yields settings for threads, and then for processes. The number of workers is doubled as long as that helps."""
+    """Yields settings for threads, then for processes. The number of workers is doubled as long as that helps."""
     begin = min(2, most)
     for kind in _KINDS:
         workers, before = begin, rates[INLINE]
@@ -141,8 +135,6 @@ def _best(done: Sequence[Trial]) -> Trial:
 
 
 class Advice(NamedTuple):
-    """The recommended trial, and the reason for the recommendation."""
-
     trial: Trial
     reason: str
 

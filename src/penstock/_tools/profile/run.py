@@ -41,10 +41,7 @@ TrialResults = dict[Choice, tuple[Trial, Stats | None]]
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The dataset, the settings that all trials share, and the length of each trial in seconds.
-
-    `step` is the duration of the simulated training step in seconds, or 0.
-    """
+    """The dataset and the settings of all trials, with the seconds of a trial and of the simulated step (or 0)."""
 
     dataset: Any
     batch_size: int
@@ -66,10 +63,7 @@ class Subject:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs all trials, prints a table and the advice, and returns the exit code.
-
-    Errors that come from the user's code are raised.
-    """
+    """Runs all trials, prints a table and the advice, and returns the exit code. Errors of user code are raised."""
     errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     try:
         _check_page(options.html)
@@ -156,7 +150,7 @@ def try_out(subject: Subject, choice: Choice, tell: Tell) -> tuple[Trial, Stats 
 
 
 def measure(loader: DataLoader[Any], choice: Choice, subject: Subject, tell: Tell) -> Trial:
-    """Runs a trial: reads batches, epoch after epoch, and simulates a training step after each batch."""
+    """Reads batches, epoch after epoch, and simulates a training step after each batch."""
     clock, batches, waited, warm = time.perf_counter, 0, 0.0, None
     begun = asked = clock()
     first = drawn = 0.0
