@@ -15,16 +15,12 @@ if TYPE_CHECKING:
 
 
 class Source:
-    """The sample or step that a thread is computing.
+    """The sample or step that a thread is computing."""
 
-    `part`: the rows of the step that a nested dataset was asked for, or None for all rows.
-    """
-
-    part: Sequence[int] | None = None
+    part: Sequence[int] | None = None  # the rows that a nested dataset was asked for; None: all rows of the step
 
     @property
     def cache(self) -> CacheCounts | None:
-        """The worker's cache counters, or None if it has none."""
         return None
 
     def rng(self) -> Generator:
@@ -48,7 +44,7 @@ at_work = _AtWork()
 
 @contextmanager
 def among(rows: Sequence[int], n: int) -> Iterator[None]:
-    """Sets the rows that `penstock.each(keys)` expects in the block: the indices `rows` of `n` rows asked for."""
+    """Inside the block, `penstock.each(keys)` expects only these of the `n` rows that the dataset was asked for."""
     source = at_work.source
     if source is None:
         yield

@@ -77,22 +77,18 @@ def _anything(name: str, value: object) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """The declaration of one setting.
-
-    `unset`: the values that a loader without workers accepts, because they mean the same as leaving the argument out;
-    None if it accepts any value. `needs_seed`: why the loader with torch's semantics takes the setting only with
-    `seed=`, or "". `tuned`: the number that "auto" starts with, or 0 if the setting cannot be "auto". `live`: True if
-    the setting may be changed while the loader runs.
-    """
+    """The declaration of one setting."""
 
     default: Any
     check: Check = _anything
-    unset: tuple[Any, ...] | None = None
+    unset: tuple[Any, ...] | None = (
+        None  # values that a loader without workers accepts as "not given"; None: any value
+    )
     face: Face
-    needs_seed: str = ""
+    needs_seed: str = ""  # why the loader with torch's semantics takes the setting only with `seed=`
     show: Show = Show.NOWHERE
-    tuned: int = 0
-    live: bool = False
+    tuned: int = 0  # the number that "auto" starts with; 0 if the setting cannot be "auto"
+    live: bool = False  # it may be changed while the loader runs
 
 
 def _option(default: Any, check: Check = _anything, *, face: Face = Face.OURS, **more: Any) -> Any:
@@ -166,10 +162,7 @@ _NO_BLOCKS = "the order is torch's, which knows no blocks."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The settings of a loader, with all defaults filled in. The types are those of the final values.
-
-    The signatures of the public loaders repeat the names and defaults; a test compares them with this class.
-    """
+    """The settings of a loader, with all defaults filled in. A test compares the public signatures with it."""
 
     batch_size: int | None = _option(
         1,
@@ -320,7 +313,6 @@ class Options:
         return Cast.of(self.dtype, self.casting)
 
     def shown(self) -> dict[str, Any]:
-        """Returns the settings that are shown together with the loader's statistics."""
         found = {name: getattr(self, name) for name in shown_names() if OPTIONS[name].face is not Face.ACTED}
         if self.collate_fn is not None and not hasattr(self.collate_fn, "into"):  # a default one has `into`
             found["collate_fn"] = getattr(self.collate_fn, "__qualname__", type(self.collate_fn).__qualname__)
@@ -444,7 +436,6 @@ def _check_split(shard: RankShard, sampler: object) -> None:
 
 
 def shard_of(given: Any) -> RankShard:
-    """Converts the argument `shard=`, or raises ValueError."""
     if given is None:
         return ONE
     if isinstance(given, str) and given == "auto":
@@ -484,7 +475,7 @@ _has_warned = False
 
 
 def warn_of_ranks(dataset: object) -> None:
-    """Warns, once per process, that several ranks load the same data, for a loader that is not split."""
+    """Warns, once per process, if this is one of several ranks, for a loader whose data is not split."""
     global _has_warned
     if _has_warned:
         return

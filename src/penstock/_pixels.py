@@ -31,10 +31,7 @@ GetScratch = Callable[[int], Pixels]
 
 
 def open_image(data: Any, color: Color, name: object, limit: int | None = None) -> Jpeg | Decoded:
-    """Opens the bytes of an image file, or an array of uint8 pixels, RGB or gray.
-
-    Raises SampleTooLarge if the pixels of a file have more than `limit` bytes. `name` is for error messages.
-    """
+    """Opens an image file or uint8 pixels (RGB or gray). Raises SampleTooLarge above `limit` bytes of pixels."""
     if isinstance(data, np.ndarray):
         return Decoded(_from_array(data, color, name))
     if data[:3] == b"\xff\xd8\xff":
@@ -119,10 +116,7 @@ class Jpeg:
 
 
 def _check_density(data: bytes, pixels: int, name: object) -> None:
-    """Raises ImageError if a JPEG has too few bytes for its number of pixels: the file was cut off.
-
-    Decoders do not notice this if the file has an end marker. They fill in the missing pixels.
-    """
+    """Raises ImageError if a JPEG has too few bytes for its pixels. Decoders would fill in the missing ones."""
     if pixels > _DENSEST * len(data):
         raise ImageError(
             f"{name}: it is a JPEG of {pixels:,} pixels, which cannot be in its {len(data):,} bytes. The file is cut "

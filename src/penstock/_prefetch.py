@@ -35,14 +35,10 @@ _END = object()
 
 
 class Sweep:
-    """One pass over the source, from the beginning or, if `loaded`, from a state that was loaded.
-
-    Each sweep has its own permits and batches. The consumer reads one sweep at a time; batches of earlier sweeps are
-    dropped.
-    """
+    """One pass over the source, with its own permits and batches. Batches of earlier sweeps are dropped."""
 
     def __init__(self, loaded: bool, state: Any, loads: int = 0) -> None:
-        self.loaded = loaded
+        self.loaded = loaded  # it continues from a state that was loaded
         self.loads = loads  # how many states were loaded before it
         self.is_open = False  # `iter(source)` was called for it
         self.is_over = False  # True once the consumer has reached its end
@@ -60,12 +56,10 @@ class Produced(NamedTuple):
 
 
 class Gate:
-    """The two queues between the reading thread and its consumer.
-
-    Putting an item into a queue takes no Python lock, because the garbage collector may do so at any moment.
-    """
+    """The two queues between the reading thread and its consumer."""
 
     def __init__(self, owner: object) -> None:
+        # `put` takes no Python lock, because the garbage collector may call it at any moment.
         self.permits: queue.SimpleQueue[Sweep | None] = queue.SimpleQueue()
         self.made: queue.SimpleQueue[Produced] = queue.SimpleQueue()
         self.changes = InterruptSafeCondition()  # wakes threads that wait for the state of a sweep
@@ -89,7 +83,6 @@ class Gate:
                 return self.made.get(timeout=LOOK_AGAIN)
 
     def drain(self) -> None:
-        """Drops the batches that the consumer has not taken."""
         with suppress(queue.Empty):
             while True:
                 self.made.get_nowait()
@@ -100,17 +93,15 @@ def start(gate: Gate, producer: Producer) -> threading.Thread:
 
 
 class Copies:
-    """Copies batches into slabs (recycled blocks of memory), or tensors into pinned memory if `pin` is True.
-
-    A slab is free again when its batch is dropped. At most `most` slabs keep their memory pages for reuse.
-    """
+    """Copies batches into slabs (recycled memory), or with `pin` tensors into pinned memory."""
 
     def __init__(self, most: int, field: FieldCast | None, pin: bool) -> None:
         self._field = field
         self._pin = pin
         self._slabs = Slabs(None)
         self._leases = Leases(shared=False)
-        self._states = SlabStates(most)  # its `spare` is `most` minus the slabs in use
+        # At most `most` slabs keep their pages for reuse. `spare` is `most` minus the slabs in use.
+        self._states = SlabStates(most)
         self.copied = 0  # bytes of the last copy
 
     def memory(self) -> tuple[int, int, int]:
@@ -266,11 +257,7 @@ class Producer:
 
 
 def produce(gate: Gate, reference: weakref.ref[Producer]) -> None:
-    """The reading thread's loop, which makes one batch for each permit.
-
-    It refers to the producer only while it makes a batch. So the thread ends when the prefetcher is dropped, even if
-    the source refers to the prefetcher.
-    """
+    """The loop of the reading thread, which makes one batch for each permit."""
     has_read = False
     while (sweep := gate.permits.get()) is not None and not gate.stopped:
         producer = reference()
@@ -283,6 +270,7 @@ def produce(gate: Gate, reference: weakref.ref[Producer]) -> None:
             elif not sweep.is_open and sweep.loads == producer.loads:
                 has_read = True
                 producer.open_unwanted(sweep)
+        # The thread ends when the prefetcher is dropped, even if the source refers to the prefetcher.
         del producer
     producer = reference()
     if producer is not None and has_read:  # otherwise another thread may be reading

@@ -128,7 +128,7 @@ class Bar:
         return max(0, self.total - self.count) / self.rate
 
     def words(self) -> list[str]:
-        """Returns the figures that are shown after the bar, each as a short text."""
+        """Returns the figures that are shown after the bar."""
         from penstock.stats._units import count
 
         whole = "" if self.total is None else f"/{self.total:,}"
@@ -212,8 +212,6 @@ class Screen:
 
 
 class _Terminal:
-    """Uses rich to draw bars in a terminal, below the program's output."""
-
     def __init__(self) -> None:
         from rich.console import Console
         from rich.live import Live

@@ -311,10 +311,7 @@ class Prefetcher:
             )
 
     def _begin(self, again: bool, *, loaded: bool = False, first: Any = None) -> None:
-        """Starts the thread and the first sweep (a pass over the source), unless they were started before.
-
-        `again` forces a new sweep. With `loaded`, the new sweep continues from the state `first`.
-        """
+        """Starts the thread and the first sweep once, or with `again` a new sweep (if `loaded`, from `first`)."""
         self._check()
         producer = self._producer
         with self._beginning:

@@ -37,16 +37,12 @@ Borrow = Callable[..., Loan]
 
 
 class Begin(NamedTuple):
-    """The position at which a run (the reading of one epoch) begins.
+    """The position at which a run (the reading of one epoch) begins."""
 
-    The first `steps` steps, and the steps in `beyond`, were already handed out. A sampler or stream that has a state
-    continues from `mark` (a saved position). `resumed` is True if the position comes from a loaded state.
-    """
-
-    steps: int = 0
-    beyond: frozenset[int] = frozenset()
-    mark: Mark | None = None
-    resumed: bool = False
+    steps: int = 0  # the first steps, which were already handed out
+    beyond: frozenset[int] = frozenset()  # later steps that were handed out, too
+    mark: Mark | None = None  # where a sampler or stream that has a state continues
+    resumed: bool = False  # the position comes from a loaded state
 
 
 class Run:
@@ -176,10 +172,7 @@ class Run:
 
 
 class Feed:
-    """The caller's side of a feed. It makes runs, finds the keys of rows, and describes itself in resume states.
-
-    `borrow` makes a loan that seeds the global random generators while a sampler or stream is read in this process.
-    """
+    """The caller's side of a feed. It makes runs, finds the keys of rows, and describes itself in resume states."""
 
     names: ClassVar[tuple[str, str]]  # in resume states: if samples are batched, and if they are not
     fetch: ClassVar[type[Fetch]]  # the worker's half
@@ -192,7 +185,7 @@ class Feed:
         self.dataset = dataset
         self.options = options
         self.batched = options.batch_size is not None or options.batch_sampler is not None
-        self._borrow = borrow
+        self._borrow = borrow  # seeds the global generators while a sampler or stream is read in this process
         self.check()
 
     def check(self) -> None:
@@ -251,10 +244,7 @@ class Feed:
         return initial(self.read_from(), is_fresh=is_fresh)
 
     def replacements(self, plan: AnyPlan | None) -> Any:
-        """Returns the order from which replacements for failed samples are drawn, or None.
-
-        None without `on_error="replace"`, or if the order is unknown.
-        """
+        """Returns the order that replacements are drawn from. None: unknown, or on_error is not "replace"."""
         return None
 
     def steps(self, epoch: int, plan: AnyPlan | None) -> int:
@@ -290,7 +280,6 @@ class Feed:
 
 
 def displayed_settings(feed: Feed, face: str) -> dict[str, Any]:
-    """Returns the loader's settings that are shown with its statistics."""
     return {**feed.options.shown(), "one_reader": feed.one_reader, "face": face}
 
 

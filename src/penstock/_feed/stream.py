@@ -146,7 +146,6 @@ class StreamFetch(Fetch):
             yield item
 
     def counts(self, task: Task) -> bool:
-        """True if every rank has a batch for this step."""
         after = (task.step + 1) * self._job.shard[1]
         self._pass_over(after)
         is_complete = self._stream.is_broken() and self._stream.read == after
@@ -164,10 +163,7 @@ class StreamFetch(Fetch):
         self._focus.doing(f"the stream's next {self._job.batch_size} samples, ", None)
 
     def _pass_over(self, until: int) -> None:
-        """Skips batches that other ranks hand out, or that were handed out before this run was resumed.
-
-        Each batch is read with its own random numbers, so that the stream yields the same samples on every rank.
-        """
+        """Skips the batches of other ranks, and those from before a resume, each with its own random numbers."""
         if self._stream.read >= until:
             return
 

@@ -112,12 +112,12 @@ def _open_dataclass(node: Any) -> tuple[Hashable, Sequence[Any]]:
 
 
 def close_named(kind: type, keys: object, values: Iterable[Any]) -> Any:
-    """Does not call the namedtuple's `__new__`, which may take other arguments."""
+    """Makes a namedtuple without its `__new__`, which may take other arguments."""
     return tuple.__new__(kind, values)
 
 
 def close_dataclass(kind: type, names: Iterable[str], values: Iterable[Any]) -> Any:
-    """Does not call `__init__`. The class may be frozen or slotted."""
+    """Makes a dataclass instance without `__init__`. The class may be frozen or slotted."""
     made: Any = object.__new__(kind)
     for name, value in zip(names, values, strict=True):
         object.__setattr__(made, name, value)
@@ -183,7 +183,7 @@ FORMS: MemoTable[type, Form | None] = MemoTable(_form)
 
 
 class Attributes:
-    """Marks an object that is rebuilt from its attributes, as in pickle: the first of its form's keys."""
+    """First key of a form: the object is rebuilt from its attributes, as in pickle, and not from its items."""
 
 
 def _open_attributes(node: Any) -> tuple[Hashable, Sequence[Any]] | None:
@@ -205,7 +205,7 @@ _ATTRIBUTES = Form(_open_attributes, _close_attributes)
 
 
 class Items:
-    """Marks an instance of a dict subclass that is rebuilt from its items, without `__init__`: the first key."""
+    """First key of a form: the instance of a dict subclass is rebuilt from its items, without `__init__`."""
 
 
 def _close_items(kind: type, keys: tuple[Any, ...], values: list[Any]) -> Any:

@@ -109,7 +109,7 @@ REDUCERS: dict[type, Reduce] = {}
 
 
 def guest_in(module: object) -> Guest | None:
-    """Returns the guest whose package contains the module with this name, or None. May import its `GUEST`."""
+    """Returns the guest whose package contains this module name, or None. Imports penstock's module for it."""
     name = module.partition(".")[0] if isinstance(module, str) else ""
     if name not in GUESTS:
         return None
@@ -153,7 +153,6 @@ def meet_imported() -> None:
 
 
 def limit_threads(most: int) -> None:
-    """Limits each imported guest to `most` threads in this process."""
     for name, guest in _met.items():
         if name in sys.modules:
             guest.limit_threads(most)

@@ -164,7 +164,7 @@ def _address(array: NDArray[Any]) -> int:
 
 
 def _repeats(leaves: Sequence[object]) -> bool:
-    """True if a leaf that is not an atom occurs twice."""
+    """True if a leaf that is not an atom (such as a number) occurs twice."""
     ids = [id(leaf) for leaf in leaves if type(leaf) not in _ATOMS]
     return len(set(ids)) < len(ids)
 

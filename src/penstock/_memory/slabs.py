@@ -48,7 +48,7 @@ _BESIDE = 256
 
 
 class Region(NamedTuple):
-    """A range of the extent that has `length` bytes and begins at offset `extent` of the arena's file."""
+    """A range of an extent. The extent has `length` bytes and begins at offset `extent` of the arena's file."""
 
     extent: int
     length: int
@@ -177,12 +177,11 @@ class Leases:
 
     @property
     def lent(self) -> int:
-        """The number of slabs on loan."""
         return len(self._lent)
 
     @property
     def nbytes(self) -> int:
-        """The total size in bytes of the batches on loan."""
+        """The total size of the batches on loan."""
         return sum(lease.nbytes for lease in tuple(self._lent.values()))
 
     def give_back(self, slab: int) -> None:

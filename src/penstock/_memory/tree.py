@@ -81,7 +81,7 @@ class Spec:
 
 
 def flatten(tree: object) -> tuple[list[object], Spec]:
-    """Returns the leaves and the structure. Raises ValueError for a cycle, or if deeper than MAX_DEPTH."""
+    """Returns the leaves and the structure. Raises ValueError for a cycle, or below MAX_DEPTH levels of nesting."""
     if type(tree) in LEAVES:
         return [tree], LEAF
     leaves: list[object] = []
@@ -112,7 +112,6 @@ def flatten_exactly(tree: object) -> tuple[list[object], Spec] | None:
 
 
 def unflatten(spec: Spec, leaves: Sequence[object]) -> Any:
-    """The inverse of `flatten`."""
     if len(leaves) != spec.count:
         raise ValueError(f"the structure {spec!r} has {spec.count} leaves, but {len(leaves)} were given")
     return spec.build(iter(leaves))

@@ -41,10 +41,7 @@ Sample = tuple[Floats, np.int64]
 
 
 class Pictures:
-    """Memory-mapped pictures. A sample is a random resized crop, with values from -1 to 1, and its label.
-
-    Everything is computed in numpy, as in a user's dataset, so that the workers have work to do.
-    """
+    """Random resized crops of pictures, and labels, computed in numpy so that workers have work to do."""
 
     def __init__(self, folder: Path) -> None:
         self.pixels = np.load(folder / "pixels.npy", mmap_mode="r")
@@ -78,8 +75,6 @@ def _resized(picture: Floats, axis: int) -> Floats:
 
 @dataclass(slots=True)
 class Tally:
-    """The results of one run of the demo."""
-
     digest: str = ""
     batches: int = 0
     delivered: int = 0
@@ -88,7 +83,6 @@ class Tally:
 
 
 def run() -> int:
-    """Runs the demo, and returns 0 if all checks pass, else 1."""
     console, had_no_processor, begun = Console(), delay_ns(), time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="penstock-demo-") as name:
         folder = Path(name)

@@ -74,10 +74,7 @@ def _present(file: AnyFile) -> dict[str, Entry]:
 
 
 def _written(file: AnyFile, content: bytes, out: str | None) -> tuple[str, int]:
-    """Writes the index into the folder of `file`, or to the path `out`. Returns its path or URL, and the exit code.
-
-    If a remote folder cannot be written, the index goes to the current directory, and the exit code is 1.
-    """
+    """Returns where the index was written, and the exit code: 1 if the remote folder could not be written to."""
     if out is None and isinstance(file, RemoteFile):
         where = f"{folder_of(file)}/{NAME}"
         try:

@@ -55,7 +55,6 @@ class Loader:
 
 
 def run(pid: int | None, once: bool) -> int:
-    """Prints the loaders once, or shows them until Ctrl-C is pressed. Returns the exit code."""
     console = Console(highlight=False)
     if once or not console.is_terminal or console.is_dumb_terminal:
         if not console.is_terminal:
@@ -73,10 +72,7 @@ def run(pid: int | None, once: bool) -> int:
 
 
 def loaders(pid: int | None = None, uid: int | None = None) -> list[Loader]:
-    """Returns the running loaders of a user, or of the process `pid`, sorted by process id.
-
-    A forked child inherits the published figures of its parent's loader. That loader is listed for the parent only.
-    """
+    """Returns the running loaders of a user, or of the process `pid`, sorted by process id."""
     found = {}
     for one in page.find(os.geteuid() if uid is None else uid):
         try:
@@ -85,6 +81,7 @@ def loaders(pid: int | None = None, uid: int | None = None) -> list[Loader]:
             details(loader, 0.0)
         except Exception:  # of another version, or not a page: one process cannot break the list
             continue
+        # A forked child inherits the page of its parent's loader, which is listed for the parent only.
         if pid in (None, one.pid) and published.pid == _pid_inside(one.pid):
             found[one.inode] = loader
     return [loader for _, loader in sorted(found.items(), key=lambda item: (item[1].pid, item[0]))]

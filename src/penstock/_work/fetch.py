@@ -37,10 +37,7 @@ class Fetch:
         raise NotImplementedError
 
     def counts(self, task: Task) -> bool:
-        """True if every rank has a batch for the task's step. If not, the epoch ends before this step.
-
-        Called after the task's batch is made, if all ranks must have the same number of steps.
-        """
+        """True if every rank has a batch for this step. If not, the epoch ends before it, for all ranks."""
         return True
 
     # Static, because the names of samples depend only on the task.

@@ -24,11 +24,7 @@ KeyLoop = tuple[Sequence[Any], Any, Sequence[int]]
 
 
 class Focus(Source):
-    """The task and the sample that a worker is processing. `who` is the worker's name in error messages.
-
-    `loop` is set while samples are fetched one by one. `notes` are for the error if the task fails; they are kept
-    here, because the error is the user's object.
-    """
+    """The task and the sample that a worker is processing. `who` is the worker's name in error messages."""
 
     task: Task
     alone = False  # the worker has a process of its own
@@ -37,9 +33,9 @@ class Focus(Source):
         assert job.fetch is not None
         self.job = job
         self.gauge: Gauge | NoGauge = NO_GAUGE
-        self.notes: list[str] = []
+        self.notes: list[str] = []  # for the error if the task fails; not added to it, as it is the user's object
         self.rngs: dict[int, Generator] = {}  # by row, and -1 for the step
-        self.loop: KeyLoop | None = None
+        self.loop: KeyLoop | None = None  # set while samples are fetched one by one
         self.naming = job.fetch
         self._rank, self._world = job.shard
         self._who, self._generators = who, generators
@@ -90,7 +86,6 @@ class Focus(Source):
         return self.gauge.cache
 
     def names(self) -> Sequence[Any]:
-        """Returns the key of each row, or an empty sequence if rows have no keys."""
         return self.naming.names(self.job, self.task)
 
     def sample(self) -> tuple[Any, int]:
@@ -99,7 +94,6 @@ class Focus(Source):
         return _now(self.loop)
 
     def each(self, keys: Sequence[Any]) -> Iterator[Any]:
-        """Yields the keys, and records which sample is the current one. See `penstock.each`."""
         names = self.names()  # these may differ from `keys`, because a Subset asks its dataset for other keys
         rows = range(len(names)) if self.part is None else self.part
         # Inside of a sample, or if the counts differ, these keys are not the samples of the step.

@@ -21,16 +21,13 @@ class Done(NamedTuple):
 
 
 class AtEnd(NamedTuple):
-    """The outcome of a task for which the stream had no samples left."""
+    """The stream had no samples left for the task."""
 
     mark: bytes | None = None
 
 
 class Errored(NamedTuple):
-    """The outcome of a task that failed.
-
-    `where` names the step and the sample; `notes` are for the user. They are kept apart from the user's error object.
-    """
+    """A task failed. `where` and `notes` are kept apart from the error, because it is the user's object."""
 
     error: BaseException
     where: str

@@ -134,10 +134,7 @@ class Lending:
         self._open: dict[int, GeneratorLoan] = {}  # the outermost loan of each thread
 
     def _adopt(self) -> None:
-        """Takes back generators lent to other threads, in a forked child, where only the forking thread exists.
-
-        Restores their state unless this thread has borrowed them too.
-        """
+        """In a forked child, where only this thread exists: takes back what other threads had borrowed."""
         mine, others = self._open.get(threading.get_ident()), [*self._open.values()]
         saved = next((lent.saved for lent in others if lent.saved is not None), None)
         self._renew()

@@ -37,17 +37,13 @@ class Box(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """How the sample is cut from the image.
+    """How the sample is cut from the image."""
 
-    The box `region` of the image is resized to the size `to`. The sample is the box `inside` of the result. A mean
-    image of the size `before` (the image's size before cropping) is cropped to the box `crop`.
-    """
-
-    region: Box
+    region: Box  # of the image; it is resized to `to`
     to: Size
-    inside: Box
-    crop: Box
-    before: Size
+    inside: Box  # the sample, in the resized region
+    crop: Box  # of a mean image of the size `before`
+    before: Size  # of the image before cropping
 
 
 def fitting(image: Size, shorter: int) -> Size:

@@ -71,7 +71,6 @@ class RemoteFolder:
 
     @cached_property
     def _listed(self) -> dict[str, StoredObject]:
-        """The stored objects by path, without hidden ones."""
         pages = listed(self._remote, self._begin.rstrip("/"))
         found = {}
         for each in with_progress_bar(chain.from_iterable(pages), None, "listing files"):

@@ -131,10 +131,7 @@ class Transform:
         return out
 
     def _cut(self, image: Size, name: str) -> tuple[Cut, bool]:
-        """Returns how an image of this size is cut, and whether to mirror it.
-
-        Raises ImageError if the image is too small for the crop.
-        """
+        """Returns how to cut an image of this size, and whether to mirror it. Raises ImageError if it is small."""
         crop, train = self._crop, self.train
         drawn: list[float] = []
         if train and (crop or self.mirror):
@@ -311,16 +308,12 @@ decoder_scratch, plane_scratch = _Scratch(), _Scratch()
 
 
 class Normalizer(NamedTuple):
-    """Computes `(pixel - mean) * factor` in the given layout and dtype.
-
-    `table` holds the result for each channel and pixel value, or is None if pixels are left unchanged or if the mean
-    is a whole image.
-    """
+    """Computes `(pixel - mean) * factor` in the given layout and dtype."""
 
     dtype: np.dtype[Any]
     planar: bool
     channels: int
-    table: Array | None
+    table: Array | None  # results by channel and pixel; None if there are none to compute, or with a mean image
     mean_image: Array | None
     factor: Array
 
@@ -355,7 +348,7 @@ class Normalizer(NamedTuple):
             cv2.LUT(pixels, np.ascontiguousarray(self.table.T)[None], dst=out)
 
     def check_mean(self, sizes: list[Size | None]) -> None:
-        """Raises ValueError if the mean image has none of these sizes (empty: not known) or wrong channels."""
+        """Raises ValueError if the mean image fits no image. `sizes`: what it may have; empty if unknown."""
         assert self.mean_image is not None
         mean, allowed = self.mean_image.shape, [self.shape(size) for size in sizes if size]
         if (allowed and mean not in allowed) or mean[0 if self.planar else 2] != self.channels:

@@ -34,7 +34,6 @@ _MAY_FOLLOW = ((_ALONE, _FIRST), (_MIDDLE, _LAST), (_MIDDLE, _LAST), (_ALONE, _F
 
 
 def framed(content: bytes) -> list[bytes]:
-    """Returns the pieces of bytes to write for a record with this content."""
     pieces: list[bytes] = []
     begin = 0
     for at in _marks(content):

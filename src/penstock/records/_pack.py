@@ -35,7 +35,6 @@ MOST_LISTED = 20  # skipped files that are listed
 
 
 def run(options: argparse.Namespace) -> int:
-    """Packs the images, prints a summary, and returns the exit code."""
     errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     try:
         _check(options)
@@ -130,11 +129,7 @@ def _pack(images: ImageFolder, options: argparse.Namespace) -> tuple[list[tuple[
 
 
 class Encoded(Dataset[Any]):
-    """The images of a folder as they are written to the record file, with their labels.
-
-    Only an image whose shorter side is longer than `resize` is changed: resized, and encoded as JPEG. An image that
-    cannot be decoded raises an error.
-    """
+    """The images as they are packed: resized, and encoded as JPEG, if the shorter side is longer than `resize`."""
 
     def __init__(self, images: ImageFolder, resize: int | None, quality: int) -> None:
         self._images, self._resize, self._quality = images, resize, quality

@@ -258,7 +258,6 @@ def _edges(starts: NDArray[np.int64], file: AnyFile) -> NDArray[Any]:
 
 
 def _record(raw: bytes) -> Record:
-    """Parses the bytes of one record, or raises NotARecord."""
     content = framing.record(raw)
     if len(content) < _HEAD.size:
         what = f"a record of {len(content)} bytes is too short for the header of {_HEAD.size} with its id and label"
@@ -274,7 +273,7 @@ def _record(raw: bytes) -> Record:
 
 
 def _damaged(file: AnyFile, start: int, error: framing.NotARecord, index: str | None = None) -> NoReturn:
-    """Raises FormatError for the record at offset `start`, which the `.idx` at `index` (if not None) gave."""
+    """Raises FormatError for the record at offset `start`. `index`: the `.idx` that the offset came from, if any."""
     try:
         file.damaged(start + error.at, error.what)
     except FormatError as damage:

@@ -49,10 +49,7 @@ class BrokenLaw(AssertionError):
 
 
 def check_each(suite: type[Any], only: str) -> list[str]:
-    """Checks those laws of a suite whose names contain `only`. Returns the skipped laws, each with its reason.
-
-    Raises BrokenLaw if a law is broken.
-    """
+    """Checks the laws whose names contain `only`. Returns the skipped laws with reasons, or raises BrokenLaw."""
     broken: list[BaseException] = []
     skipped: list[str] = []
     for name in sorted(name for name in dir(suite) if name.startswith("test_") and only in name):
@@ -147,10 +144,7 @@ class Laws(Stated):
         return self.loader(dataset, *args, **kwargs), DataLoader(copy.deepcopy(dataset), *args, **kwargs)
 
     def equal(self, dataset: Any, act: _Act = lambda *_: None, epochs: int = 2, **given: Any) -> Any:
-        """Checks that a loader on the backend gives the same batches as one without workers. Returns both loaders.
-
-        `act(loader, step)` is called for both loaders after each step, and with step -1 before each epoch.
-        """
+        """Checks that the backend gives the same batches as the plain loop. `act` is called after each step."""
         both = self.pair(dataset, **given)
         for epoch in range(epochs):
             for loader in both:
@@ -209,7 +203,6 @@ def until(condition: Callable[[], object], what: str) -> None:
 
 
 def outcomes(backend: Backend, count: int = 1) -> list[Outcome]:
-    """Calls `poll` until it has returned this many outcomes, and returns them."""
     found: list[Outcome] = []
     deadline = backend.clock() + _PATIENCE
     while len(found) < count:

@@ -128,11 +128,7 @@ def assert_resumes_everywhere(
 
 
 def _states(loader: Any, steps: int | None) -> Iterator[tuple[str, int, int, Any]]:
-    """Yields the states of one epoch: before the first batch, after each batch, and after the epoch.
-
-    Each item is a description of the position, the epoch in which the state resumes, the number of batches of that
-    epoch before the position, and the state.
-    """
+    """Yields (position in words, epoch to resume in, batches done in it, state) before, within and after an epoch."""
     yield "before the first batch", 0, 0, _state(loader)
     done = 0
     for done, _ in enumerate(islice(loader, steps), 1):

@@ -16,7 +16,6 @@ from urllib.parse import unquote
 
 @contextmanager
 def serving(folder: Path) -> Iterator[str]:
-    """Yields the URL of a server for the files of a folder."""
     with _Server(folder) as server, running(server):
         yield server.url
 

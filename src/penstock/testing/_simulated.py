@@ -174,10 +174,7 @@ class SimulatedBackend(Backend):
                 worker.runner.look_up()
 
     def flush(self) -> None:
-        """Performs actions of workers until `choose` picks the action "return", or no worker can act.
-
-        So workers can make progress at any time, as real workers do, and not only while the loader polls.
-        """
+        """Lets workers act until `choose` picks "return": real workers act at any time, not only during `poll`."""
         while len(actions := [Action("return"), *self._actions()]) > 1:
             action = self._simulation.chosen(actions)
             if action.kind == "return":
@@ -277,10 +274,7 @@ class SimulatedBackend(Backend):
         return worker.posted.current() if kind == "fill" else worker.posted.task
 
     def _next_task(self, seat: int) -> Task | None:
-        """Returns the unclaimed task with the lowest `seq` for this seat, or None.
-
-        The lowest must come first, because a stream with only one reader depends on the order of its tasks.
-        """
+        """Returns the first unclaimed task for this seat. A stream with one reader depends on their order."""
         unclaimed = (p.task for p in self._board.values() if p.worker is None and p.seat in (-1, seat))
         return min(unclaimed, key=lambda task: task.seq, default=None)
 

@@ -54,30 +54,23 @@ _KINDS = ("thread", "process")
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The result of one trial: batches per second, share of the time spent waiting, seconds to the first batch.
-
-    `error` says why the trial failed, or is "" if it succeeded.
-    """
+    """The result of one trial."""
 
     choice: Choice
-    rate: float = 0.0
-    waiting: float = 1.0
-    first: float = 0.0
-    error: str = ""
+    rate: float = 0.0  # batches per second
+    waiting: float = 1.0  # the share of the time that the loop waited
+    first: float = 0.0  # seconds until the first batch
+    error: str = ""  # why the trial failed
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of the trials. `most` is the largest number of workers to try.
-
-    `one_reader`: the dataset is a stream that only one worker can read. `step`: seconds of the simulated training
-    step, or 0.
-    """
+    """The limits of the trials."""
 
     cpus: float = 1.0
-    most: int = 32
-    one_reader: bool = False
-    step: float = 0.0
+    most: int = 32  # the largest number of workers to try
+    one_reader: bool = False  # the dataset is a stream that only one worker can read
+    step: float = 0.0  # seconds of the simulated training step
 
 
 def next_choice(done: Sequence[Trial], limits: Limits) -> Choice | None:
@@ -140,7 +133,6 @@ class Advice(NamedTuple):
 
 
 def advice(done: Sequence[Trial], limits: Limits) -> Advice:
-    """Returns the trial whose settings are recommended, with the reason."""
     inline = next(trial for trial in done if trial.choice == INLINE)
     best = _best(done)
     beside = [trial for trial in done if trial.choice.workers and not trial.error]

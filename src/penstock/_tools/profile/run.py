@@ -132,10 +132,7 @@ def _limits(subject: Subject, most: int) -> Limits:
 
 
 def try_out(subject: Subject, choice: Choice, tell: Tell) -> tuple[Trial, Stats | None]:
-    """Runs one trial. Returns its result, and the loader's figures (None if the trial failed).
-
-    An error in the plain loop (without workers) is raised. An error with workers becomes part of the result.
-    """
+    """Runs one trial. Returns no figures if it failed. An error in the plain loop (without workers) is raised."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # about more workers than processors
         loader = subject.loader(choice)
@@ -189,13 +186,11 @@ def _endless(loader: DataLoader[Any]) -> Generator[Any, None, None]:
 
 @contextmanager
 def _live_display(console: Console, subject: Subject) -> Iterator[Callable[[TrialResults, Choice, float], None]]:
-    """Shows the finished trials, and the progress of the current one, if standard error is a terminal.
-
-    The display is drawn in the calling thread, because workers are not forked if the process has a second thread.
-    """
+    """Shows the finished trials, and the progress of the current one, if standard error is a terminal."""
     if not console.is_terminal:
         yield lambda done, choice, part: None
         return
+    # Drawn in the calling thread, because workers are not forked if the process has a second thread.
     with Live(
         console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
     ) as live:
