@@ -1,7 +1,4 @@
-"""The settings of a loader, each declared once, in `Options`, and checked before anything is started.
-
-Arguments for backends, such as `multiprocessing_context`, are declared by the backends themselves.
-"""
+"""The settings of a loader, each declared once, in `Options`. Backends declare their own arguments themselves."""
 
 from __future__ import annotations
 
@@ -54,7 +51,6 @@ class Face(Enum):
 
     @property
     def is_theirs(self) -> bool:
-        """True if torch's own `DataLoader` also has the setting."""
         return self not in (Face.ABSENT, Face.OURS)
 
 
@@ -513,7 +509,7 @@ def _of_variables(environment: Mapping[str, str], *launchers: tuple[str, str, st
 
 
 def _last_batch(is_stream: bool, given: dict[str, Any]) -> str:
-    """Returns how to treat an incomplete last batch. Raises ValueError if settings contradict each other."""
+    """Returns how to treat an incomplete last batch. Raises ValueError if other settings forbid it."""
     choice, shard, drop_last = given["last_batch"], given["shard"], given["drop_last"]
     if drop_last and choice not in (None, "drop"):
         raise ValueError(f'drop_last=True means last_batch="drop", but last_batch={choice!r} was given too.')

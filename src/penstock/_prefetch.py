@@ -73,7 +73,6 @@ class Gate:
         return self._stopped or self._owner() is None
 
     def stop(self) -> None:
-        """Stops the thread as soon as it has finished its current batch."""
         self._stopped = True
         self.permits.put(None)
 
@@ -223,11 +222,9 @@ class Producer:
             return Produced(sweep, NoBatch(caught(error, note)), state=self._state_if_any())
 
     def open_unwanted(self, sweep: Sweep) -> None:
-        """Calls `iter(source)` for a sweep that a reset has replaced before it started.
-
-        If the source is a loader, each `iter()` begins another epoch. Without this call, the epoch after a reset
-        would depend on how far the reading thread had come.
-        """
+        """Calls `iter(source)` for a sweep that a reset has replaced before it started."""
+        # If the source is a loader, each iter() begins another epoch. Without this call, the epoch after a reset
+        # would depend on how far the reading thread had come.
         with suppress(BaseException):  # no consumer waits for this sweep
             self._open(sweep)
 
@@ -250,7 +247,7 @@ class Producer:
         return self._source.state_dict() if self.has_state else None
 
     def _state_if_any(self) -> Any:
-        """Returns the source's state, or None if that raises: another error is being handled."""
+        """Returns the source's state, or None if that raises while another error is being handled."""
         with suppress(BaseException):  # if the thread ended, the consumer would wait forever
             return self.state()
         return None

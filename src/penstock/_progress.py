@@ -128,7 +128,6 @@ class Bar:
         return max(0, self.total - self.count) / self.rate
 
     def words(self) -> list[str]:
-        """Returns the figures that are shown after the bar."""
         from penstock.stats._units import count
 
         whole = "" if self.total is None else f"/{self.total:,}"
@@ -243,8 +242,6 @@ class _Terminal:
 
 
 class _Notebook:
-    """Draws bars in the output of a notebook cell, as text that is replaced each time."""
-
     def __init__(self) -> None:
         display = importlib.import_module("IPython.display").display
         self._handle: Any = display(_text(""), raw=True, display_id=True)

@@ -219,10 +219,7 @@ class Feed:
         raise NotImplementedError
 
     def drawing(self, seed: int, epoch: int, number: int, work: Callable[..., T], *args: Any) -> T:
-        """Calls `work(*args)` with the random generators seeded from (seed, epoch, number).
-
-        So a sampler, or a stream of light items, yields the same items on every rank, and again after a resume.
-        """
+        """Calls `work(*args)` with generators seeded from (seed, epoch, number), so that all ranks read the same."""
         import_whole("penstock._work.seeding")
         from penstock._work.seeding import READ, Borrowed  # late: see InlineBackend
 
@@ -275,7 +272,6 @@ class Feed:
         return self.options.sampler
 
     def batch_sampler(self, now: Now) -> Any:
-        """Returns the object that gives the keys of each batch, or None if samples are not batched."""
         return self.options.batch_sampler
 
 

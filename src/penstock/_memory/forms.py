@@ -61,7 +61,6 @@ class Form(NamedTuple):
 
 
 def _state(node: object) -> dict[str, Any]:
-    """Returns the attributes of an instance, from its `__dict__` and its slots."""
     state = object.__getstate__(node)
     if type(state) is tuple:
         return {**(state[0] or {}), **state[1]}

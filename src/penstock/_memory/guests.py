@@ -88,10 +88,7 @@ class Guest(Protocol):
         """Returns the handler for leaves (values in a batch) of this class, or None if they need none."""
 
     def shipping(self) -> Mapping[type, Reduce]:
-        """Returns, for each exact class, a function that pickles its instances in a dataset.
-
-        The functions are used for one pickle only, so they may remember what that pickle already contains.
-        """
+        """Returns pickling functions by exact class, for one pickle of a dataset. They may remember its contents."""
 
     def is_parameters(self, state_dict: Any) -> bool:
         """True if this `state_dict` method returns a model's parameters, rather than a position in a stream."""

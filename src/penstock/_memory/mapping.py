@@ -60,11 +60,9 @@ def grow(fd: int, size: int) -> None:
 
 
 def mapped(fd: int | None, length: int, offset: int = 0, *, writable: bool = True) -> memoryview:
-    """Returns a buffer over `length` bytes of a file (shared), or over private memory if `fd` is None.
-
-    The memory is unmapped when no object refers to the buffer any more. No file descriptor is kept, because a caller
-    with many large batches would run out of them. (`mmap.mmap` keeps one for each mapping. Python 3.13 can avoid it.)
-    """
+    """Returns a buffer over bytes of a file (shared), or private memory. It is unmapped with the last reference."""
+    # Not mmap.mmap, which keeps a descriptor for each mapping: a caller with many large batches would run out of
+    # them. (Python 3.13 can avoid it.)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS if fd is None else mmap.MAP_SHARED
     access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
     with interrupts_deferred():

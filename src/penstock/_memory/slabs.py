@@ -181,7 +181,6 @@ class Leases:
 
     @property
     def nbytes(self) -> int:
-        """The total size of the batches on loan."""
         return sum(lease.nbytes for lease in tuple(self._lent.values()))
 
     def give_back(self, slab: int) -> None:
@@ -223,7 +222,7 @@ class Leases:
                 lease.forks = (*lease.forks, fork)
 
     def forget(self) -> None:
-        """Called in a forked child, because the slabs belong to the parent."""
+        """Forgets all leases, in a forked child, because the slabs belong to the parent."""
         self._lent.clear()
         self._inherited.clear()
 

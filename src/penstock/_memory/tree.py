@@ -118,8 +118,7 @@ def unflatten(spec: Spec, leaves: Sequence[object]) -> Any:
 
 
 def _too_deep(trail: Sequence[object]) -> str:
-    """Returns the error message. Each container in `trail` is inside the next one."""
-    ids = [id(node) for node in trail]
+    ids = [id(node) for node in trail]  # each container is inside the next one
     for at, node in enumerate(ids):
         if node in ids[:at]:
             way = " in ".join(type(inner).__name__ for inner in trail[ids.index(node) : at + 1])
@@ -135,12 +134,7 @@ class _TooDeep(Exception):
 def _walk(
     node: Any, leaves: list[object], depth: int, forms: MemoTable[type, Form | None], nodes: list[int]
 ) -> Spec | None:
-    """Appends the leaves of `node` to `leaves`. Returns the Spec of `node`, or None if `node` is itself a leaf.
-
-    Also appends the id of each container to `nodes`, to find those that occur twice. Tuples that contain only leaves
-    are left out: no code can tell whether such a tuple occurs twice or was copied, and many constants are such
-    tuples.
-    """
+    """Appends leaves to `leaves` and ids of containers to `nodes`. Returns the Spec, or None if `node` is a leaf."""
     kind = type(node)
     keys: Hashable
     values: Any
@@ -158,6 +152,7 @@ def _walk(
     children: tuple[Spec | None, ...] | None = None
     if LEAVES.issuperset(map(type, values)):
         leaves += values
+        # No code can tell whether a tuple of leaves occurs twice or was copied, and many constants are such tuples.
         if kind is not tuple:
             nodes.append(id(node))
     else:

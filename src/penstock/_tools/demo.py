@@ -178,7 +178,6 @@ def _epochs(loader: Iterable[Any]) -> Generator[Any, None, None]:
 
 
 def _torch_loader(dataset: Any) -> Iterable[Any]:
-    """Returns torch's own loader for the same job. Only this function of the demo imports torch."""
     from torch.utils.data import DataLoader as TorchLoader
 
     return TorchLoader(dataset, BATCH, shuffle=True, num_workers=WORKERS, persistent_workers=True)
@@ -204,7 +203,6 @@ def _report(console: Console, tallies: dict[str, Tally]) -> int:
 
 
 def _failures(tallies: dict[str, Tally]) -> list[str]:
-    """Returns a sentence for each check that failed."""
     steps, wrong = EPOCHS * -(-SAMPLES // BATCH), []
     expected = EPOCHS * SAMPLES * (3 * CROP * CROP * 4 + 8)
     inline = tallies[INLINE]

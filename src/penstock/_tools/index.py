@@ -25,7 +25,6 @@ from penstock.stats._units import size
 
 
 def run(paths: Sequence[str], out: str | None, storage: dict[str, Any] | None = None) -> int:
-    """Writes an index of tar files into each of their folders, or to `out`, and returns the exit code."""
     try:
         files = find_files(list(paths), Tar.suffixes, "penstock index", Access(storage, cache=False))
         folders: dict[str, list[AnyFile]] = {}

@@ -139,7 +139,6 @@ def view(found: Sequence[Loader], pid: int | None, now: float) -> RenderableType
 
 
 def listing(found: Iterable[Loader], now: float) -> RenderableType:
-    """Draws a table with one row for each loader, and below the table a sentence about each loader."""
     table, verdicts = Table(box=None, pad_edge=False, header_style="bold"), Table.grid(padding=(0, 2, 0, 0))
     for name in ("pid", "program", "dataset"):
         table.add_column(name, no_wrap=True, max_width=32, justify="right" if name == "pid" else "left")
@@ -199,7 +198,6 @@ def details(loader: Loader, now: float) -> list[RenderableType]:
 
 
 def workers(figures: Iterable[WorkerFigures]) -> Table:
-    """Draws a table that shows how each worker spends its time."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("worker")
     for name in ("steps", "busy", "fetch", "collate", "write", "waits: task", "room", "CPU"):
@@ -227,5 +225,4 @@ def _troubles(period: Period) -> str:
 
 
 def waiting(value: float) -> Text:
-    """Draws the share of the time spent waiting, in green, yellow or red."""
     return Text(share(value), style="green" if value < 0.05 else "yellow" if value < 0.3 else "red")

@@ -49,5 +49,5 @@ class Fetch:
 
     @staticmethod
     def key(job: Job, task: Task, item: Any, row: int) -> Any:
-        """Returns the key of the sample in this row. The sample was made from `item`."""
+        """Returns the key of the sample in this row, which was made from `item`."""
         return item

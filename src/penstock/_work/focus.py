@@ -115,13 +115,11 @@ class Focus(Source):
                 self.loop = None
 
     def rows_asked_for(self) -> Sequence[int]:
-        """Returns the rows of the step that the dataset was asked for: those that `among` selected, or all rows."""
         return range(len(self.names())) if self.part is None else self.part
 
     # For error messages.
 
     def doing(self, at: str, keys: Any) -> None:
-        """Records the current operation and its keys, for error messages."""
         self._at, self._keys = at, keys
 
     def name_sample(self) -> None:
@@ -154,7 +152,6 @@ class Focus(Source):
 
 
 def _now(loop: KeyLoop) -> tuple[Any, int]:
-    """Returns the loop's current key and its row."""
     keys, left, rows = loop
     at = len(keys) - left.__length_hint__() - 1
     return keys[at], rows[at]

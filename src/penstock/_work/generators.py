@@ -24,7 +24,6 @@ class Generators:
         return self._seed_step is not None
 
     def allow(self) -> None:
-        """Allows the worker to seed the generators from now on."""
         import_whole("penstock._work.seeding")
         from penstock._work.seeding import Borrowed, seed_step  # late: see InlineBackend
 

@@ -68,7 +68,6 @@ class SampleFetcher:
         return samples
 
     def _note_slow(self, ns: int) -> None:
-        """Records the current sample, which took `ns` nanoseconds, as one of the slowest."""
         focus, task = self._focus, self._focus.task
         item, row = focus.sample()
         key = focus.naming.key(self._job, task, item, row)

@@ -37,8 +37,6 @@ class Box(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """How the sample is cut from the image."""
-
     region: Box  # of the image; it is resized to `to`
     to: Size
     inside: Box  # the sample, in the resized region
@@ -47,7 +45,6 @@ class Cut(NamedTuple):
 
 
 def fitting(image: Size, shorter: int) -> Size:
-    """Returns the size of an image after its shorter side is resized to this length."""
     height, width = image
     if height <= width:
         return shorter, max(1, round(width * shorter / height))

@@ -237,7 +237,7 @@ class ImageFolder(Format, Images):
         return paths, targets
 
     def _check_root(self, listing: str) -> None:
-        """Raises FileNotFoundError if none of the first few files exist, because `root` must then be wrong."""
+        """Raises FileNotFoundError if none of the first few files exist: `root` must be wrong."""
         first = list(self.paths[:CHECKED])
         if not any(map(self._folder.has, first)):
             lost = os.path.join(self.root, first[0])
@@ -290,13 +290,9 @@ def _read_list(file: AnyFile, folder: LocalFolder | RemoteFolder, labels: bool) 
 
 
 def _without_labels(lines: list[str], is_file: Callable[[str], bool]) -> list[str]:
-    """Returns the paths in a list of images, without the labels.
-
-    A number at the end of a line is part of the name ("scan 1") if a file of that name exists; otherwise it is a
-    label. If all lines end in a number, only the first few files are looked up, because a list may have millions of
-    lines.
-    """
+    """Returns the paths in a list. A number at the end of a line is a label, unless a file has that name."""
     found = [path if label is not None else "" for path, label in map(_read_line, lines)]
+    # Only the first few files are looked up, because a list may have millions of lines.
     if all(found) and not any(map(is_file, lines[:CHECKED])):
         return found
     return [

@@ -29,8 +29,6 @@ Path = str | os.PathLike[str]
 
 
 class LocalFolder:
-    """A folder on a local disk. All paths are relative to this folder."""
-
     is_remote = False
 
     def __init__(self, root: str) -> None:
@@ -49,7 +47,6 @@ class LocalFolder:
         return os.path.isfile(os.path.join(self.root, path))
 
     def packed(self, paths: list[str]) -> PackedList[str]:
-        """Returns the paths of the images as a compact list, which can be passed to `file`."""
         return PackedList(paths)
 
     def file(self, paths: Sequence[str], key: int) -> AnyFile:

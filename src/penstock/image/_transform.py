@@ -209,7 +209,6 @@ def _scaled(pixels: Pixels, extent: tuple[float, float], by: tuple[float, float]
 
 
 def _normalizer(transform: Transform) -> Normalizer:
-    """Combines mean, scale and std into a lookup table of results, or into a mean image and a factor."""
     try:
         dtype = np.dtype(transform.dtype)
     except TypeError:
@@ -265,7 +264,7 @@ def _one_of(name: str, value: object, *allowed: object) -> None:
 
 
 def _size_of(name: str, value: Any) -> Size | None:
-    """Converts a number or a pair to (height, width), or None to None."""
+    """Converts a number or a pair to a pair (height, width). None stays None."""
     if value is None:
         return None
     pair = (value, value) if isinstance(value, Integral) else value

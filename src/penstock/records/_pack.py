@@ -95,7 +95,7 @@ def _images(options: argparse.Namespace) -> ImageFolder:
 
 
 def _pack(images: ImageFolder, options: argparse.Namespace) -> tuple[list[tuple[Any, Exception]], int, float]:
-    """Writes the file. Returns the skipped samples, the size of the file in bytes, and the time taken in seconds."""
+    """Returns the skipped samples, the size of the file in bytes, and the time taken in seconds."""
     start = time.perf_counter()
     dataset = Encoded(images, options.resize, options.quality or QUALITY)
     loader: DataLoader[Any] = DataLoader(

@@ -409,7 +409,6 @@ class RecordWriter:
             raise OSError(f"{self.path}: {self._failed}, so all records were discarded. Write them again.")
 
     def _remove(self) -> None:
-        """Removes the files that do not have their final names yet."""
         try:
             with suppress(OSError):  # on a full disk the last bytes cannot be written: they are not needed
                 self._file.close()

@@ -47,7 +47,7 @@ class RecordSamples(Extents):
 
     @property
     def __gather__(self) -> Callable[[Any, Empty], Any]:
-        """The same as `Images.__gather__`. Without a transform, this attribute does not exist."""
+        """`Images.__gather__`. This attribute does not exist without a transform."""
         if self.transform is None:
             raise AttributeError(f"a {type(self).__name__} without a transform has no __gather__")
         return self._gathered

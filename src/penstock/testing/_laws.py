@@ -156,7 +156,7 @@ class Laws(Stated):
         return both
 
     def crew(self, dataset: Any, hired: int | None = None, **job: Any) -> Backend:
-        """Returns the backend with `hired` workers (by default the suite's number), worker i in seat i."""
+        """Returns the backend with `hired` workers, by default `workers` of them. Worker i is in seat i."""
         number = max(1, self.workers)
         # The job is kept here, as the engine keeps it, because a backend may have only a weak reference to it.
         self._job = Job(dataset, KeyFetch, None, None, number, seed=1, drop_last=False, **job)
@@ -225,7 +225,6 @@ def post(backend: Backend, *seqs: int) -> None:
 
 
 def done(backend: Backend, *seqs: int) -> list[Any]:
-    """Posts a task for each of these steps, and returns their outcomes when all are done."""
     post(backend, *seqs)
     return outcomes(backend, len(seqs))
 

@@ -229,10 +229,9 @@ def _between_parts(one: Any, other: Any, at: str, within: _Within) -> str | None
 
 
 def _parts(whole: Any) -> tuple[str, list[tuple[Any, str, Any]]]:
-    """Splits an object into parts to compare. Returns the kind of the parts, and tuples (name, path, value).
+    """Splits an object into parts to compare: "keys", "elements" or "attributes", and tuples (name, path, value).
 
-    The kind is "keys", "elements" or "attributes". Data that pickle saves besides the attributes has the name and
-    path "".
+    Data that pickle saves besides the attributes has the name and path "".
     """
     if isinstance(whole, Mapping):
         return "keys", [(key, f"[{key!r}]", whole[key]) for key in whole]

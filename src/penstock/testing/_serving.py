@@ -79,7 +79,6 @@ class Answering(BaseHTTPRequestHandler):
         raise NotImplementedError
 
     def answer_range(self, content: bytes, about: dict[str, str]) -> None:
-        """Sends the content, or only the requested range. `about` contains additional headers."""
         found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         if found is None:
             return self.answer(200, content, about)

@@ -77,8 +77,6 @@ class _PostedTask:
 
 
 class _SimulatedWorker:
-    """A worker that is listed in `loader.workers`. Tests may kill it."""
-
     runner: Runner | None = None
     info: Any = None
     posted: _PostedTask | None = None

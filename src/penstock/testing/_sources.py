@@ -99,8 +99,6 @@ class Dying(_Around):
 
 
 class Numbers(Dataset[Any]):
-    """Sample i is the tuple (i, `size`, `times`). Tests of `update` change `size` and `times`."""
-
     size, times = 1, 0
 
     def __init__(self, n: int = 40) -> None:
@@ -151,7 +149,6 @@ def drawn_everywhere(key: int) -> Any:
 
 
 def ragged(sizes: list[int]) -> FunctionDataset:
-    """Returns a dataset whose sample i is an array of length `sizes[i]`, filled with the value i."""
     return FunctionDataset(len(sizes), lambda key: np.full(sizes[key], key))
 
 
@@ -164,7 +161,7 @@ class Countdown(IterableDataset[Any]):
 
 
 class Light(Countdown):
-    """A stream of items that are cheap to read (here numbers). Workers turn them into samples with `load`."""
+    """A stream of items that are cheap to read. Workers turn them into samples with `load`."""
 
     size, times = 1, 0
 

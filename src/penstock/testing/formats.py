@@ -319,7 +319,6 @@ def _arrays(sample: Any) -> Iterator[Any]:
 
 
 def _damage(folder: Path, drawn: random.Random) -> str:
-    """Damages a random file. Returns a description of the damage."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
     file = drawn.choice(files)
     content = bytearray(file.read_bytes())

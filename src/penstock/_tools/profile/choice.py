@@ -54,8 +54,6 @@ _KINDS = ("thread", "process")
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The result of one trial."""
-
     choice: Choice
     rate: float = 0.0  # batches per second
     waiting: float = 1.0  # the share of the time that the loop waited
@@ -65,8 +63,6 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of the trials."""
-
     cpus: float = 1.0
     most: int = 32  # the largest number of workers to try
     one_reader: bool = False  # the dataset is a stream that only one worker can read
@@ -74,7 +70,6 @@ class Limits:
 
 
 def next_choice(done: Sequence[Trial], limits: Limits) -> Choice | None:
-    """Returns the settings to try next, or None if nothing is left to try."""
     tried = {trial.choice for trial in done}
     if INLINE not in tried:
         return INLINE
@@ -82,7 +77,7 @@ def next_choice(done: Sequence[Trial], limits: Limits) -> Choice | None:
 
 
 def _wanted(done: Sequence[Trial], limits: Limits) -> Iterator[Choice]:
-    """Yields the settings to try, the most important first. Some of them may have been tried already."""
+    """Yields the settings to try, the most important first. Some may have been tried already."""
     rates = {trial.choice: trial.rate for trial in done}
     enough = any(trial.waiting < NOT_WAITING for trial in done)
     begin = 1 if limits.one_reader else min(2, limits.most)
@@ -144,7 +139,6 @@ def advice(done: Sequence[Trial], limits: Limits) -> Advice:
 
 
 def best_processes(done: Sequence[Trial]) -> Trial | None:
-    """Returns the best trial with processes, or None if no such trial succeeded."""
     found = [trial for trial in done if trial.choice.backend == "process" and not trial.error]
     return _best(found) if found else None
 

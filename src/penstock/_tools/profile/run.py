@@ -41,7 +41,7 @@ TrialResults = dict[Choice, tuple[Trial, Stats | None]]
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The dataset and the settings of all trials, with the seconds of a trial and of the simulated step (or 0)."""
+    """What all trials share. `seconds` is the length of a trial, and `step` of the simulated training step, or 0."""
 
     dataset: Any
     batch_size: int
@@ -147,7 +147,6 @@ def try_out(subject: Subject, choice: Choice, tell: Tell) -> tuple[Trial, Stats 
 
 
 def measure(loader: DataLoader[Any], choice: Choice, subject: Subject, tell: Tell) -> Trial:
-    """Reads batches, epoch after epoch, and simulates a training step after each batch."""
     clock, batches, waited, warm = time.perf_counter, 0, 0.0, None
     begun = asked = clock()
     first = drawn = 0.0
@@ -186,7 +185,6 @@ def _endless(loader: DataLoader[Any]) -> Generator[Any, None, None]:
 
 @contextmanager
 def _live_display(console: Console, subject: Subject) -> Iterator[Callable[[TrialResults, Choice, float], None]]:
-    """Shows the finished trials, and the progress of the current one, if standard error is a terminal."""
     if not console.is_terminal:
         yield lambda done, choice, part: None
         return
@@ -204,7 +202,6 @@ def _live_display(console: Console, subject: Subject) -> Iterator[Callable[[Tria
 
 
 def table(trials: Sequence[Trial], subject: Subject, best: Trial | None = None) -> Table:
-    """Returns a table with one row for each trial, sorted by the number of workers. The row of `best` is marked."""
     found = Table(box=None, pad_edge=False, header_style="bold")
     found.add_column("workers")
     for name in ("batches/s", "samples/s", "speed-up", "waiting", "first batch"):
@@ -229,6 +226,5 @@ def table(trials: Sequence[Trial], subject: Subject, best: Trial | None = None) 
 
 
 def settings(choice: Choice, subject: Subject) -> str:
-    """Returns the recommended call to `DataLoader`, as Python code."""
     backend = ', backend="thread"' if choice.backend == "thread" else ""
     return f"penstock.DataLoader(dataset, batch_size={subject.batch_size}, num_workers={choice.workers}{backend})"
