@@ -219,7 +219,7 @@ class Feed:
         raise NotImplementedError
 
     def drawing(self, seed: int, epoch: int, number: int, work: Callable[..., T], *args: Any) -> T:
-        """Calls `work(*args)` with generators seeded from (seed, epoch, number), so that all ranks read the same."""
+        """Calls `work` with generators seeded from (seed, epoch, number): equal on all ranks and after a resume."""
         import_whole("penstock._work.seeding")
         from penstock._work.seeding import READ, Borrowed  # late: see InlineBackend
 
