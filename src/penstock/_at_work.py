@@ -1,7 +1,4 @@
-"""Records which sample or step each thread is computing, and which worker the thread belongs to.
-
-`penstock.rng()` and `penstock.get_worker_info()` use these records.
-"""
+"""Records which sample or step each thread computes, for `penstock.rng()` and `penstock.get_worker_info()`."""
 
 from __future__ import annotations
 
@@ -18,16 +15,12 @@ if TYPE_CHECKING:
 
 
 class Source:
-    """The sample or step that a thread is computing.
+    """The sample or step that a thread is computing."""
 
-    `part` lists the rows of the step that a nested dataset was asked for, or is None for all rows of the step.
-    """
-
-    part: Sequence[int] | None = None
+    part: Sequence[int] | None = None  # the rows that a nested dataset was asked for; None: all rows of the step
 
     @property
     def cache(self) -> CacheCounts | None:
-        """The worker's cache counters, or None if it has none."""
         return None
 
     def rng(self) -> Generator:
@@ -51,10 +44,7 @@ at_work = _AtWork()
 
 @contextmanager
 def among(rows: Sequence[int], n: int) -> Iterator[None]:
-    """Sets the rows that `penstock.each(keys)` expects inside the `with` block.
-
-    The dataset was asked for `n` rows. `rows` are the indices of those that are fetched inside the block.
-    """
+    """Inside the block, `penstock.each(keys)` expects only these of the `n` rows that the dataset was asked for."""
     source = at_work.source
     if source is None:
         yield
@@ -70,10 +60,7 @@ def among(rows: Sequence[int], n: int) -> Iterator[None]:
 
 @contextmanager
 def working_at(source: Source) -> Iterator[None]:
-    """Makes `rng()` use this source inside the `with` block.
-
-    Blocks can be nested, because a dataset may iterate over another loader.
-    """
+    """Makes `rng()` use this source in the block. Blocks nest: a dataset may iterate over another loader."""
     outer, at_work.source = at_work.source, source
     try:
         yield
@@ -110,7 +97,6 @@ def get_worker_info() -> WorkerInfo | None:
 
 
 def is_worker_process() -> bool:
-    """True in a worker process."""
     return _of_process is not None
 
 

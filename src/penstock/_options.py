@@ -1,8 +1,4 @@
-"""The settings of a loader. Each is declared once, in `Options`, and is checked before anything is started.
-
-Arguments for backends, such as `multiprocessing_context`, are not declared here, because each backend declares its
-own.
-"""
+"""The settings of a loader, each declared once, in `Options`. Backends declare their own arguments themselves."""
 
 from __future__ import annotations
 
@@ -34,8 +30,6 @@ DEFAULT_PREFETCH_FACTOR = 2
 
 
 class RankShard(NamedTuple):
-    """A rank, and the total number of ranks (`world`)."""
-
     rank: int
     world: int
 
@@ -57,7 +51,6 @@ class Face(Enum):
 
     @property
     def is_theirs(self) -> bool:
-        """True if torch's own `DataLoader` has the setting, too."""
         return self not in (Face.ABSENT, Face.OURS)
 
 
@@ -80,23 +73,18 @@ def _anything(name: str, value: object) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """The declaration of one setting.
-
-    `unset` lists the values that a loader without workers accepts, because they mean the same as leaving the argument
-    out; None means that any value is accepted. `needs_seed` is the reason why the loader with torch's semantics
-    accepts the setting only together with `seed=`, or "" if it does not need a seed. `tuned` is the number that
-    "auto" starts with, or 0 if the setting cannot be "auto". `live` is True if the setting may be changed while the
-    loader runs; to change any other setting, a new loader must be created.
-    """
+    """The declaration of one setting."""
 
     default: Any
     check: Check = _anything
-    unset: tuple[Any, ...] | None = None
+    unset: tuple[Any, ...] | None = (
+        None  # values that a loader without workers accepts as "not given"; None: any value
+    )
     face: Face
-    needs_seed: str = ""
+    needs_seed: str = ""  # why the loader with torch's semantics takes the setting only with `seed=`
     show: Show = Show.NOWHERE
-    tuned: int = 0
-    live: bool = False
+    tuned: int = 0  # the number that "auto" starts with; 0 if the setting cannot be "auto"
+    live: bool = False  # it may be changed while the loader runs
 
 
 def _option(default: Any, check: Check = _anything, *, face: Face = Face.OURS, **more: Any) -> Any:
@@ -170,11 +158,7 @@ _NO_BLOCKS = "the order is torch's, which knows no blocks."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The settings of a loader, with all defaults filled in.
-
-    The types of the fields are those of the final values. The signatures of the public loaders repeat the same names
-    and defaults, and a test compares them with this class.
-    """
+    """The settings of a loader, with all defaults filled in. A test compares the public signatures with it."""
 
     batch_size: int | None = _option(
         1,
@@ -268,19 +252,13 @@ class Options:
     auto: tuple[str, ...]
     """The names of the settings that are tuned automatically. Their fields hold the current numbers."""
     is_unsplit: bool
-    """True if a seed is given, but neither `shard=` nor a sampler splits the data between the ranks.
-
-    All ranks would then read the same samples.
-    """
+    """True if all ranks read the same samples: a seed is given, and neither `shard=` nor a sampler splits them."""
     for_backends: Mapping[str, Any]
     """The arguments that only backends understand, by name, with the values that the caller gave."""
 
     @classmethod
     def resolve(cls, *, is_stream: bool, **given: Any) -> Options:
-        """Checks the caller's arguments and returns them as `Options`.
-
-        Arguments that are not declared here are kept for the backends.
-        """
+        """Checks the caller's arguments. Those that are not declared here are kept for the backends."""
         given = {name: int(v) if isinstance(v, np.integer) else v for name, v in given.items()}
         given["for_backends"] = {name: given.pop(name) for name in [*given] if name not in OPTIONS}
         given["auto"] = _automatic(is_stream, given)
@@ -328,11 +306,9 @@ class Options:
 
     @property
     def cast(self) -> Cast | None:
-        """How the numbers in a batch are converted, or None if they are not converted."""
         return Cast.of(self.dtype, self.casting)
 
     def shown(self) -> dict[str, Any]:
-        """Returns the settings that are shown together with the loader's statistics."""
         found = {name: getattr(self, name) for name in shown_names() if OPTIONS[name].face is not Face.ACTED}
         if self.collate_fn is not None and not hasattr(self.collate_fn, "into"):  # a default one has `into`
             found["collate_fn"] = getattr(self.collate_fn, "__qualname__", type(self.collate_fn).__qualname__)
@@ -340,7 +316,7 @@ class Options:
         return {**found, "threads": threads, "auto": self.auto, "shard": list(self.shard)}
 
     def value(self, name: str) -> Any:
-        """Returns the final value of a setting. An argument for a backend is returned as it was given."""
+        """Returns the final value of a setting, or an argument for a backend as it was given."""
         return self.for_backends[name] if name in self.for_backends else getattr(self, name)
 
 
@@ -349,12 +325,11 @@ OPTIONS: dict[str, Option] = {each.name: each.metadata[Option] for each in field
 
 
 def shown_names(least: Show = Show.FIGURES) -> list[str]:
-    """Returns the names of the settings whose level in `Show` is `least` or higher."""
     return [name for name, option in OPTIONS.items() if option.show >= least]
 
 
 def _automatic(is_stream: bool, given: dict[str, Any]) -> tuple[str, ...]:
-    """Replaces each setting that is "auto" with its initial number. Returns the names of the replaced settings."""
+    """Replaces each "auto" in `given` with its initial number, and returns the names of these settings."""
     auto = tuple(name for name, option in OPTIONS.items() if option.tuned and isinstance(given[name], str))
     for name in auto:
         if given[name] != "auto":
@@ -457,7 +432,6 @@ def _check_split(shard: RankShard, sampler: object) -> None:
 
 
 def shard_of(given: Any) -> RankShard:
-    """Converts the argument `shard=` to a RankShard. Raises ValueError if the argument is invalid."""
     if given is None:
         return ONE
     if isinstance(given, str) and given == "auto":
@@ -488,11 +462,7 @@ _SCHEDULERS = (
 
 
 def this_rank(environment: Mapping[str, str]) -> RankShard:
-    """Finds the rank of this process, and the number of ranks.
-
-    They are taken from torchrun's environment variables, from a library that knows them, or from a scheduler's
-    environment variables, in this order. If all of these are missing, the result is (0, 1).
-    """
+    """Finds the rank in torchrun's variables, in a library, or in a scheduler's variables; default (0, 1)."""
     found = _of_variables(environment, _TORCHRUN) or ranks_of_libraries()
     return RankShard(*(found or _of_variables(environment, *_SCHEDULERS) or ONE))
 
@@ -501,10 +471,7 @@ _has_warned = False
 
 
 def warn_of_ranks(dataset: object) -> None:
-    """Warns, once per process, if this process is one of several ranks.
-
-    Called for a loader whose data is not split between the ranks.
-    """
+    """Warns, once per process, if this is one of several ranks, for a loader whose data is not split."""
     global _has_warned
     if _has_warned:
         return
@@ -542,7 +509,7 @@ def _of_variables(environment: Mapping[str, str], *launchers: tuple[str, str, st
 
 
 def _last_batch(is_stream: bool, given: dict[str, Any]) -> str:
-    """Returns how to treat an incomplete last batch. Raises ValueError if the choice contradicts other settings."""
+    """Returns how to treat an incomplete last batch. Raises ValueError if other settings forbid it."""
     choice, shard, drop_last = given["last_batch"], given["shard"], given["drop_last"]
     if drop_last and choice not in (None, "drop"):
         raise ValueError(f'drop_last=True means last_batch="drop", but last_batch={choice!r} was given too.')

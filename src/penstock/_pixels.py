@@ -1,8 +1,7 @@
-"""Decodes images to upright pixels in the requested colours.
+"""Decodes images to upright uint8 pixels, of shape (height, width, 3), or (height, width) for gray.
 
-An image is first opened, to find out its size. It is decoded later, when it is known which of its pixels are needed,
-so that as few as possible are decoded. Pixels are uint8 arrays of shape (height, width, 3), or (height, width) for a
-gray image. The extra "image" installs the required libraries.
+An image is opened first, to find out its size, and decoded later, when it is known which pixels are needed. The extra
+"image" installs the required libraries.
 """
 
 from __future__ import annotations
@@ -32,11 +31,7 @@ GetScratch = Callable[[int], Pixels]
 
 
 def open_image(data: Any, color: Color, name: object, limit: int | None = None) -> Jpeg | Decoded:
-    """Opens an image. `data` is the bytes of an image file, or an array of uint8 pixels, RGB or gray.
-
-    Raises SampleTooLarge if the pixels of a file would have more than `limit` bytes. `name` names the image in error
-    messages.
-    """
+    """Opens an image file or uint8 pixels (RGB or gray). Raises SampleTooLarge above `limit` bytes of pixels."""
     if isinstance(data, np.ndarray):
         return Decoded(_from_array(data, color, name))
     if data[:3] == b"\xff\xd8\xff":
@@ -50,7 +45,6 @@ def open_image(data: Any, color: Color, name: object, limit: int | None = None) 
 
 
 def decode(data: bytes, color: Color = "rgb", name: object = "the image", limit: int | None = LIMIT) -> Pixels:
-    """Returns all pixels of an image, as a new array."""
     picture = open_image(data, color, name, limit)
     return picture.pixels(picture.height, 1, lambda nbytes: np.empty(nbytes, np.uint8))[0]
 
@@ -72,10 +66,7 @@ _FRAME = struct.Struct(">BHHB")  # bits, height, width, channels
 
 
 class Jpeg:
-    """A JPEG with one or three channels, decoded by libjpeg-turbo.
-
-    `height` and `width` are the size of the upright image.
-    """
+    """A JPEG with one or three channels, decoded by libjpeg-turbo. `height` and `width` are of the upright image."""
 
     def __init__(self, data: bytes, color: Color, name: object, limit: int | None) -> None:
         self._data, self._color, self._name, self._limit = data, color, name, limit
@@ -125,10 +116,7 @@ class Jpeg:
 
 
 def _check_density(data: bytes, pixels: int, name: object) -> None:
-    """Raises ImageError if a JPEG has too few bytes for its number of pixels, so that it must have been cut off.
-
-    Decoders do not notice this if the file has an end marker. They fill in the missing pixels.
-    """
+    """Raises ImageError if a JPEG has too few bytes for its pixels. Decoders would fill in the missing ones."""
     if pixels > _DENSEST * len(data):
         raise ImageError(
             f"{name}: it is a JPEG of {pixels:,} pixels, which cannot be in its {len(data):,} bytes. The file is cut "
@@ -137,7 +125,7 @@ def _check_density(data: bytes, pixels: int, name: object) -> None:
 
 
 def turned(pixels: Pixels, orientation: int) -> Pixels:
-    """Returns a view of the pixels, turned upright. `orientation` is one of the 8 EXIF orientations."""
+    """Returns an upright view of the pixels. `orientation` is one of the 8 EXIF orientations."""
     if orientation > 4:
         pixels = pixels.swapaxes(0, 1)
     if orientation in (3, 4, 7, 8):
@@ -194,10 +182,7 @@ def _by_pillow(data: bytes, color: Color, name: object, limit: int | None = None
 
 @cache
 def _formats() -> tuple[str, ...]:
-    """Returns the names of the image formats that Pillow is allowed to open.
-
-    They do not include PostScript, because Pillow passes such files to Ghostscript, which runs them as programs.
-    """
+    """Returns the formats that Pillow may open. Not PostScript: Ghostscript would run the file as a program."""
     Image.init()
     wanted = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "MPO", "JPEG2000", "AVIF", "TGA")
     return tuple(name for name in wanted if name in Image.OPEN)

@@ -1,8 +1,8 @@
 """The thread behind `prefetch`, which reads the source and copies each batch into recycled memory.
 
-The thread and its consumer are connected by two queues (see `Gate`). The first queue holds permits. For each permit,
-the thread makes one batch and puts it into the second queue. There are `depth` permits, and the consumer returns one
-with each batch that it takes. So at most `depth` batches are read ahead, and no other state is needed.
+Two queues connect the thread and its consumer (see `Gate`): permits, and batches. The thread makes one batch for each
+permit. There are `depth` permits, and the consumer returns one with each batch that it takes, so at most `depth`
+batches are read ahead, without any other state.
 """
 
 from __future__ import annotations
@@ -35,14 +35,10 @@ _END = object()
 
 
 class Sweep:
-    """One pass over the source, from the beginning or (if `loaded` is True) from a state that was loaded.
-
-    Each sweep has its own permits (see `Gate`) and batches. The consumer reads one sweep at a time, and batches of
-    earlier sweeps are dropped.
-    """
+    """One pass over the source, with its own permits and batches. Batches of earlier sweeps are dropped."""
 
     def __init__(self, loaded: bool, state: Any, loads: int = 0) -> None:
-        self.loaded = loaded
+        self.loaded = loaded  # it continues from a state that was loaded
         self.loads = loads  # how many states were loaded before it
         self.is_open = False  # `iter(source)` was called for it
         self.is_over = False  # True once the consumer has reached its end
@@ -60,13 +56,10 @@ class Produced(NamedTuple):
 
 
 class Gate:
-    """The two queues that connect the reading thread and its consumer.
-
-    The consumer puts in permits, and the thread makes one batch for each permit. Putting an item into a queue takes
-    no Python lock, because the garbage collector may do so at any moment.
-    """
+    """The two queues between the reading thread and its consumer."""
 
     def __init__(self, owner: object) -> None:
+        # `put` takes no Python lock, because the garbage collector may call it at any moment.
         self.permits: queue.SimpleQueue[Sweep | None] = queue.SimpleQueue()
         self.made: queue.SimpleQueue[Produced] = queue.SimpleQueue()
         self.changes = InterruptSafeCondition()  # wakes threads that wait for the state of a sweep
@@ -80,7 +73,6 @@ class Gate:
         return self._stopped or self._owner() is None
 
     def stop(self) -> None:
-        """Stops the thread as soon as it has finished the batch that it is making."""
         self._stopped = True
         self.permits.put(None)
 
@@ -90,33 +82,29 @@ class Gate:
                 return self.made.get(timeout=LOOK_AGAIN)
 
     def drain(self) -> None:
-        """Drops the batches that the consumer has not taken."""
         with suppress(queue.Empty):
             while True:
                 self.made.get_nowait()
 
 
 def start(gate: Gate, producer: Producer) -> threading.Thread:
-    """Starts the thread that reads the source."""
     return started("penstock-prefetch", partial(produce, gate, weakref.ref(producer)), gate.stop)
 
 
 class Copies:
-    """Copies batches into slabs (recycled blocks of memory), or tensors into pinned memory if `pin` is True.
-
-    A slab is free again when its batch is dropped. At most `most` slabs keep their memory pages for reuse.
-    """
+    """Copies batches into slabs (recycled memory), or with `pin` tensors into pinned memory."""
 
     def __init__(self, most: int, field: FieldCast | None, pin: bool) -> None:
         self._field = field
         self._pin = pin
         self._slabs = Slabs(None)
         self._leases = Leases(shared=False)
-        self._states = SlabStates(most)  # its `spare` is `most` minus the slabs in use
+        # At most `most` slabs keep their pages for reuse. `spare` is `most` minus the slabs in use.
+        self._states = SlabStates(most)
         self.copied = 0  # bytes of the last copy
 
     def memory(self) -> tuple[int, int, int]:
-        """Returns three sizes in bytes: the slabs in use, the free slabs, and other memory (always 0)."""
+        """Returns the bytes of the slabs in use, of the free slabs, and of other memory (always 0)."""
         lent = self._leases.nbytes
         return lent, max(0, self._slabs.nbytes - lent), 0
 
@@ -171,10 +159,7 @@ def _copied(leaf: Any, field: FieldCast | None, writer: Writer, pin: bool) -> An
 
 
 class Producer:
-    """Reads the source and copies its batches.
-
-    Only the thread that holds the lock `turn` may use a producer, but any thread may use the attribute `wanted`.
-    """
+    """Reads the source and copies its batches. Only the holder of `turn` may use it, apart from `wanted`."""
 
     def __init__(self, source: Any, copies: Copies) -> None:
         kind = type(source)
@@ -213,11 +198,7 @@ class Producer:
         return made
 
     def make(self, sweep: Sweep, changes: InterruptSafeCondition) -> Produced:
-        """Reads the next batch of the source and copies it.
-
-        At the end of the source, the result contains END instead of a batch. If the source raises, it contains a
-        NoBatch with the error.
-        """
+        """Reads and copies the next batch. At the end, the result has END instead; on an error, a NoBatch."""
         number = 0
         try:
             if sweep is not self._reading:
@@ -241,11 +222,9 @@ class Producer:
             return Produced(sweep, NoBatch(caught(error, note)), state=self._state_if_any())
 
     def open_unwanted(self, sweep: Sweep) -> None:
-        """Calls `iter(source)` for a sweep (a pass over the source) that a reset has replaced before it started.
-
-        If the source is a loader, each `iter()` begins another epoch. Without this call, the epoch after a reset
-        would depend on how far the reading thread had come.
-        """
+        """Calls `iter(source)` for a sweep that a reset has replaced before it started."""
+        # If the source is a loader, each iter() begins another epoch. Without this call, the epoch after a reset
+        # would depend on how far the reading thread had come.
         with suppress(BaseException):  # no consumer waits for this sweep
             self._open(sweep)
 
@@ -265,22 +244,17 @@ class Producer:
             close()
 
     def state(self) -> Any:
-        """Returns the source's state, or None if the source has no state."""
         return self._source.state_dict() if self.has_state else None
 
     def _state_if_any(self) -> Any:
-        """Returns the source's state, or None if that raises. Called while another error is being handled."""
+        """Returns the source's state, or None if that raises while another error is being handled."""
         with suppress(BaseException):  # if the thread ended, the consumer would wait forever
             return self.state()
         return None
 
 
 def produce(gate: Gate, reference: weakref.ref[Producer]) -> None:
-    """Runs in the reading thread, and makes one batch for each permit (see `Gate`).
-
-    The function refers to the producer only while it makes a batch. So the thread ends when the prefetcher is
-    dropped, even if the source refers to the prefetcher.
-    """
+    """The loop of the reading thread, which makes one batch for each permit."""
     has_read = False
     while (sweep := gate.permits.get()) is not None and not gate.stopped:
         producer = reference()
@@ -293,6 +267,7 @@ def produce(gate: Gate, reference: weakref.ref[Producer]) -> None:
             elif not sweep.is_open and sweep.loads == producer.loads:
                 has_read = True
                 producer.open_unwanted(sweep)
+        # The thread ends when the prefetcher is dropped, even if the source refers to the prefetcher.
         del producer
     producer = reference()
     if producer is not None and has_read:  # otherwise another thread may be reading

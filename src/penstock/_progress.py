@@ -1,4 +1,4 @@
-"""`penstock.progress`, which shows a progress bar for a loop over a loader or over any other iterable."""
+"""`penstock.progress`, a progress bar for a loop over a loader or any other iterable."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ T = TypeVar("T")
 # times as long, so drawing takes half a percent of the time.
 _SOONEST, _LATEST, _REST = 0.1, 1.0, 200
 _WIDTH = 24  # characters in a bar, if there is room
-_RECENT_SECONDS = 10.0
-"""The length of the time window over which the rate is measured."""
+_RECENT_SECONDS = 10.0  # the time window over which the rate is measured
 
 
 def progress(iterable: Iterable[T], description: str = "", *, total: int | None = None) -> Iterator[T]:
@@ -100,8 +99,6 @@ class Showing:
 
 
 class Bar:
-    """The progress of one loop."""
-
     def __init__(self, description: str, total: int | None, stats: Any, before: int = 0) -> None:
         self.description, self.total = description, total
         self.count = self._before = before
@@ -118,7 +115,7 @@ class Bar:
 
     @property
     def rate(self) -> float:
-        """The number of items per second over the last few seconds or, when the loop is done, over the whole loop."""
+        """Items per second over the last few seconds or, when the loop is done, over the whole loop."""
         done = self.total is not None and self.count >= self.total
         then, count = (self.begun, self._before) if done else self._noted[0]
         return (self.count - count) / (self.now - then) if self.now > then else 0.0
@@ -131,7 +128,6 @@ class Bar:
         return max(0, self.total - self.count) / self.rate
 
     def words(self) -> list[str]:
-        """Returns the figures that are shown after the bar, each as a short text."""
         from penstock.stats._units import count
 
         whole = "" if self.total is None else f"/{self.total:,}"
@@ -163,15 +159,13 @@ def clock_time(seconds: float) -> str:
 
 
 class Display(Protocol):
-    """The interface of the classes that draw bars."""
-
     def __init__(self) -> None: ...
     def draw(self, bars: list[Bar]) -> None: ...
     def close(self) -> None: ...
 
 
 class Screen:
-    """The bars that are shown now, outermost first. There are several in nested loops, or in several threads."""
+    """The bars that are shown now, outermost first: several in nested loops, or in several threads."""
 
     def __init__(self) -> None:
         self.display: Display | None = None
@@ -217,8 +211,6 @@ class Screen:
 
 
 class _Terminal:
-    """Uses rich to draw bars in a terminal, below the program's output."""
-
     def __init__(self) -> None:
         from rich.console import Console
         from rich.live import Live
@@ -250,8 +242,6 @@ class _Terminal:
 
 
 class _Notebook:
-    """Draws bars in the output of a notebook cell, as text that is replaced each time."""
-
     def __init__(self) -> None:
         display = importlib.import_module("IPython.display").display
         self._handle: Any = display(_text(""), raw=True, display_id=True)

@@ -62,10 +62,7 @@ def _parse_and_run(arguments: Sequence[str] | None) -> int:
 
 
 def _nobody_reads() -> bool:
-    """True if the program that reads our output has ended, as `head` does in `penstock ... | head`.
-
-    If it has, the rest of the output is discarded.
-    """
+    """True if the reader of our output has ended, like `head`. The rest of the output is then discarded."""
     output = sys.stdout.fileno()
     poll = select.poll()
     poll.register(output, 0)

@@ -1,8 +1,4 @@
-"""All exceptions that penstock itself raises.
-
-Exceptions from user code keep their type, and get notes that name the sample, the step and the worker (see
-`_wire/failure.py`).
-"""
+"""All exceptions that penstock raises. Those from user code keep their type, and get notes (`_wire/failure.py`)."""
 
 from __future__ import annotations
 
@@ -30,10 +26,7 @@ __all__ = [
 
 
 class _Printable(Exception):
-    """An error whose message may contain names from files.
-
-    Control characters in the message are escaped, so that it is safe to print to a terminal.
-    """
+    """An error whose message may contain names from files, so control characters in it are escaped."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*(printable(each, lines=True) if type(each) is str else each for each in args))

@@ -1,9 +1,4 @@
-"""`DataLoader`, which makes batches from a dataset.
-
-The methods follow the data path: the dataset and its feed, epochs with their plan and workers, resuming, changes
-while the loader runs, statistics, and stopping the workers. A session (`_session/seeded.py`) does the work. The
-loader in `penstock.torch` uses the same kind of session if it is given `seed=`.
-"""
+"""`DataLoader`, which makes batches from a dataset. Its session (`_session/seeded.py`) does the work."""
 
 from __future__ import annotations
 

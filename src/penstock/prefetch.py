@@ -159,10 +159,7 @@ class Prefetcher:
         return taken
 
     def _take(self) -> Any:
-        """Returns the next batch, END, or a NoBatch with an error in place of the batch.
-
-        Also permits the thread to read another batch.
-        """
+        """Returns the next batch, END, or a NoBatch with an error, and permits the thread to read another batch."""
         if self._gate.stopped and not self._closed:  # this object was in a cycle, and a finalizer brought it back
             self._ended_by = "the garbage collector"
         stopwatch = self._crew.stopwatch
@@ -199,11 +196,7 @@ class Prefetcher:
 
     @property
     def _can_begin(self) -> bool:
-        """True if a new sweep (a pass over the source) can start.
-
-        It can start if it is the first one, or if the source can restart. An iterator can also start again at its
-        end, unless it is a generator.
-        """
+        """True if a new pass over the source can start: the first pass, or one that restarts the source."""
         # At its end a generator is exhausted. Other iterators may start again when iter() is called.
         over = self._over and not isinstance(self._source, Generator)
         return self._producer.wanted is None or over or self._producer.can_restart
@@ -234,10 +227,7 @@ class Prefetcher:
 
     @never_ends
     def _state_dict(self) -> Any:
-        """Returns the source's state after the last delivered batch.
-
-        Before the first batch, waits until reading has begun.
-        """
+        """Returns the source's state after the last delivered batch. May wait until reading has begun."""
         sweep = self._producer.wanted
         if sweep is None:
             return self._source.state_dict()
@@ -253,10 +243,7 @@ class Prefetcher:
 
     @never_ends
     def _load_state_dict(self, state: Any) -> None:
-        """Loads a state into the source, as soon as the source has finished its current batch.
-
-        If the source raises, reading goes on as before.
-        """
+        """Waits for the source to finish its current batch. If loading raises, reading goes on as before."""
         self._check()
         with self._producer.turn:
             try:
@@ -324,11 +311,7 @@ class Prefetcher:
             )
 
     def _begin(self, again: bool, *, loaded: bool = False, first: Any = None) -> None:
-        """Starts the thread and the first sweep (a pass over the source), unless they were started before.
-
-        If `again` is True, always starts a new sweep. If `loaded` is True, the new sweep continues from the state
-        `first`.
-        """
+        """Starts the thread and the first sweep once, or with `again` a new sweep (if `loaded`, from `first`)."""
         self._check()
         producer = self._producer
         with self._beginning:

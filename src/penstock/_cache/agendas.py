@@ -5,11 +5,9 @@ A piece is a byte range of a remote file that is cached as a whole. The file of 
     magic (8 bytes), loader's position, number of rows (8 bytes each)
     one row for each use of a piece: key, first position that needs the piece, position after the last one
 
-A key is the first half of a piece's digest, as an integer. Rows are sorted by key.
-
-Positions count the samples of all ranks and epochs. The scout that wrote an agenda (a background thread of the
-loader) keeps the loader's position in the file up to date, and holds a lock on the file. If the lock is free, the
-scout has died.
+Rows are sorted by key, the first half of a piece's digest as an integer. Positions count the samples of all ranks and
+epochs. The scout that wrote an agenda (a background thread of the loader) keeps the position up to date, and holds a
+lock on the file until it ends.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from penstock._system.interrupts import acquire, interrupts_deferred
 
 SUFFIX = ".penstock-agenda"
 FAR = np.iinfo(np.int64).max // 2
-"""The distance, in samples, of a piece that no loader will need."""
+"""Distance, in samples, of a piece that no loader will need."""
 
 _HEAD = struct.Struct("<8sqq")
 _MAGIC = b"pnstagnd"
@@ -41,17 +39,11 @@ _ROW = np.dtype([("key", "<u8"), ("first", "<i8"), ("stop", "<i8")])
 
 
 class Agenda(NamedTuple):
-    """One loader's future uses of cached pieces, and the loader's current position."""
-
     position: int
     rows: NDArray[Any]
 
     def distances(self, ahead: int = 0) -> NDArray[np.int64]:
-        """Returns, for each use of a piece, the number of samples until the use begins.
-
-        The next `ahead` samples are ignored. A use that ends within them has the distance FAR. A use that begins
-        within them and continues has the distance `ahead`.
-        """
+        """Returns the distance of each use in samples, ignoring the next `ahead`; FAR if the use ends within them."""
         rows, at = self.rows, self.position + ahead
         coming: NDArray[np.int64] = np.maximum(rows["first"], at) - self.position
         return np.where(at < rows["stop"], coming, FAR)
@@ -69,7 +61,7 @@ def key_of(digest: str) -> int:
 
 
 class Needs:
-    """Computes when each piece is needed next, from the agendas (future uses of pieces) of all loaders."""
+    """Computes when each piece is needed next, according to the agendas of all loaders."""
 
     def __init__(self, keys: Sequence[int], agendas: Sequence[Agenda]) -> None:
         self._keys = np.array(keys, np.uint64)
@@ -83,11 +75,7 @@ class Needs:
                 self._rows.append((agenda, begins, at, theirs[begins][at] == self._keys))
 
     def after(self, ahead: int) -> NDArray[np.int64]:
-        """Returns, for each piece, the number of samples until some loader needs it.
-
-        The next `ahead` samples are ignored, so this number is at least `ahead`. It is FAR if no loader needs the
-        piece later.
-        """
+        """Returns the distance of each piece's next use in samples, ignoring the next `ahead`; FAR if it has none."""
         needs = np.full(len(self._keys), FAR, np.int64)
         for agenda, begins, at, known in self._rows:
             nearest = np.minimum.reduceat(agenda.distances(ahead), begins)
@@ -96,48 +84,33 @@ class Needs:
 
 
 class Ranking(NamedTuple):
-    """The order in which to evict pieces to make room for a new piece.
-
-    `order` contains the indexes of the pieces, in the order of eviction. `spare[i]` is True if piece i may be evicted
-    now, because it is needed later than the new piece.
-    """
+    """Indexes of pieces in the order of eviction, and for each piece if it is needed later than the new one."""
 
     order: NDArray[np.intp]
     spare: NDArray[np.bool_]
 
 
 def ranking(keys: Sequence[int], times: Sequence[int], agendas: Sequence[Agenda], new: int = 0) -> Ranking:
-    """Ranks pieces for eviction. Pieces that no agenda lists come first, from the oldest to the newest.
-
-    The pieces that loaders will need follow, starting with the one that is needed last (Belady's rule). `times` are
-    the modification times of the pieces.
-
-    The ranking is for the moment when the piece with the key `new` will be needed. If a piece is used before that
-    moment, it cannot be evicted now, even if it ranks first.
-    """
+    """Ranks pieces for eviction: those in no agenda, oldest first, then those that are needed last (Belady)."""
     needs = Needs([*keys, new], agendas)
     now = needs.after(0)
     ahead = 0 if now[-1] == FAR else int(now[-1])
+    # The order is for the moment when the piece `new` will be needed. A piece that is used before that moment cannot
+    # be evicted now, even if it ranks first.
     then = needs.after(ahead)[:-1]
     order = np.lexsort((np.asarray(times, np.int64), -then))
     return Ranking(order, (now[:-1] >= ahead) & (then > ahead))
 
 
 class Publisher:
-    """Writes a loader's agenda (the list of pieces that it will need) to the cache folder.
-
-    Only one thread may call its methods.
-    """
+    """Writes a loader's agenda to the cache folder. Not thread-safe."""
 
     def __init__(self, folder: str, group: int | None = None) -> None:
         self._path, self._group = os.path.join(folder, f"{os.getpid()}-{secrets.token_hex(4)}{SUFFIX}"), group
         self._locks: list[ByteLock] = []  # on the published file; a list, so that an interrupt loses none
 
     def publish(self, agenda: Agenda) -> None:
-        """Replaces the agenda file.
-
-        The caller must hold the folder's lock, so that no other process deletes the draft (the unfinished new file).
-        """
+        """Replaces the agenda file. The caller must hold the folder's lock, so that no process deletes the draft."""
         draft = f"{self._path}.draft"
         lock = ByteLock(partial(trust.make_file, draft, self._group), 0)
         try:
@@ -155,7 +128,6 @@ class Publisher:
             del self._locks[0]
 
     def move(self, position: int) -> None:
-        """Updates the loader's position in the published agenda."""
         if self._locks:
             os.pwrite(self._locks[-1].fd, struct.pack("<q", position), 8)
 
@@ -168,10 +140,7 @@ class Publisher:
 
 
 def read(path: str, group: int | None = None, *, sweeps: bool) -> Agenda | None:
-    """Returns the agenda in a file, or None if the process that wrote it has died or the file is not valid.
-
-    If that process has died and `sweeps` is True, the file is deleted.
-    """
+    """Returns an agenda, or None if the file is invalid or its writer has died (`sweeps` then deletes the file)."""
     with suppress(OSError, ValueError, struct.error):
         fd = acquire(partial(trust.open_ours, path, os.O_RDWR, group), os.close)
         try:

@@ -1,4 +1,4 @@
-"""A cache for all processes of a machine: named pieces of bytes in a folder, each fetched only once."""
+"""A cache that all processes of a machine share: named pieces of bytes in a folder, each fetched only once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LOOKED_AT = 4
 
 
 class _TooLarge(OSError):
-    """Raised if a piece is larger than the size limit of the cache."""
+    """The piece is larger than the size limit of the cache."""
 
 
 class _MadePiece(NamedTuple):
@@ -43,17 +43,10 @@ class _MadePiece(NamedTuple):
 
 
 class Cache:
-    """Keeps pieces of files in a folder, on a local disk or in memory (/dev/shm), for all processes on this machine.
+    """Keeps up to `limit` bytes of pieces in a folder, on disk or in /dev/shm, for all processes of a machine.
 
-    The pieces take up to `limit` bytes. To make room, the cache evicts the piece that will be needed last (see
-    `agendas`), or the oldest piece if no loader has published what it will need. A process keeps its most recently
-    used pieces mapped, so that using them again costs only a dict lookup.
-
-    Any number of processes may use the folder. If one dies, the kernel releases its locks, and an incomplete piece is
-    never used. Files that the cache did not create are not touched.
-
-    Other users can neither read nor write the pieces, except members of the folder's group if `shared` is True.
-    Raises Untrusted if any other user could write to the folder (see `_system/trust.py`).
+    If a process dies, the kernel releases its locks, and an incomplete piece is never used. Other users have no
+    access, except the folder's group if `shared` is True. Raises Untrusted if another user could write to the folder.
     """
 
     def __init__(self, folder: str | os.PathLike[str], limit: int, shared: bool = False) -> None:
@@ -85,11 +78,10 @@ class Cache:
         return f"Cache({self.path!r}, {self.limit}{', shared=True' * self.shared})"
 
     def get(self, name: str, make: MakePiece) -> memoryview:
-        """Returns the bytes of a piece, read-only. They stay valid after the piece is evicted.
+        """Returns the bytes of a piece, read-only and valid even after the piece is evicted.
 
-        If several threads or processes request a missing piece, one of them calls `make()` to get its bytes, and the
-        others wait. If `make` raises an error, `get` raises it too, and one of the waiting callers calls its own
-        `make`.
+        If several threads or processes request a missing piece, one of them calls `make()` and the others wait. If
+        `make` raises, one of the waiting callers calls its own `make`.
         """
         found = self.found(name)
         return self._get(name, make) if found is None else found
@@ -109,17 +101,11 @@ class Cache:
         return found
 
     def mapped(self, name: str) -> memoryview | None:
-        """Returns the bytes of a piece if this process has mapped the piece, otherwise None.
-
-        Repeated calls return the same object until the piece is dropped.
-        """
+        """Returns the bytes of a piece that this process has mapped (always the same object), otherwise None."""
         return self._mapped.get(name)
 
     def fetch(self, name: str, make: MakePiece) -> bool:
-        """Fetches a piece for a later `get`, unless it is in the folder. Waits if another process is fetching it.
-
-        Returns False, without a warning, if the piece could not be written to the folder.
-        """
+        """Stores a piece for a later `get`. Returns False, without a warning, if it cannot be written."""
         digest = digest_of(name)
         try:
             return with_loan(self._folder.lock(digest), self._fetched, name, digest, make)
@@ -127,24 +113,20 @@ class Cache:
             return False
 
     def has(self, name: str) -> bool:
-        """True if the piece is in the folder."""
         return os.path.exists(self._folder.piece(digest_of(name)))
 
     def free_space(self) -> FreeSpace:
-        """Returns an object that describes the free space in the folder at this moment."""
         return FreeSpace(self._folder)
 
     @property
     def evicted(self) -> int:
-        """A counter that grows with each eviction from the folder by any process; -1 if its value is unknown."""
+        """Counter of the evictions from the folder by all processes; -1 if unknown."""
         return self._folder.noted().evicted
 
     def publisher(self) -> Publisher:
-        """Returns a new publisher, which writes one loader's agenda (the pieces that it will need) to this folder."""
         return Publisher(self.path, self._folder.group)
 
     def publish(self, publisher: Publisher, agenda: Agenda) -> None:
-        """Writes a loader's agenda to the folder, where other processes read it. Raises OSError if this fails."""
         with_loan(self._folder.own_lock(), publisher.publish, agenda)
 
     # For pieces that this process has not mapped.
@@ -247,5 +229,4 @@ def _flat(buffer: Any) -> memoryview:
 
 
 def digest_of(name: str) -> str:
-    """Returns the digest of a piece's name. The piece's file is named after this digest."""
     return hashlib.blake2b(name.encode(), digest_size=16).hexdigest()

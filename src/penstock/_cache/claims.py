@@ -1,9 +1,7 @@
 """Decides which decoded blocks of a table stay in shared memory, from the claims of all loaders on the machine.
 
-Each loader has a claim, which lists the blocks that it needs. A block that some claim needs stays, and all others may
-be dropped. So programs and ranks that are at different positions, or read in different orders, never drop each
-other's blocks. Each of them decodes a block at most once, and does not decode it at all if another one has needed it
-recently.
+A block that some loader claims is never dropped. So programs and ranks at different positions, or with different
+orders, never drop each other's blocks.
 """
 
 from __future__ import annotations
@@ -20,9 +18,9 @@ MOST_NEEDS = 4096
 """The largest number of blocks in a claim, and of rows in an inventory (the list of shared blocks)."""
 
 ROW = np.dtype([(name, "<i8") for name in ("block", "pid", "fd", "inode", "nbytes", "number")])
-"""The dtype of an inventory's rows. Each row describes a decoded block and the process that has it.
+"""dtype of an inventory's rows: a decoded block, and the process that has it. A free row is all zeros.
 
-`number` is the block's sequence number among all decoded blocks of the table. A free row is all zeros.
+`number` is the block's sequence number among all decoded blocks of the table.
 """
 
 Rows = NDArray[Any]
@@ -30,14 +28,10 @@ Rows = NDArray[Any]
 
 
 class Claim(NamedTuple):
-    """The decoded blocks that one loader wants to keep in shared memory.
+    """The decoded blocks that one loader wants to keep in shared memory."""
 
-    `needs` are the blocks that the loader will use soon. If the loader may use any block at any time, `keep` is the
-    number of bytes of other blocks to keep, newest first. If it reads block by block, `keep` is None.
-    """
-
-    needs: NDArray[np.int64]
-    keep: int | None
+    needs: NDArray[np.int64]  # blocks that the loader will use soon
+    keep: int | None  # bytes of other blocks to keep, newest first; None if the loader reads block by block
 
 
 def near(uses: Uses, position: int) -> NDArray[np.int64]:
@@ -51,11 +45,7 @@ def near(uses: Uses, position: int) -> NDArray[np.int64]:
 
 
 def surplus(rows: Rows, claims: Sequence[Claim], coming: int = 0) -> NDArray[np.bool_]:
-    """Returns a boolean mask of the shared blocks (rows) to drop when a block of `coming` bytes is added.
-
-    Blocks that a claim needs are never dropped. Of the others, the oldest are dropped until the rest, with the new
-    block, fits into the largest `keep` of all claims.
-    """
+    """Returns a mask of the blocks to drop when `coming` bytes are added: the oldest unclaimed ones beyond `keep`."""
     keep = max((claim.keep for claim in claims if claim.keep is not None), default=0)
     newest = np.argsort(-rows["number"])
     free = ~_needed(rows, claims)[newest]
@@ -65,16 +55,13 @@ def surplus(rows: Rows, claims: Sequence[Claim], coming: int = 0) -> NDArray[np.
 
 
 def place(rows: Rows, claims: Sequence[Claim], most: int) -> int | None:
-    """Returns the index of the row for a new block: a free row, a new row, or the oldest row that no claim needs.
-
-    There are at most `most` rows. Returns None if claims need all of them. If a needed block were replaced, its
-    loader would decode it again, and replace another one.
-    """
+    """Returns the row for a new block: free, new, or the oldest unclaimed one; None if all `most` are claimed."""
     free = np.flatnonzero(rows["pid"] == 0)
     if len(free):
         return int(free[0])
     if len(rows) < most:
         return len(rows)
+    # A needed block is not replaced, because its loader would decode it again, and replace another one.
     others = np.flatnonzero(~_needed(rows, claims))
     return int(others[np.argmin(rows["number"][others])]) if len(others) else None
 

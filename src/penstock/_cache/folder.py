@@ -1,13 +1,11 @@
 """The folder of a cache: lists its pieces, counts their bytes, adds pieces and evicts others.
 
-A piece is a byte range of a remote file. The folder contains these files:
+The folder contains these files; files with other names are not touched:
 
     penstock-cache               total size of all pieces; the locks of the folder and the pieces are on its bytes
     <digest>.penstock-piece      a piece: see `pieces`
     <digest>-<random>.penstock-part   a piece that the holder of its lock is writing
     <name>.penstock-agenda       the pieces that a loader will need: see `agendas`
-
-Files with other names are not touched.
 """
 
 from __future__ import annotations
@@ -57,7 +55,7 @@ class PieceFileInfo(NamedTuple):
 
 
 class FolderListing(NamedTuple):
-    """The pieces in a folder, by digest, and the agendas of live loaders (the lists of pieces they will need)."""
+    """The pieces in a folder, by digest, and the agendas of live loaders."""
 
     pieces: dict[str, PieceFileInfo]
     agendas: list[Agenda]
@@ -67,10 +65,7 @@ class FolderListing(NamedTuple):
         return sum(about.size for about in self.pieces.values())
 
     def ranked(self, digest: str) -> Iterator[tuple[str, int, bool]]:
-        """Yields (digest, size, may be evicted now) for each piece, starting with the best one to evict.
-
-        The order depends on the new piece, which has the digest `digest`: see `ranking`.
-        """
+        """Yields (digest, size, may be evicted now) in the order of eviction, to make room for the piece `digest`."""
         digests = list(self.pieces)
         keys, sizes, times = zip(*self.pieces.values(), strict=True) if digests else ((), (), ())
         order, spare = ranking(keys, times, self.agendas, key_of(digest))
@@ -78,21 +73,14 @@ class FolderListing(NamedTuple):
 
 
 class FreeSpace:
-    """Tracks the free space in a folder, to decide which pieces can be fetched now.
-
-    Listing a folder is slow, so the folder is listed only if it may be full.
-    """
+    """Tracks the free space in a folder. Lists the folder only if it may be full, because listing is slow."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder, self._listed = folder, FolderListing({}, [])
         self._is_listed, self._others = False, folder.noted().total
 
     def take(self, digest: str, nbytes: int, *, waits: bool = False) -> bool:
-        """Reserves space for a piece, and returns True, if the piece can be fetched now.
-
-        Returns False if making room would evict a piece that is needed sooner than the new one. If `waits` is True,
-        also returns False if the best piece to evict will be used before the new one is needed.
-        """
+        """Reserves space for a piece. Returns False if this would evict a piece that is needed sooner."""
         over = self._others + self._listed.total + nbytes + pieces.EXTRA - self._folder.limit
         if over > 0 and not self._is_listed:
             coming, self._listed = self._listed, self._folder.listed()
@@ -100,6 +88,7 @@ class FreeSpace:
             self._is_listed, self._others = True, 0
             return self.take(digest, nbytes, waits=waits)
         for _, size, spare in self._listed.ranked(digest) if over > 0 else ():
+            # Not spare: the best piece to evict will be used before the new one is needed.
             if over <= 0 or (waits and not spare):
                 break
             over -= size if spare else 0
@@ -113,10 +102,7 @@ class FreeSpace:
 
 
 class Folder:
-    """The folder of a cache. Its pieces take up to `limit` bytes, not counting those that are being written.
-
-    Members of the group with the id `group` may use the folder too. If `group` is None, only this user may use it.
-    """
+    """The folder of a cache. `limit` excludes pieces that are being written. Members of `group` have access too."""
 
     def __init__(self, path: str, limit: int, group: int | None = None) -> None:
         self.path, self.limit, self.group = path, limit, group
@@ -138,12 +124,7 @@ class Folder:
         return ByteLock(self._opened, 0, self._patience)
 
     def add(self, digest: str, buffers: Sequence[memoryview]) -> tuple[int, FileStamp]:
-        """Writes a piece, and evicts other pieces if the size limit is exceeded.
-
-        Returns the number of evicted pieces, and the new file's stamp (inode number and modification time). The
-        caller must hold the piece's lock. The new piece may be evicted at any moment. Raises OSError if it cannot be
-        written.
-        """
+        """Writes a piece, whose lock the caller holds. Returns the number of evictions and the file's stamp."""
         part = os.path.join(self.path, f"{digest}-{secrets.token_hex(8)}.penstock-part")
         pieces.write(part, digest, buffers, self.group)
         lock = self.own_lock()
@@ -168,6 +149,7 @@ class Folder:
         # This may replace a damaged piece, whose bytes stay in the total until the pieces are counted again.
         os.replace(part, self.piece(digest))
         _note(lock.fd, FolderTotals(total + size, before + evicted), is_changing=False)
+        # As soon as the lock is released, the new piece may be evicted too.
         return evicted, stamp_of(about)
 
     def _evict(self, size: int, digest: str) -> tuple[int, int]:
@@ -186,11 +168,7 @@ class Folder:
         return total, evicted
 
     def listed(self, *, sweeps: bool = False) -> FolderListing:
-        """Lists the pieces, and the agendas of live loaders.
-
-        If `sweeps` is True, also deletes the files that dead processes have left behind. In that case, the caller
-        must hold the folder's lock.
-        """
+        """Lists the folder. With `sweeps` (needs the folder's lock), also deletes the files of dead processes."""
         found = FolderListing({}, [])
         for name in os.listdir(self.path):
             ours = _OURS.fullmatch(name)
@@ -210,11 +188,7 @@ class Folder:
         return found
 
     def noted(self) -> FolderTotals:
-        """Returns the totals that are stored in the folder: the size of all pieces, and the eviction counter.
-
-        If they are missing or not valid, returns `limit` as the size, so that the folder counts as full, and -1 as
-        the counter.
-        """
+        """Returns the totals stored in the folder. If they are invalid, `total` is `limit` and `evicted` is -1."""
         with suppress(OSError):
             fd = acquire(partial(trust.open_ours, self._state, group=self.group), os.close)
             try:
@@ -225,7 +199,6 @@ class Folder:
 
 
 def is_file_of_cache(name: str) -> bool:
-    """True if this is the name of a file that a cache creates."""
     return name == _STATE or _OURS.fullmatch(name) is not None
 
 
@@ -248,9 +221,6 @@ def _note(fd: int, noted: FolderTotals, *, is_changing: bool) -> None:
 
 @cache
 def _boot() -> bytes:
-    """Returns the id of the current boot.
-
-    Totals that were stored before a reboot are not used, because they may be wrong after a power failure.
-    """
+    """Id of the current boot. Totals from before a reboot are not used: a power failure may make them wrong."""
     with open("/proc/sys/kernel/random/boot_id", "rb") as file:
         return file.read(36)

@@ -1,4 +1,4 @@
-"""Shares the decoded blocks of a table between processes, and claims the blocks that a loader needs."""
+"""Claims the decoded blocks that a loader needs, so that they stay in shared memory."""
 
 from __future__ import annotations
 
@@ -24,16 +24,11 @@ from penstock.plan._order import Sequential
 _PAUSE = 0.05  # seconds between two looks
 
 _keepers: weakref.WeakSet[Keeper] = weakref.WeakSet()
-"""The open keepers of this process. Each of them claims shared blocks for one loader."""
+"""The open keepers of this process."""
 
 
 class Keeper:
-    """Claims the shared blocks of a table that a loader needs, so that they stay in memory.
-
-    If the loader reads block by block, a thread claims the blocks that are needed next, and tells `kept` (this
-    process's own cache of decoded blocks) to keep them too. Otherwise, the keeper claims the newest blocks, up to
-    `keep` bytes in total.
-    """
+    """Claims shared blocks for a loader: the next ones if it reads block by block, else the newest `keep` bytes."""
 
     def __init__(
         self, forecast: Forecast, table: str, edges: NDArray[np.int64], kept: LruCache[int, Any], keep: int
@@ -73,6 +68,7 @@ class Keeper:
 
     def _tell_kept(self) -> None:
         # Two loaders of this process may read one table, such as the parts of a random split.
+        # `_kept` is this process's own cache of decoded blocks.
         self._kept.needed = set[int]().union(*(each._needed for each in [*_keepers] if each._kept is self._kept))
 
     def close(self) -> None:

@@ -28,14 +28,11 @@ _LOCK_OF_FILE = re.compile(r"^lock:\s+\d+: OFDLCK +\S+ +(\w+) .* (\d+) (\d+|EOF)
 
 
 class LockError(OSError):
-    """Raised if a lock's file cannot be opened, or if another process holds the lock beyond the time limit."""
+    """The lock's file cannot be opened, or another process holds the lock beyond the time limit."""
 
 
 class LockPatience:
-    """Limits waits for the locks of a file: after a timeout, further waits fail at once for `trust.LONGEST` seconds.
-
-    Otherwise, a suspended program that holds many locks would delay this one again and again.
-    """
+    """After a timeout, makes further waits for a file's locks fail at once for `trust.LONGEST` seconds."""
 
     def __init__(self) -> None:
         self._until = 0.0
@@ -46,6 +43,7 @@ class LockPatience:
             raise TimeoutError(errno.ETIMEDOUT, self._why)
 
     def lose(self, why: str) -> None:
+        # Otherwise, a suspended program that holds many locks would delay this one again and again.
         self._until, self._why = time.monotonic() + trust.LONGEST, why
         self.check()
 
@@ -54,12 +52,11 @@ class ByteLock:
     """A lock on one byte of the file that `opened()` opens. Each object is used once, usually by `with_loan`.
 
     The byte need not exist, so one file can hold up to 2**62 locks. The lock belongs to a file descriptor
-    (`F_OFD_SETLK`), so it also works between threads. A forked child closes its copy of the descriptor, so that the
-    lock is released when the parent dies.
+    (`F_OFD_SETLK`), so it also works between threads. A forked child closes its copy, so that the lock is released
+    when the parent dies.
 
-    Without `patience`, `begin` does not wait for the lock. With it, `begin` waits up to `trust.WAIT` seconds. If
-    `long` is True, it waits up to `trust.LONGEST` seconds, but only while the holder is running. F_OFD_SETLKW, which
-    waits in the kernel, is not used, because it has no time limit.
+    Without `patience`, `begin` does not wait. With it, `begin` waits up to `trust.WAIT` seconds or, if `long` is True
+    and the holder is running, `trust.LONGEST` seconds. F_OFD_SETLKW has no time limit, so it is not used.
     """
 
     __slots__ = ("_byte", "_fds", "_long", "_opened", "_patience")
@@ -72,11 +69,11 @@ class ByteLock:
 
     @property
     def fd(self) -> int:
-        """The file's descriptor, which is open for reading and writing while the lock is held."""
+        """Descriptor of the file, open for reading and writing while the lock is held."""
         return self._fds[0]
 
     def begin(self) -> None:
-        """Opens the file and waits for the lock. Raises LockError if either fails."""
+        """Opens the file and takes the lock. Raises LockError if either fails."""
         try:
             self._fds.append(open_alone(self._opened))
             self._take()
@@ -108,7 +105,6 @@ class ByteLock:
         patience.lose(f"{' and '.join(known) or 'another program'} has kept a lock for more than {waited:.0f} s")
 
     def end(self) -> None:
-        """Releases the lock if it is held."""
         if self._fds:
             with interrupts_deferred():
                 descriptors.close(self._fds.pop())
@@ -120,7 +116,7 @@ def again(fd: int) -> Callable[[], int]:
 
 
 def open_alone(opened: Callable[[], int]) -> int:
-    """Calls `opened()`, and returns the new file descriptor. Forked children close their copies of it."""
+    """Returns the descriptor that `opened()` opens. Forked children close their copies of it."""
 
     def alone() -> int:
         with descriptors.no_fork():

@@ -1,12 +1,9 @@
-"""Decides which pieces to fetch ahead of time, from the keys that a loader will read and the pieces in the cache.
+"""Decides which pieces of remote files to fetch ahead of time.
 
-A piece is a byte range of a remote file. A piece that will be needed soon (among the next `near` bytes of pieces) is
-fetched unless that would evict a piece that is needed earlier. Then workers need not wait for the download. The price
-is that, until the piece is used, it takes up space in the cache that another piece could use.
-
-A piece that will be needed later is fetched only if this causes no additional download, that is, once the best piece
-to evict for it can be evicted (the conservative strategy of Cao, Felten, Karlin and Li, 1995). With `near=0`, the
-total number of downloads is the smallest possible (Belady).
+A piece among the next `near` bytes is fetched unless that would evict a piece that is needed earlier, so that workers
+need not wait for it. A later piece is fetched only if this causes no additional download, that is, once the best
+piece to evict for it can be evicted (the conservative strategy of Cao, Felten, Karlin and Li, 1995). With `near=0`,
+the total number of downloads is the smallest possible (Belady).
 """
 
 from __future__ import annotations
@@ -30,15 +27,11 @@ _REMEMBERED = 4096  # blocks whose pieces are cached
 
 
 class WantedPiece(NamedTuple):
-    """A piece that a block needs: its name in the cache, its approximate size, and the function that fetches it.
-
-    `make(pause)` returns the bytes. To wait, `make` calls `pause(seconds)`, which raises once fetching ahead has been
-    stopped.
-    """
+    """A piece that a block needs: its name in the cache, its approximate size, and the function that fetches it."""
 
     name: str
     nbytes: int
-    make: Callable[[Callable[[float], object]], Any]
+    make: Callable[[Callable[[float], object]], Any]  # waits by calling its argument, which raises after a stop
 
 
 class InPieces(Protocol):
@@ -46,17 +39,13 @@ class InPieces(Protocol):
 
     @property
     def blocks(self) -> NDArray[np.int64]:
-        """The first key of each block, followed by the total number of samples."""
+        """First key of each block, followed by the total number of samples."""
 
-    def pieces_of(self, block: int) -> Sequence[WantedPiece]:
-        """Returns the pieces from which the samples of a block are read."""
+    def pieces_of(self, block: int) -> Sequence[WantedPiece]: ...
 
 
 class Lookout:
-    """Finds the next pieces to fetch, up to `ahead` bytes ahead of the loader.
-
-    The first `near` bytes of these pieces count as needed soon (see the module docstring).
-    """
+    """Finds the next pieces to fetch, up to `ahead` bytes ahead of the loader."""
 
     def __init__(self, forecast: Forecast, dataset: InPieces, cache: Cache, ahead: int, near: int) -> None:
         self.cache = cache
@@ -71,17 +60,14 @@ class Lookout:
         self.forget()
 
     def forget(self) -> None:
-        """Discards the agenda (the list of future uses). Called if it is outdated or could not be published."""
+        """Discards the agenda (the list of future uses), because it is outdated or could not be published."""
         self._uses: Uses | None = None
         self._listed: list[list[int]] = []  # for each of the first uses: the keys of its pieces
         self._rows = 0  # the number of keys in `_listed`
         self._published = 0  # how many uses are published
 
     def joins(self, other: Lookout) -> bool:
-        """Takes over the datasets of `other` if both have the same loader and cache folder. Returns False otherwise.
-
-        Call this before `agenda()`.
-        """
+        """Takes over the datasets of `other` if loader and cache folder are the same. Call this before `agenda()`."""
         if self._forecasts[0].root is not other._forecasts[0].root or repr(self.cache) != repr(other.cache):
             return False
         self._forecasts += other._forecasts
@@ -94,11 +80,7 @@ class Lookout:
         return self._forecasts[0].position
 
     def agenda(self) -> Agenda | None:
-        """Returns an agenda (the pieces that the loader will need), or None if little has changed since the last one.
-
-        Looking up the pieces of all blocks may take seconds. So each call looks up those of a few blocks. A new
-        agenda is returned whenever the number of listed uses has doubled.
-        """
+        """Returns the pieces that the loader will need, or None if the last agenda is still good enough."""
         position = self.position
         if self._uses is None or position >= self._uses.until:
             self.forget()
@@ -106,6 +88,8 @@ class Lookout:
             self._there = set()  # some may have been deleted by hand
         if self._published and self._published == len(self._uses.blocks):
             return None
+        # Looking up the pieces of all blocks may take seconds, so each call looks up those of a few blocks. A new
+        # agenda is returned whenever the number of listed uses has doubled.
         self._list_more(self._uses, position)
         found, number = self._uses, len(self._listed)
         if number < min(len(found.blocks), 2 * self._published):
@@ -143,11 +127,7 @@ class Lookout:
             self._rows += len(keys)
 
     def look(self, most: int, coming: Mapping[str, int], failed: Collection[str]) -> list[WantedPiece]:
-        """Returns up to `most` pieces to fetch now, in the order in which they are needed.
-
-        The search ends at the first piece for which there is no space. `coming` contains the names and sizes of the
-        pieces that are being fetched. `failed` contains the names of pieces that could not be fetched.
-        """
+        """Returns up to `most` pieces to fetch now, in the order of need, up to the first piece that does not fit."""
         found: list[WantedPiece] = []
         space, ahead = None, 0
         evicted = self.cache.evicted

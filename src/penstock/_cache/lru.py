@@ -1,4 +1,4 @@
-"""An in-memory cache with a size limit in bytes, which drops the least recently used values first."""
+"""An in-memory cache with a size limit in bytes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ T = TypeVar("T")
 
 
 class LruCache(Generic[K, T]):
-    """A cache of values by key, up to `most` bytes in total. The least recently used values are dropped first.
+    """Drops the least recently used values beyond `most` bytes in total, but always keeps at least one value.
 
-    At least one value is kept, even if it is larger than `most`. If several threads request the same missing value,
-    one of them reads it while the others wait. A forked child inherits the values, but creates its own locks.
+    If several threads request a missing value, one reads it and the others wait. A forked child inherits the values.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self.dropped = 0
-        """The number of values dropped so far."""
+        """Number of values dropped so far."""
         self.needed: set[K] = set()
         """Keys of values that must stay and do not count towards `most`. A `Keeper` updates them every 50 ms."""
         self._values: OrderedDict[K, tuple[T, int]] = OrderedDict()
@@ -48,7 +47,6 @@ class LruCache(Generic[K, T]):
                 self._nbytes -= nbytes
 
     def found(self, number: K) -> T | None:
-        """Returns the value if it is in the cache, otherwise None."""
         found = self._values.get(number)
         if found is None:
             return None
@@ -59,10 +57,7 @@ class LruCache(Generic[K, T]):
         return found[0]
 
     def get(self, number: K, read: Callable[[K], tuple[T, int]]) -> T:
-        """Returns the value with this key, from the cache if possible.
-
-        If the value is missing, `read(number)` is called, which returns the value and its size in bytes.
-        """
+        """Returns a value, from the cache if possible. `read(number)` returns the value and its size in bytes."""
         value = self.found(number)
         if value is not None:
             return value

@@ -25,14 +25,13 @@ _MAGIC = b"pnstpie2"
 _END = struct.Struct("<8sQI")
 _CHECK = struct.Struct("<I")
 EXTRA = _END.size + _CHECK.size
-"""The number of bytes that follow the piece's own bytes in its file."""
+"""Number of bytes that follow the piece's own bytes in its file."""
 
 _WORDS = 512  # 8-byte words in a page, because disk and kernel write 4 KB as a whole
 _AT_ONCE = 1 << 30  # bytes of one write: the kernel accepts at most 2 GB
 
 
 def write(path: str, digest: str, buffers: Sequence[memoryview], group: int | None = None) -> None:
-    """Creates the file of a piece from these buffers. Deletes the file if an error occurs."""
     whole = buffers[0] if len(buffers) == 1 else memoryview(b"".join(buffers))
     fd = acquire(partial(trust.make_file, path, group), os.close)
     try:
@@ -52,11 +51,10 @@ def write_all(fd: int, view: memoryview) -> None:
 
 
 def checksum(view: memoryview) -> int:
-    """Returns the checksum of a piece's bytes, at 14 GB per second of processor time.
+    """Returns a hash of the sums of 8-byte words in each page, and of the sums at each offset over all pages.
 
-    It is a hash of two sets of sums of 8-byte words: one sum for each page, and one for each offset in a page, over
-    all pages. Missing or swapped pages change the first set, and damage within a page changes the second. CRC-32
-    would take three to seven times as long, and each process checks every piece that it maps.
+    Missing or swapped pages change the first sums, and damage within a page changes the second. Each process checks
+    every piece that it maps, at 14 GB per second of processor time; CRC-32 would take three to seven times as long.
     """
     count = len(view) // (8 * _WORDS)
     pages = np.frombuffer(view, np.uint64, count * _WORDS).reshape(count, _WORDS)
@@ -77,11 +75,7 @@ def stamp_of(about: os.stat_result) -> FileStamp:
 def mapped(
     path: str, digest: str, checked: FileStamp | None = None, group: int | None = None
 ) -> tuple[memoryview, FileStamp]:
-    """Maps a piece into memory. Returns its bytes, and its file's stamp (inode number and modification time).
-
-    Raises ValueError if the piece is damaged. If the file's stamp equals `checked`, the checksum is not verified
-    again.
-    """
+    """Maps a piece. Raises ValueError if it is damaged. Skips the checksum if the file's stamp equals `checked`."""
     fd = acquire(partial(trust.open_ours, path, group=group), os.close)
     try:
         about = os.fstat(fd)
@@ -101,7 +95,7 @@ def mapped(
 
 
 def unlink(path: str) -> None:
-    """Deletes a file. Does nothing if the file cannot be deleted."""
+    """Deletes a file. Ignores all errors."""
     try:
         os.unlink(path)
     except OSError:

@@ -1,4 +1,4 @@
-"""Scouts: threads in the loader's process that fetch pieces of remote files before the loader needs them."""
+"""Scouts: background threads that fetch pieces of remote files before the loader needs them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,9 @@ AHEAD = 512 << 20
 """The largest number of bytes to fetch ahead of time. A fast network transfers them in a few seconds."""
 
 NEAR = 128 << 20
-"""The cache always makes room for this many bytes that are needed next: see `lookout`.
-
-In a small cache, the number is a quarter of the cache's size instead.
-"""
+"""The cache always makes room for the next NEAR bytes (a quarter of a small cache): see `lookout`."""
 
 THREADS = 16
-"""The number of pieces to fetch at the same time."""
 
 _FIRST = 4  # the number until the first batch is handed out, because workers wait for their own downloads
 
@@ -40,11 +36,7 @@ _MOMENT = 0.1  # seconds after which a waiting fetch notices that the scout is c
 
 
 class Scout:
-    """Fetches pieces of remote files ahead of a loader, from `start()` until it is closed or dropped.
-
-    A dataset's `__foresee__` method returns a scout. A scout never raises. If it cannot fetch a piece, the worker
-    that needs the piece raises an error that names the sample.
-    """
+    """Fetches pieces ahead of a loader. Never raises: if a fetch fails, the worker that needs the piece raises."""
 
     def __init__(
         self, forecast: Forecast, dataset: InPieces, cache: Cache, ahead: int = AHEAD, threads: int = THREADS
@@ -56,10 +48,7 @@ class Scout:
         self._thread: threading.Thread | None = None
 
     def joins(self, other: Scout) -> bool:
-        """Takes over the work of `other` if both have the same loader and cache folder. Returns False otherwise.
-
-        Neither scout may have been started yet.
-        """
+        """Takes over the work of `other`, before either is started, if loader and cache folder are the same."""
         return self._lookout.joins(other._lookout)
 
     def start(self) -> None:
@@ -75,12 +64,10 @@ class Scout:
 
 
 class _Stopped(Exception):
-    """Raised when the scout is closed while a fetch waits for its next retry."""
+    """The scout was closed while a fetch waited for its next retry."""
 
 
 class _Fetches:
-    """The fetches of a scout, at most `most` of them at a time."""
-
     def __init__(self, most: int, counts: CacheCounts) -> None:
         self.stopped = False
         self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()  # written in C, so it takes no lock of Python's
@@ -114,7 +101,6 @@ class _Fetches:
         self._not_before, self._seen = time.monotonic() + _AFTER_FAILURE, None
 
     def look(self, lookout: Lookout, publisher: Publisher) -> None:
-        """Publishes the agenda (the pieces that are needed) if it is new. Then starts the fetches that are due."""
         if time.monotonic() < self._not_before:
             return
         agenda, position = lookout.agenda(), lookout.position
@@ -141,7 +127,7 @@ class _Fetches:
             started("penstock-fetch", partial(self._fetch, lookout.cache), self.stop)
 
     def _fetch(self, cache: Cache) -> None:
-        """Fetches pieces until none is queued. This is the main function of a fetching thread."""
+        """Fetches pieces until none is queued. Main function of a fetching thread."""
         while (piece := self._next()) is not None:
             failed = True
             with working_at(self._counting), suppress(Exception):
@@ -172,10 +158,7 @@ class _Fetches:
 
 
 def _look_out(fetches: _Fetches, reference: weakref.ref[Lookout]) -> None:
-    """Looks for pieces to fetch until the scout is closed or dropped. This is the main function of a scout's thread.
-
-    It does not warn if the cache folder cannot be used, because workers warn about that.
-    """
+    """Looks for pieces to fetch until the scout is closed or dropped. Main function of a scout's thread."""
     lookout = reference()
     if lookout is None:
         return
@@ -186,6 +169,7 @@ def _look_out(fetches: _Fetches, reference: weakref.ref[Lookout]) -> None:
             try:
                 fetches.look(lookout, publisher)
             except OSError:
+                # Without a warning: workers warn if the cache folder cannot be used.
                 lookout.forget()
                 fetches.rest()
             lookout = None

@@ -1,10 +1,9 @@
 """Decoded blocks that all processes of a machine share, so that each block is decoded by only one of them.
 
-A process that reads a table with a loader opens an *inventory*. It says which process has which block, and has a
-*claim* for each loader, which lists the blocks that the loader needs. The inventory is a memfd (shared memory without
-a name), which other processes find among the descriptors of that process (see `_measure/page.py`). A block is a memfd
-as well, in the process that has decoded it. Other processes open it there, and map it into their memory. An inventory
-contains:
+A process that reads a table with a loader opens an *inventory*: which process has which block, and a *claim* for each
+loader, which lists the blocks that the loader needs. The inventory is a memfd (shared memory without a name), which
+other processes find among the descriptors of that process (see `_measure/page.py`). A block is a memfd as well, in
+the process that has decoded it; other processes open it there and map it. An inventory contains:
 
     magic (8 bytes), time when the inventory was opened, number of rows, number of decoded blocks (8 bytes each)
     rows: block, process id, file descriptor, inode, size, number of the decoded block (8 bytes each; a free row has
@@ -15,14 +14,11 @@ contains:
 
 A process accepts only memfds that belong to this user, whatever their name (see `_system/trust.py`). An inventory
 never shrinks. A complete block is sealed, so that no process can change it, or truncate it while others have it
-mapped.
+mapped. Because nothing has a name, nothing can be left behind. If a process dies, the next process that needs one of
+its blocks decodes the block again.
 
-Because nothing has a name, nothing can be left behind. Memory is freed when the last process that maps it has ended.
-If a process dies, the next process that needs one of its blocks decodes the block again.
-
-The locks are those of the kernel (see `_cache/locks.py`). Byte 0 guards the rows and claims, byte 1 + n guards block
-n, and byte 2**61 + n guards claim n. A loader holds the lock of its claim for as long as it reads. So a claim whose
-lock is free belongs to a loader that has ended.
+Locks (see `_cache/locks.py`): byte 0 guards the rows and claims, byte 1 + n guards block n, and byte 2**61 + n guards
+claim n. A loader holds the lock of its claim for as long as it reads, so a claim whose lock is free is outdated.
 """
 
 from __future__ import annotations
@@ -67,14 +63,12 @@ _UNFINISHED = 0.2  # seconds to wait for the head of an inventory that was opene
 
 
 class Inventory:
-    """The list of a table's shared blocks, with one loader's claim (the blocks that this loader needs).
-
-    `claim` is the initial claim. Each loader creates an inventory, because it may be the first one. If an older one
-    exists, it is used instead, so that all processes on the machine share one inventory.
-    """
+    """The list of a table's shared blocks, with one loader's claim."""
 
     def __init__(self, table: str, claim: Claim) -> None:
         self._name = _NAME + table
+        # Each loader creates an inventory, because it may be the first one. If an older one exists, all processes of
+        # the machine use that one.
         self._fd = descriptors.open_memfd(self._name)
         self._first: int | None = None  # the descriptor of the inventory that all use, once it was found
         self._number, self._lock = 0, _claim_lock(self._fd, 0)
@@ -92,11 +86,10 @@ class Inventory:
 
     @property
     def decoded(self) -> int:
-        """The total number of blocks decoded so far, over all processes."""
+        """Number of blocks decoded so far, over all processes."""
         return _head(self._used())[2]
 
     def blocks(self) -> set[int]:
-        """Returns the numbers of the blocks that are in the inventory."""
         return _blocks_in(_rows(self._used()))
 
     def claim(self, claim: Claim) -> None:
@@ -129,10 +122,7 @@ class Inventory:
                 lock.end()
 
     def _used(self) -> int:
-        """Returns the descriptor of the oldest inventory, which all processes use.
-
-        Raises OSError if another thread has closed this object.
-        """
+        """Returns the descriptor of the oldest inventory, which all use. Raises OSError if this object is closed."""
         found = _first_inventory(self._name) if self._first is None else None
         with interrupts_deferred(), descriptors.no_fork():
             if self._fd != -1:
@@ -155,20 +145,15 @@ def _claim_lock(fd: int, number: int) -> ByteLock:
 
 
 def _check_is_inventory(fd: int, name: str) -> None:
-    """Raises OSError if the descriptor `fd` does not belong to the inventory with this name.
-
-    A thread may close an inventory's descriptor while another thread is about to write. Its number may then be reused
-    for another file, perhaps one of the user's. So a writer opens its own descriptor, and checks it.
-    """
+    """Raises OSError if `fd` is not the inventory with this name. Writers open and check their own descriptor."""
+    # If a thread closes the inventory's descriptor while another one is about to write, the number may be reused for
+    # another file, perhaps one of the user's.
     if not trust.is_memfd(f"/proc/self/fd/{fd}", name):
         raise OSError("not an inventory")
 
 
 class Shared:
-    """The decoded blocks of one table that this process shares with others.
-
-    While no loader has a claim, the shared blocks may take up to `most` bytes.
-    """
+    """The decoded blocks of one table that this process shares. Without claims, they may take up to `most` bytes."""
 
     def __init__(self, table: str, most: int) -> None:
         self._name, self._most = _NAME + table, most
@@ -183,11 +168,7 @@ class Shared:
         self._own: dict[int, int] = {}  # descriptors of blocks, by inode
 
     def get(self, block: int, make: MakeBlock) -> memoryview | None:
-        """Returns the bytes of a block. Calls `make()` to decode the block if no other process has decoded it.
-
-        Returns None if no loader on this machine has an inventory of the table, or if another program holds the
-        block's lock for too long.
-        """
+        """Returns a block's bytes, or None if the table has no inventory or the block's lock is held for too long."""
         inventory = self._find_inventory()
         if inventory is None:
             return None
@@ -317,7 +298,6 @@ def _mapped(inventory: int, block: int) -> memoryview | None:
 
 
 def _map_block(path: str, inode: int, nbytes: int) -> memoryview:
-    """Maps a sealed (unchangeable) block into memory. Raises OSError if the path leads to another file."""
     if not trust.is_memfd(path, _BLOCK):
         raise OSError("not a block")
     fd = acquire(partial(trust.open_sealed, path, _BLOCK, trust.UNCHANGING), os.close)
@@ -360,7 +340,7 @@ def _claims(fd: int) -> list[Claim]:
 
 
 def _write_claim(fd: int, number: int, claim: Claim) -> None:
-    """Writes a loader's claim (the blocks that it needs). The caller must hold the lock."""
+    """Writes a loader's claim. The caller must hold the lock."""
     keep = -1 if claim.keep is None else claim.keep
     data = _CLAIM.pack(keep, len(claim.needs)) + claim.needs.astype("<i8").tobytes()
     os.pwrite(fd, data, _CLAIMS + number * _CLAIM_SIZE)
@@ -379,12 +359,9 @@ def _blocks_in(rows: Rows) -> set[int]:
 
 
 def _first_inventory(name: str) -> int | None:
-    """Opens this user's oldest inventory with this name. Returns None if there is none.
-
-    All processes must agree on one inventory. An inventory becomes visible before its opening time is taken, so one
-    that is not visible yet is younger than those that have a time. If a visible one has no time yet, this function
-    waits for a moment.
-    """
+    """Opens this user's oldest inventory with this name. Returns None if there is none."""
+    # All processes must agree on one inventory. An inventory becomes visible before its opening time is taken, so one
+    # that is not visible yet is younger than all that have a time. Only those without a time are waited for.
     deadline = time.monotonic() + _UNFINISHED
     found = [*_inventories(name)]
     while any(opened is None for opened, _ in found) and time.monotonic() < deadline:

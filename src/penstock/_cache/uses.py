@@ -17,22 +17,15 @@ _MOST = 1 << 16  # the largest number of uses that are computed from single keys
 
 
 class Uses(NamedTuple):
-    """The next uses of blocks, sorted by `first`. Positions count the samples that the loader reads.
+    """The next uses of blocks, sorted by `first`. Positions count the samples that the loader reads."""
 
-    Block `blocks[i]` is used at the positions from `first[i]` to `stop[i]` - 1. When the loader has reached the
-    position `until`, the uses must be computed again.
-    """
-
-    until: int
+    until: int  # the position at which the uses must be computed again
     blocks: NDArray[np.int64]
     first: NDArray[np.int64]
-    stop: NDArray[np.int64]
+    stop: NDArray[np.int64]  # the position after the last one that uses the block
 
     def before(self, number: int, position: int) -> Uses:
-        """Returns only the first `number` uses.
-
-        They must be computed again when the loader is halfway from `position` to the first omitted use.
-        """
+        """Returns the first `number` uses, valid until halfway from `position` to the first omitted use."""
         until = max(position + 1, (position + int(self.first[number])) // 2)
         return Uses(min(self.until, until), self.blocks[:number], self.first[:number], self.stop[:number])
 
@@ -42,11 +35,7 @@ Blocked = tuple[Forecast, NDArray[np.int64]]
 
 
 def uses(sources: Sequence[Blocked]) -> Uses:
-    """Returns the uses of blocks in this epoch and the next one. `sources` are the datasets that one loader reads.
-
-    Blocks are numbered across all sources. If a forecast does not know when each block is needed, the uses are
-    computed from the order of the keys, and only about the first `_MOST` uses are returned.
-    """
+    """Returns the uses of blocks in this epoch and the next. Blocks are numbered across all `sources` of a loader."""
     forecast = sources[0][0].root.snapshot()
     position = forecast.position
     if not any(size for _, _, size in islice(forecast.epochs(), 2)):
@@ -59,6 +48,7 @@ def uses(sources: Sequence[Blocked]) -> Uses:
     if all(source.knows(its) for (source, _), its in zip(sources, blocks, strict=True)):
         parts = [part for start in (present, following) for part in _of_spans(sources, blocks, *start[:2])]
     else:
+        # A forecast does not know when each block is needed, so only about the first `_MOST` uses are computed.
         parts, reached = _of_keys(forecast, sources, position, end)
         if reached < end:
             until = (position + reached) // 2
@@ -80,10 +70,7 @@ def _of_spans(sources: Sequence[Blocked], blocks: Sequence[Grouping], epoch: int
 
 
 def _of_keys(forecast: Forecast, sources: Sequence[Blocked], at: int, end: int) -> tuple[list[_UseArrays], int]:
-    """Returns the uses of blocks from the position `at` on, and the position where the search stopped.
-
-    Consecutive keys in the same block are one use. The search stops at `end`, or earlier if it finds `_MOST` uses.
-    """
+    """Returns the uses from the position `at` on, and where the search stopped: at `end`, or after `_MOST` uses."""
     parts: list[_UseArrays] = []
     count = 0
     while at < end and count < _MOST:
@@ -91,6 +78,7 @@ def _of_keys(forecast: Forecast, sources: Sequence[Blocked], at: int, end: int) 
         keys, before = forecast.keys(at, stop), 0
         for source, edges in sources:
             blocks = edges.searchsorted(source.inner(keys), "right") - 1  # -1: a key of another dataset
+            # Consecutive keys in the same block are one use.
             begins = np.flatnonzero(np.diff(blocks, prepend=-1))
             ends = np.append(begins[1:], len(blocks))[: len(begins)]
             here = blocks[begins] >= 0

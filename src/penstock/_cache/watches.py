@@ -9,11 +9,7 @@ from penstock._cache.scout import Scout
 
 
 class Watches:
-    """Several objects that `__foresee__` methods have returned. They are started and closed together.
-
-    Scouts with the same loader and cache folder are merged, because the next piece to fetch or to evict depends on
-    what all of them need.
-    """
+    """Several objects that `__foresee__` methods have returned, started and closed together."""
 
     def __init__(self, *found: Any) -> None:
         self._all: list[Any] = []
@@ -21,8 +17,8 @@ class Watches:
             self.add(each)
 
     def add(self, found: Any) -> None:
-        """Adds an object that `__foresee__` has returned. Ignores None."""
         for each in found._all if isinstance(found, Watches) else [found]:
+            # Scouts are merged, because the next piece to fetch or to evict depends on what all of them need.
             scouts = [one for one in self._all if isinstance(one, Scout) and isinstance(each, Scout)]
             if each is not None and not any(one.joins(each) for one in scouts):
                 self._all.append(each)

@@ -1,8 +1,4 @@
-"""Feeds: how a loader obtains its samples.
-
-There is a feed for samples that are fetched by key, one for samples from a stream, and one for streams of light
-items, from which workers load the samples.
-"""
+"""Feeds: how a loader obtains its samples: by key, from a stream, or by loading the light items of a stream."""
 
 from __future__ import annotations
 
@@ -20,9 +16,6 @@ __all__ = ["Feed", "feed_of"]
 
 
 def feed_of(dataset: Any, options: Options, has_load: bool, borrow: Borrow | None = None) -> Feed:
-    """Returns the feed for a dataset.
-
-    `has_load` is True if the dataset is a stream of light items, and its `load()` makes the samples from them.
-    """
+    """Returns the feed of a dataset. `has_load`: the dataset is a stream, and `load()` makes samples of its items."""
     kind = ByKey if not is_stream(dataset) else ByItem if has_load else ByStream
     return kind(dataset, options, borrow)

@@ -37,32 +37,27 @@ Borrow = Callable[..., Loan]
 
 
 class Begin(NamedTuple):
-    """The position at which a run (the reading of one epoch) begins.
+    """The position at which a run (the reading of one epoch) begins."""
 
-    The first `steps` steps, and the steps in `beyond`, were already handed out. A sampler or stream that has a state
-    continues from `mark` (a saved position). `resumed` is True if the position comes from a loaded state.
-    """
-
-    steps: int = 0
-    beyond: frozenset[int] = frozenset()
-    mark: Mark | None = None
-    resumed: bool = False
+    steps: int = 0  # the first steps, which were already handed out
+    beyond: frozenset[int] = frozenset()  # later steps that were handed out, too
+    mark: Mark | None = None  # where a sampler or stream that has a state continues
+    resumed: bool = False  # the position comes from a loaded state
 
 
 class Run:
-    """The steps of one epoch, in order.
+    """The steps of one epoch, in order. Only its methods change a run.
 
-    If the user's sampler or stream raises an exception, the exception takes the place of one step. Any other
-    exception while drawing ends the run.
+    An exception in the user's sampler or stream takes the place of one step. Any other exception while drawing ends
+    the run.
 
-    `keys` begins with the step `at.steps`. The steps in `at.beyond` were already handed out, and are left out. If
-    `repeats` is True, they are drawn again and the consumer skips them, because the reader of a stream must read
-    every step. `read_from` is the sampler or stream that the keys come from, if it may have a state. `what` is its
-    name in error messages. `numbers` gives each run its number. `seat` is the index of the worker that gets the first
-    step (torch semantics only). If `raises_at_once` is True, an error that ends the run is raised by the `next()`
-    call that tried to draw. Otherwise it is raised after the steps that were drawn before it.
-
-    Only the methods below change a run.
+    - `keys` begins with the step `at.steps`. The steps in `at.beyond` are left out, because they were handed out.
+    - `repeats`: these steps are drawn again and the consumer skips them: the reader of a stream must read every step.
+    - `read_from`: the sampler or stream that the keys come from, if it may have a state; `what`: its name in errors.
+    - `numbers` gives each run its number.
+    - `seat`: the index of the worker that gets the first step (torch semantics only).
+    - `raises_at_once`: an error that ends the run is raised by the `next()` call that tried to draw. Otherwise it is
+      raised after the steps that were drawn before it.
     """
 
     def __init__(
@@ -108,10 +103,7 @@ class Run:
         return None if plan is None else Run(self._numbers, epoch, plan.draw(epoch), plan, Begin())
 
     def draw(self, seq: int, most: int = 1) -> Task | None:
-        """Returns the next step, or up to `most` steps, as a task with the number `seq`.
-
-        Returns None at the end of the run and after an error.
-        """
+        """Returns up to `most` steps as a task with the number `seq`, or None at the end and after an error."""
         task = self._draw(seq, 1 if self._skip else most)
         while task is not None and task.step in self._skip:
             self._skip.discard(task.step)
@@ -137,10 +129,7 @@ class Run:
         return task
 
     def _next_keys(self, most: int) -> tuple[Any, int]:
-        """Returns the keys of the next steps and the number of steps.
-
-        If the sampler raises an error, a `Raised` takes the place of the keys. Raises StopIteration at the end.
-        """
+        """Returns the keys of the next steps, or a `Raised` if the sampler raises, and the number of steps."""
         try:
             return (next(self._keys), 1) if self._take is None else self._take(most)
         except StopIteration:
@@ -154,7 +143,6 @@ class Run:
     # Called by the engine.
 
     def fail(self, error: BaseException) -> None:
-        """Ends the run early, with this error."""
         self.error = error
 
     def take_error(self) -> BaseException | None:
@@ -167,7 +155,7 @@ class Run:
         self.end = self.ends[worker] = mark
 
     def finish(self) -> BaseException | None:
-        """Marks the run as over. Returns the error, if any, that the caller gets instead of the end of the epoch."""
+        """Returns the error, if any, that the caller gets instead of the end of the epoch."""
         self.is_over = True
         return self.take_error()
 
@@ -176,7 +164,7 @@ class Run:
         self.is_left = True
 
     def continued(self, task: Task, position: bytes | None) -> Task:
-        """Returns the task for a new reader of the stream. The reader first opens the stream at this position."""
+        """Returns the task for a new reader of the stream, which first opens the stream at this position."""
         mark = opened(position)
         if mark is None or isinstance(task.keys, Opening):  # the first task of the run says where it begins
             return task
@@ -184,11 +172,7 @@ class Run:
 
 
 class Feed:
-    """The caller's side of a feed (the way a loader obtains its samples).
-
-    It makes runs, finds the keys of a batch's rows, and describes itself in resume states. `borrow` makes a loan that
-    seeds the global random generators while a sampler or stream is read in the caller's process.
-    """
+    """The caller's side of a feed. It makes runs, finds the keys of rows, and describes itself in resume states."""
 
     names: ClassVar[tuple[str, str]]  # in resume states: if samples are batched, and if they are not
     fetch: ClassVar[type[Fetch]]  # the worker's half
@@ -201,7 +185,7 @@ class Feed:
         self.dataset = dataset
         self.options = options
         self.batched = options.batch_size is not None or options.batch_sampler is not None
-        self._borrow = borrow
+        self._borrow = borrow  # seeds the global generators while a sampler or stream is read in this process
         self.check()
 
     def check(self) -> None:
@@ -222,30 +206,20 @@ class Feed:
         return None
 
     def keeps_state(self) -> bool:
-        """True if a dataset with keys has a state of its own.
-
-        False for a stream, because its state is saved as its position.
-        """
+        """True if a dataset with keys has a state. False for a stream: its state is saved as its position."""
         return False
 
     # One epoch.
 
     def plan(self, seed: int, start: int | None = 0) -> AnyPlan | None:
-        """Returns the plan (the keys of each step) for the dataset's current length, or None for a stream.
-
-        The plan begins at position `start` of the order.
-        """
+        """Returns the keys of each step from position `start` of the order, or None for a stream."""
         return None
 
     def run(self, numbers: Iterator[int], epoch: int, seed: int, plan: AnyPlan | None, at: Begin) -> Run:
-        """Returns the run of an epoch that begins at `at`."""
         raise NotImplementedError
 
     def drawing(self, seed: int, epoch: int, number: int, work: Callable[..., T], *args: Any) -> T:
-        """Calls `work(*args)` with the random generators seeded from (seed, epoch, number), and returns the result.
-
-        So a sampler, or a stream of light items, yields the same items on every rank, and again after a resume.
-        """
+        """Calls `work` with generators seeded from (seed, epoch, number): equal on all ranks and after a resume."""
         import_whole("penstock._work.seeding")
         from penstock._work.seeding import READ, Borrowed  # late: see InlineBackend
 
@@ -263,17 +237,11 @@ class Feed:
         return None
 
     def beginning(self, *, is_fresh: bool) -> bytes | None:
-        """Returns the mark (a saved position) of an epoch that would begin now. See `initial`.
-
-        Returns None if the sampler or stream has no state.
-        """
+        """Returns the saved position of an epoch that would begin now, or None without a state. See `initial`."""
         return initial(self.read_from(), is_fresh=is_fresh)
 
     def replacements(self, plan: AnyPlan | None) -> Any:
-        """Returns the order from which replacements for failed samples are drawn.
-
-        Returns None without `on_error="replace"`, or if the order is unknown.
-        """
+        """Returns the order that replacements are drawn from. None: unknown, or on_error is not "replace"."""
         return None
 
     def steps(self, epoch: int, plan: AnyPlan | None) -> int:
@@ -286,10 +254,7 @@ class Feed:
     # One batch.
 
     def index(self, task: Task, rows: int, mended: Mended | None) -> NDArray[np.uint64] | None:
-        """Returns the key of each row, or None if not all keys are integers >= 0.
-
-        For a stream, returns the position of each row in the stream.
-        """
+        """Returns the key, or position in the stream, of each row. None if a key is not an integer >= 0."""
         if mended is not None:
             return as_index(mended.keys)
         rank, world = self.options.shard
@@ -303,19 +268,14 @@ class Feed:
     # For the attributes of the loader.
 
     def sampler(self, now: Now) -> Any:
-        """Returns the user's sampler, or an iterable of the current epoch's keys if no sampler was given.
-
-        Returns None for a stream, or if a batch_sampler was given.
-        """
+        """Returns the user's sampler, or the current epoch's keys. None for a stream or with a batch_sampler."""
         return self.options.sampler
 
     def batch_sampler(self, now: Now) -> Any:
-        """Returns the object that gives the keys of each batch, or None if samples are not batched."""
         return self.options.batch_sampler
 
 
 def displayed_settings(feed: Feed, face: str) -> dict[str, Any]:
-    """Returns the loader's settings that are shown with its statistics."""
     return {**feed.options.shown(), "one_reader": feed.one_reader, "face": face}
 
 

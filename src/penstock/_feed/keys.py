@@ -25,7 +25,7 @@ from penstock.source._nested import blocks_of, method_of
 
 
 class KeyFetch(Fetch):
-    """The worker's side of the feed. It calls the dataset's `__gather__`, `__getitems__` or `__getitem__`."""
+    """The worker's side of the feed: calls the dataset's `__gather__`, `__getitems__` or `__getitem__`."""
 
     _one_by_one: Task | None = None  # the task whose samples are fetched one by one, because some fail
     _getitems: Callable[[Any], Any] | None = None

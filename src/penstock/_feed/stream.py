@@ -26,10 +26,7 @@ from penstock.source._dataset import to_load_in_parallel
 
 
 class Stream(Feed):
-    """The base class of both feeds for streams.
-
-    A stream has no plan, and its length is known only from its `__len__`.
-    """
+    """The base of both feeds for streams. A stream has no plan, and its length is known only from its `__len__`."""
 
     _promised: int | None = None
 
@@ -57,10 +54,7 @@ class Stream(Feed):
 
 
 class ItemFetch(Fetch):
-    """The worker's side of the feed for light items, such as file names.
-
-    It calls the dataset's `load` with each item.
-    """
+    """The worker's side of the feed for light items: calls the dataset's `load` with each item."""
 
     def look_up(self) -> None:
         self._load: Callable[[Any], Any] = self._job.dataset.load
@@ -76,7 +70,7 @@ class ItemFetch(Fetch):
 
 
 class ByItem(Stream):
-    """The caller's side of the feed for light items, such as file names. It reads the items from the stream."""
+    """The caller's side of the feed for light items, such as file names: reads the items from the stream."""
 
     names = "items", "item"
     fetch = ItemFetch
@@ -88,10 +82,7 @@ class ByItem(Stream):
         return Run(numbers, epoch, steps.simplified(), None, at, read_from=reading, what="the stream")
 
     def _items(self, reading: Reading, mark: Mark | None, first: int, seed: int, epoch: int, number: int) -> Any:
-        """Reads and returns the light items (such as file names) of batch `number`. They are the same on every rank.
-
-        Returns END if no batch is left.
-        """
+        """Reads the light items of batch `number`, the same on every rank. Returns END if no batch is left."""
         size = self.options.batch_size or 1
 
         def read() -> list[Any] | None:
@@ -109,10 +100,7 @@ class ByItem(Stream):
 
 
 class StreamFetch(Fetch):
-    """The worker's side of the feed for a stream with one reader.
-
-    It reads the stream and skips the batches of other ranks.
-    """
+    """The worker's side of the feed for a stream with one reader: skips the batches of other ranks."""
 
     _stream: Reading
     _run = -1  # the run that the stream is open for
@@ -146,10 +134,7 @@ class StreamFetch(Fetch):
         return samples, None
 
     def _timed(self, task: Task, number: int, items: Iterator[Any]) -> Iterator[Any]:
-        """Yields the items of batch `number`, and measures how long each takes.
-
-        An item's position in the stream is its key.
-        """
+        """Yields the items of batch `number` and times each. An item's position in the stream is its key."""
         gauge = self._focus.gauge
         gauge.begin_epoch(task.epoch)
         before = perf_counter_ns()
@@ -161,7 +146,6 @@ class StreamFetch(Fetch):
             yield item
 
     def counts(self, task: Task) -> bool:
-        """True if every rank has a batch for this step."""
         after = (task.step + 1) * self._job.shard[1]
         self._pass_over(after)
         is_complete = self._stream.is_broken() and self._stream.read == after
@@ -179,10 +163,7 @@ class StreamFetch(Fetch):
         self._focus.doing(f"the stream's next {self._job.batch_size} samples, ", None)
 
     def _pass_over(self, until: int) -> None:
-        """Skips batches that other ranks hand out, or that were handed out before this run was resumed.
-
-        Each batch is read with its own random numbers, so that the stream yields the same samples on every rank.
-        """
+        """Skips the batches of other ranks, and those from before a resume, each with its own random numbers."""
         if self._stream.read >= until:
             return
 
@@ -212,10 +193,7 @@ class StreamFetch(Fetch):
 
 
 class ByStream(Stream):
-    """The caller's side of the feed for a stream with one reader.
-
-    It tells the reader how many samples each step has.
-    """
+    """The caller's side of the feed for a stream with one reader. Each task says how many samples to read."""
 
     names = "pull", "pull_one"
     fetch = StreamFetch

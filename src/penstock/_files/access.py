@@ -41,8 +41,6 @@ class FileOptions(RemoteOptions, total=False):
 
 
 class Access(NamedTuple):
-    """The keyword arguments for remote files as one object, with default values."""
-
     storage: Storage | None = None
     cache: CachePath = None
     cache_bytes: int | None = None
@@ -50,19 +48,13 @@ class Access(NamedTuple):
 
     @classmethod
     def of(cls, reader: str, files: RemoteOptions) -> Access:
-        """Returns the keyword arguments as one object. Raises TypeError if one of them is unknown.
-
-        `reader` is the name of the class that was called, for the error message.
-        """
+        """Raises TypeError for an unknown argument; the message names the class `reader`."""
         if unknown := sorted(files.keys() - set(cls._fields)):
             raise TypeError(f"{reader}.__init__() got an unexpected keyword argument {unknown[0]!r}")
         return cls(**files)
 
     def check(self) -> None:
-        """Raises TypeError or ValueError if a value is wrong.
-
-        The options are checked even if all files are local, because the next run may use URLs.
-        """
+        """Raises TypeError or ValueError for a wrong value. Called for local files too: the next run may use URLs."""
         if self.storage is not None and not isinstance(self.storage, Mapping):
             raise TypeError(f"storage must be a dict of options, but it is a {type(self.storage).__name__}.")
         if self.cache_bytes is not None:
@@ -89,7 +81,6 @@ class Access(NamedTuple):
             raise ValueError(f"cache must be a folder, but {str(there)!r} is a file. Name another folder.")
 
     def pieces(self) -> Pieces:
-        """Returns the object that keeps pieces of remote files, on disk or in memory."""
         if self.cache is False:
             return PiecesInMemory()
         given = None if isinstance(self.cache, bool) else self.cache
@@ -134,22 +125,18 @@ def cache_folder() -> Path:
 
 
 def check_bytes(name: str, value: object) -> None:
-    """Raises ValueError unless `value`, the argument called `name`, is a number of bytes."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError(f"{name} must be a whole number of bytes, such as 10 * 10**9 for 10 GB, got {value!r}.")
 
 
 def _nearest(path: Path) -> Path:
-    """Returns the path if it exists, otherwise its nearest parent folder that exists."""
+    """Returns the path or, if it does not exist, its nearest parent folder that does."""
     path = path.absolute()
     return next(each for each in (path, *path.parents) if os.path.exists(each))
 
 
 def _size_for(folder: Path) -> int:
-    """Returns the default size of the cache in bytes: half of (free disk space + current size of the cache).
-
-    It is at least 1 GB, and at most 100 GB.
-    """
+    """Returns the default size of the cache: half of its current size and the free space, from 1 GB to 100 GB."""
     free = used = 0
     with suppress(OSError):  # if the folder is missing or not readable, the cache warns about it
         free = shutil.disk_usage(_nearest(folder)).free

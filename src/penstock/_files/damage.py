@@ -11,13 +11,10 @@ _ALLOCATION = re.compile(r"alloc of size (\d+) failed")  # pyarrow's message
 
 
 def is_damage(error: Exception) -> bool:
-    """True if a decoder's error is about the bytes that it was given.
-
-    False for system errors with an errno (too many open files, a deleted file), a missing library, and a lack of
-    memory. But if a decoder requests more memory than this machine has, a length in the file must be wrong.
-    """
+    """True if a decoder's error is about the bytes that it was given, and not about the system or its memory."""
     if isinstance(error, MemoryError):
         wanted = _ALLOCATION.search(str(error))
+        # If a decoder requests more memory than this machine has, a length in the file must be wrong.
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return wanted is not None and int(wanted[1]) > memory
     if isinstance(error, OSError) and error.errno is not None:

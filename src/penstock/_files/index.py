@@ -46,8 +46,6 @@ MakeIndex = Callable[[AnyFile], Arrays]
 
 
 class OtherIndexes(Protocol):
-    """Indexes that other programs have made."""
-
     def arrays(self, file: AnyFile) -> Arrays | None: ...
 
     def all_others(self, files: Sequence[AnyFile]) -> None:
@@ -83,7 +81,6 @@ class Index(Mapping[str, NDArray[Any]]):
 
     @property
     def path(self) -> str:
-        """The path of the indexed file."""
         return self._origin[0].path
 
     def check(self, name: str) -> int:
@@ -106,12 +103,10 @@ class Index(Mapping[str, NDArray[Any]]):
 
 
 def cached(file: AnyFile, kind: str, make: MakeIndex, elsewhere: OtherIndexes | None = None) -> Index:
-    """Returns the stored index of a file. If there is none, calls `make(file)`, and stores the result.
+    """Returns the stored index of a file, or one from `elsewhere`, or else `make(file)`, and stores it if possible.
 
     `kind` is the kind of index and its version, such as "tar-1". Change it whenever `make` changes. `make` must be a
-    module-level function, so that it can be pickled. If `elsewhere` has an index that another program has made, that
-    index is stored, and `make` is not called. If neither the file's folder nor the cache folder is writable, the
-    index is made again each time.
+    module-level function, so that it can be pickled.
     """
     kept = _loaded(file, kind, make)
     if kept is None and elsewhere is not None and (arrays := elsewhere.arrays(file)) is not None:
@@ -122,10 +117,7 @@ def cached(file: AnyFile, kind: str, make: MakeIndex, elsewhere: OtherIndexes | 
 def cached_each(
     files: Sequence[AnyFile], kind: str, make: MakeIndex, elsewhere: OtherIndexes | None = None
 ) -> list[Index]:
-    """Returns the index of each file. Missing indexes are made in parallel, with a progress bar.
-
-    If `elsewhere` has an index that another program has made, that index is used.
-    """
+    """Returns the index of each file, as `cached` does. Missing indexes are made in parallel, with a progress bar."""
     found = [_loaded(file, kind, make) for file in files]
     missing = [at for at, index in enumerate(found) if index is None]
     if elsewhere is not None and missing:
@@ -231,16 +223,12 @@ def _is_shared(file: AnyFile, folder: Path) -> bool:
 
 
 class _IndexBeside(NamedTuple):
-    """An index beside its file.
-
-    Every user who can read the file can read the index. The index is used only if its owner can write the file.
-    """
+    """An index beside its file. Readers of the file can read it. It is used only if its owner can write the file."""
 
     path: Path
     of: str
 
     def check(self) -> os.stat_result:
-        """Returns the stat result of the index file. Raises OSError if the index cannot be trusted."""
         return trust.check_beside(os.fspath(self.path), self.of)
 
     def write(self, write: Callable[[int], None]) -> None:
@@ -264,7 +252,6 @@ class _InCache(NamedTuple):
     is_shared: bool
 
     def check(self) -> os.stat_result:
-        """Returns the stat result of the index file. Raises OSError if the index cannot be trusted."""
         about, group = os.lstat(self.path), self._group()
         trust.check(about, group)
         if group is None and about.st_mode & 0o077 and about.st_uid == os.geteuid():  # created by an older version
@@ -296,10 +283,7 @@ def _write(file: AnyFile, kind: str, arrays: Arrays, fd: int) -> None:
 
 
 def _read(place: _IndexBeside | _InCache, file: AnyFile, kind: str) -> tuple[Arrays, dict[str, int]]:
-    """Reads an index, and returns its arrays and the CRC-32 of each.
-
-    Raises an error if the index does not match the file, is damaged or cannot be trusted.
-    """
+    """Returns the arrays of an index and their CRC-32s. Raises if it is damaged, untrusted or of another file."""
     index = File(os.fspath(place.path))
     if not os.path.samestat(place.check(), os.fstat(index.descriptor().number)):
         raise ValueError("another file was put in its place")

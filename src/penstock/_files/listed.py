@@ -34,8 +34,6 @@ def find_remote(urls: list[str], suffixes: tuple[str, ...], reader: str, access:
 
 
 class _GivenUrl:
-    """A URL that the user has passed. It names a file, a pattern or a folder."""
-
     def __init__(self, remote: Remote, key: str, is_web: bool, suffixes: tuple[str, ...], reader: str) -> None:
         self.remote, self._key, self._is_web = remote, key, is_web
         self._suffixes, self._reader = suffixes, reader
@@ -82,11 +80,7 @@ class _GivenUrl:
         return inside.lower().endswith(self._suffixes) and not any(p.startswith(".") for p in inside.split("/"))
 
     def _matching(self) -> Iterator[StoredObject]:
-        """Yields the files that match the pattern.
-
-        Lists only the folders whose paths match the beginning of the pattern. Where the pattern has a `**`, lists all
-        folders below them.
-        """
+        """Yields the files that match the pattern. Lists only folders that match the beginning of the pattern."""
         segments = self._key.split("/")
         first = next(at for at, segment in enumerate(segments) if _MAGIC.search(segment))
         folders, pattern = ["/".join(segments[:first])], translated(self._key)
@@ -113,12 +107,7 @@ class _GivenUrl:
 
 
 def translated(pattern: str) -> re.Pattern[str]:
-    """Returns a regular expression for a pattern.
-
-    As in a shell, `*` does not match a slash, or a dot at the start of a name. Names come from servers, so matching
-    must be fast for any name. Each `*` is therefore an atomic group, which never backtracks. This does not change
-    which names match.
-    """
+    """Returns a regular expression for a shell pattern: `*` matches neither a slash nor a dot that starts a name."""
     parts: list[str] = []
     segments = pattern.split("/")
     for at, segment in enumerate(segments):
@@ -149,6 +138,8 @@ def _segment(segment: str) -> str:
     if len(runs) == 1:
         return runs[0]
     first, *middle, last = runs
+    # Names come from servers, so matching must be fast for any name. Each * is therefore an atomic group, which never
+    # backtracks. This does not change which names match.
     return first + "".join(f"(?>[^/]*?{run})" for run in middle if run) + f"[^/]*{last}"
 
 

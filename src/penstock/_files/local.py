@@ -1,8 +1,4 @@
-"""Files that formats read by position. `AnyFile` is the interface, and `File` is a local file.
-
-A local file can be read from any number of threads and processes, and a process keeps only a limited number of
-descriptors open. Remote files are in `remote.py`.
-"""
+"""Files that formats read by position. `AnyFile` is the interface, and `File` is a local file."""
 
 from __future__ import annotations
 
@@ -111,23 +107,20 @@ class AnyFile:
 
 
 class File(AnyFile):
-    """A local file that is read by position and must not change.
-
-    The file is opened at the first read. Threads share its descriptor, forked workers inherit it, and a pickled copy
-    opens its own. If too many files are open, the one that was opened first is closed until it is read again. Reading
-    a file that has changed raises FormatError.
-    """
+    """A local file that is read by position. Reading a file that has changed raises FormatError."""
 
     __slots__ = ("__weakref__", "_descriptor")
 
     def __init__(self, path: str, known: tuple[int, int] | None = None) -> None:
-        """`known` is (size, modification time) if this is a pickled copy. If it is None, they are looked up."""
+        """`known` is (size, modification time) of a pickled copy; None means that they are looked up."""
         if known is None:
             found = os.stat(path)
             if not stat.S_ISREG(found.st_mode):
                 raise FormatError(f"{path} is not a regular file. Name a file with samples.")
             known = found.st_size, found.st_mtime_ns
         self.path, (self.size, self.modified) = path, known
+        # Opened at the first read. Threads share it, forked workers inherit it, and a pickled copy opens its own. If
+        # too many files are open, the one that was opened first is closed until it is read again.
         self._descriptor: Descriptor | None = None
 
     def read(self, start: int, length: int) -> bytes:
@@ -152,10 +145,6 @@ class File(AnyFile):
         return found
 
     def read_each(self, starts: Sequence[int], lengths: Sequence[int]) -> Iterator[bytes]:
-        """Yields the bytes of several extents (byte ranges), in the given order.
-
-        The kernel is told about all extents first, because a disk is faster if it gets many requests at once.
-        """
         descriptor = self.descriptor()
         if len(starts) > 1:  # a disk is faster if it gets many requests at once
             for start, length in zip(starts, lengths, strict=True):
@@ -163,10 +152,7 @@ class File(AnyFile):
         return map(self.read, starts, lengths)
 
     def map(self) -> NDArray[np.uint8]:
-        """Maps the whole file as read-only memory, which needs no open descriptor.
-
-        If another program truncates the file while it is mapped, reading beyond its new end kills the process.
-        """
+        """Maps the file, read-only. If another program truncates it, reading beyond its new end kills the process."""
         from penstock._files.mapping import mapped
 
         return mapped([self])[0][: self.size]
@@ -201,10 +187,7 @@ _open_files: deque[weakref.ref[File]] = deque()
 
 
 class _FileObject(io.RawIOBase):
-    """An unbuffered file object.
-
-    A buffer would not help, because libraries read only what they need, and remote files are read in pieces.
-    """
+    """An unbuffered file object. Libraries read only what they need, and remote files are read in pieces."""
 
     def __init__(self, file: AnyFile) -> None:
         self._file, self._at = file, 0

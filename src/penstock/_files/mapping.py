@@ -1,7 +1,7 @@
 """Maps several files into one range of addresses, without keeping their descriptors open.
 
 Python's `mmap` keeps a duplicate of the descriptor for as long as the map exists, so that 10,000 files would need
-10,000 descriptors. Here Python's `mmap` only reserves and frees the range, and files are mapped into it by `mmap(2)`.
+10,000 descriptors. Here it only reserves and frees the range, and `mmap(2)` maps the files into it.
 """
 
 from __future__ import annotations
@@ -21,10 +21,7 @@ _FIXED = 0x10  # MAP_FIXED, which the module mmap does not have
 
 
 def mapped(files: Sequence[File]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Returns the bytes of all files as one read-only array, and the offset of each file in it.
-
-    Each offset is a multiple of the page size.
-    """
+    """Returns the bytes of all files as one read-only array, and the offset (page-aligned) of each file in it."""
     sizes = np.array([file.size for file in files], np.int64)
     edges = np.concatenate([[0], (-(-sizes // mmap.PAGESIZE) * mmap.PAGESIZE).cumsum()])
     if not edges[-1]:
@@ -36,16 +33,12 @@ def mapped(files: Sequence[File]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
 def reserved(nbytes: int) -> NDArray[np.uint8]:
-    """Reserves a range of addresses, as a read-only array of zeros.
-
-    When the array is dropped, the files that are mapped into the range are unmapped.
-    """
+    """Reserves a range of addresses, as a read-only array of zeros. Dropping it unmaps the files in the range."""
     room = mmap.mmap(-1, nbytes, flags=_NOTHING, prot=mmap.PROT_READ)
     return np.frombuffer(room, np.uint8)  # keeps the map alive
 
 
 def map_file(file: File, address: int) -> None:
-    """Maps a file into a reserved range, at this address."""
     if not file.size:
         return
     descriptor = file.descriptor()
@@ -62,10 +55,7 @@ def map_file(file: File, address: int) -> None:
 
 
 def map_again(memory: memoryview, address: int) -> bool:
-    """Maps a file a second time, into a reserved range. `memory` is the existing mapping.
-
-    Returns False if the system refuses. No file descriptor is needed, so this works even if the file was deleted.
-    """
+    """Maps the file behind `memory` a second time, even if it was deleted. Returns False if the system refuses."""
     try:
         copy_map(np.frombuffer(memory, np.uint8).ctypes.data, len(memory), address)
     except OSError:

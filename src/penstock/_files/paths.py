@@ -23,11 +23,7 @@ _ALMOST_URL = re.compile(r"pipe:|[A-Za-z][A-Za-z0-9]+(:/|//)")  # s3:/bucket, s3
 
 
 def find_files(paths: Paths, suffixes: Collection[str], reader: str, access: Access) -> list[AnyFile]:
-    """Returns the files that these paths name, each once, sorted by path.
-
-    A path may be a file, a folder (all files below it that end in one of the suffixes, except hidden ones), a pattern
-    (`*`, `?`, `[...]`, `**`), or a range such as `{000..099}`. `reader` is the format's name, for error messages.
-    """
+    """Returns the files that paths, folders, patterns and ranges (`{000..099}`) name, each once, sorted by path."""
     access.check()
     found: dict[str, AnyFile] = {}  # by the identity's name, because URLs may differ in parts that `path` hides
     local: list[str] = []
@@ -116,14 +112,11 @@ def _files_of(given: str, suffixes: Collection[str], reader: str) -> list[str]:
 
 
 def _matching(pattern: str) -> Iterator[str]:
-    """Yields the files that match a pattern.
-
-    Python's glob is not used for `**`, because it follows a symbolic link to a parent folder up to 40 times.
-    """
     segments = pattern.split("/")
     if "**" not in segments:
         yield from (match for match in glob.iglob(pattern) if not os.path.isdir(match))
         return
+    # Python's glob is not used for `**`, because it follows a symbolic link to a parent folder up to 40 times.
     at = segments.index("**")
     begin, rest = "/".join(segments[:at]) or "/", segments[at:]
     below = translated("/".join(rest))

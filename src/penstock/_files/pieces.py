@@ -20,7 +20,7 @@ class Piece(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of the piece in a cache. It is the same in all processes, and no other piece has it."""
+        """Name of the piece in a cache, the same in all processes and unique to the piece."""
         return f"{self.identity} {self.start} {self.stop}"
 
 
@@ -38,14 +38,10 @@ class Pieces(Protocol):
     def get(self, piece: Piece, fetch: FetchPiece) -> memoryview:
         """Returns the bytes of a piece. Calls `fetch(piece)` if they are not kept here."""
 
-    def found(self, piece: Piece) -> memoryview | None:
-        """Returns the bytes of a piece if they are kept here, otherwise None."""
+    def found(self, piece: Piece) -> memoryview | None: ...
 
     def mapped(self, piece: Piece) -> memoryview | None:
-        """Returns the bytes of a piece if they are kept in a memory-mapped file, otherwise None.
-
-        Repeated calls return the same object until the piece is dropped.
-        """
+        """Returns a piece that is kept in a mapped file (the same object until it is dropped), otherwise None."""
 
 
 class PiecesInMemory:

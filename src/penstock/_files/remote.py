@@ -20,7 +20,7 @@ from penstock._remote.store import Remote, StoredObject
 from penstock.errors import RemoteError
 
 PIECE = 8 << 20
-"""The size of a piece in bytes. It is large enough that a request spends most of its time on the transfer."""
+"""Size of a piece in bytes. It is large enough that a request spends most of its time on the transfer."""
 
 THREADS = 16
 """The largest number of pieces that one call fetches at the same time."""
@@ -30,13 +30,7 @@ _FAR = 8  # a read beyond this many pieces does not fetch the pieces in between
 
 
 class RemoteFile(AnyFile):
-    """A remote file that is read by position and must not change.
-
-    The file is read in pieces of 8 MB, or in pieces between the `edges` that a format sets. Each missing piece is
-    fetched with one request, several at the same time, and kept in `pieces`. If a file has neither an ETag nor a
-    modification time, its pieces are kept only in this process. A pickled copy does not look the file up again.
-    Reading a file that has changed raises FormatError.
-    """
+    """A remote file that is read in pieces, by position. Reading a file that has changed raises FormatError."""
 
     __slots__ = ("_digest", "_identity", "_remote", "_stored", "edges", "pieces")
 
@@ -48,7 +42,7 @@ class RemoteFile(AnyFile):
         self._digest = self._identity.digest
         self.pieces = pieces if self._identity.lasts else pieces.passing
         self.edges = edges
-        """The offset of each piece, followed by the size of the file. None means pieces of 8 MB."""
+        """Offset of each piece, followed by the size of the file. None means pieces of 8 MB."""
         self._remote, self._stored = remote, stored
 
     @property
@@ -121,7 +115,6 @@ class RemoteFile(AnyFile):
         return bytes(self.fetch(Piece("", start, start + length))) if length else b""
 
     def pieces_of(self, start: int, stop: int) -> list[Piece]:
-        """Returns the pieces that contain the bytes from `start` to `stop`."""
         if start >= stop:
             return []
         edges = self.edges
@@ -135,7 +128,6 @@ class RemoteFile(AnyFile):
         return Piece(self._digest, int(self.edges[number]), int(self.edges[number + 1]))
 
     def fetch(self, piece: Piece, pause: Pause = time.sleep) -> Any:
-        """Fetches the bytes of a piece from the store, and returns them as a buffer."""
         try:
             return self._remote.read(self._stored, piece.start, piece.stop, pause)
         except RemoteError as error:
@@ -152,7 +144,6 @@ class RemoteFile(AnyFile):
         return RemoteFile(self._remote, self._remote.find(self._key_of(name)), self.pieces)
 
     def write_neighbour(self, name: str, content: bytes) -> None:
-        """Writes a file with this name to the same folder."""
         self._remote.write(self._key_of(name), content)
 
     def _key_of(self, name: str) -> str:
@@ -160,11 +151,8 @@ class RemoteFile(AnyFile):
         return folder + slash + name
 
     def _views(self, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, memoryview]]:
-        """Yields (piece, bytes) for each piece: first the cached ones, then the others, fetched several at a time.
-
-        The bytes are a view. The caller must drop each view before it takes the next one, because all views together
-        may not fit into memory.
-        """
+        """Yields (piece, bytes), cached pieces first. The caller must drop each view before it takes the next one."""
+        # All views together may not fit into memory.
         missing = []
         for piece in pieces:
             view = self.pieces.found(piece)
@@ -189,17 +177,14 @@ class RemoteFile(AnyFile):
 
 
 class FromTheStart(AnyFile):
-    """A remote file that is read from beginning to end. The next pieces are fetched ahead of time.
-
-    The last two pieces stay in memory. Bytes before these, or far after them, are read from the `RemoteFile`.
-    """
+    """A remote file that is read from beginning to end. The next pieces are fetched ahead of time."""
 
     __slots__ = ("_coming", "_file", "_have")
 
     def __init__(self, file: RemoteFile) -> None:
         self.path, self.size, self.modified = file.path, file.size, file.modified
         self._file = file
-        self._have: list[tuple[Piece, memoryview]] = []
+        self._have: list[tuple[Piece, memoryview]] = []  # the last two pieces; others are read from the `RemoteFile`
         self._coming: Iterator[tuple[Piece, memoryview]] = in_parallel(
             lambda piece, pause: (piece, file._view(piece, pause)), file.pieces_of(0, file.size), _AHEAD
         )

@@ -1,13 +1,9 @@
 """A span: one range of addresses for all files of a dataset, into which the cached pieces of remote files are mapped.
 
-With a span, samples of remote files are copied like those of local files, by their positions in one array, even if
-they extend over two pieces. The range consists of slots that have the size of a piece. Each file starts at a slot,
-and has one slot for each of its pieces. The cache maps a piece anywhere in memory. The span maps the same piece a
-second time, into its slot, and clears the slot when the cache drops the piece. So the cache limits the number of
-mapped pieces.
-
-64 rows of 1,025 ids from random positions in 32 pieces take 50 µs, as in a local file. Read piece by piece, they take
-300 µs.
+So samples are copied by their positions in one array, as in a local file, even if they extend over two pieces. The
+range consists of slots of one piece each. The span maps a piece that the cache has mapped a second time, into its
+slot, and clears the slot when the cache drops the piece. 64 rows of 1,025 ids from random positions in 32 pieces take
+50 µs, as in a local file; piece by piece, they take 300 µs.
 """
 
 from __future__ import annotations
@@ -35,9 +31,8 @@ from penstock._system.interrupts import CallAtEnd, call_at_end, interrupts_defer
 class Span:
     """All files of a dataset in one array, `memory`. File i starts at `begins[i]`. Unmapped pieces are zeros.
 
-    Another thread may unmap a piece while a reader copies its bytes. Each time a piece is unmapped, `mark` is set to
-    a new object, so that readers can detect this. A reader remembers `mark`, checks with `has` that the bytes are
-    mapped, and copies them. If `mark` is a different object afterwards, the copy may be wrong.
+    Another thread may unmap a piece while a reader copies its bytes, and then sets `mark` to a new object. So a
+    reader remembers `mark`, checks `has`, and copies. If `mark` is another object afterwards, the copy may be wrong.
     """
 
     def __init__(self, files: Sequence[AnyFile]) -> None:
@@ -72,10 +67,7 @@ class Span:
         return True
 
     def map(self, at: NDArray[np.int64], nbytes: int) -> None:
-        """Maps the pieces that contain these bytes, if the cache has them mapped in this process.
-
-        Does nothing if another thread is mapping pieces.
-        """
+        """Maps the pieces that this process's cache has mapped, unless another thread is mapping pieces."""
         with interrupts_deferred():
             if self._lock.acquire(blocking=False):
                 try:
@@ -114,10 +106,7 @@ class Span:
 
 
 def span_of(files: Sequence[AnyFile], nbytes: int) -> Span | None:
-    """Returns a `Span` of the files, from which `nbytes` bytes at a time can be read.
-
-    Returns None if it cannot be made, or if no piece could be mapped into it.
-    """
+    """Returns a `Span` for reads of `nbytes` bytes, or None if it cannot be made or no piece could be mapped."""
     if all(isinstance(file, RemoteFile) and isinstance(file.pieces, PiecesInMemory) for file in files):
         return None
     if nbytes > _remotefile.PIECE or _remotefile.PIECE % mmap.PAGESIZE:

@@ -1,8 +1,4 @@
-"""The limit on the decoded size of one sample.
-
-A few bytes of a file can decode to more than a machine's memory. So, wherever a file states a size, the size is
-checked before memory is allocated.
-"""
+"""The limit on the decoded size of a sample, checked before memory is allocated, wherever a file states a size."""
 
 from __future__ import annotations
 
@@ -10,12 +6,9 @@ from typing import NoReturn
 
 from penstock.errors import SampleTooLarge
 
+# A few bytes of a file can decode to more than a machine's memory.
 LIMIT = 2 << 30
-"""The default limit in bytes.
-
-For comparison, a scan of 512 x 512 x 1000 float32 values has 1.05 GB, and a satellite image of 20,000 x 20,000 pixels
-has 1.2 GB.
-"""
+"""Default limit in bytes. A scan of 512 x 512 x 1000 float32 values has 1.05 GB, a large satellite image 1.2 GB."""
 
 AT_ONCE = 16
 """A block may be as large as this many samples of the largest allowed size."""
@@ -29,7 +22,6 @@ def checked_limit(value: object) -> int | None:
 
 
 def refuse_large(name: object, nbytes: int, limit: int) -> NoReturn:
-    """Raises SampleTooLarge. Called if a sample would need more than `limit` bytes."""
     error = SampleTooLarge(
         f"{name}: the sample would have {nbytes:,} bytes in memory, and the limit is {limit:,}. The file may be made "
         f"to exhaust memory. If it is as it should be, pass max_sample_bytes={nbytes} or more, or None for no "
@@ -40,9 +32,6 @@ def refuse_large(name: object, nbytes: int, limit: int) -> NoReturn:
 
 
 def check_block(name: object, rows: int, nbytes: int, limit: int) -> None:
-    """Raises SampleTooLarge if a block, which is decoded as a whole, is too large.
-
-    A block may have `limit` bytes for each of its samples, but at most 16 times `limit` in total.
-    """
+    """Raises SampleTooLarge if a block exceeds `limit` bytes per sample, or 16 times `limit` in total."""
     if nbytes > limit * min(max(rows, 1), AT_ONCE):
         refuse_large(f"{name} of {rows:,} rows", nbytes // max(rows, 1), limit)

@@ -1,13 +1,12 @@
 """Forks of the program while batches are on loan to the caller.
 
-The child process has these batches too, in the same shared memory, and may read them for as long as it lives. A
-witness shows whether the child is still alive. It is a page of shared memory that parent and child map, and that the
-parent then unmaps. The kernel refuses to seal a file against writing while any process maps it. So the seal succeeds
-once the child, and all processes that it has forked, have ended or called exec.
+The child has these batches too, in the same shared memory, and may read them for as long as it lives. A witness shows
+whether it is still alive: a page of shared memory that parent and child map, and that the parent then unmaps. The
+kernel refuses to seal a file against writing while any process maps it. So the seal succeeds once the child, and all
+processes that it has forked, have ended or called exec.
 
-Two alternatives were rejected. One is a pipe, because a child that closes all its descriptors would close its end of
-the pipe too early. The other is to wait for the child's process id, because fork hooks are not told the id, and it
-says nothing about grandchildren.
+Rejected: a pipe, because a child that closes all its descriptors would close its end too early; and waiting for the
+child's process id, because fork hooks are not told the id, and it says nothing about grandchildren.
 """
 
 from __future__ import annotations
@@ -21,14 +20,11 @@ from penstock._memory.mapping import map_memory, unmap
 from penstock._system.interrupts import LiveObjects, free_at_end
 
 MOST = 64
-"""The largest number of witnesses, each of which needs a file descriptor.
-
-Slabs that are on loan during any further fork are never used again.
-"""
+"""The most witnesses, as each needs a descriptor. Slabs on loan during any further fork are never used again."""
 
 
 class Fork:
-    """Shared memory that shows whether the child of one fork is still alive. It is called the witness of the fork."""
+    """The witness of one fork (see the module): shared memory that shows whether the child is still alive."""
 
     __slots__ = ("__weakref__", "_address", "_fd")
 
@@ -41,7 +37,7 @@ class Fork:
         _living.add(self)
 
     def has_happened(self) -> None:
-        """Unmaps the witness (the page of shared memory) in the parent. Called after the fork."""
+        """Unmaps the witness in the parent, after the fork."""
         unmap(self._address, mmap.PAGESIZE)
 
     def is_over(self) -> bool:
@@ -57,7 +53,7 @@ _living = LiveObjects[Fork]()
 
 
 def begun() -> Fork | None:
-    """Returns the `Fork` object for a fork that is about to happen, or None if none can be made."""
+    """Returns the `Fork` object for a fork that is about to happen, or None if it cannot be made."""
     if len(_living) >= MOST:
         return None
     try:

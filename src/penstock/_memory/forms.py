@@ -1,8 +1,8 @@
-"""The forms of containers. A form says how the containers of one class are taken apart and rebuilt.
+"""The forms of containers: how the containers of one class are taken apart and rebuilt.
 
-`FORMS` covers as many classes as possible: all subclasses of Mapping, list and tuple whose constructor makes an equal
-object from the items. This is tested for every instance. `EXACT_FORMS` covers only the classes that pickle rebuilds
-from the same parts, so that an object arrives in another process as if it had been pickled.
+`FORMS` covers all subclasses of Mapping, list and tuple whose constructor makes an equal object from the items, which
+is tested for every instance. `EXACT_FORMS` covers only the classes that pickle rebuilds from the same parts, so that
+an object arrives in another process as if it had been pickled.
 """
 
 from __future__ import annotations
@@ -55,15 +55,12 @@ def remake(kind: type, values: Mapping[Any, Any] | list[Any]) -> Any:
 
 
 class Form(NamedTuple):
-    """How the containers of one class are taken apart and rebuilt."""
-
     open: Callable[[Any], tuple[Hashable, Sequence[Any]] | None]
     """Returns the container's keys and values, or None if this instance cannot be rebuilt from them."""
     close: Callable[[type, Any, list[Any]], Any]
 
 
 def _state(node: object) -> dict[str, Any]:
-    """Returns the attributes of an instance, from its `__dict__` and its slots."""
     state = object.__getstate__(node)
     if type(state) is tuple:
         return {**(state[0] or {}), **state[1]}
@@ -114,15 +111,12 @@ def _open_dataclass(node: Any) -> tuple[Hashable, Sequence[Any]]:
 
 
 def close_named(kind: type, keys: object, values: Iterable[Any]) -> Any:
-    """Returns a namedtuple with these values. Its `__new__` may take other arguments, so it is not called."""
+    """Makes a namedtuple without its `__new__`, which may take other arguments."""
     return tuple.__new__(kind, values)
 
 
 def close_dataclass(kind: type, names: Iterable[str], values: Iterable[Any]) -> Any:
-    """Returns a dataclass instance with these attributes, without calling `__init__`.
-
-    The class may be frozen or slotted.
-    """
+    """Makes a dataclass instance without `__init__`. The class may be frozen or slotted."""
     made: Any = object.__new__(kind)
     for name, value in zip(names, values, strict=True):
         object.__setattr__(made, name, value)
@@ -149,7 +143,6 @@ LEAVES: set[type] = {*PLAIN, np.ndarray, np.memmap}
 
 
 def is_namedtuple(kind: type) -> bool:
-    """True for a class made by `collections.namedtuple` or `typing.NamedTuple`, and for its subclasses."""
     return issubclass(kind, tuple) and hasattr(kind, "_fields") and hasattr(kind, "_make")
 
 
@@ -189,10 +182,7 @@ FORMS: MemoTable[type, Form | None] = MemoTable(_form)
 
 
 class Attributes:
-    """A marker for objects that are rebuilt from their attributes (as in pickle) rather than from their items.
-
-    It is the first of the keys that `Form.open` returns for such an object.
-    """
+    """First key of a form: the object is rebuilt from its attributes, as in pickle, and not from its items."""
 
 
 def _open_attributes(node: Any) -> tuple[Hashable, Sequence[Any]] | None:
@@ -214,10 +204,7 @@ _ATTRIBUTES = Form(_open_attributes, _close_attributes)
 
 
 class Items:
-    """A marker for instances of dict subclasses that are rebuilt from their items, without `__init__`.
-
-    It is the first of the keys that `Form.open` returns for such an instance.
-    """
+    """First key of a form: the instance of a dict subclass is rebuilt from its items, without `__init__`."""
 
 
 def _close_items(kind: type, keys: tuple[Any, ...], values: list[Any]) -> Any:

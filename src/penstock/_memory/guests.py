@@ -2,8 +2,8 @@
 
 The core does not import any guest, and names guests only in `GUESTS`. A class belongs to a guest if its module, or
 the module of one of its base classes, is inside the guest's package. When such a class is first seen, the penstock
-module that `GUESTS` lists for the guest is imported. The `GUEST` object in that module decides how leaves of the
-class are stored in a slab, pickled, converted, copied and pinned.
+module listed in `GUESTS` is imported. Its `GUEST` object decides how leaves of the class are stored in a slab,
+pickled, converted, copied and pinned.
 """
 
 from __future__ import annotations
@@ -38,17 +38,11 @@ RANKS: dict[str, Callable[[Any], tuple[int, int] | None]] = {
     "ray.train": _ranks_in_ray,
     "jax._src.distributed": _ranks_in_jax,
 }
-"""For each library module that assigns ranks to processes, a function that returns (rank, number of ranks).
-
-The function is called with the module. It may also return None or raise any exception.
-"""
+"""Functions that get a library's module and return (rank, number of ranks), or return None, or raise anything."""
 
 
 def ranks_of_libraries() -> tuple[int, int] | None:
-    """Returns this process's rank and the number of ranks, or None if no library has assigned ranks.
-
-    Only libraries that the program has already imported are asked.
-    """
+    """Asks the imported libraries for (rank, number of ranks). None if no library has assigned ranks."""
     for name, ranks in RANKS.items():
         module = sys.modules.get(name)
         with suppress(Exception):  # the library has not started this process, or its interface has changed
@@ -59,24 +53,17 @@ def ranks_of_libraries() -> tuple[int, int] | None:
 
 
 MakeLeaf = Callable[[tuple[int, ...], Any, Any, int], Any]
-"""A function that makes a leaf (an array of a batch) as a view of an array of bytes.
+"""Makes a leaf from its shape, its dtype, an array of bytes, and an offset into it: a view, like `np.ndarray`.
 
-Its arguments are the shape, the dtype, the array of bytes, and an offset into this array. `np.ndarray` is such a
-function. All others are defined at module level, so that a layout pickles them by name, and the receiving process
+All other such functions are defined at module level, so that a layout pickles them by name, and the receiving process
 imports what they need.
 """
 
 Spot = tuple[MakeLeaf, tuple[int, ...], Any, int]
-"""The location of a leaf (an array of a batch) in its slab.
-
-It consists of a MakeLeaf function and the function's arguments, except the array of bytes.
-"""
+"""The location of a leaf in its slab: a MakeLeaf function, and its arguments except the array of bytes."""
 
 Reduce = Callable[[Any], Any]
-"""A function that decides how its argument is pickled. It works like `__reduce_ex__(5)`.
-
-The result may contain PickleBuffers. It is NotImplemented if the object is to be pickled in pickle's default way.
-"""
+"""Like `__reduce_ex__(5)`. The result may contain PickleBuffers; NotImplemented means pickle's default way."""
 
 
 class Handler(NamedTuple):
@@ -101,10 +88,7 @@ class Guest(Protocol):
         """Returns the handler for leaves (values in a batch) of this class, or None if they need none."""
 
     def shipping(self) -> Mapping[type, Reduce]:
-        """Returns, for each exact class, a function that pickles its instances in a dataset.
-
-        The functions are used for one pickle only, so they may remember what that pickle already contains.
-        """
+        """Returns pickling functions by exact class, for one pickle of a dataset. They may remember its contents."""
 
     def is_parameters(self, state_dict: Any) -> bool:
         """True if this `state_dict` method returns a model's parameters, rather than a position in a stream."""
@@ -112,8 +96,7 @@ class Guest(Protocol):
     def can_pin(self) -> bool:
         """True if an accelerator is available."""
 
-    def limit_threads(self, most: int) -> None:
-        """Limits the library to `most` threads in this process."""
+    def limit_threads(self, most: int) -> None: ...
 
 
 _met: dict[str, Guest] = {}
@@ -123,10 +106,7 @@ REDUCERS: dict[type, Reduce] = {}
 
 
 def guest_in(module: object) -> Guest | None:
-    """Returns the guest (a library such as torch) whose package contains the module with this name, or None.
-
-    Imports penstock's own module for that guest if necessary.
-    """
+    """Returns the guest whose package contains this module name, or None. Imports penstock's module for it."""
     name = module.partition(".")[0] if isinstance(module, str) else ""
     if name not in GUESTS:
         return None
@@ -139,13 +119,13 @@ def guest_in(module: object) -> Guest | None:
 
 
 def guest_of(kind: type) -> str | None:
-    """Returns the guest library that a class belongs to, as the name of its package (such as "torch"), or None."""
+    """Returns the package name, such as "torch", of the guest that a class belongs to, or None."""
     packages = [base.__module__.partition(".")[0] for base in kind.__mro__]
     return next((name for name in packages if name in GUESTS), None)
 
 
 def all_met() -> bool:
-    """True if penstock's own module is loaded for every guest library (such as torch) that is imported."""
+    """True if penstock's own module is loaded for every guest that is imported."""
     for name in GUESTS:  # noqa: SIM110 - any() takes 0.3 us more for each pickle
         if name not in _met and name in sys.modules:
             return False
@@ -153,7 +133,7 @@ def all_met() -> bool:
 
 
 def can_pin() -> bool:
-    """True if a guest library, such as torch, is installed and finds an accelerator. Imports the guest libraries."""
+    """True if a guest, such as torch, is installed and finds an accelerator. Imports the guests."""
     for name in GUESTS:
         with suppress(ImportError):
             guest = guest_in(name)
@@ -163,17 +143,13 @@ def can_pin() -> bool:
 
 
 def meet_imported() -> None:
-    """Imports penstock's own module for each guest library (such as torch) that this process has imported.
-
-    Called before the process is forked.
-    """
+    """Imports penstock's own module for each guest that is imported. Called before the process is forked."""
     for name in GUESTS:
         if name in sys.modules:
             guest_in(name)
 
 
 def limit_threads(most: int) -> None:
-    """Limits each imported guest library to `most` threads in this process."""
     for name, guest in _met.items():
         if name in sys.modules:
             guest.limit_threads(most)
@@ -192,10 +168,7 @@ HANDLERS: Mapping[type, Handler | None] = MemoTable(_handler)
 
 
 class Shipping(dict[type, "Reduce | None"]):
-    """Maps each class to the function that pickles its objects, or to None if pickle's default is used.
-
-    A new mapping is made each time a dataset is pickled.
-    """
+    """Maps each class to the function that pickles its instances, or to None. Used for one dataset's pickle."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -23,19 +23,13 @@ ALIGN = 64
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The structure of a batch, and each leaf's spot (its location in the slab).
-
-    The spot of a pickled leaf is None.
-    """
+    """The structure of a batch, and each leaf's spot in the slab, which is None for a pickled leaf."""
 
     spec: Spec
     spots: tuple[Spot | None, ...]
 
     def open(self, root: NDArray[np.uint8], rest: Sequence[object]) -> object:
-        """Returns the batch.
-
-        Its arrays are views of `root` (the slab's memory), and its other leaves come from `rest`.
-        """
+        """Returns the batch. Its arrays are views of the slab's `root`, and its other leaves come from `rest`."""
         spots: Any = self.spots
         if not rest:  # none of the spots is None
             return unflatten(self.spec, [make(shape, dtype, root, at) for make, shape, dtype, at in spots])
@@ -119,10 +113,10 @@ class Writer:
     def place(self, tree: object) -> tuple[Spec, tuple[Spot | None, ...], list[object]]:
         """Puts the arrays of a tree (a nested batch) into the slab.
 
-        Returns the tree's structure, the location of each array, and the other leaves. The tree is taken apart only
-        if all its leaves are arrays and atoms (values such as numbers, which refer to no other object). Otherwise the
-        whole tree is one leaf, which will be pickled. The tree is also one leaf if an array occurs twice or two
-        arrays share memory, because a pickle preserves sharing and a layout does not.
+        Returns the tree's structure, the location of each array, and the other leaves. The whole tree is one leaf, to
+        be pickled, if it has leaves other than arrays and atoms (values such as numbers, which refer to no other
+        object), or if an array occurs twice or two arrays share memory: a pickle preserves sharing, a layout does
+        not.
         """
         pickled: tuple[Spec, tuple[Spot | None, ...], list[object]] = LEAF, (None,), [tree]
         found = flatten_exactly(tree)
@@ -170,7 +164,7 @@ def _address(array: NDArray[Any]) -> int:
 
 
 def _repeats(leaves: Sequence[object]) -> bool:
-    """True if a leaf occurs twice and is not an atom (a value such as a number, which refers to no other object)."""
+    """True if a leaf that is not an atom (such as a number) occurs twice."""
     ids = [id(leaf) for leaf in leaves if type(leaf) not in _ATOMS]
     return len(set(ids)) < len(ids)
 
@@ -192,10 +186,7 @@ def _can_be_placed(kind: type) -> bool:
 
 
 def _overlapping(spans: Iterable[tuple[int, int, int]]) -> Iterator[list[tuple[int, int, int]]]:
-    """Yields groups of pieces of memory that overlap.
-
-    Each piece is a tuple (address, size, tag). The tag can be any number.
-    """
+    """Yields groups of memory spans (address, size, tag) that overlap. The tag can be any number."""
     group: list[tuple[int, int, int]] = []
     end = 0
     for span in sorted(spans):

@@ -29,7 +29,6 @@ _COPY = 1 | 2  # MREMAP_MAYMOVE and MREMAP_FIXED
 
 
 def map_memory(address: int | None, length: int, access: int, flags: int, fd: int, offset: int) -> int:
-    """Calls mmap(2) and returns the address. Raises OSError if the call fails."""
     found: int = _libc.mmap(address, length, access, flags, fd, offset)
     if found == _FAILED:
         number = ctypes.get_errno()
@@ -38,10 +37,7 @@ def map_memory(address: int | None, length: int, access: int, flags: int, fd: in
 
 
 def copy_map(address: int, length: int, to: int) -> None:
-    """Maps the same shared memory a second time, at the address `to`. Raises OSError if that fails.
-
-    Calls mremap(2) with an old size of 0.
-    """
+    """Maps the same shared memory a second time, at the address `to`: mremap(2) with an old size of 0."""
     if _libc.mremap(address, 0, length, _COPY, to) == _FAILED:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
@@ -64,12 +60,9 @@ def grow(fd: int, size: int) -> None:
 
 
 def mapped(fd: int | None, length: int, offset: int = 0, *, writable: bool = True) -> memoryview:
-    """Returns a buffer over `length` bytes of a file, starting at `offset`, or over private memory if `fd` is None.
-
-    The mapping of a file is shared. The memory is unmapped when no object refers to the buffer any more. No file
-    descriptor is kept, because a caller with many large batches would run out of descriptors. (`mmap.mmap` keeps one
-    for each mapping. Python 3.13 can avoid it.)
-    """
+    """Returns a buffer over bytes of a file (shared), or private memory. It is unmapped with the last reference."""
+    # Not mmap.mmap, which keeps a descriptor for each mapping: a caller with many large batches would run out of
+    # them. (Python 3.13 can avoid it.)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS if fd is None else mmap.MAP_SHARED
     access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
     with interrupts_deferred():

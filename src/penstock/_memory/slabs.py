@@ -2,23 +2,22 @@
 
 The scheduler decides when each slab is used, and this module provides its memory.
 
-All slabs are part of an arena. The processes of one loader share one unnamed file (a memfd). It only grows, and it is
-sparse, which means that pages that were never written take no memory. The file is mapped in extents. An extent holds
-many small slabs or one large slab. So there is only one descriptor, and there are few mappings, however many batches
-the caller keeps. The inline and thread backends use private memory, which is divided into extents in the same way.
+All slabs are part of an arena. The processes of one loader share one unnamed file (a memfd), which only grows and is
+sparse: pages that were never written take no memory. The file is mapped in extents, each for many small slabs or one
+large slab. So one descriptor and few mappings suffice, however many batches the caller keeps. The inline and thread
+backends use private memory, which is divided into extents in the same way.
 
-A weak reference to a plain numpy array tells when its memory can be unmapped. A second one, a lease, tells when a
-slab comes back from the caller. This is safe because the garbage collector does not track numpy arrays. The callback
-of such a reference is called when the array is deallocated, and never while a finalizer could still bring the array
-back. For an object that the collector does track, such as a ctypes array, the callback is called before the
-finalizers run.
+Weak references to plain numpy arrays tell when memory can be unmapped and (as leases) when a slab comes back from the
+caller. This is safe because the garbage collector does not track numpy arrays: the callback is called when the array
+is deallocated, and never while a finalizer could still bring the array back. For an object that the collector tracks,
+such as a ctypes array, the callback is called before the finalizers run.
 
-In numpy, every view refers to the array that owns the memory, which here is the slab's root array. torch and DLPack
-refer to the numpy array. So the callback of a weak reference to the root is called exactly once, when no object of
-this process can reach the slab any more.
+In numpy, every view refers to the array that owns the memory, here the slab's root array. torch and DLPack refer to
+the numpy array. So the callback for the root is called exactly once, when no object of this process can reach the
+slab any more.
 
-If the program forks a child process, the child also has the batches that are on loan, in the same memory, and may
-read them for as long as it lives. So a slab that is on loan at a fork is used again only after the child has ended.
+If the program forks, the child also has the batches on loan, in the same memory, and may read them for as long as it
+lives. So a slab that is on loan at a fork is used again only after the child has ended.
 """
 
 from __future__ import annotations
@@ -49,10 +48,7 @@ _BESIDE = 256
 
 
 class Region(NamedTuple):
-    """A part of an extent (a mapped range of the arena): `capacity` bytes at offset `start` of the extent.
-
-    The extent has `length` bytes, and begins at offset `extent` of the arena's file.
-    """
+    """A range of an extent. The extent has `length` bytes and begins at offset `extent` of the arena's file."""
 
     extent: int
     length: int
@@ -61,10 +57,7 @@ class Region(NamedTuple):
 
 
 class Arena:
-    """The mapped regions of one file, or of private memory if `fd` is None.
-
-    Each process that uses a file has its own Arena.
-    """
+    """The mapped regions of one file, or of private memory if `fd` is None. Each process has its own Arena."""
 
     def __init__(self, fd: int | None) -> None:
         self.fd = fd
@@ -165,7 +158,7 @@ class _Lease(weakref.ref):  # type: ignore[type-arg]  # a generic base cannot ha
 
 
 class Leases:
-    """The slabs that are on loan to the caller, and the slabs that have come back since the last `collect`."""
+    """The slabs that are on loan to the caller, and those that have come back since the last `collect`."""
 
     def __init__(self, shared: bool = True) -> None:
         self._lent: dict[int, _Lease] = {}
@@ -184,12 +177,10 @@ class Leases:
 
     @property
     def lent(self) -> int:
-        """The number of slabs on loan."""
         return len(self._lent)
 
     @property
     def nbytes(self) -> int:
-        """The total size in bytes of the batches on loan."""
         return sum(lease.nbytes for lease in tuple(self._lent.values()))
 
     def give_back(self, slab: int) -> None:
@@ -222,10 +213,7 @@ class Leases:
                 self._inherited.append(lease)
 
     def inherit(self, fork: forks.Fork | None) -> None:
-        """Records a fork whose child process also has the slabs on loan.
-
-        If `fork` is None, it is unknown when the child ends, so these slabs are never used again.
-        """
+        """Records a fork. If `fork` is None, the child's end is unknown, so slabs on loan are never used again."""
         if fork is None:
             self._lent.clear()
             return
@@ -234,7 +222,7 @@ class Leases:
                 lease.forks = (*lease.forks, fork)
 
     def forget(self) -> None:
-        """Forgets all leases. Called in a forked child, because the slabs belong to the parent."""
+        """Forgets all leases, in a forked child, because the slabs belong to the parent."""
         self._lent.clear()
         self._inherited.clear()
 

@@ -1,14 +1,10 @@
 """Takes nested structures apart into a list of leaves, from left to right, and a Spec of how the leaves are nested.
 
-Containers are dict, list and tuple, and all classes that have a form (see `forms.py`): namedtuples, dataclasses, and
-other mappings and sequences. Everything else is a leaf. A container that cannot be rebuilt from its parts is a leaf
-too.
+Containers are dict, list, tuple, and all classes that have a form (see `forms.py`). Everything else is a leaf, and so
+is a container that cannot be rebuilt from its parts. A batch for another process is taken apart by `flatten_exactly`,
+which treats a container as a leaf unless pickle would rebuild the same object from the same parts.
 
-A batch that is sent to another process is taken apart by `flatten_exactly`, which treats a container as a leaf unless
-pickle would rebuild the same object from the same parts.
-
-Specs are kept in a table. So a structure that was seen before costs only one lookup, and `==` usually compares two
-pointers.
+Specs are kept in a table, so a known structure costs only one lookup, and `==` usually compares two pointers.
 """
 
 from __future__ import annotations
@@ -25,7 +21,7 @@ MAX_DEPTH = 64
 
 
 class Spec:
-    """The structure of a tree without its leaves. A Spec is hashable and picklable, and is made by `flatten`."""
+    """The structure of a tree without its leaves: hashable, picklable, and made by `flatten`."""
 
     __slots__ = ("_hash", "build", "children", "count", "keys", "kind")
 
@@ -85,10 +81,7 @@ class Spec:
 
 
 def flatten(tree: object) -> tuple[list[object], Spec]:
-    """Returns the leaves of `tree`, from left to right, and its structure.
-
-    Raises ValueError if the structure contains itself or is nested deeper than MAX_DEPTH.
-    """
+    """Returns the leaves and the structure. Raises ValueError for a cycle, or below MAX_DEPTH levels of nesting."""
     if type(tree) in LEAVES:
         return [tree], LEAF
     leaves: list[object] = []
@@ -102,8 +95,8 @@ def flatten(tree: object) -> tuple[list[object], Spec]:
 def flatten_exactly(tree: object) -> tuple[list[object], Spec] | None:
     """Like `flatten`, but takes a container apart only if pickle would save the same parts.
 
-    All other containers are leaves. Returns None if only pickle can preserve the structure: if a container occurs
-    twice, contains itself, or is nested deeper than MAX_DEPTH.
+    Returns None if only pickle can preserve the structure: if a container occurs twice, contains itself, or is nested
+    deeper than MAX_DEPTH.
     """
     if type(tree) in LEAVES:
         return [tree], LEAF
@@ -119,18 +112,13 @@ def flatten_exactly(tree: object) -> tuple[list[object], Spec] | None:
 
 
 def unflatten(spec: Spec, leaves: Sequence[object]) -> Any:
-    """Returns the tree with this structure and these leaves. This is the inverse of `flatten`."""
     if len(leaves) != spec.count:
         raise ValueError(f"the structure {spec!r} has {spec.count} leaves, but {len(leaves)} were given")
     return spec.build(iter(leaves))
 
 
 def _too_deep(trail: Sequence[object]) -> str:
-    """Returns the error message for containers that are nested too deep.
-
-    Each container in `trail` is inside the next one.
-    """
-    ids = [id(node) for node in trail]
+    ids = [id(node) for node in trail]  # each container is inside the next one
     for at, node in enumerate(ids):
         if node in ids[:at]:
             way = " in ".join(type(inner).__name__ for inner in trail[ids.index(node) : at + 1])
@@ -146,12 +134,7 @@ class _TooDeep(Exception):
 def _walk(
     node: Any, leaves: list[object], depth: int, forms: MemoTable[type, Form | None], nodes: list[int]
 ) -> Spec | None:
-    """Appends the leaves of `node` to `leaves`. Returns the Spec of `node`, or None if `node` is itself a leaf.
-
-    Also appends the id of each container to `nodes`, so that containers that occur twice can be found. Tuples that
-    contain only leaves are left out. No code can tell whether such a tuple occurs twice or was copied, and many
-    constants in programs are such tuples.
-    """
+    """Appends leaves to `leaves` and ids of containers to `nodes`. Returns the Spec, or None if `node` is a leaf."""
     kind = type(node)
     keys: Hashable
     values: Any
@@ -169,6 +152,7 @@ def _walk(
     children: tuple[Spec | None, ...] | None = None
     if LEAVES.issuperset(map(type, values)):
         leaves += values
+        # No code can tell whether a tuple of leaves occurs twice or was copied, and many constants are such tuples.
         if kind is not tuple:
             nodes.append(id(node))
     else:
@@ -195,10 +179,7 @@ def _walk(
 
 
 def _spec(kind: type, keys: Hashable, children: tuple[Spec | None, ...] | None, size: int) -> Spec:
-    """Returns the Spec of this structure from the table of known Specs. If it is new, adds it to the table.
-
-    If two threads ask at the same time, each may make its own Spec. The two are equal but not identical.
-    """
+    """Returns the Spec from the table. Two threads may make two Specs for one structure: equal, but not identical."""
     key = (kind, keys, children, size)
     spec = _SPECS[key]
     if not _alike(spec.keys, keys):
@@ -210,7 +191,7 @@ _SPECS: MemoTable[tuple[Any, ...], Spec] = MemoTable(lambda key: Spec(*key))
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """True if equal keys also have the same types. For example, 1, 1.0 and True are equal, but differ in type."""
+    """True if equal keys also have the same types: 1, 1.0 and True are equal, but differ in type."""
     if type(one) is not tuple:
         return True
     return all(map(is_, one, other)) or all(map(is_, map(type, one), map(type, other)))

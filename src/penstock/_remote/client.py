@@ -1,7 +1,4 @@
-"""The connection settings, declared once: time limits, proxies, certificates and headers.
-
-obstore gets these settings under its own names. `WebServer` makes requests by `http.client`, with the same settings.
-"""
+"""Connection settings (time limits, proxies, certificates, headers), the same for obstore and for `http.client`."""
 
 from __future__ import annotations
 
@@ -32,11 +29,11 @@ CERTIFICATES = {  # by the beginning of rustls' name for the problem
     "Expired": "It has expired, or the clock of this machine is wrong: renew it on the server.",
     "NotValidYet": "It is not valid yet: check the clock of this machine.",
 }
-"""Maps each problem with a certificate to a text that tells the user what to do."""
+"""Advice to the user for each problem with a certificate."""
 
 
 class Client:
-    """The settings for connections to one store. `options` contains the settings under obstore's names."""
+    """Connection settings for one store. `options` has them under obstore's names."""
 
     def __init__(self, root: str, user: str, storage: Mapping[str, Any]) -> None:
         self.options: dict[str, Any] = {**_DEFAULTS, **client_options(root, storage)}
@@ -48,7 +45,7 @@ class Client:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers of every request, with names in lower case."""
+        """Headers of every request, with names in lower case."""
         given = {str(name).lower(): value for name, value in self.options.get("default_headers", {}).items()}
         return {"accept": "*/*", "user-agent": self.options.get("user_agent", "penstock"), **given}
 
@@ -57,7 +54,6 @@ class Client:
         return _is_true(self.options.get("allow_http"))
 
     def seconds(self, name: str) -> float:
-        """Returns the time limit with this name, in seconds."""
         found = _DURATION.fullmatch(str(self.options[name]))
         return float(found[1]) * _UNITS.get(found[2] or "s", 1.0) if found else 30.0
 
@@ -97,15 +93,11 @@ class HttpAnswer(NamedTuple):
 
 
 class WebServer:
-    """One web server. Requests are sent by `http.client`, with the settings in `client`, from any number of threads.
-
-    `place` is the server's URL without path and query. Raises ValueError if the URL of the server or of its proxy is
-    not valid.
-    """
+    """Makes requests to one web server, from any number of threads. Raises ValueError for an invalid URL or proxy."""
 
     def __init__(self, url: str, client: Client) -> None:
         self.address = ServerAddress.of(url)
-        self.place = f"{self.address.scheme}://{urlsplit(url).netloc}"
+        self.place = f"{self.address.scheme}://{urlsplit(url).netloc}"  # the URL without path and query
         self._client = client
         self._proxy, self._proxy_headers = self._find_proxy()
         self._idle: list[HTTPConnection] = []  # only one thread at a time uses a connection
@@ -159,10 +151,7 @@ class WebServer:
         return answer
 
     def _body(self, response: HTTPResponse) -> bytes:
-        """Returns the body of a 206 response, which must arrive within the time limit of a request.
-
-        Of any other response, only the beginning is read.
-        """
+        """Returns the body of a 206 response within the time limit, or the beginning of any other body."""
         wanted = response.status == 206
         until = time.monotonic() + self._client.seconds("timeout")
         parts = []

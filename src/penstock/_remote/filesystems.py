@@ -21,12 +21,6 @@ _PASSING = ("Timeout", "Connection", "ServerDisconnected", "ClientError", "Clien
 
 
 class FileSystem:
-    """A store that is read through fsspec.
-
-    After each read, the object is looked up again to see if it has changed, because fsspec has no conditional
-    requests.
-    """
-
     def __init__(self, scheme: str, root: str, storage: Mapping[str, Any]) -> None:
         try:
             import fsspec
@@ -61,6 +55,7 @@ class FileSystem:
     def read(self, stored: StoredObject, start: int, stop: int) -> Any:
         with self._turn:
             found = self._system.cat_file(self._path(stored.key), start=start, end=stop)
+        # fsspec has no conditional requests, so the object is looked up again to see if it has changed.
         now = self._look(stored.key)
         # A listing may have tokens of another kind, but all results of `_look` for one object have the same kind.
         if _differ(now, stored) or now != self._looks.setdefault(stored.key, now):
@@ -92,7 +87,6 @@ class FileSystem:
         return path
 
     def _key(self, name: str) -> str:
-        """Removes the root from a name that fsspec returns."""
         return name.removeprefix(self._path("").rstrip("/")).lstrip("/")
 
     def _stored(self, about: Mapping[str, Any]) -> StoredObject:
@@ -114,19 +108,13 @@ class FileSystem:
 
 
 def _mark(value: Any) -> str:
-    """Returns a checksum, version or time as text.
-
-    A time may be a datetime in a listing and a number in fsspec's `info`. Both give the same text.
-    """
+    """Returns a checksum, version or time as text, the same for a datetime (listings) and a number (`info`)."""
     seconds = value.timestamp() if isinstance(value, datetime) else value
     return f"{seconds:.6f}" if isinstance(seconds, (int, float)) else str(seconds)
 
 
 def _differ(one: StoredObject, other: StoredObject) -> bool:
-    """True if two descriptions of an object show that its content has changed.
-
-    A token is a checksum, a version or a time. Tokens are compared only if they are of the same kind, because a
-    listing may have other kinds than fsspec's `info`.
-    """
+    """True if size or token differ. Tokens of different kinds, such as a checksum and a time, are not compared."""
+    # A listing may have other kinds of tokens than fsspec's `info`.
     kinds = {each.token.partition(" ")[0] for each in (one, other)}
     return one.size != other.size or (len(kinds) == 1 and one.token != other.token)

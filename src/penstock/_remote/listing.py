@@ -1,10 +1,9 @@
 """Lists the objects below a folder of a store, many pages at a time.
 
-A page of S3 has 1,000 objects, and each request needs the end of the previous page. A million objects would take
+A page of S3 has 1,000 objects, and each request needs the end of the previous page, so a million objects would take
 1,000 requests, one after another. But a page may start after any name, even if no object has that name. So, if the
-store sorts objects, the names after a page are divided into ranges that are listed at the same time. For example,
-after `part-000999` the ranges start at `part-01`, `part-02`, ..., `part-1`, `part-2`, .... A range that turns out to
-be long is divided again.
+store sorts objects, the names after a page are divided into ranges that are listed at the same time: after
+`part-000999`, the ranges start at `part-01`, `part-02`, ..., `part-1`, `part-2`, .... Long ranges are divided again.
 """
 
 from __future__ import annotations
@@ -60,11 +59,7 @@ def _some(
 
 
 def cuts(last: str, until: str, begin: int) -> list[str]:
-    """Returns sorted names between `last` and `until` at which new ranges may start.
-
-    Each name is a prefix of `last` (at least `begin` characters), followed by a digit that is greater than the next
-    character of `last`. If `last` looks hexadecimal, the letters a-f count as digits.
-    """
+    """Returns names between `last` and `until`, sorted, at which new ranges may start."""
     while begin < min(len(last), len(until)) and last[begin] == until[begin]:
         begin += 1
     found: list[list[str]] = []
@@ -72,6 +67,7 @@ def cuts(last: str, until: str, begin: int) -> list[str]:
         if not last[at].isdigit():
             continue
         digits = "0123456789" + ("abcdef" if _HEX.match(last, max(begin, at - 7)) else "")
+        # A prefix of `last`, followed by a digit that is greater than the next character of `last`.
         here = [last[:at] + digit for digit in digits if digit > last[at]]
         here = [name for name in here if not until or name < until]
         if here:

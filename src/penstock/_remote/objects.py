@@ -1,7 +1,7 @@
 """The only module that imports obstore, which reads S3, Google Cloud Storage, Azure and web servers.
 
-obstore retries failed requests by itself, but not those with the status 408 or 429. Its retries are switched off, so
-that they do not multiply with penstock's own, and every attempt is counted.
+obstore does not retry the statuses 408 and 429. Its retries are switched off, so that they do not multiply with
+penstock's own, and every attempt is counted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NO_RANGES = (
     "the server answered with the whole file instead of a part",
     "It cannot serve ranges of bytes, as Python's http.server cannot. Use another server, or copy the file.",
 )
-"""The failure and the remedy for a server that does not support range requests."""
+"""Failure and remedy for a server that does not support range requests."""
 
 _PAGE = 1000  # objects; S3 lists no more in one response
 # The reaction to an error depends on its class or, if that says nothing, on the status in its message. The rest of
@@ -67,10 +67,9 @@ _started_in: int | None = None  # the process in which obstore has started its t
 
 
 class Objects:
-    """A store that obstore reads."""
+    """A store that is read through obstore. `storage` has the form that `options.named` returns."""
 
     def __init__(self, root: str, user: str, storage: Mapping[str, Any]) -> None:
-        """`storage` contains options in the form that `options.named` returns."""
         obstore = _imported()
         settings = {"retry_config": {"max_retries": 0}, **storage}
         settings.pop("client_options", None)
@@ -142,7 +141,7 @@ class Objects:
         return (self._is_s3 and self._wrong_region(str(error))) or _failed(error)
 
     def _wrong_region(self, text: str) -> RequestFailed | None:
-        """Returns a `RequestFailed` if the error means that the bucket is in another region, otherwise None."""
+        """Returns an error that names the bucket's region if the request went to another region, otherwise None."""
         head, asked = text.partition("\n\nDebug source")[0], _ASKED.search(text)
         named = _REGION.search(head)
         if "redirect without LOCATION" in head:
@@ -161,23 +160,18 @@ class Objects:
         )
 
     def _region_at(self, url: str) -> str:
-        """Asks S3 for the region of the bucket in a URL, without a signature. Returns "" if S3 does not name it.
-
-        S3 names the region in a header of every response, but obstore does not expose headers.
-        """
+        """Asks S3, without a signature, for the region of the bucket in a URL; "" if S3 does not name it."""
         try:
             answer = WebServer(url, self._client).ask("HEAD", urlsplit(url).path or "/", {})
         except (OSError, ValueError, HTTPException):
             return ""
+        # Every response of S3 has this header, but obstore does not expose headers.
         region = answer.headers.get("x-amz-bucket-region", "")
         return region if re.fullmatch(r"[a-z0-9-]{1,40}", region) else ""
 
 
 def is_strong(token: str) -> bool:
-    """True if the token is a strong ETag, so that it can be sent in an If-Match header.
-
-    A weak ETag never matches there. A token may also be a modification time ("at ..."), which is not an ETag.
-    """
+    """True for a strong ETag. A weak one, or a token that is a time ("at ..."), cannot be used in If-Match."""
     return bool(token) and not token.startswith(("W/", "at "))
 
 
@@ -198,7 +192,6 @@ def _imported() -> Any:
 
 
 def _stored(meta: Any) -> StoredObject:
-    """Converts obstore's metadata of an object to a `StoredObject`."""
     time = meta["last_modified"]
     token = (meta["e_tag"] or "").removeprefix('"').removesuffix('"')
     if not token and time is not None and time.timestamp() > 0:  # obstore returns 1970 if the server sends no time
@@ -207,10 +200,7 @@ def _stored(meta: Any) -> StoredObject:
 
 
 def _failed(error: Exception) -> RequestFailed:
-    """Converts obstore's error to `RequestFailed`.
-
-    The error's text contains URLs and responses of servers, so the message has only a few words of it.
-    """
+    """Converts obstore's error, keeping only a few words: the text contains URLs and responses of servers."""
     text, kind = str(error), type(error).__name__
     head = text.partition("\n\nDebug source")[0]
     status = _status_of(error)
@@ -233,7 +223,7 @@ def _failed(error: Exception) -> RequestFailed:
 
 
 def _broken(kind: str, head: str, text: str) -> RequestFailed:
-    """Like `_failed`, for errors without a response from the server."""
+    """Converts an error without a response from the server."""
     cause = _CAUSE.search(text)
     why = next(filter(None, cause.groups()), "") if cause else ""
     if "ertificate" in text:

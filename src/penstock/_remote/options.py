@@ -1,8 +1,7 @@
 """Translates the options in `storage=` to obstore's names.
 
-The names of boto3, s3fs, pyarrow, gcsfs, adlfs and environment variables are also understood. obstore decides which
-options exist. It panics if a connection option is among the store's options, or if the server's address is not a URL,
-so neither is passed to it.
+The names of boto3, s3fs, pyarrow, gcsfs, adlfs and environment variables are also understood. obstore panics if a
+connection option is among the store's options, or if the server's address is not a URL, so neither is passed to it.
 """
 
 from __future__ import annotations
@@ -17,18 +16,11 @@ from penstock._remote.urls import is_web, scheme_of
 
 
 class _StoreKind(NamedTuple):
-    """The options of one kind of store.
-
-    `prefixes` are the prefixes of its environment variables. `others` maps the option names of other libraries to
-    obstore's. `server` is the option for the server's URL, and `variables` are environment variables for the same
-    purpose. `known` are option names to suggest in error messages; obstore may accept more.
-    """
-
-    prefixes: tuple[str, ...]
-    others: Mapping[str, str]
-    server: str
-    variables: tuple[str, ...]
-    known: tuple[str, ...]
+    prefixes: tuple[str, ...]  # of its environment variables
+    others: Mapping[str, str]  # from the option names of other libraries to obstore's
+    server: str  # the option for the server's URL
+    variables: tuple[str, ...]  # environment variables for the server's URL
+    known: tuple[str, ...]  # options to suggest in error messages; obstore may accept more
 
 
 _ANONYMOUS = {"anon": "skip_signature", "anonymous": "skip_signature"}
@@ -119,12 +111,7 @@ _UNKNOWN = re.compile(r"Configuration key: '([^']*)'|Invalid key: (\S+?)\.?$|une
 
 
 def named(url: str, storage: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Returns the options under obstore's names. The connection options are in a dict with the key "client_options".
-
-    If an environment variable names the server, the variable is read here, in the caller's process, so that workers
-    on other machines use the same server. Options that are already translated stay unchanged. Raises ValueError or
-    TypeError for invalid options.
-    """
+    """Returns the options under obstore's names, those of connections in a dict "client_options". Idempotent."""
     kind, scheme = _KINDS[scheme_of(url)], scheme_of(url)
     found: dict[str, Any] = {}
     client: dict[str, Any] = {}
@@ -142,6 +129,7 @@ def named(url: str, storage: Mapping[str, Any], environment: Mapping[str, str] =
     kept = {**_nested(storage, "client_options"), **client}
     if kept:
         found["client_options"] = kept
+    # Read here, in the caller's process, so that workers on other machines use the same server.
     for name in kind.variables if kind.server and kind.server not in found else ():
         if name in environment:
             found[kind.server], spelt[kind.server] = environment[name], name
@@ -159,12 +147,9 @@ def named(url: str, storage: Mapping[str, Any], environment: Mapping[str, str] =
 def client_options(
     url: str, options: Mapping[str, Any], environment: Mapping[str, str] = os.environ
 ) -> dict[str, Any]:
-    """Returns the connection options, including those from environment variables such as AWS_ALLOW_HTTP.
-
-    obstore itself reads these variables only if it is given no connection options, but penstock always passes some.
-    If the server's URL starts with http://, the option `allow_http` is set.
-    """
+    """Returns the connection options, including those from environment variables such as AWS_ALLOW_HTTP."""
     kind = _KINDS[scheme_of(url)]
+    # obstore itself reads these variables only without connection options, but penstock always passes some.
     found: dict[str, Any] = {
         name: environment[variable]
         for prefix in kind.prefixes
@@ -178,10 +163,7 @@ def client_options(
 
 
 def unknown(url: str, error: Exception) -> ValueError | None:
-    """Returns a ValueError if `error` is about an option that obstore does not know, otherwise None.
-
-    The message suggests the most similar option.
-    """
+    """Returns an error that suggests a similar option if obstore does not know an option, otherwise None."""
     found = _UNKNOWN.search(str(error).partition("\n")[0])
     if found is None:
         return None
@@ -219,10 +201,7 @@ def _plain(name: str, kind: _StoreKind) -> str:
 
 
 def _by_value(given: str, name: str, value: Any, kind: _StoreKind) -> tuple[str, Any]:
-    """Returns the name and value of an option, translated if its meaning depends on its value.
-
-    The name is "" if the option has no effect and is dropped.
-    """
+    """Translates an option whose meaning depends on its value. Returns the name "" if the option is to be dropped."""
     if name == "verify" and isinstance(value, bool):
         return ("", None) if value else ("allow_invalid_certificates", True)
     if name == "use_ssl" and value is True:

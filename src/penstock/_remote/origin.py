@@ -1,6 +1,6 @@
 """A web server that needs secrets. They are sent to this server only, never to one that it redirects to.
 
-obstore follows redirects by itself. When the host changes, it drops the headers `authorization` and `cookie`, but it
+obstore follows redirects by itself. When the host changes, it drops the headers `authorization` and `cookie`, but
 keeps all others, such as `x-api-key`, and its `referer` header shows the first URL, including a signature in the
 query. No option changes this. So requests with such secrets are made by `http.client`.
 """
@@ -103,10 +103,7 @@ class Origin:
         raise RequestFailed(RequestFault.FINAL, "web servers have no list of files", "Name the files one by one.")
 
     def _ask(self, key: str, method: str, how: Mapping[str, str]) -> HttpAnswer | tuple[Objects, str]:
-        """Returns the server's response.
-
-        If the server redirects to another server, returns a store for that server and the key in the store.
-        """
+        """Returns the response or, if it redirects to another server, a store for that server and the key in it."""
         target = "/" + quote(key, safe="/:@!$&'()*+,;=~-._") + (f"?{self._query}" if self._query else "")
         for _ in range(_HOPS):
             answer = self.server.ask(method, target, {**self._client.headers, **how})
@@ -165,12 +162,10 @@ class Origin:
 
 
 def _read(store: Objects, key: str, stored: StoredObject, start: int, stop: int) -> Any:
-    """Reads an object's bytes from the server that a redirect leads to."""
     return attempt(store, lambda: store.read(stored._replace(key=key), start, stop))
 
 
 def _stored(key: str, answer: HttpAnswer) -> StoredObject:
-    """Returns the object's size and token (its ETag or modification time) from the headers of a response."""
     headers = answer.headers
     ranged = _RANGE.match(headers.get("content-range", ""))
     if ranged is None and answer.status == 206:

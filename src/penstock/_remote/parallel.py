@@ -20,11 +20,10 @@ class Abandoned(Exception):
 
 
 def in_parallel(call: Callable[[A, Pause], T], items: Iterable[A], threads: int) -> Iterator[T]:
-    """Yields `call(item, pause)` for each item, in order. The calls are made by up to `threads` threads.
+    """Yields `call(item, pause)` for each item, in order, computing up to `2 * threads` results ahead.
 
-    Up to `2 * threads` results are computed ahead. To wait, `call` must use `pause(seconds)`, which raises if the
-    result is no longer wanted, after an error or an interrupt. The threads are daemon threads, so that Ctrl-C does
-    not wait for requests in flight.
+    To wait, `call` must use `pause(seconds)`, which raises if the result is no longer wanted. The threads are daemon
+    threads, so that Ctrl-C does not wait for requests in flight.
     """
     items = list(items)
     if threads < 2 or len(items) < 2:
@@ -35,7 +34,7 @@ def in_parallel(call: Callable[[A, Pause], T], items: Iterable[A], threads: int)
 
 
 def interruptibly(call: Callable[[], T]) -> T:
-    """Returns `call()`. If this is the main thread, another thread makes the call, so that Ctrl-C works at once."""
+    """Returns `call()`. In the main thread, another thread makes the call, so that Ctrl-C works at once."""
     if threading.current_thread() is not threading.main_thread():
         return call()
     (result,) = _in_threads(lambda *_: call(), [None], 1)
@@ -55,8 +54,6 @@ def _in_threads(call: Callable[[A, Pause], T], items: list[A], threads: int) -> 
 
 
 class _ParallelRun:
-    """The state of one `in_parallel` call, guarded by one condition variable."""
-
     def __init__(self, call: Callable[[Any, Pause], Any], items: list[Any], ahead: int) -> None:
         self._call, self._items, self._ahead = call, items, ahead
         self._source = at_work.source  # the threads count for the worker that waits for them

@@ -22,7 +22,7 @@ class RequestFault(Enum):
 
 
 class RequestFailed(Exception):
-    """A request failed. `came` describes the response or the connection error. `remedy` says what the user can do."""
+    """A failed request. `came` describes the response or connection error; `remedy` says what the user can do."""
 
     def __init__(self, fault: RequestFault, came: str, remedy: str = "") -> None:
         super().__init__(came)
@@ -37,7 +37,6 @@ def is_passing(status: int) -> bool:
 
 
 def answered(status: int, came: str) -> RequestFailed:
-    """Converts an HTTP status to a `RequestFailed`."""
     if is_passing(status):
         return RequestFailed(RequestFault.PASSING, came, "The store is overloaded or down: try again later.")
     if status in (404, 410):
@@ -55,33 +54,26 @@ def answered(status: int, came: str) -> RequestFailed:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a request is retried: for `seconds` in total, with pauses that double from `first` to `longest`.
-
-    After `odd` malformed or unexpected responses, the request fails.
-    """
+    """How long a request is retried: for `seconds` in total, with pauses that double from `first` to `longest`."""
 
     seconds: float = 300.0
     first: float = 0.2
     longest: float = 20.0
-    odd: int = 5
+    odd: int = 5  # the request fails after this many malformed or unexpected responses
 
     def pause(self, fault: RequestFault, failures: int, odd: int, elapsed: float, dice: float) -> float | None:
-        """Returns the number of seconds until the next attempt, or None if the request must not be retried.
-
-        `failures` is the number of failed attempts so far, in `elapsed` seconds. `odd` is how many of them had a
-        malformed or unexpected response. `dice` is a random number from 0 to 1, so that workers that failed at the
-        same time do not retry at the same time.
-        """
+        """Returns the seconds until the next attempt, or None to give up. `dice` is a random number from 0 to 1."""
         tries_left = fault is RequestFault.ODD and odd < self.odd
         time_left = fault is RequestFault.PASSING and elapsed < self.seconds
         if not tries_left and not time_left:
             return None
         longest = min(self.longest, self.first * 2.0 ** min(failures - 1, 30))
+        # Random, so that workers that failed at the same time do not retry at the same time.
         return longest * (0.5 + 0.5 * dice)
 
 
 READING = Patience()
-"""The retry limits for reading files that were found before. A training run survives an outage of a few minutes."""
+"""Retry limits for reading files that were found before. A training run survives an outage of a few minutes."""
 
 FINDING = Patience(seconds=20.0)
-"""The retry limits for the first request to a store. They are short, because a misspelt host looks like an outage."""
+"""Retry limits for the first request to a store. They are short, because a misspelt host looks like an outage."""

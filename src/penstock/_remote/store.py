@@ -54,7 +54,7 @@ class StoredObject(NamedTuple):
 
 
 class Page(NamedTuple):
-    """A part of a listing. If the listing is not recursive, `folders` contains the names of the subfolders."""
+    """A part of a listing. `folders` has the names of the subfolders, unless the listing is recursive."""
 
     objects: list[StoredObject]
     folders: list[str]
@@ -70,15 +70,13 @@ class Store(Protocol):
 
     def write(self, key: str, content: bytes) -> None: ...
 
-    def below(self, folder: str, deep: bool, after: str) -> Iterator[Page]:
-        """Yields pages of the objects below a folder whose keys are greater than `after`."""
+    def below(self, folder: str, deep: bool, after: str) -> Iterator[Page]: ...
 
-    def failed(self, error: Exception) -> RequestFailed:
-        """Converts an error of the library to `RequestFailed`."""
+    def failed(self, error: Exception) -> RequestFailed: ...
 
 
 def attempt(store: Store, call: Callable[[], T]) -> T:
-    """Returns the result of `call()`. Converts an error of the store's library to `RequestFailed`."""
+    """Returns `call()`. Converts an error of the store's library to `RequestFailed`."""
     try:
         with NO_PANICS:
             return call()
@@ -90,16 +88,10 @@ def attempt(store: Store, call: Callable[[], T]) -> T:
 
 
 class Remote:
-    """The store of a URL, with the options for the library that reads it.
-
-    Each process makes its own connections, because the library's threads and connections do not survive a fork.
-    """
+    """The store of a URL. Each process connects on its own, because a library's threads do not survive a fork."""
 
     def __init__(self, root: str, user: str, storage: Storage, places: str | None = None) -> None:
-        """`places` is the result of `_places`. By default, it is computed here.
-
-        A pickled copy gets the original's result, because environment variables may differ on another machine.
-        """
+        """`places` is what `_places` returned in the original's process, whose environment may differ."""
         self._is_own = scheme_of(root) in SCHEMES
         self._root, self._user, self._storage = root, user, named(root, storage) if self._is_own else dict(storage)
         self._places = _places(scheme_of(root), self._storage) if places is None else places
@@ -127,7 +119,6 @@ class Remote:
         return found
 
     def write(self, key: str, content: bytes) -> None:
-        """Writes an object, replacing an existing one."""
         self._tried(
             lambda store: store.write(key, content), f"{self.display_url(key)} cannot be written", FINDING, key
         )
@@ -140,8 +131,8 @@ class Remote:
     def below(self, folder: str, deep: bool, after: str = "", pause: Pause = time.sleep) -> Iterator[Page]:
         """Yields pages of the objects below a folder whose keys are greater than `after`.
 
-        If a request fails, the listing continues after the last page that was read. But if the store does not sort
-        objects, it starts again from the beginning, and may contain some objects twice.
+        After an error, the listing continues after the last page. But if the store does not sort objects, it starts
+        again from the beginning, and may contain some objects twice.
         """
         what = f"The files below {self.display_url(folder)} cannot be listed"
         listing: Iterator[Page] | None = None
@@ -181,7 +172,7 @@ class Remote:
         key: str,
         pause: Pause = time.sleep,
     ) -> T:
-        """Sends a request to the store, with retries, and returns the response. Error messages start with `what`."""
+        """Sends a request to the store, with retries. Error messages start with `what`."""
         begun, failures, odd = time.monotonic(), 0, 0
         with Request(counting()) as waits:
             while True:
@@ -219,7 +210,6 @@ class Remote:
         return tuple(text for text in found if len(text) > 3)
 
     def _connected(self) -> Store:
-        """Returns this process's connection to the store, connecting first if necessary."""
         if self._process != os.getpid():  # a new lock too, because a parent's thread may have held it
             self._store, self._lock, self._process = None, threading.Lock(), os.getpid()
         with self._lock:

@@ -24,14 +24,10 @@ _WEB = ("http", "https")
 
 
 class _Signature(NamedTuple):
-    """How a store signs URLs. A URL is signed if its query has all names in `needs` and its host matches `hosts`.
+    """How a store signs URLs. URLs that differ only in signing parameters refer to the same object."""
 
-    `names` matches the signing parameters, which differ between stores. URLs that differ only in these refer to the
-    same object. Any other parameter may select the content, for example `versionId`, `x-oss-process` or `id`.
-    """
-
-    needs: frozenset[str]
-    names: re.Pattern[str]
+    needs: frozenset[str]  # a URL is signed if its query has all of these, and its host matches `hosts`
+    names: re.Pattern[str]  # the signing parameters; others, such as `versionId` or `id`, may select the content
     hosts: re.Pattern[str] = re.compile("")
 
 
@@ -77,14 +73,9 @@ _SIGNATURES = (
 
 
 class UrlParts(NamedTuple):
-    """The parts of a URL.
-
-    `root` is the store, with the query if there is one. `user` is "name:password", or "".
-    """
-
-    root: str
+    root: str  # the store, with the query if there is one
     key: str
-    user: str
+    user: str  # "name:password", or ""
 
 
 def is_url(path: str) -> bool:
@@ -115,10 +106,8 @@ def split(url: str) -> UrlParts:
 
 
 def check_host(url: str) -> None:
-    """Raises ValueError if the host of a URL is not valid, as in `ftp://user:pass/word@host`.
-
-    Such a URL must not be cut at its slashes, because a part of it may end inside the password.
-    """
+    """Raises ValueError if the host of a URL is not valid, as in `ftp://user:pass/word@host`."""
+    # A URL without a valid host must not be cut at its slashes, because a part of it may end inside the password.
     place = re.split(r"[/\\?#]", url.partition("://")[2], maxsplit=1)[0]
     host = _AT.split(place)[-1]
     if ":" in host and not _HOST.fullmatch(host) and scheme_of(url) not in _BUCKETS:
@@ -172,10 +161,7 @@ def faithful(root: str, key: str) -> str:
 
 
 def suspicious(rest: str) -> list[str]:
-    """Returns the parts of a URL that may be secret: everything before the last @, and the query.
-
-    `rest` is the URL without its scheme.
-    """
+    """Returns the parts of a URL (without its scheme) that may be secret: all before the last @, and the query."""
     ats = list(_AT.finditer(rest))
     hidden = [rest[: ats[-1].start()]] if ats else []
     hidden.append(rest.partition("?")[2])
@@ -183,10 +169,7 @@ def suspicious(rest: str) -> list[str]:
 
 
 def local(path: str, reader: str) -> str:
-    """Returns the path. Raises FileNotFoundError if it is a URL, or looks like one.
-
-    Opening it would fail too, but with an error message that shows the password in the URL.
-    """
+    """Returns a path. Raises for a missing file that looks like a URL: `open` would show the URL's password."""
     if redacted(path) != path and not os.path.exists(path):
         raise FileNotFoundError(
             f"{reader}: there is no local file {redacted(path)!r}. It looks like a URL: copy the file to a disk."
@@ -197,8 +180,7 @@ def local(path: str, reader: str) -> str:
 def identified(root: str, key: str, user: str) -> str:
     """Returns a string that is the same for all signed URLs of an object, and different for other objects.
 
-    The arguments are the parts that `split` returns. The string contains no password, but may contain other
-    credentials, so it must never be shown.
+    It contains no password, but may contain other credentials, so it must never be shown.
     """
     if not is_web(root):
         scheme, _, place = root.partition("://")

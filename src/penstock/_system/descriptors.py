@@ -1,8 +1,7 @@
-"""File descriptors that forked children must close.
+"""File descriptors that forked children must close, so that the reader of a pipe sees the end of file.
 
-The reader of a pipe never sees the end of file while a forked child keeps the write end open. So penstock registers
-its descriptors here when it opens them, and every forked child closes the registered descriptors. A worker keeps the
-descriptors that its launcher passes to it.
+Penstock registers its descriptors when it opens them, and every forked child closes the registered ones. A worker
+keeps the descriptors that its launcher passes to it.
 """
 
 from __future__ import annotations
@@ -20,10 +19,7 @@ _birth = threading.local()
 
 
 def close_in_child(*fds: int) -> None:
-    """Registers descriptors to be closed in every child that Python forks from this process.
-
-    Open and register a descriptor in one `no_fork()` block, so that no other thread can fork in between.
-    """
+    """Registers descriptors to be closed in forked children. Open and register in one `no_fork()` block."""
     with _guard:
         _kept_from_children.update(fds)
 
@@ -43,7 +39,7 @@ def close(*fds: int) -> None:
 
 
 def open_memfd(name: str) -> int:
-    """Creates a file in memory (a memfd) that is closed in forked children. It can be sealed with `trust.seal`."""
+    """Creates a memfd that is closed in forked children. It can be sealed with `trust.seal`."""
 
     def made() -> int:
         with no_fork():
@@ -70,11 +66,9 @@ def kept_by_child(fds: Iterable[int]) -> Iterator[None]:
 
 
 def take_standard_streams() -> None:
-    """Opens /dev/null for each closed standard stream, so that no other file gets the descriptors 0, 1 and 2.
-
-    Otherwise a library that prints to descriptor 2 might write into shared memory, and a new process might read one
-    of penstock's files as its standard input.
-    """
+    """Opens /dev/null for each closed standard stream, so that no other file gets the descriptors 0, 1 and 2."""
+    # Otherwise a library that prints to descriptor 2 might write into shared memory, and a new process might read one
+    # of penstock's files as its standard input.
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)

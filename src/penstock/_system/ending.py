@@ -1,8 +1,7 @@
 """Raises the exceptions of penstock's iterators: StopIteration at the end, or an error in place of a batch.
 
-Inside penstock, the end of an iteration is a value (END), and so is an error that takes the place of a batch. Only
-this module turns these values into exceptions. So a StopIteration that arrives here comes from the user's code. This
-module reports it as an error, because the caller would mistake it for the end of the epoch.
+Inside penstock, both are values, which only this module turns into exceptions. So a StopIteration that arrives here
+comes from the user's code. It is reported as an error, because the caller would mistake it for the end of the epoch.
 """
 
 from __future__ import annotations
@@ -89,4 +88,4 @@ def _not_the_end(error: StopIteration) -> RuntimeError:
 
 
 RAISING = raises_instead(id).__code__
-"""The code object of the function that raises errors in place of batches, used to find its frame in tracebacks."""
+"""Code object of the function that raises errors in place of batches, used to find its frame in tracebacks."""

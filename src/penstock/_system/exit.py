@@ -4,10 +4,8 @@ Python ends a program in these steps: it waits for non-daemon threads; it calls 
 the last registered one first; it stops handling signals; it ends each daemon thread as soon as the thread asks for
 the GIL; and it clears the modules, in an order that depends on their references. Therefore:
 
-- Open objects are closed by an atexit function, which runs after the user's non-daemon threads have ended and while
-  everything still works.
-- No thread of penstock is left when Python ends daemon threads. Python ends a daemon thread by unwinding its stack,
-  and this aborts the process if C++ or Rust code is on the stack.
+- Open objects are closed by an atexit function, while everything still works.
+- No thread of penstock is left when Python ends daemon threads (see `threads`).
 - Once the atexit function has started, finalizers do nothing (see `interrupts.over`), because the globals that they
   need may be gone. The operating system releases whatever is left.
 """
@@ -49,11 +47,9 @@ def _end_all() -> None:
 
 
 def rest_if_over() -> None:
-    """Blocks forever if the program is exiting and this is one of the user's daemon threads.
-
-    Python will end the thread soon. Until then, an error about a closed object would only be noise.
-    """
+    """Blocks forever if the program is exiting and this is one of the user's daemon threads."""
     thread = threading.current_thread()
     if over and thread.daemon and thread not in threads.running:
+        # Python will end the thread soon. Until then, an error about a closed object would only be noise.
         while True:
             time.sleep(3600)

@@ -3,8 +3,7 @@
 CPython runs a handler in the main thread, between two instructions: at the start of a Python function, at a backward
 jump, and after a call of C code. In the last case, the result of the call is lost. CPython runs no handler at an
 assignment, at an attribute access, at the return of a Python function, or at the entry and exit of `with` on a lock.
-(This is true for Python 3.11 to 3.13, where the opcodes RESUME, JUMP_BACKWARD and CALL run handlers.) This leads to
-four rules:
+(This is true for Python 3.11 to 3.13, where the opcodes RESUME, JUMP_BACKWARD and CALL run handlers.) Four rules:
 
 - A resource is registered with its owner before it is acquired, or is acquired by `acquire`. To its caller, a
   constructor is C code. So an object that acquires something in its constructor first adds itself to a list that its
@@ -15,7 +14,6 @@ four rules:
 - A late import goes through `import_whole`.
 
 Threads wait for each other with `InterruptSafeCondition`, and not with a Condition or an Event from `threading`.
-
 docs/decisions/0022 gives the reasons, and tests/faults/test_interrupts.py interrupts at each of these points.
 """
 
@@ -48,10 +46,8 @@ _NUMBERS = tuple(sorted(int(number) for number in _signal.valid_signals() - {_si
 
 
 def block_signals() -> set[int]:
-    """Blocks every signal in this thread. Returns the signals that were blocked before, for `set_blocked_signals`.
-
-    This takes 2 µs. The functions of the `signal` module take 300 µs, which would delay every fork of a worker.
-    """
+    """Blocks every signal in this thread. Returns the signals that were blocked before, for `set_blocked_signals`."""
+    # This takes 2 µs. The functions of the `signal` module take 300 µs, which would delay every fork of a worker.
     before: set[int] = _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
     return before
 
@@ -64,9 +60,8 @@ def set_blocked_signals(numbers: Collection[int]) -> None:
 class interrupts_deferred:
     """Context manager that delays Python signal handlers until the end of its block. Takes about 4 µs.
 
-    A handler that raises an exception therefore raises it at the end of the block. All Python signal handlers are
-    delayed, because any of them may raise. In a thread other than the main thread, and inside another such block,
-    this does nothing.
+    All handlers are delayed, because any of them may raise. In a thread other than the main thread, and inside
+    another such block, this does nothing.
     """
 
     # The signal mask does not help, because another thread would receive the signal, and Python would still run the
@@ -126,10 +121,7 @@ class interrupts_deferred:
 
 
 class interrupts_after(interrupts_deferred):
-    """Like `interrupts_deferred`, but the delayed handlers run when the context manager itself is deallocated.
-
-    This is for finalizers, which cannot raise.
-    """
+    """Like `interrupts_deferred`, but for finalizers, which cannot raise: handlers run when it is deallocated."""
 
     __slots__ = ("_again",)
 
@@ -166,11 +158,8 @@ _call: Any = operator.call
 
 
 def call_at_end(of: object, action: Callable[[], object]) -> CallAtEnd:
-    """Calls `action` when the object is deallocated, provided that the returned weak reference still exists.
-
-    `action` must be C code. An interrupt in Python code would be lost here, because Python only reports it as
-    ignored.
-    """
+    """Calls `action`, which must be C code, when `of` is deallocated, if the returned reference still exists."""
+    # In Python code, an interrupt would be lost here, because Python only reports it as ignored.
     made = CallAtEnd(of, _act)
     made.action = action
     return made
@@ -182,22 +171,16 @@ _numbers = count()
 
 
 def free_at_end(of: object, action: Callable[[], object]) -> None:
-    """Like `call_at_end`, but the caller need not keep the weak reference. `action` must not refer to the object.
-
-    Use it if the caller could store the weak reference only in something that the object keeps alive. Such a
-    reference may be gone too early, because numpy 2.5 releases an array's base before it calls the weak references to
-    the array.
-    """
+    """Like `call_at_end`, but the caller need not keep the weak reference. `action` must not refer to the object."""
+    # A weak reference that only the object keeps alive may be gone too early: numpy 2.5 releases an array's base
+    # before it calls the weak references to the array.
     number = next(_numbers)
     both = partial(_waiting.pop, number), action
     _waiting[number] = call_at_end(of, partial(deque, map(_call, both), 0))
 
 
 class LiveObjects(Generic[T]):
-    """A collection of the added objects that are still alive, similar to a WeakSet.
-
-    Unlike a WeakSet, it runs no Python code when an object is deallocated.
-    """
+    """Like a WeakSet, but runs no Python code when an object is deallocated."""
 
     __slots__ = ("_references",)
 
@@ -217,15 +200,15 @@ class LiveObjects(Generic[T]):
 
 
 over: list[bool] = []
-"""A list that is empty until the program begins to exit (see `_system/exit.py`)."""
+"""Empty until the program begins to exit (see `_system/exit.py`)."""
 
 
 def finalizer(release: Callable[[Any], None]) -> Callable[[Any], None]:
     """Makes a `__del__` method that calls `release`. After an interrupt, `release` may be called twice.
 
     An interrupt during the call is raised in the code that was running when the object was deallocated. An interrupt
-    at the very start of `__del__` is lost, as in any `__del__`: Python only reports it. While the interpreter shuts
-    down, the method does nothing, because `release` might need a global that is already cleared.
+    at the very start of `__del__` is lost, as in any `__del__`. While the interpreter shuts down, the method does
+    nothing, because `release` might need a global that is already cleared.
     """
 
     def __del__(self: Any, over: list[bool] = over) -> None:
@@ -257,12 +240,9 @@ _latest: deque[CallAtEnd] = deque(maxlen=64)
 
 
 def _raised_with_the_end_of(number: int) -> _Token:
-    """Returns a token. When the token is deallocated, the signal becomes pending again.
-
-    Uses `interrupt_main`, which works for any signal. `raise_signal` and `os.kill` would run the handler before they
-    return.
-    """
+    """Returns a token. When the token is deallocated, the signal becomes pending again."""
     token = _Token()
+    # `raise_signal` and `os.kill` would run the handler before they return.
     _latest.append(call_at_end(token, partial(_interrupt_main, number)))
     return token
 
@@ -270,9 +250,8 @@ def _raised_with_the_end_of(number: int) -> _Token:
 def acquire(take: Callable[[], T], give_back: Callable[[T], object]) -> T:
     """Calls `take` and returns its result. If an interrupt comes, passes the result to `give_back`, and raises.
 
-    `take` must be short, because signal handlers are delayed while it runs. Assign the result of `acquire` directly
-    to a variable, and call `acquire` with explicit arguments. A call with `*args` counts as a call of C code, after
-    which an interrupt would lose the result.
+    `take` must be short, because signal handlers are delayed while it runs. Assign the result directly to a variable,
+    and pass explicit arguments: a call with `*args` counts as C code, after which an interrupt would lose the result.
     """
     taken: list[T] = []
     try:
@@ -286,10 +265,8 @@ def acquire(take: Callable[[], T], give_back: Callable[[T], object]) -> T:
 
 
 def import_whole(name: str) -> None:
-    """Imports a module while signal handlers are delayed, so that no handler can find the module half imported.
-
-    Call it before an import statement inside a function. It costs 0.1 µs if the module is already imported.
-    """
+    """Imports a module while signal handlers are delayed, so that no handler can find it half imported."""
+    # This costs 0.1 µs if the module is already imported.
     if name not in sys.modules:
         with interrupts_deferred():
             importlib.import_module(name)
@@ -298,18 +275,14 @@ def import_whole(name: str) -> None:
 class Loan(Protocol):
     """A temporary change of something that belongs to the caller, such as the state of a random generator."""
 
-    def begin(self) -> object:
-        """Saves the current state, and changes it."""
+    def begin(self) -> object: ...
 
     def end(self) -> None:
         """Restores the saved state, even if `begin` or an earlier `end` was interrupted."""
 
 
 def with_loan(loan: Loan, work: Callable[..., T], *args: Any) -> T:
-    """Calls `work(*args)` between `loan.begin()` and `loan.end()`, and returns the result of `work`.
-
-    A loan is a temporary change. `end` is called even if an interrupt comes. Only then does this take extra time.
-    """
+    """Returns `work(*args)`, called between `loan.begin()` and `loan.end()`. An interrupt cannot prevent `end`."""
     try:
         loan.begin()
         return work(*args)
@@ -331,8 +304,7 @@ class InterruptSafeCondition:
     """A condition variable whose lock is never left locked by an interrupt.
 
     The `with` statement of a Condition or an Event from `threading` runs Python code, so an interrupt could leave its
-    lock locked forever. Here, a thread holds `lock` while it checks the condition and takes a bell (a lock that the
-    next change releases). Then the thread releases `lock`, and waits for the bell:
+    lock locked forever. Here, a thread takes a bell (a lock that the next change releases), and waits for it:
 
         while True:
             with changes.lock:
@@ -350,7 +322,7 @@ class InterruptSafeCondition:
         self._bells: list[threading.Lock] = []
 
     def bell(self) -> threading.Lock:
-        """Returns a bell, which is a lock that the next `tell` releases. Call this method while holding `lock`."""
+        """Returns a lock that the next `tell` releases. The caller must hold `lock`."""
         bell = threading.Lock()
         bell.acquire()
         self._bells.append(bell)

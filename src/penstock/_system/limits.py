@@ -1,4 +1,4 @@
-"""Describes the system's limits on processes and threads, for error messages when a limit is reached."""
+"""The system's limits on processes and threads, for error messages when a limit is reached."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ from penstock._system.trust import processes
 
 
 def no_more_processes(error: OSError) -> OSError:
-    """Returns the error to raise after a failed fork.
-
-    For EAGAIN, this is an error that names the system's limits. Any other error is returned unchanged.
-    """
+    """Returns the error to raise after a failed fork. For EAGAIN, it names the system's limits."""
     if error.errno != errno.EAGAIN:
         return error
     return OSError(error.errno, f"A worker process could not be started: {room_for_tasks()}")
@@ -50,5 +47,4 @@ def _number(path: str) -> int:
 
 
 def usable_cpus() -> int:
-    """Returns the number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

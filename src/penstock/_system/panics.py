@@ -1,7 +1,7 @@
 """Turns panics, the errors of libraries written in Rust (polars, tokenizers, obstore), into ordinary errors.
 
-A panic in one sample is a bad sample like any other. But in Python, the type of a panic is not derived from
-`Exception` and cannot be imported from any module, so `except Exception` does not catch a panic.
+The type of a panic is not derived from `Exception` and cannot be imported from any module, so `except Exception` does
+not catch a panic.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def raise_ordinary(error: BaseException) -> None:
 
 
 class NoPanics:
-    """The type of `NO_PANICS`: a context manager that turns a Rust panic in its block into a PanicError."""
+    """Context manager that turns a Rust panic in its block into a PanicError."""
 
     def __enter__(self) -> None:
         pass

@@ -18,11 +18,9 @@ _WORDS = re.compile(
 
 
 def is_shortage(error: BaseException | None) -> bool:
-    """True if a shortage (of memory, descriptors, threads or disk space), and not the sample, has caused an error.
-
-    Another attempt or another machine may succeed. An error that was raised `from` a shortage counts as well, unless
-    it is a FormatError, which says that a file is damaged (see `_files/damage.py`).
-    """
+    """True if a shortage, and not the sample, has caused an error. Another attempt or machine may succeed."""
+    # An error that was raised `from` a shortage counts as well, except a FormatError, which says that a file is
+    # damaged.
     while error is not None and not isinstance(error, FormatError):
         kind = type(error)
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _LACKS):

@@ -2,8 +2,7 @@
 
 They are daemon threads, so that a program can exit while such a thread only waits for work. But Python may end a
 daemon thread at any point by unwinding its stack, which aborts the process if C++ or Rust code (for example torch's)
-is on the stack. So at exit, penstock tells each thread to end, and waits until the thread has finished its current
-sample.
+is on the stack. So at exit, each thread is told to end, and may finish its current sample.
 """
 
 from __future__ import annotations
@@ -20,13 +19,10 @@ from penstock._system.interrupts import interrupts_deferred
 from penstock._system.limits import room_for_tasks
 
 GRACE = 1.0
-"""The number of seconds that a prefetcher's `close()` waits for its thread.
-
-User code in the thread cannot be interrupted, so it finishes in the background.
-"""
+"""Seconds that a prefetcher's `close()` waits for its thread, which finishes in the background if it takes longer."""
 
 PATIENCE = 2.0
-"""The number of seconds after which the interpreter's exit stops waiting for a thread that has used no CPU time.
+"""Seconds after which the interpreter's exit stops waiting for a thread that has used no CPU time.
 
 Such a thread waits for something that may never come, such as a network response, and cannot abort the process while
 it waits. For a thread that computes, the exit waits without a limit, as `concurrent.futures` does.
@@ -41,10 +37,7 @@ _ended: list[bool] = []  # not empty once the exit has ended all threads
 
 
 def started(name: str, work: Callable[[], None], stop: Callable[[], object]) -> threading.Thread:
-    """Starts a daemon thread that runs `work`, and returns the thread.
-
-    `stop` is a function that makes the thread end soon. Any thread may call `stop` at any time.
-    """
+    """Starts a daemon thread that runs `work`. Any thread may call `stop` at any time, to make it end soon."""
     if _ended:
         raise RuntimeError(
             "The program is ending, so penstock can start no more threads: they would be cut off in the middle of a "
@@ -102,10 +95,8 @@ def _wait(thread: threading.Thread, say_at: float) -> float:
 
 
 def _processor_time(thread: threading.Thread) -> int:
-    """Returns the thread's CPU time in clock ticks, or -1 if the thread has ended.
-
-    It reads /proc, because `pthread_getcpuclockid` must not be called for a thread that has ended.
-    """
+    """Returns the thread's CPU time in clock ticks, or -1 if the thread has ended."""
+    # From /proc, because `pthread_getcpuclockid` must not be called for a thread that has ended.
     with suppress(OSError, ValueError, IndexError):  # the thread has ended
         with open(f"/proc/self/task/{thread.native_id}/stat") as file:
             fields = file.read().rpartition(")")[2].split()

@@ -1,17 +1,15 @@
 """Decides whether a file, folder or memfd may be trusted, and creates private files and folders.
 
-Other users of the machine can put any file under any name into a folder that they may write to. They can give a memfd
-any name, and can make a set-uid program such as `su` hold it open. So penstock judges a file by what the kernel says
-about the open file, and never by its name or by the process that holds it:
+Other users can put any file under any name into a folder that they may write to, give a memfd any name, and make a
+set-uid program such as `su` hold it open. So penstock judges a file by what the kernel says about the open file, and
+never by its name or by the process that holds it:
 
 - The owner is this user or root, and no other user may write to the file (`check`).
 - A mapped memfd has seals, which cannot be removed, so that it can neither shrink nor change (`open_sealed`).
 - A folder and every folder above it must meet the same conditions as a file (`use_folder`).
 
-New files are opened with O_EXCL, so that no link is followed, and get their mode regardless of the umask.
-
-Other programs of this user are trusted, but may be suspended at any moment. So penstock never waits for another
-program for longer than LONGEST.
+New files are opened with O_EXCL, so that no link is followed, and get their mode regardless of the umask. Other
+programs of this user are trusted, but may be suspended at any moment, so waits for them end after LONGEST.
 """
 
 from __future__ import annotations
@@ -28,13 +26,13 @@ from functools import cache, partial
 from penstock._system.interrupts import acquire
 
 WAIT = 5.0
-"""The number of seconds to wait for a program that is suspended, or that should hold a resource only for a moment."""
+"""Seconds to wait for a program that is suspended, or that should hold a resource only for a moment."""
 
 LONGEST = 60.0
-"""The maximum number of seconds to wait for another program, which may be downloading data for this one."""
+"""Maximum number of seconds to wait for another program, which may be downloading data for this one."""
 
 UNCHANGING = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-"""The seals of a complete memfd, whose size and content must not change any more."""
+"""Seals of a complete memfd, whose size and content must not change any more."""
 
 OF_ONE_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
@@ -44,18 +42,14 @@ _MOST_LINKS = 40  # the kernel's own limit
 
 
 class Untrusted(PermissionError):
-    """Raised for a file or folder that other users can write to, or could have written to."""
+    """Other users can write to a file or folder, or could have written to it."""
 
 
 # Files that exist.
 
 
 def check(about: os.stat_result, group: int | None = None, owner: int | None = None, *, ignored: int = 0) -> None:
-    """Raises Untrusted if a user other than this one and root owns a file or folder, or may write to it.
-
-    `about` is the stat result of the file or folder. Members of `group` and the user `owner` are trusted too.
-    `ignored` contains the mode bits that are not checked.
-    """
+    """Raises Untrusted if anyone but this user, root, `owner` or members of `group` owns a file or may write it."""
     mode, of_group = about.st_mode & ~ignored, about.st_gid == group
     if about.st_uid not in (0, _user(), owner) and not of_group:
         raise Untrusted(f"it belongs to {_name(about.st_uid)}")
@@ -65,11 +59,7 @@ def check(about: os.stat_result, group: int | None = None, owner: int | None = N
 
 
 def open_ours(path: str, flags: int = os.O_RDONLY, group: int | None = None) -> int:
-    """Opens a regular file that only this user, root or members of `group` could have written.
-
-    Raises OSError if the file cannot be opened, and Untrusted if others could have written it. If `group` is None,
-    the file is also made private, because an older version of penstock may have made it readable for others.
-    """
+    """Opens a regular file that only this user, root or `group` could have written. Otherwise raises Untrusted."""
     fd = os.open(path, flags | os.O_NOFOLLOW | _AT_ONCE)
     try:
         about = os.fstat(fd)
@@ -79,6 +69,7 @@ def open_ours(path: str, flags: int = os.O_RDONLY, group: int | None = None) -> 
             check(about, group)
         except Untrusted as error:
             raise Untrusted(f"{path} is not used: {error}") from None
+        # An older version of penstock may have made it readable for others.
         if group is None and about.st_mode & 0o077 and about.st_uid == _user():
             os.fchmod(fd, 0o600)
     except BaseException:
@@ -88,15 +79,12 @@ def open_ours(path: str, flags: int = os.O_RDONLY, group: int | None = None) -> 
 
 
 def open_sealed(path: str, name: str, seals: int, flags: int = os.O_RDONLY, owner: int | None = None) -> int:
-    """Opens a memfd of another process, by a path like /proc/PID/fd/N. Raises OSError if that fails.
-
-    Raises Untrusted unless the open file has this name and these seals, and belongs to this user (or to `owner`). The
-    path alone proves nothing, because anyone can choose the name of a memfd, and because the pid may belong to
-    another process by now.
-    """
+    """Opens a memfd by a path like /proc/PID/fd/N. Raises Untrusted unless it has this name, owner and seals."""
     fd = os.open(path, flags | _AT_ONCE)
     try:
         about = os.fstat(fd)
+        # The path alone proves nothing: anyone can choose the name of a memfd, and the pid may belong to another
+        # process.
         ours = about.st_uid == (_user() if owner is None else owner) and stat.S_ISREG(about.st_mode)
         if not ours or not is_memfd(f"/proc/self/fd/{fd}", name):
             raise Untrusted(f"{path} is not a memfd {name} of this user")
@@ -109,12 +97,9 @@ def open_sealed(path: str, name: str, seals: int, flags: int = os.O_RDONLY, owne
 
 
 def check_beside(path: str, of: str) -> os.stat_result:
-    """Checks that every user who can write this file can also change the file `of` in the same folder.
-
-    Otherwise raises Untrusted. The owner of the file must be this user, root or the owner of `of`. If the folder's
-    group may replace any file in the folder, that group is trusted as well. Returns the file's stat result.
-    """
+    """Raises Untrusted if a user who cannot change the file `of` could write this file, in the same folder."""
     folder, about = os.stat(os.path.dirname(of) or "."), os.lstat(path)
+    # A group that may replace any file in the folder is trusted.
     group = folder.st_gid if folder.st_mode & stat.S_IWGRP and not folder.st_mode & stat.S_ISVTX else None
     owner = os.stat(of).st_uid
     if stat.S_ISLNK(about.st_mode):
@@ -135,10 +120,7 @@ def seal(fd: int, seals: int) -> None:
 
 
 def processes(user: int) -> Iterator[int]:
-    """Yields the process ids of a user's processes, except those that the system hides (see hidepid in proc(5)).
-
-    A process id alone proves nothing about the files that the process has open, so check each file after opening it.
-    """
+    """Yields a user's process ids, except hidden ones (hidepid in proc(5)). A pid proves nothing about open files."""
     for pid in os.listdir("/proc"):
         with suppress(OSError):  # it has ended
             if pid.isdecimal() and os.stat(f"/proc/{pid}").st_uid == user:
@@ -149,11 +131,7 @@ def processes(user: int) -> Iterator[int]:
 
 
 def make_file(path: str, group: int | None = None, mode: int = 0o600) -> int:
-    """Creates a new file, and opens it for reading and writing. Raises OSError if that fails.
-
-    The file gets the permissions `mode`. If `group` is given and this user belongs to it, the file belongs to the
-    group, and its members may read and write the file.
-    """
+    """Creates a new file with the permissions `mode`, or 0o660 if this user can give it to `group`."""
     fd = os.open(path, _NEW, 0o600)
     try:
         if group is not None:
@@ -180,8 +158,8 @@ def open_or_make(path: str, group: int | None = None) -> int:
 def replace(path: str, write: Callable[[int], object], mode: int | None = None, group: int | None = None) -> None:
     """Replaces a file atomically. Calls `write(fd)` on a temporary file, and renames that file to `path`.
 
-    A reader sees either the old or the new file. If `path` is a link, the link itself is replaced. If `mode` is None,
-    as for files that the user names, the umask decides who may read the file. Raises OSError if something fails.
+    If `path` is a link, the link itself is replaced. If `mode` is None, as for files that the user names, the umask
+    decides who may read the file.
     """
     draft = f"{path}.{os.urandom(8).hex()}.part"
     made = partial(os.open, draft, _NEW, 0o666) if mode is None else partial(make_file, draft, group, mode)
@@ -199,11 +177,9 @@ def replace(path: str, write: Callable[[int], object], mode: int | None = None, 
 
 
 def open_named(path: str) -> int:
-    """Opens the file at a path that the user has given, for writing, and truncates it. Raises OSError if that fails.
-
-    In a folder that other users may write to, such as /tmp, links and other users' files may be traps, so they are
-    refused. (Linux itself refuses some of them if fs.protected_symlinks and fs.protected_regular are set.)
-    """
+    """Truncates the file at a path that the user has given, and opens it for writing."""
+    # In a folder that other users may write to, such as /tmp, links and other users' files may be traps, so they are
+    # refused. (Linux itself refuses some of them if fs.protected_symlinks and fs.protected_regular are set.)
     flags, is_shared = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, False
     try:
         check(os.stat(os.path.dirname(path) or "."))
@@ -228,11 +204,9 @@ def open_named(path: str) -> int:
 
 
 def use_folder(path: str, shared: bool = False) -> int | None:
-    """Creates a folder if it is missing, and checks that the folder can be trusted.
+    """Creates a folder if it is missing. Returns the id of the group that may use it, None unless `shared`.
 
-    If `shared` is True, returns the id of the group that may use the folder, otherwise None. Raises Untrusted if
-    users other than this one and root could change the folder's content or replace the folder. In a shared folder,
-    members of the group may do this too. Raises OSError if the folder cannot be created or read.
+    Raises Untrusted if anyone but this user, root and that group could change its content or replace it.
     """
     there = path
     missing = []
@@ -252,10 +226,7 @@ def use_folder(path: str, shared: bool = False) -> int | None:
 
 
 def tighten(path: str, is_ours: Callable[[str], object]) -> None:
-    """Removes other users' permissions from a folder that an older version of penstock has made.
-
-    Does so only if `is_ours(name)` is true for every file name in the folder.
-    """
+    """Removes other users' permissions from a folder of an older version, if all names in it satisfy `is_ours`."""
     with suppress(OSError):
         about = os.stat(path)
         if about.st_mode & 0o077 and about.st_uid == _user() and all(map(is_ours, os.listdir(path))):
@@ -294,10 +265,8 @@ def _leading_to(path: str, links: int = 0) -> Iterator[str]:
 
 
 def _user() -> int:
-    """Returns the id of this user, or -1 if other users may have the same id.
-
-    In a user namespace, all unmapped users share one id, and this process may belong to one of them.
-    """
+    """Returns the id of this user, or -1 if other users may have the same id."""
+    # In a user namespace, all unmapped users share one id, and this process may belong to one of them.
     user = os.geteuid()
     return -1 if user == _strangers() else user
 
@@ -316,10 +285,8 @@ def _strangers() -> int | None:
 
 
 def _is_own_group(group: int) -> bool:
-    """True if this user is the only member of the group. (Many systems give each user a group with the user's id.)
-
-    Group 0 counts as well, because it belongs to root. In containers, users without a name are in group 0 too.
-    """
+    """True if this user is the only member of the group. (Many systems give each user a group with the user's id.)"""
+    # It belongs to root. In containers, users without a name are in group 0 too.
     if group == 0:
         return True
     if group != os.geteuid():

@@ -21,7 +21,6 @@ def called_through(filename: str) -> None:
 
 
 def is_ours(filename: str) -> bool:
-    """True if the file is part of penstock."""
     return filename.startswith(_OURS)
 
 
@@ -30,11 +29,8 @@ def _is_between(filename: str) -> bool:
 
 
 def warn_caller(text: str, category: type[Warning] = RuntimeWarning) -> None:
-    """Issues a warning that points to the line of the user's code that called penstock.
-
-    In a forked worker, this is the line that started the worker. A thread or a fresh interpreter has no such line.
-    (From Python 3.12 on, the argument `skip_file_prefixes` of `warnings.warn` does the same.)
-    """
+    """Issues a warning that points to the line of the user's code that called penstock or started the worker."""
+    # From Python 3.12 on, the argument `skip_file_prefixes` of `warnings.warn` does the same.
     level = 1
     frame: FrameType | None = sys._getframe()
     while frame is not None and _is_between(frame.f_code.co_filename):

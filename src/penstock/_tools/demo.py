@@ -1,9 +1,9 @@
 """The command `penstock demo`: a small job that checks its own results.
 
-The first run loads two epochs of random resized crops from a memory-mapped file, without workers. The second run does
-the same with two workers. In the third run, a worker is killed, and the loader is stopped and resumed with another
-number of workers. The batches of all three runs are hashed and must be equal. If torch is installed, torch's
-DataLoader does the same job for comparison.
+It loads two epochs of random resized crops from a memory-mapped file three times: without workers; with two workers;
+and with a worker that is killed, and a loader that is stopped and resumed with another number of workers. The batches
+of all three runs are hashed and must be equal. If torch is installed, torch's DataLoader does the same job for
+comparison.
 """
 
 from __future__ import annotations
@@ -41,11 +41,7 @@ Sample = tuple[Floats, np.int64]
 
 
 class Pictures:
-    """A dataset of pictures and labels. A sample is a random resized crop, with values from -1 to 1, and its label.
-
-    The pictures are memory-mapped, and half of the crops are mirrored. Everything is computed in numpy, as in a
-    user's dataset, so that the workers have work to do.
-    """
+    """Random resized crops of pictures, and labels, computed in numpy so that workers have work to do."""
 
     def __init__(self, folder: Path) -> None:
         self.pixels = np.load(folder / "pixels.npy", mmap_mode="r")
@@ -79,8 +75,6 @@ def _resized(picture: Floats, axis: int) -> Floats:
 
 @dataclass(slots=True)
 class Tally:
-    """The results of one run of the demo."""
-
     digest: str = ""
     batches: int = 0
     delivered: int = 0
@@ -89,7 +83,6 @@ class Tally:
 
 
 def run() -> int:
-    """Runs the demo, and returns 0 if all checks pass, else 1."""
     console, had_no_processor, begun = Console(), delay_ns(), time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="penstock-demo-") as name:
         folder = Path(name)
@@ -119,7 +112,7 @@ def run() -> int:
 
 
 def _write_pictures(folder: Path) -> None:
-    """Writes random pictures. Each is 6 x 6 pixels of noise, enlarged to the full size, with some grain added."""
+    """Writes random pictures: 6 x 6 pixels of noise, enlarged to the full size, with some grain added."""
     rng = np.random.default_rng(SEED)
     shape = (SAMPLES, SIDE, SIDE, 3)
     pixels = np.lib.format.open_memmap(folder / "pixels.npy", mode="w+", dtype=np.uint8, shape=shape)
@@ -185,7 +178,6 @@ def _epochs(loader: Iterable[Any]) -> Generator[Any, None, None]:
 
 
 def _torch_loader(dataset: Any) -> Iterable[Any]:
-    """Returns torch's own loader for the same job. Only this function of the demo imports torch."""
     from torch.utils.data import DataLoader as TorchLoader
 
     return TorchLoader(dataset, BATCH, shuffle=True, num_workers=WORKERS, persistent_workers=True)
@@ -211,7 +203,6 @@ def _report(console: Console, tallies: dict[str, Tally]) -> int:
 
 
 def _failures(tallies: dict[str, Tally]) -> list[str]:
-    """Returns a sentence for each check that failed."""
     steps, wrong = EPOCHS * -(-SAMPLES // BATCH), []
     expected = EPOCHS * SAMPLES * (3 * CROP * CROP * 4 + 8)
     inline = tallies[INLINE]

@@ -25,7 +25,6 @@ from penstock.stats._units import size
 
 
 def run(paths: Sequence[str], out: str | None, storage: dict[str, Any] | None = None) -> int:
-    """Writes an index of tar files into each of their folders, or to `out`, and returns the exit code."""
     try:
         files = find_files(list(paths), Tar.suffixes, "penstock index", Access(storage, cache=False))
         folders: dict[str, list[AnyFile]] = {}
@@ -44,10 +43,7 @@ def run(paths: Sequence[str], out: str | None, storage: dict[str, Any] | None = 
 
 
 def _index(files: Sequence[AnyFile], indexes: Mapping[Identity, Index], out: str | None) -> int:
-    """Writes the index for tar files in one folder, and returns the exit code.
-
-    If the folder already has an index, its entries for other tar files are kept.
-    """
+    """Writes the index for tar files of one folder. Keeps the entries of an existing index for other tar files."""
     entries = {} if out is not None else _present(files[0])
     made = for_each(lambda file: entry_of(file, indexes[file.identity]), files)
     entries.update(zip((os.path.basename(file.path) for file in files), made, strict=True))
@@ -77,11 +73,7 @@ def _present(file: AnyFile) -> dict[str, Entry]:
 
 
 def _written(file: AnyFile, content: bytes, out: str | None) -> tuple[str, int]:
-    """Writes the index into the folder of `file`, or to the path `out`. Returns its path or URL, and the exit code.
-
-    If the folder is remote and cannot be written, the index is written to the current directory instead, and the exit
-    code is 1.
-    """
+    """Returns where the index was written, and the exit code: 1 if the remote folder could not be written to."""
     if out is None and isinstance(file, RemoteFile):
         where = f"{folder_of(file)}/{NAME}"
         try:

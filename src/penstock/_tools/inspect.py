@@ -16,7 +16,6 @@ _WIDTH = 100  # the largest number of characters that are printed for a value
 
 
 def run(path: str, samples: int, settings: dict[str, Any]) -> int:
-    """Prints a description of the files, and returns the exit code."""
     try:
         found = open_files(path, settings).inspect(samples)
     except (OSError, ValueError, ImportError, TypeError) as error:

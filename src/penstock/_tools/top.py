@@ -22,8 +22,7 @@ from penstock.stats._recent import recent
 from penstock.stats._shown import ALWAYS
 from penstock.stats._units import count, seconds, share, size
 
-EVERY = 1.0
-"""The number of seconds between two updates of the display."""
+EVERY = 1.0  # seconds between two updates of the display
 
 QUIET = 5.0
 """A loader counts as paused after this many seconds without new figures. Loaders publish every two seconds."""
@@ -39,7 +38,7 @@ NONE = (
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """A running loader, with its latest published figures and the shortened command line of its process."""
+    """A running loader: its latest published figures, and the shortened command line of its process."""
 
     pid: int
     program: str
@@ -56,7 +55,6 @@ class Loader:
 
 
 def run(pid: int | None, once: bool) -> int:
-    """Prints the loaders once, or shows them until Ctrl-C is pressed. Returns the exit code."""
     console = Console(highlight=False)
     if once or not console.is_terminal or console.is_dumb_terminal:
         if not console.is_terminal:
@@ -74,10 +72,7 @@ def run(pid: int | None, once: bool) -> int:
 
 
 def loaders(pid: int | None = None, uid: int | None = None) -> list[Loader]:
-    """Returns the running loaders of a user, or of the process `pid`, sorted by process id.
-
-    A forked child inherits the published figures of its parent's loader. That loader is listed for the parent only.
-    """
+    """Returns the running loaders of a user, or of the process `pid`, sorted by process id."""
     found = {}
     for one in page.find(os.geteuid() if uid is None else uid):
         try:
@@ -86,6 +81,7 @@ def loaders(pid: int | None = None, uid: int | None = None) -> list[Loader]:
             details(loader, 0.0)
         except Exception:  # of another version, or not a page: one process cannot break the list
             continue
+        # A forked child inherits the page of its parent's loader, which is listed for the parent only.
         if pid in (None, one.pid) and published.pid == _pid_inside(one.pid):
             found[one.inode] = loader
     return [loader for _, loader in sorted(found.items(), key=lambda item: (item[1].pid, item[0]))]
@@ -109,7 +105,7 @@ def _arguments(pid: int) -> list[str]:
 
 
 def program(arguments: Sequence[str]) -> str:
-    """Returns a shortened command line, without the interpreter, its options, and the folder of the script."""
+    """Returns the command line without the interpreter, its options, and the folder of the script."""
     rest = list(arguments)
     if rest and Path(rest[0]).name.startswith("python"):
         del rest[0]
@@ -143,7 +139,6 @@ def view(found: Sequence[Loader], pid: int | None, now: float) -> RenderableType
 
 
 def listing(found: Iterable[Loader], now: float) -> RenderableType:
-    """Draws a table with one row for each loader, and below the table a sentence about each loader."""
     table, verdicts = Table(box=None, pad_edge=False, header_style="bold"), Table.grid(padding=(0, 2, 0, 0))
     for name in ("pid", "program", "dataset"):
         table.add_column(name, no_wrap=True, max_width=32, justify="right" if name == "pid" else "left")
@@ -170,7 +165,6 @@ def listing(found: Iterable[Loader], now: float) -> RenderableType:
 
 
 def details(loader: Loader, now: float) -> list[RenderableType]:
-    """Draws the detailed figures of one loader."""
     stats, paused = loader.stats, loader.paused(now)
     now_, epoch, memory = recent(stats), stats.epoch, stats.memory
     settings = ", ".join(f"{name}={stats.settings[name]!r}" for name in SETTINGS if name in stats.settings)
@@ -204,7 +198,6 @@ def details(loader: Loader, now: float) -> list[RenderableType]:
 
 
 def workers(figures: Iterable[WorkerFigures]) -> Table:
-    """Draws a table that shows how each worker spends its time, with one row for each worker."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("worker")
     for name in ("steps", "busy", "fetch", "collate", "write", "waits: task", "room", "CPU"):
@@ -232,5 +225,4 @@ def _troubles(period: Period) -> str:
 
 
 def waiting(value: float) -> Text:
-    """Draws the share of the time that was spent waiting, in green, yellow or red."""
     return Text(share(value), style="green" if value < 0.05 else "yellow" if value < 0.3 else "red")

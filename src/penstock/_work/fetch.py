@@ -15,10 +15,7 @@ if TYPE_CHECKING:
 
 
 class Fetch:
-    """The worker's side of a feed: fetches the samples of a task.
-
-    `mark` is the stream's position after the latest task, if the stream has a state.
-    """
+    """Fetches the samples of a task. `mark` is the stream's position after the latest task, if it has a state."""
 
     mark: bytes | None = None
 
@@ -36,17 +33,11 @@ class Fetch:
         return None
 
     def samples(self, task: Task) -> tuple[Sequence[Any], Mended | None] | None:
-        """Returns the samples, one for each row, and a description of those that failed, if any.
-
-        Returns None at the end of a stream.
-        """
+        """Returns a sample for each row, and those that failed, if any. Returns None at the end of a stream."""
         raise NotImplementedError
 
     def counts(self, task: Task) -> bool:
-        """True if every rank has a batch for the task's step. If not, the epoch ends before this step.
-
-        Called after the task's batch is made, if all ranks must have the same number of steps.
-        """
+        """True if every rank has a batch for this step. If not, the epoch ends before it, for all ranks."""
         return True
 
     # Static, because the names of samples depend only on the task.
@@ -58,5 +49,5 @@ class Fetch:
 
     @staticmethod
     def key(job: Job, task: Task, item: Any, row: int) -> Any:
-        """Returns the key of the sample in this row. The sample was made from `item`."""
+        """Returns the key of the sample in this row, which was made from `item`."""
         return item

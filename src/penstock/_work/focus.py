@@ -1,4 +1,4 @@
-"""The task and the sample that a worker is processing. Random numbers and error messages depend on them."""
+"""The task and the sample that a worker is processing, for random numbers and error messages."""
 
 from __future__ import annotations
 
@@ -24,11 +24,7 @@ KeyLoop = tuple[Sequence[Any], Any, Sequence[int]]
 
 
 class Focus(Source):
-    """The task and the sample that a worker is processing. `who` is the worker's name in error messages.
-
-    `loop` is set while samples are fetched one by one. `notes` are for the error if the task fails. They are kept
-    here and not added to the error, because the error is the user's object.
-    """
+    """The task and the sample that a worker is processing. `who` is the worker's name in error messages."""
 
     task: Task
     alone = False  # the worker has a process of its own
@@ -37,15 +33,14 @@ class Focus(Source):
         assert job.fetch is not None
         self.job = job
         self.gauge: Gauge | NoGauge = NO_GAUGE
-        self.notes: list[str] = []
+        self.notes: list[str] = []  # for the error if the task fails; not added to it, as it is the user's object
         self.rngs: dict[int, Generator] = {}  # by row, and -1 for the step
-        self.loop: KeyLoop | None = None
+        self.loop: KeyLoop | None = None  # set while samples are fetched one by one
         self.naming = job.fetch
         self._rank, self._world = job.shard
         self._who, self._generators = who, generators
 
     def begin(self, task: Task, gauge: Gauge | NoGauge) -> None:
-        """Makes `task` the current task."""
         self.task, self.gauge = task, gauge
         # The current operation and its keys. They become text only if the operation fails.
         self._at, self._keys = "", None
@@ -70,10 +65,7 @@ class Focus(Source):
             self._generators.seed(self.task.epoch, number)
 
     def rng(self) -> Generator:
-        """Returns the random generator of the current sample, or of the whole step if no sample is current.
-
-        See `penstock.rng`.
-        """
+        """Returns the generator of the current sample, or of the whole step if no sample is current."""
         item, row = (None, -1) if self.loop is None else _now(self.loop)
         found = self.rngs.get(row)
         if found is None:
@@ -94,7 +86,6 @@ class Focus(Source):
         return self.gauge.cache
 
     def names(self) -> Sequence[Any]:
-        """Returns the key of each row, or an empty sequence if rows have no keys."""
         return self.naming.names(self.job, self.task)
 
     def sample(self) -> tuple[Any, int]:
@@ -103,7 +94,6 @@ class Focus(Source):
         return _now(self.loop)
 
     def each(self, keys: Sequence[Any]) -> Iterator[Any]:
-        """Yields the keys, and records which sample is the current one. See `penstock.each`."""
         names = self.names()  # these may differ from `keys`, because a Subset asks its dataset for other keys
         rows = range(len(names)) if self.part is None else self.part
         # Inside of a sample, or if the counts differ, these keys are not the samples of the step.
@@ -125,13 +115,11 @@ class Focus(Source):
                 self.loop = None
 
     def rows_asked_for(self) -> Sequence[int]:
-        """Returns the rows of the step that the dataset was asked for: those that `among` selected, or all rows."""
         return range(len(self.names())) if self.part is None else self.part
 
     # For error messages.
 
     def doing(self, at: str, keys: Any) -> None:
-        """Records the current operation and its keys, for error messages."""
         self._at, self._keys = at, keys
 
     def name_sample(self) -> None:
@@ -164,7 +152,6 @@ class Focus(Source):
 
 
 def _now(loop: KeyLoop) -> tuple[Any, int]:
-    """Returns the loop's current key and its row."""
     keys, left, rows = loop
     at = len(keys) - left.__length_hint__() - 1
     return keys[at], rows[at]

@@ -24,25 +24,18 @@ class Generators:
         return self._seed_step is not None
 
     def allow(self) -> None:
-        """Allows the worker to seed the generators from now on."""
         import_whole("penstock._work.seeding")
         from penstock._work.seeding import Borrowed, seed_step  # late: see InlineBackend
 
         self._seed_step, self._borrow = seed_step, Borrowed
 
     def seed(self, epoch: int, number: int) -> int:
-        """Seeds the generators for a step and returns the seed.
-
-        `number` is the step's index among the steps of all ranks.
-        """
+        """Seeds the generators for a step (its index among the steps of all ranks), and returns the seed."""
         assert self._seed_step is not None
         return self._seed_step(self._seed, epoch, number)
 
     def borrowed(self, epoch: int, number: int) -> Loan:
-        """Returns a loan of the caller's random generators: seeded for the step, and restored afterwards.
-
-        See `with_loan`.
-        """
+        """Returns a loan of the caller's generators: seeded for the step, restored afterwards."""
         if self._borrow is None:
             self.allow()
         assert self._borrow is not None

@@ -19,16 +19,10 @@ if TYPE_CHECKING:
 
 
 class TaskRunner(Protocol):
-    """The interface of an object that runs the tasks of one worker, one after the other.
-
-    A backend uses only these methods.
-    """
+    """Runs the tasks of one worker, one after the other. A backend uses only these methods."""
 
     def begin(self, seat: int, *, alone: bool) -> None:
-        """Prepares the worker for its first task.
-
-        `seat` is the worker's index. `alone` is True if the worker has a process of its own.
-        """
+        """Prepares the worker in slot `seat` for its first task. `alone`: the worker has its own process."""
 
     def change(self, changes: Iterable[Change]) -> None:
         """Applies changes to the dataset. If a change fails, every later task fails with its error."""
@@ -68,9 +62,6 @@ class Job:
     log: UpdateLog = field(default_factory=UpdateLog)
 
     def number(self, step: int) -> int:
-        """Returns the step's index among the steps of all ranks.
-
-        Random numbers are seeded with it, so that they differ between ranks.
-        """
+        """Returns the step's index among the steps of all ranks, which seeds random numbers per rank."""
         rank, world = self.shard
         return step * world + rank

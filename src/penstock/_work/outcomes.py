@@ -12,10 +12,7 @@ from penstock._wire.task import Mended
 
 
 class Done(NamedTuple):
-    """The outcome of a task whose batch was made from `rows` samples.
-
-    `mended` lists the samples that failed and were left out or replaced.
-    """
+    """A batch made from `rows` samples. `mended` lists the samples that failed and were left out or replaced."""
 
     batch: object
     rows: int
@@ -24,17 +21,13 @@ class Done(NamedTuple):
 
 
 class AtEnd(NamedTuple):
-    """The outcome of a task for which the stream had no samples left."""
+    """The stream had no samples left for the task."""
 
     mark: bytes | None = None
 
 
 class Errored(NamedTuple):
-    """The outcome of a task that failed.
-
-    `where` names the step and the sample, and `notes` are further notes for the user. Both are kept separate from the
-    error, because the error is the user's object.
-    """
+    """A task failed. `where` and `notes` are kept apart from the error, because it is the user's object."""
 
     error: BaseException
     where: str

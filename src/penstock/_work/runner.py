@@ -67,10 +67,7 @@ class Runner:
                 self._break("update(), made before ", error)
 
     def look_up(self) -> None:
-        """Looks up the dataset's methods again.
-
-        Called after the caller has changed the dataset, if caller and worker share it.
-        """
+        """Looks up the dataset's methods again, after the caller has changed the dataset that they share."""
         self._fetch.look_up()
 
     def _break(self, at: str, error: BaseException) -> None:
@@ -86,11 +83,7 @@ class Runner:
     def run(
         self, task: Task, writer: Writer, gauge: Gauge | NoGauge, *, interruptible: bool = False
     ) -> Done | AtEnd | Errored:
-        """Makes the batch of a task: see `TaskRunner`.
-
-        If `interruptible` is True, a KeyboardInterrupt is raised instead of returned, because it is meant for the
-        caller.
-        """
+        """See `TaskRunner`. With `interruptible`, a KeyboardInterrupt is raised: it is meant for the caller."""
         outer, at_work.source = at_work.source, self._focus  # not by `working_at`, which takes 1 µs
         try:
             self._focus.begin(task, gauge)

@@ -56,7 +56,6 @@ class SampleFetcher:
             raise
 
     def _timed(self, get: Callable[[Any], Any], left: Any) -> list[Any]:
-        """Returns `[get(key) for key in left]`, and measures how long each sample takes."""
         samples, gauge, clock = [], self._focus.gauge, perf_counter_ns
         gauge.begin_epoch(self._focus.task.epoch)
         before = clock()
@@ -69,14 +68,12 @@ class SampleFetcher:
         return samples
 
     def _note_slow(self, ns: int) -> None:
-        """Records the current sample, which took `ns` nanoseconds, as one of the slowest."""
         focus, task = self._focus, self._focus.task
         item, row = focus.sample()
         key = focus.naming.key(self._job, task, item, row)
         focus.gauge.note(Slow(ns, task.epoch, task.step, safe_text(key, repr), path_of(self._job.dataset, item)))
 
     def _mend(self, get: Callable[[Any], Any], keys: Sequence[Any]) -> tuple[list[Any], Mended | None]:
-        """Fetches the samples, and leaves out or replaces those that fail."""
         focus, task, job = self._focus, self._focus.task, self._job
         key_of, rngs = focus.naming.key, focus.rngs  # looked up once, because the loop below runs for each sample
         kept = Failure.capture if focus.alone else keep
@@ -108,10 +105,7 @@ class SampleFetcher:
         return samples, mended if mended.errors else None
 
     def _another(self, task: Task, row: int, attempt: int) -> Any:
-        """Returns the key of a replacement for a sample that failed.
-
-        The key is drawn from the whole epoch's order, or from the same step if the order is unknown.
-        """
+        """Draws a replacement key from the epoch's order, or from the same step if the order is unknown."""
         import_whole("penstock._work.seeding")
         from penstock._work.seeding import REPLACE  # late: see InlineBackend
 

@@ -1,7 +1,6 @@
 """Random numbers that belong to a step or a sample, and do not depend on the worker that computes it.
 
-The global generators are seeded for each step. `penstock.rng()` makes a separate generator for each sample that asks
-for one.
+The global generators are seeded for each step. `penstock.rng()` has a separate generator for each sample.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ LOAD, READ, STEP, SAMPLE, REPLACE, _SPAWN = range(6)
 
 
 def seed_step(seed: int, epoch: int, step: int, use: int = LOAD) -> int:
-    """Seeds `random` and `numpy.random` from (seed, epoch, step, use), and returns the seed. Takes about 8 µs."""
+    """Seeds `random` and `numpy.random` from the arguments, and returns the seed. Takes about 8 µs."""
     state = mix(_of_epoch(seed, epoch, use), step)
     _seed_python(state)
     _python.gauss_next = None
@@ -50,10 +49,7 @@ def _of_epoch(seed: int, epoch: int, use: int) -> int:
 
 
 def generator(seed: int, epoch: int, number: int, use: int) -> np.random.Generator:
-    """Returns a new random generator that depends only on the arguments.
-
-    Takes about 6 µs, whereas `numpy.random.default_rng` takes 16 µs.
-    """
+    """Returns a generator that depends only on the arguments, in 6 µs (`numpy.random.default_rng` takes 16 µs)."""
     words: Any = _Words(mix(_of_epoch(seed, epoch, use), number))  # numpy's stubs allow only its own class
     return np.random.Generator(np.random.PCG64(words))
 
@@ -113,10 +109,7 @@ def number_of(key: object) -> int:
 if TYPE_CHECKING:
 
     class SavedGenerators(Protocol):
-        """A saved state of the generators.
-
-        `put_back` may be called repeatedly, and works even if `take` was interrupted.
-        """
+        """Saved generator states. `put_back` may be called repeatedly, even if `take` was interrupted."""
 
         def take(self) -> None: ...
         def put_back(self) -> None: ...
@@ -125,11 +118,10 @@ if TYPE_CHECKING:
 class Lending:
     """Lends generators that all threads of a process share. Several threads may borrow them at the same time.
 
-    The first thread that borrows them saves their state, and the last thread that returns them restores it. So the
-    program finds the generators as it left them. If a thread borrows again in the middle of a step, the state of that
-    step is restored afterwards. While two threads borrow, each disturbs the other's random numbers. Letting one
-    thread wait for the other's step was rejected, because that step may itself be waiting for a batch from the first
-    thread.
+    The first borrower saves their state and the last one restores it, so the program finds them as it left them. A
+    thread that borrows again in the middle of a step restores that step's state afterwards. Two simultaneous
+    borrowers disturb each other's random numbers. Letting one wait for the other's step was rejected, because that
+    step may itself be waiting for a batch from the first thread.
     """
 
     def __init__(self, saved: Callable[[], SavedGenerators]) -> None:
@@ -142,11 +134,7 @@ class Lending:
         self._open: dict[int, GeneratorLoan] = {}  # the outermost loan of each thread
 
     def _adopt(self) -> None:
-        """Takes back the random generators that other threads have borrowed.
-
-        Restores their state unless this thread has borrowed them too. Called in a forked child, where only the
-        forking thread exists.
-        """
+        """In a forked child, where only this thread exists: takes back what other threads had borrowed."""
         mine, others = self._open.get(threading.get_ident()), [*self._open.values()]
         saved = next((lent.saved for lent in others if lent.saved is not None), None)
         self._renew()
@@ -180,10 +168,7 @@ class Lending:
 
 
 class GeneratorLoan:
-    """One loan (temporary use) of the global random generators.
-
-    `saved` is the state to restore at the end of the loan, or None if another loan restores it.
-    """
+    """`saved` is the state to restore at the end of the loan, or None if another loan restores it."""
 
     saved: SavedGenerators | None = None
 
@@ -196,7 +181,6 @@ class Borrowed:
         self._lent = GeneratorLoan()
 
     def begin(self) -> int:
-        """Seeds the generators, and returns the seed."""
         _lending.begin(self._lent)
         return seed_step(*self._of)
 
@@ -207,10 +191,10 @@ class Borrowed:
 class _PythonAndNumpyState:
     """The states of `random` and `numpy.random`. The latter is saved and restored in a few microseconds.
 
-    `numpy.random.get_state` and `set_state` copy 624 numbers one by one and take 170 µs together. Copying the
-    generator's memory, whose address is public in numpy, takes 1 µs. But numpy draws normal numbers in pairs, and
-    keeps the second of a pair outside that memory. To find out whether there is such a number, a normal number is
-    drawn. If that leaves the memory unchanged, the number drawn is the one that numpy had kept.
+    `numpy.random.get_state` and `set_state` copy 624 numbers one by one, in 170 µs together. Copying the generator's
+    memory, whose address is public in numpy, takes 1 µs. But numpy draws normal numbers in pairs, and keeps the
+    second of a pair outside that memory. To find out whether there is one, a normal number is drawn: if that leaves
+    the memory unchanged, the number drawn is the one that numpy had kept.
     """
 
     # mt19937: 624 words and the position.

@@ -20,20 +20,14 @@ class Box(NamedTuple):
         return slice(self.top, self.top + self.height), slice(self.left, self.left + self.width)
 
     def shrinking(self, to: Size) -> int:
-        """Returns the largest factor by which the box can be shrunk without getting smaller than `to`.
-
-        The factor is 1, 2, 4 or 8, and applies to both axes.
-        """
+        """Returns the largest factor (1, 2, 4 or 8) by which the box can be shrunk to no less than `to`."""
         for times in (8, 4, 2):
             if self.height // times >= to[0] and self.width // times >= to[1]:
                 return times
         return 1
 
     def shrunk(self, times: int) -> tuple[Box, tuple[float, float]]:
-        """Returns this box in an image that is decoded at 1/`times` of its full size.
-
-        The result is the box rounded to whole pixels, and its exact size.
-        """
+        """Returns this box in an image decoded at 1/`times` size, rounded to whole pixels, and its exact size."""
         # The exact box begins at the upper left corner of the rounded one; pixels beyond its size may be padding. A
         # box that begins inside a decoded pixel is moved to the pixel's edge: this is harmless, as its position is
         # random.
@@ -43,21 +37,14 @@ class Box(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """How the sample is cut from the image.
-
-    The box `region` of the image is resized to the size `to`. The sample is the box `inside` of the result. A mean
-    image of the size `before` (the image's size before cropping) is cropped to the box `crop`.
-    """
-
-    region: Box
+    region: Box  # of the image; it is resized to `to`
     to: Size
-    inside: Box
-    crop: Box
-    before: Size
+    inside: Box  # the sample, in the resized region
+    crop: Box  # of a mean image of the size `before`
+    before: Size  # of the image before cropping
 
 
 def fitting(image: Size, shorter: int) -> Size:
-    """Returns the size of an image after its shorter side is resized to this length."""
     height, width = image
     if height <= width:
         return shorter, max(1, round(width * shorter / height))
@@ -80,11 +67,10 @@ def centre_box(image: Size, crop: Size) -> Box:
 
 
 def random_box(image: Size, area: tuple[float, float], ratio: tuple[float, float], drawn: Sequence[float]) -> Box:
-    """Returns a random window of the image.
+    """Returns a random window. Its area and the logarithm of its ratio are uniformly distributed.
 
-    `area` has the minimum and maximum share of the image that the window covers. `ratio` has the minimum and maximum
-    of its width divided by its height. `drawn` holds 2 + 2 * TRIES random numbers between 0 and 1. The area and the
-    logarithm of the ratio are uniformly distributed.
+    `area`: the least and greatest share of the image that it covers. `ratio`: the least and greatest width divided by
+    height. `drawn`: 2 + 2 * TRIES random numbers between 0 and 1.
     """
     height, width = image
     low, high = math.log(ratio[0]), math.log(ratio[1])

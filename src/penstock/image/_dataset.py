@@ -167,10 +167,7 @@ class ImageFolder(Format, Images):
 
     @property
     def edges(self) -> NDArray[np.int64]:
-        """The index of the first row of each file, and the total number of rows.
-
-        Each image is a file, and also a block.
-        """
+        """The index of the first row of each file, and the number of rows. Each image is a file and a block."""
         return np.arange(len(self) + 1)
 
     blocks = edges
@@ -240,7 +237,7 @@ class ImageFolder(Format, Images):
         return paths, targets
 
     def _check_root(self, listing: str) -> None:
-        """Raises FileNotFoundError if none of the first few files exist, because `root` must then be wrong."""
+        """Raises FileNotFoundError if none of the first few files exist: `root` must be wrong."""
         first = list(self.paths[:CHECKED])
         if not any(map(self._folder.has, first)):
             lost = os.path.join(self.root, first[0])
@@ -293,13 +290,9 @@ def _read_list(file: AnyFile, folder: LocalFolder | RemoteFolder, labels: bool) 
 
 
 def _without_labels(lines: list[str], is_file: Callable[[str], bool]) -> list[str]:
-    """Returns the paths in a list of images, without the labels.
-
-    A number at the end of a line may be a label or part of the file's name. It is part of the name ("scan 1") if a
-    file of that name exists. If all lines end in a number, only the first few files are looked up, because a list may
-    have millions of lines.
-    """
+    """Returns the paths in a list. A number at the end of a line is a label, unless a file has that name."""
     found = [path if label is not None else "" for path, label in map(_read_line, lines)]
+    # Only the first few files are looked up, because a list may have millions of lines.
     if all(found) and not any(map(is_file, lines[:CHECKED])):
         return found
     return [
@@ -309,10 +302,7 @@ def _without_labels(lines: list[str], is_file: Callable[[str], bool]) -> list[st
 
 
 def _read_line(line: str) -> tuple[str, Any]:
-    """Parses a line.
-
-    Returns the path and its label, which is a number, a list of numbers, or None if there is no label.
-    """
+    """Returns the path and its label: a number, a list of numbers, or None if there is no label."""
     *numbers, path = line.split("\t")
     found = [_number(word) for word in numbers]
     if len(found) >= 2 and None not in found:  # MXNet's format, which begins with an unused number

@@ -29,8 +29,6 @@ Path = str | os.PathLike[str]
 
 
 class LocalFolder:
-    """A folder on a local disk. All paths are relative to this folder."""
-
     is_remote = False
 
     def __init__(self, root: str) -> None:
@@ -49,7 +47,6 @@ class LocalFolder:
         return os.path.isfile(os.path.join(self.root, path))
 
     def packed(self, paths: list[str]) -> PackedList[str]:
-        """Returns the paths of the images as a compact list, which can be passed to `file`."""
         return PackedList(paths)
 
     def file(self, paths: Sequence[str], key: int) -> AnyFile:
@@ -57,10 +54,7 @@ class LocalFolder:
 
 
 class RemoteFolder:
-    """A folder in a remote store.
-
-    The file sizes from its listing are kept, so that no further requests are needed for them.
-    """
+    """A folder in a remote store. File sizes from its listing are kept, to save further requests."""
 
     is_remote = True
 
@@ -74,7 +68,6 @@ class RemoteFolder:
 
     @cached_property
     def _listed(self) -> dict[str, StoredObject]:
-        """The stored objects by path, without hidden ones."""
         pages = listed(self._remote, self._begin.rstrip("/"))
         found = {}
         for each in with_progress_bar(chain.from_iterable(pages), None, "listing files"):
@@ -116,10 +109,7 @@ class RemoteFolder:
 
 
 class Files(Sequence[AnyFile]):
-    """The image files of a folder, as a sequence.
-
-    Each file object is created on access, because there may be millions.
-    """
+    """The image files of a folder. File objects are created on access, because there may be millions."""
 
     def __init__(self, folder: LocalFolder | RemoteFolder, paths: Sequence[str]) -> None:
         self._folder, self._paths = folder, paths
@@ -140,10 +130,7 @@ class Files(Sequence[AnyFile]):
 def find_folder(
     root: Path, listing: Path | None, access: Access
 ) -> tuple[LocalFolder | RemoteFolder, AnyFile | None]:
-    """Returns the folder of the images, and the file that lists them, if any.
-
-    That file is `listing`, or `root` itself if `root` is a file.
-    """
+    """Returns the folder of the images, and the file that lists them, if any: `listing`, or `root` itself."""
     text = text_of(root, "ImageFolder")
     if not is_url(text):
         folder = local(text, "ImageFolder")

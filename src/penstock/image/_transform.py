@@ -131,10 +131,7 @@ class Transform:
         return out
 
     def _cut(self, image: Size, name: str) -> tuple[Cut, bool]:
-        """Returns how an image of this size is cut, and whether to mirror it.
-
-        Raises ImageError if the image is too small for the crop.
-        """
+        """Returns how to cut an image of this size, and whether to mirror it. Raises ImageError if it is small."""
         crop, train = self._crop, self.train
         drawn: list[float] = []
         if train and (crop or self.mirror):
@@ -172,10 +169,7 @@ class Transform:
 
 @cache
 def _limit_threads(pid: int) -> None:
-    """Makes OpenCV use only one thread in a worker.
-
-    This is because the other cores are busy, and because OpenCV's threads do not survive a fork.
-    """
+    """Limits OpenCV to one thread in a worker: other cores are busy, and its threads do not survive a fork."""
     if is_worker_process():
         cv2.setNumThreads(0)  # not 1, which crashes if the threads of the parent are missing
 
@@ -215,7 +209,6 @@ def _scaled(pixels: Pixels, extent: tuple[float, float], by: tuple[float, float]
 
 
 def _normalizer(transform: Transform) -> Normalizer:
-    """Combines mean, scale and std into a lookup table of results, or into a mean image and a factor."""
     try:
         dtype = np.dtype(transform.dtype)
     except TypeError:
@@ -271,10 +264,7 @@ def _one_of(name: str, value: object, *allowed: object) -> None:
 
 
 def _size_of(name: str, value: Any) -> Size | None:
-    """Converts a size, given as one number or as a pair, to a pair (height, width).
-
-    Returns None if no size was given.
-    """
+    """Converts a number or a pair to a pair (height, width). None stays None."""
     if value is None:
         return None
     pair = (value, value) if isinstance(value, Integral) else value
@@ -317,16 +307,12 @@ decoder_scratch, plane_scratch = _Scratch(), _Scratch()
 
 
 class Normalizer(NamedTuple):
-    """Computes `(pixel - mean) * factor` in the given layout and dtype.
-
-    `table` holds the precomputed result for each channel and pixel value. It is None if pixels are left unchanged or
-    if the mean is a whole image.
-    """
+    """Computes `(pixel - mean) * factor` in the given layout and dtype."""
 
     dtype: np.dtype[Any]
     planar: bool
     channels: int
-    table: Array | None
+    table: Array | None  # results by channel and pixel; None if there are none to compute, or with a mean image
     mean_image: Array | None
     factor: Array
 
@@ -334,10 +320,7 @@ class Normalizer(NamedTuple):
         return (self.channels, *size) if self.planar else (*size, self.channels)
 
     def write(self, pixels: Pixels, mirror: bool, mean: Array | None, out: Array) -> None:
-        """Writes the normalised pixels into `out`.
-
-        `mean` is the part of the mean image that belongs to these pixels.
-        """
+        """Writes the normalised pixels into `out`. `mean` is the part of the mean image for these pixels."""
         if mirror:
             pixels = cv2.flip(pixels, 1)  # type: ignore[assignment]
             if mean is not None:
@@ -364,10 +347,7 @@ class Normalizer(NamedTuple):
             cv2.LUT(pixels, np.ascontiguousarray(self.table.T)[None], dst=out)
 
     def check_mean(self, sizes: list[Size | None]) -> None:
-        """Raises ValueError if the mean image cannot fit any image.
-
-        `sizes` has the sizes that the mean image may have. It is empty if these are not known.
-        """
+        """Raises ValueError if the mean image fits no image. `sizes`: what it may have; empty if unknown."""
         assert self.mean_image is not None
         mean, allowed = self.mean_image.shape, [self.shape(size) for size in sizes if size]
         if (allowed and mean not in allowed) or mean[0 if self.planar else 2] != self.channels:
@@ -375,10 +355,7 @@ class Normalizer(NamedTuple):
             raise ValueError(f"the mean image must be of shape {wanted}, but its shape is {mean}.")
 
     def mean_of(self, before: Size, crop: Box, name: str) -> Array:
-        """Returns the part of the mean image that belongs to this crop of an image.
-
-        `before` is the size of the image before cropping.
-        """
+        """Returns the part of the mean image for a crop. `before` is the image's size before cropping."""
         mean = self.mean_image
         assert mean is not None
         size = mean.shape[1:] if self.planar else mean.shape[:2]

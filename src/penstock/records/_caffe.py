@@ -1,7 +1,4 @@
-"""Reads and writes Caffe's LMDB files of Datum messages, and reads its mean images (`.binaryproto`).
-
-Only writing needs the library `lmdb`.
-"""
+"""Caffe's LMDB files of Datum messages, and its mean images (`.binaryproto`). Only writing needs `lmdb`."""
 
 from __future__ import annotations
 
@@ -112,10 +109,7 @@ class CaffeLMDB(RecordSamples):
         return ends.searchsorted(np.arange(BLOCK, ends[-1] if len(ends) else 0, BLOCK))
 
     def ranges(self, rows: FileRows) -> list[tuple[int, int]]:
-        """Returns the byte ranges (start, stop) of the values.
-
-        Ranges with less than a page between them are merged.
-        """
+        """Returns the byte ranges (start, stop) of the values, merged if less than a page apart."""
         index, some = self.indexes[rows.file], slice(rows.first, rows.stop)
         starts, sizes = index["starts"][some], index["sizes"][some]
         order = starts.argsort()
@@ -154,7 +148,7 @@ class CaffeLMDB(RecordSamples):
         return self.keys[self.edges.item(number) + row]
 
     def _datum(self, raw: bytes, number: int, row: int) -> tuple[Datum, str]:
-        """Parses the Datum in these bytes. Returns it with a name for error messages."""
+        """Returns the Datum in these bytes, and a name for error messages."""
         found = self._value(raw, number, row)
         start = self.extent(number, row)[0] + len(raw) - len(found)
         name = f"{self.files[number].path}, key {self._key(number, row)!r}, byte {start:,}"
@@ -266,10 +260,7 @@ def read_caffe_mean(path: FilePath) -> NDArray[np.float32]:
 
 
 def _mean(message: memoryview) -> NDArray[np.float32]:
-    """Returns the array in a BlobProto message.
-
-    Its floats are in field 5, and its shape is in field 7 or, in older files, in fields 1 to 4.
-    """
+    """Returns the array of a BlobProto: floats in field 5, shape in field 7 or, in older files, in fields 1 to 4."""
     sizes = dict.fromkeys((1, 2, 3, 4), 1)
     shape: list[int] = []
     values = [np.empty(0, np.float32)]

@@ -33,7 +33,7 @@ class Datum(NamedTuple):
 
 
 def parse(message: memoryview) -> Datum:
-    """Parses a Datum. Raises MessageError if the message is invalid or contradicts itself."""
+    """Parses a Datum. Raises MessageError if it is invalid or contradicts itself."""
     numbers: dict[int, int] = {}
     data: memoryview | None = None
     floats: list[NDArray[np.float32]] = []

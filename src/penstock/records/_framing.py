@@ -4,9 +4,9 @@
     a record:  one part with flag 0, or parts with the flags 1, 2, ... 2, 3
 
 The mark is a magic number. All numbers are little-endian. Content that has the mark at a multiple of 4 is split there
-into parts, and the mark itself is left out. The mark therefore occurs only where a part begins (no valid flag and
-length look like it), and searching a record for marks detects every wrong length, except for one that only adds or
-drops a few zeros at the end.
+into parts, and the mark itself is left out. So the mark occurs only where a part begins (no valid flag and length
+look like it), and searching a record for marks detects every wrong length, except for one that only adds or drops a
+few zeros at the end.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ _MAY_FOLLOW = ((_ALONE, _FIRST), (_MIDDLE, _LAST), (_MIDDLE, _LAST), (_ALONE, _F
 
 
 def framed(content: bytes) -> list[bytes]:
-    """Returns the pieces of bytes to write for a record with this content."""
     pieces: list[bytes] = []
     begin = 0
     for at in _marks(content):
@@ -76,19 +75,13 @@ def record(raw: bytes) -> memoryview:
 
 
 def beginning(raw: bytes) -> bytes | None:
-    """Returns the beginning of a record's content, or None if the record has several parts or is damaged.
-
-    `raw` holds the first bytes of the record.
-    """
+    """Returns the start of the content in a record's first bytes, or None if it is in parts or damaged."""
     mark, word = _HEAD.unpack_from(raw)
     return raw[8 : 8 + word] if mark == MARK and word >> 29 == _ALONE else None
 
 
 def disagreement(file: AnyFile, starts: NDArray[np.int64]) -> str:
-    """Returns the reason why the file's records cannot begin at exactly these byte offsets.
-
-    Returns an empty string if they can.
-    """
+    """Returns why the file's records cannot begin at exactly these byte offsets, or "" if they can."""
     # Damage to a single record is not reported here: it raises when that record is read.
     if len(odd := starts[starts % 4 != 0]):
         return f"it has a record at byte {odd[0]:,}, but records begin at multiples of 4"
@@ -120,10 +113,7 @@ def read_heads(file: AnyFile, starts: NDArray[Any], size: int) -> Iterator[bytes
 
 
 def _end(file: AnyFile, at: int) -> int:
-    """Returns the byte offset of the end of the record that begins at the offset `at`.
-
-    For a damaged record, this is the end of the file, where no other record can begin.
-    """
+    """Returns where the record at offset `at` ends; for a damaged record the file's end, where none can begin."""
     flag = _LAST
     while at <= file.size - 8:
         mark, word = _HEAD.unpack(file.read(at, 8))

@@ -1,4 +1,4 @@
-"""Reads and writes MXNet's `.idx` files, which have a line for each record with its key and its byte offset."""
+"""MXNet's `.idx` files, which have a line for each record with its key and its byte offset."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ def read_index(index: AnyFile, file: AnyFile) -> tuple[NDArray[np.int64], NDArra
     """Returns the byte offset of each record, in file order, and the records' keys.
 
     The index of a local file is compared with the header of every record. For a remote file this would download the
-    whole file, so only the last record is checked, and other errors in the index are noticed when the records are
-    read.
+    whole file, so only the last record is checked; other errors in the index are noticed when the records are read.
     """
     path, text = index.path, index.read(0, index.size)
     if text and not text.endswith(b"\n"):
@@ -56,7 +55,7 @@ def _refuse(path: str, lines: list[bytes], row: int) -> NoReturn:
 
 
 def _wrong(starts: NDArray[np.int64], file: AnyFile) -> str:
-    """Returns the reason why this is not the complete index of the file, or an empty string if it is."""
+    """Returns why this is not the complete index of the file, or "" if it is."""
     if len(starts) == 0:
         return f"it is empty, but the file has {file.size:,} bytes" if file.size else ""
     if starts[0] != 0:

@@ -1,8 +1,8 @@
 """Reads the keys and values of an LMDB file, in key order.
 
-The library `lmdb` is not used, because it maps the file into memory and trusts the contents, so that a damaged page
-or a truncated file crashes the process. The library's environments must not be used across a fork either. This module
-checks every number before using it, and reads the file at explicit offsets.
+The library `lmdb` is not used: it maps the file and trusts the contents, so a damaged page or a truncated file
+crashes the process; and its environments must not be used across a fork. This module checks every number before using
+it, and reads the file at explicit offsets.
 
     pages 0 and 1  the state after the last two transactions: the newer one counts
     branch page    keys, and the pages below them
@@ -39,25 +39,24 @@ _DEEPEST = 32  # the limit of LMDB itself
 
 
 def is_lmdb(first_bytes: bytes) -> bool:
-    """True if a file that begins with these bytes is an LMDB file. LMDB files have a magic number at byte 16."""
+    """True if a file that begins with these bytes is an LMDB file, by the magic number at byte 16."""
     return first_bytes[16:20] == _MARK.to_bytes(4, "little")
 
 
 def find_values(file: AnyFile) -> Arrays:
     """Returns the index of an LMDB file: the location of each key's value, in key order.
 
-    `starts` and `sizes` have the byte offset and length of each value; the last element of `starts` is the size of
-    the file. The bytes of a large value include the header of its first page, so its offset is a multiple of the page
-    size, `page`. `keys` holds all keys in one byte array, and `key_edges` has the offset at which each key begins.
+    `starts` and `sizes`: byte offset and length of each value; the last element of `starts` is the size of the file.
+    A large value includes the header of its first page, so its offset is a multiple of the page size, `page`. `keys`:
+    all keys in one byte array; `key_edges`: the offset at which each key begins.
     """
     return _Tree(file).arrays()
 
 
 def value_of(raw: bytes, start: int, page: int) -> memoryview | None:
-    """Returns the value that is stored in `raw`, or None if `raw` is damaged.
+    """Returns the value stored in `raw`, the bytes at offset `start` of the file, or None if it is damaged.
 
-    `raw` contains the bytes of the file from offset `start` on. For a large value, it begins with a page header,
-    which is skipped. `page` is the page size.
+    A large value begins with a page header, which is skipped. `page` is the page size.
     """
     if start % page or not raw:  # an empty value may be at the end of its page
         return memoryview(raw)
@@ -156,10 +155,7 @@ class _Tree:
             yield from self._leaves(higher << 32 | high << 16 | low, depth - 1)
 
     def _nodes(self, number: int, expected: int) -> tuple[bytes, tuple[int, ...]]:
-        """Returns the bytes of a page and the offsets of its nodes.
-
-        Checks that the nodes fill the end of the page without a gap.
-        """
+        """Returns the bytes of a page and the offsets of its nodes, which must fill the end of the page."""
         start = self._page_start(number)
         raw = self._file.read(start, self._page)
         own, _, kind, low, high = _PAGE.unpack_from(raw)

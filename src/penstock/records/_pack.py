@@ -35,7 +35,6 @@ MOST_LISTED = 20  # skipped files that are listed
 
 
 def run(options: argparse.Namespace) -> int:
-    """Packs the images, prints a summary, and returns the exit code."""
     errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     try:
         _check(options)
@@ -96,7 +95,7 @@ def _images(options: argparse.Namespace) -> ImageFolder:
 
 
 def _pack(images: ImageFolder, options: argparse.Namespace) -> tuple[list[tuple[Any, Exception]], int, float]:
-    """Writes the file. Returns the skipped samples, the size of the file in bytes, and the time taken in seconds."""
+    """Returns the skipped samples, the size of the file in bytes, and the time taken in seconds."""
     start = time.perf_counter()
     dataset = Encoded(images, options.resize, options.quality or QUALITY)
     loader: DataLoader[Any] = DataLoader(
@@ -130,11 +129,7 @@ def _pack(images: ImageFolder, options: argparse.Namespace) -> tuple[list[tuple[
 
 
 class Encoded(Dataset[Any]):
-    """The images of a folder as they are written to the record file, with their labels.
-
-    Raises an error for an image that cannot be decoded. An image whose shorter side is longer than `resize` is
-    resized and encoded as JPEG. Other images are stored unchanged.
-    """
+    """The images as they are packed: resized, and encoded as JPEG, if the shorter side is longer than `resize`."""
 
     def __init__(self, images: ImageFolder, resize: int | None, quality: int) -> None:
         self._images, self._resize, self._quality = images, resize, quality

@@ -110,7 +110,7 @@ class RecordFile(RecordSamples):
         return [next(others) if each is None else each[1] for each in found]
 
     def _by_idx(self, file: AnyFile, access: Access) -> tuple[str, Index] | None:
-        """Returns the path of a file's `.idx`, and the index made from it, or None if the file has no `.idx`."""
+        """Returns the path of a file's `.idx` and the index made from it, or None if the file has no `.idx`."""
         index = self._idx_of(file, access)
         if index is None:
             return None
@@ -119,10 +119,7 @@ class RecordFile(RecordSamples):
         return index.path, Index(file, self.kind, self.find, arrays, False)
 
     def _idx_of(self, file: AnyFile, access: Access) -> AnyFile | None:
-        """Returns the `.idx` of a record file, or None if there is none.
-
-        An `.idx` that belongs to a user who may not change the record file counts as missing.
-        """
+        """Returns the `.idx`, or None. One that belongs to a user who may not change the record file is ignored."""
         if self._idx is False:
             return None
         if self._idx is not None:
@@ -261,7 +258,6 @@ def _edges(starts: NDArray[np.int64], file: AnyFile) -> NDArray[Any]:
 
 
 def _record(raw: bytes) -> Record:
-    """Parses the bytes of one record. Raises NotARecord if they are not a valid record."""
     content = framing.record(raw)
     if len(content) < _HEAD.size:
         what = f"a record of {len(content)} bytes is too short for the header of {_HEAD.size} with its id and label"
@@ -277,10 +273,7 @@ def _record(raw: bytes) -> Record:
 
 
 def _damaged(file: AnyFile, start: int, error: framing.NotARecord, index: str | None = None) -> NoReturn:
-    """Raises FormatError for the record at the byte offset `start`.
-
-    `index` is the path of the `.idx` file that gave this offset, or None.
-    """
+    """Raises FormatError for the record at offset `start`. `index`: the `.idx` that the offset came from, if any."""
     try:
         file.damaged(start + error.at, error.what)
     except FormatError as damage:
@@ -416,7 +409,6 @@ class RecordWriter:
             raise OSError(f"{self.path}: {self._failed}, so all records were discarded. Write them again.")
 
     def _remove(self) -> None:
-        """Removes the files that do not have their final names yet."""
         try:
             with suppress(OSError):  # on a full disk the last bytes cannot be written: they are not needed
                 self._file.close()

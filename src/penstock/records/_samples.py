@@ -19,8 +19,8 @@ class RecordSamples(Extents):
     """The samples of record files: as stored or, with a transform, `(image, label)` as in ImageFolder.
 
     A subclass defines `stored(raw, number, row)`, which returns a sample without a transform, and `image(raw, number,
-    row)`, which returns the image for the transform. `raw` is the sample's bytes, `number` the index of its file, and
-    `row` its index within that file.
+    row)`, which returns the image for the transform. `raw`: the sample's bytes; `number`: the index of its file;
+    `row`: its index in that file.
     """
 
     def __init__(self, paths: Paths, transform: Transform | None, labels: bool, **files: Unpack[FileOptions]) -> None:
@@ -47,7 +47,7 @@ class RecordSamples(Extents):
 
     @property
     def __gather__(self) -> Callable[[Any, Empty], Any]:
-        """The same as `Images.__gather__`. Without a transform, this attribute does not exist."""
+        """`Images.__gather__`. This attribute does not exist without a transform."""
         if self.transform is None:
             raise AttributeError(f"a {type(self).__name__} without a transform has no __gather__")
         return self._gathered

@@ -1,7 +1,6 @@
 """Laws of the backend protocol, and tools for writing laws. A law is a test that every backend must pass.
 
-The laws of the protocol are the guarantees that `hire`, `post`, `poll` and the other methods of a `Backend` give to
-the engine.
+The laws of the protocol are the guarantees that the methods of a `Backend` give to the engine.
 """
 
 from __future__ import annotations
@@ -50,10 +49,7 @@ class BrokenLaw(AssertionError):
 
 
 def check_each(suite: type[Any], only: str) -> list[str]:
-    """Checks those laws of a suite whose names contain `only`. Returns the skipped laws, each with its reason.
-
-    Raises BrokenLaw if a law is broken.
-    """
+    """Checks the laws whose names contain `only`. Returns the skipped laws with reasons, or raises BrokenLaw."""
     broken: list[BaseException] = []
     skipped: list[str] = []
     for name in sorted(name for name in dir(suite) if name.startswith("test_") and only in name):
@@ -94,7 +90,7 @@ def law(method: Callable[..., None]) -> Callable[..., None]:
 
 
 class Stated:
-    """A base class for suites of laws. A law is a method whose name is `test_` followed by a sentence."""
+    """The base of suites of laws. A law is a method whose name is `test_` followed by a sentence."""
 
     def __init_subclass__(cls) -> None:
         for name, value in list(vars(cls).items()):
@@ -103,7 +99,7 @@ class Stated:
 
 
 class Laws(Stated):
-    """The base class of all laws for backends, with the settings of the suite and tools for writing laws."""
+    """The base of all laws for backends, with the settings of the suite and tools for writing laws."""
 
     backend: str = ""
     settings: Mapping[str, Any] = {}
@@ -144,17 +140,11 @@ class Laws(Stated):
             return self._made.enter_context(closing(DataLoader(dataset, *args, **given | kwargs)))
 
     def pair(self, dataset: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """Returns a loader on the backend, and a loader without workers that must give the same batches.
-
-        Each has its own copy of the dataset.
-        """
+        """Returns a loader on the backend and one without workers, each with its own copy of the dataset."""
         return self.loader(dataset, *args, **kwargs), DataLoader(copy.deepcopy(dataset), *args, **kwargs)
 
     def equal(self, dataset: Any, act: _Act = lambda *_: None, epochs: int = 2, **given: Any) -> Any:
-        """Checks that a loader on the backend gives the same batches as one without workers. Returns both loaders.
-
-        `act(loader, step)` is called for both loaders after each step, and with step -1 before each epoch.
-        """
+        """Checks that the backend gives the same batches as the plain loop. `act` is called after each step."""
         both = self.pair(dataset, **given)
         for epoch in range(epochs):
             for loader in both:
@@ -166,10 +156,7 @@ class Laws(Stated):
         return both
 
     def crew(self, dataset: Any, hired: int | None = None, **job: Any) -> Backend:
-        """Returns the backend after starting `hired` workers in it, by default as many as the suite's `workers`.
-
-        Worker i is in seat i (the i-th worker slot).
-        """
+        """Returns the backend with `hired` workers, by default `workers` of them. Worker i is in seat i."""
         number = max(1, self.workers)
         # The job is kept here, as the engine keeps it, because a backend may have only a weak reference to it.
         self._job = Job(dataset, KeyFetch, None, None, number, seed=1, drop_last=False, **job)
@@ -216,7 +203,6 @@ def until(condition: Callable[[], object], what: str) -> None:
 
 
 def outcomes(backend: Backend, count: int = 1) -> list[Outcome]:
-    """Calls `poll` until it has returned this many outcomes, and returns them."""
     found: list[Outcome] = []
     deadline = backend.clock() + _PATIENCE
     while len(found) < count:
@@ -227,28 +213,24 @@ def outcomes(backend: Backend, count: int = 1) -> list[Outcome]:
 
 
 def task(seq: int, steps: int = 1) -> Task:
-    """Returns a task for step `seq` of epoch 0, with the keys seq * 2 and seq * 2 + 1.
-
-    If `steps` is more than 1, the task also has the steps that follow, with two keys each.
-    """
+    """Returns a task for `steps` steps of epoch 0, from step `seq` on. Step i has the keys 2 * i and 2 * i + 1."""
     return Task(seq, 0, 0, seq, np.arange(2 * seq, 2 * (seq + steps)), steps)
 
 
 def post(backend: Backend, *seqs: int) -> None:
-    """Posts a task for each of the given step numbers. Step i uses slab i (the memory for its batch)."""
+    """Posts a task for each of these steps. Step i uses slab i (the memory for its batch)."""
     for seq in seqs:
         backend.post(task(seq), seq, -1)
     backend.flush()
 
 
 def done(backend: Backend, *seqs: int) -> list[Any]:
-    """Posts a task for each of the given step numbers, waits until all are done, and returns their outcomes."""
     post(backend, *seqs)
     return outcomes(backend, len(seqs))
 
 
 def seqs(found: Sequence[Outcome]) -> list[int]:
-    """Returns the task numbers (`seq`) of these outcomes, sorted. A lost worker that had no task counts as -1."""
+    """Returns the sorted task numbers (`seq`) of these outcomes. A lost worker that had no task counts as -1."""
     return sorted(-1 if one.seq is None else one.seq for one in found if not isinstance(one, Left))
 
 

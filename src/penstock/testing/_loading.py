@@ -220,10 +220,7 @@ class LoaderLaws(Laws):
         self._with_losses(Numbers(200), 3, 9, 20, 30, resize=True, **_SHUFFLED)
 
     def _with_losses(self, dataset: Any, *steps: int, resize: bool = False, **given: Any) -> None:
-        """Checks that the batches stay the same if a worker is killed after each of `steps`.
-
-        If `resize` is True, the number of workers is also changed after each of these steps.
-        """
+        """Checks that killing a worker (and with `resize`, adding or removing some) changes no batch."""
         self.needs("workers", "loses_workers")
 
         def lose(loader: Any, step: int) -> None:
@@ -372,12 +369,8 @@ def _rows(batches: Iterable[Any]) -> list[Any]:
 
 @contextmanager
 def _gated() -> Iterator[tuple[FunctionDataset, Callable[[], None]]]:
-    """Yields a dataset of six samples, and a function that opens a gate. Sample 1 waits until the gate is open.
-
-    The gate is a file that the function deletes. It is also deleted at the end of the `with` block, so no worker
-    waits forever.
-    """
-    with tempfile.TemporaryDirectory() as folder:
+    """Yields a dataset whose sample 1 waits at a gate, and a function that opens the gate."""
+    with tempfile.TemporaryDirectory() as folder:  # at the latest its end opens the gate: no worker waits forever
         gate = Path(folder) / "gate"
         gate.touch()
 
@@ -390,7 +383,6 @@ def _gated() -> Iterator[tuple[FunctionDataset, Callable[[], None]]]:
 
 
 def _told(loader: Any) -> list[str]:
-    """Reads two epochs of a loader, and returns each batch or error as text."""
     found = []
     for _ in range(2):
         batches = loader.batches()

@@ -58,10 +58,7 @@ def assert_same_everywhere(
 
 
 def _compare(found: Iterable[_Named], expected: list[_Named], given: str, plain: str, by: str) -> None:
-    """Asserts that two sequences of (name, value) pairs are equal.
-
-    `given`, `plain` and `by` are phrases for the error message.
-    """
+    """Asserts that two sequences of (name, value) are equal. The other arguments are phrases for the error."""
     for wanted, one in zip_longest(expected, found):
         if one is None:
             raise AssertionError(f"{given}: the stream ends before {wanted[0]}.")
@@ -131,11 +128,7 @@ def assert_resumes_everywhere(
 
 
 def _states(loader: Any, steps: int | None) -> Iterator[tuple[str, int, int, Any]]:
-    """Yields the states of one epoch: before the first batch, after each batch, and after the epoch.
-
-    Each item is a tuple: a description of the position, the epoch in which the state resumes, the number of batches
-    of that epoch before the position, and the state.
-    """
+    """Yields (position in words, epoch to resume in, batches done in it, state) before, within and after an epoch."""
     yield "before the first batch", 0, 0, _state(loader)
     done = 0
     for done, _ in enumerate(islice(loader, steps), 1):
@@ -166,7 +159,6 @@ def _default_settings(make_loader: Callable[..., Any]) -> list[dict[str, Any]]:
 
 @contextmanager
 def _opened(make_loader: Callable[..., Any], setting: Mapping[str, Any]) -> Iterator[Any]:
-    """Yields a loader with these settings, and closes it at the end of the block."""
     with warnings.catch_warnings():  # about more workers than CPUs, or than a stream can use
         warnings.simplefilter("ignore")
         loader = make_loader(**setting)
@@ -237,10 +229,9 @@ def _between_parts(one: Any, other: Any, at: str, within: _Within) -> str | None
 
 
 def _parts(whole: Any) -> tuple[str, list[tuple[Any, str, Any]]]:
-    """Splits an object into parts to compare. Returns the kind of the parts, and tuples (name, path, value).
+    """Splits an object into parts to compare: "keys", "elements" or "attributes", and tuples (name, path, value).
 
-    The kind is "keys", "elements" or "attributes". If pickle saves other data in addition to the attributes, the name
-    and path of that data are "".
+    Data that pickle saves besides the attributes has the name and path "".
     """
     if isinstance(whole, Mapping):
         return "keys", [(key, f"[{key!r}]", whole[key]) for key in whole]

@@ -16,14 +16,12 @@ from urllib.parse import unquote
 
 @contextmanager
 def serving(folder: Path) -> Iterator[str]:
-    """Serves the files of a folder until the end of the block. Yields the server's URL."""
     with _Server(folder) as server, running(server):
         yield server.url
 
 
 @contextmanager
 def running(server: ThreadingHTTPServer) -> Iterator[None]:
-    """Runs the server in a thread until the end of the block."""
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
@@ -34,7 +32,7 @@ def running(server: ThreadingHTTPServer) -> Iterator[None]:
 
 
 class Closing(ThreadingHTTPServer):
-    """A server on the loopback interface. When it is closed, it also closes connections that clients keep open."""
+    """A server on the loopback interface. Closing it also closes connections that clients keep open."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -56,7 +54,7 @@ class Closing(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, address: Any) -> None:
-        """Does nothing, because clients may disconnect at any time."""
+        """Ignores errors, because clients may disconnect at any time."""
 
     def server_close(self) -> None:
         super().server_close()
@@ -66,10 +64,7 @@ class Closing(ThreadingHTTPServer):
 
 
 class Answering(BaseHTTPRequestHandler):
-    """A request handler that sends each response in a single write, and logs nothing.
-
-    A HEAD request gets the same headers as a GET request, without the body.
-    """
+    """A request handler that sends each response in a single write, and logs nothing."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
@@ -84,7 +79,6 @@ class Answering(BaseHTTPRequestHandler):
         raise NotImplementedError
 
     def answer_range(self, content: bytes, about: dict[str, str]) -> None:
-        """Sends the content of a file, or only the requested range. `about` contains additional headers to send."""
         found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         if found is None:
             return self.answer(200, content, about)

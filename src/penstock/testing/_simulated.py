@@ -72,13 +72,11 @@ class _PostedTask:
         self.done: list[Any] = []  # the outcomes of the steps so far
 
     def current(self) -> Task:
-        """Returns the next step to do, as a task of one step. If all steps are done, returns the last one."""
+        """Returns the next step to do as a task of one step, or the last step if all are done."""
         return self.task.single()[min(len(self.done), self.steps - 1)]
 
 
 class _SimulatedWorker:
-    """A simulated worker. It is listed in `loader.workers`, and tests may kill it."""
-
     runner: Runner | None = None
     info: Any = None
     posted: _PostedTask | None = None
@@ -104,7 +102,7 @@ class _SimulatedWorker:
 
 
 class SimulatedBackend(Backend):
-    """The backend of a simulation. The simulation decides what happens next, and which faults happen."""
+    """The backend of a simulation, which decides what happens next, and which faults happen."""
 
     leaves_nothing = False
 
@@ -174,10 +172,7 @@ class SimulatedBackend(Backend):
                 worker.runner.look_up()
 
     def flush(self) -> None:
-        """Performs actions of workers until `choose` picks the action "return", or no worker can act.
-
-        This lets workers make progress at any time, as real workers do, and not only while the loader polls.
-        """
+        """Lets workers act until `choose` picks "return": real workers act at any time, not only during `poll`."""
         while len(actions := [Action("return"), *self._actions()]) > 1:
             action = self._simulation.chosen(actions)
             if action.kind == "return":
@@ -257,7 +252,7 @@ class SimulatedBackend(Backend):
         return actions
 
     def _action(self, worker: _SimulatedWorker) -> Action | None:
-        """Returns the next action of this worker, or None if it must wait. The result is never "leave" or "die"."""
+        """Returns the worker's next action, or None if it must wait. The result is never "leave" or "die"."""
         posted = worker.posted
         if not worker.is_alive():
             return worker.does("bury")
@@ -271,19 +266,13 @@ class SimulatedBackend(Backend):
         return None if task is None else Action("claim", worker.id, task.step)
 
     def _task(self, worker: _SimulatedWorker, kind: str) -> Task | None:
-        """Returns the task that an action of this kind is about, or None.
-
-        For "fill", returns only the next step of the task.
-        """
+        """Returns the task that an action of this kind is about, or None. For "fill", only its next step."""
         if worker.posted is None:
             return self._next_task(worker.seat) if kind == "claim" else None
         return worker.posted.current() if kind == "fill" else worker.posted.task
 
     def _next_task(self, seat: int) -> Task | None:
-        """Returns the unclaimed task with the lowest `seq` (task number) for this seat (worker slot), or None.
-
-        The lowest number must come first, because a stream with only one reader depends on the order of its tasks.
-        """
+        """Returns the first unclaimed task for this seat. A stream with one reader depends on their order."""
         unclaimed = (p.task for p in self._board.values() if p.worker is None and p.seat in (-1, seat))
         return min(unclaimed, key=lambda task: task.seq, default=None)
 
@@ -324,10 +313,7 @@ class SimulatedBackend(Backend):
 
     @contextmanager
     def _at_work(self, worker: _SimulatedWorker) -> Iterator[None]:
-        """A context manager. Inside the block, the calling thread acts as this worker.
-
-        After the block, the worker stays busy for as long as the block slept in virtual time.
-        """
+        """Lets the calling thread act as this worker. The worker then stays busy for the virtual time it slept."""
         outer = get_worker_info()
         set_worker_info(worker.info, of_process=False)
         _slept.append(0.0)

@@ -1,4 +1,4 @@
-"""Datasets for tests: some for the laws of backends, and some that fail at given keys."""
+"""Datasets for tests: for the laws of backends, and datasets that fail at given keys."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.source._dataset import Keyed
 
 @dataclass(eq=False, repr=False)
 class _Around(Dataset[Any]):
-    """A dataset that wraps another one. It calls `befall(key)` before it fetches a sample whose key is in `keys`."""
+    """Wraps a dataset, and calls `befall(key)` before it fetches a sample whose key is in `keys`."""
 
     dataset: Keyed[Any]
     keys: Collection[Any]
@@ -99,8 +99,6 @@ class Dying(_Around):
 
 
 class Numbers(Dataset[Any]):
-    """A dataset whose sample i is the tuple (i, `size`, `times`). Tests of `update` change `size` and `times`."""
-
     size, times = 1, 0
 
     def __init__(self, n: int = 40) -> None:
@@ -117,13 +115,11 @@ class Numbers(Dataset[Any]):
 
 
 def once_more(dataset: Any) -> None:
-    """A change to pass to `update`. It increments `times`, so that a test notices if the change is applied twice."""
+    """A change for `update`. It increments `times`, so that a test notices if it is applied twice."""
     dataset.times += 1
 
 
 class FunctionDataset(Numbers):
-    """A dataset whose sample i is `make(i)`."""
-
     def __init__(self, n: int, make: Callable[[Any], Any]) -> None:
         self.n, self.make = n, make
 
@@ -149,12 +145,10 @@ def drawn(key: int) -> Any:
 
 
 def drawn_everywhere(key: int) -> Any:
-    """Returns the key and three random numbers, from `penstock.rng()`, `random` and `numpy.random`."""
     return np.array([key, rng().random(), random.random(), np.random.random()])
 
 
 def ragged(sizes: list[int]) -> FunctionDataset:
-    """Returns a dataset whose sample i is an array of length `sizes[i]`, filled with the value i."""
     return FunctionDataset(len(sizes), lambda key: np.full(sizes[key], key))
 
 
@@ -167,7 +161,7 @@ class Countdown(IterableDataset[Any]):
 
 
 class Light(Countdown):
-    """A stream of items that are cheap to read (here numbers). Workers turn them into samples with `load`."""
+    """A stream of items that are cheap to read. Workers turn them into samples with `load`."""
 
     size, times = 1, 0
 

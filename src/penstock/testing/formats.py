@@ -307,7 +307,6 @@ def _steps(n: int) -> Iterator[list[int]]:
 
 
 def _arrays(sample: Any) -> Iterator[Any]:
-    """Yields the writable arrays in a sample."""
     if isinstance(sample, np.ndarray):
         if sample.flags.writeable and sample.dtype.kind in "biuf":
             yield sample
@@ -320,7 +319,6 @@ def _arrays(sample: Any) -> Iterator[Any]:
 
 
 def _damage(folder: Path, drawn: random.Random) -> str:
-    """Damages a randomly chosen file in a folder. Returns a description of the damage."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
     file = drawn.choice(files)
     content = bytearray(file.read_bytes())

@@ -20,10 +20,7 @@ from typing import NamedTuple
 from penstock.stats._units import count, seconds, share
 
 HELPS = 1.1
-"""More workers are tried if the last increase made loading at least this many times faster.
-
-The factor is above 1 because short timings vary by a few percent.
-"""
+"""More workers are tried if the last increase was this many times faster; short timings vary by a few percent."""
 
 SCALES = 0.8
 """Threads scale while the rate per thread is at least this share of the rate per thread in their first trial."""
@@ -57,37 +54,22 @@ _KINDS = ("thread", "process")
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The result of one trial.
-
-    `rate` is the number of batches per second, `waiting` is the share of the time that the loop spent waiting, and
-    `first` is the number of seconds until the first batch. `error` says why the trial failed, or is "" if it
-    succeeded.
-    """
-
     choice: Choice
-    rate: float = 0.0
-    waiting: float = 1.0
-    first: float = 0.0
-    error: str = ""
+    rate: float = 0.0  # batches per second
+    waiting: float = 1.0  # the share of the time that the loop waited
+    first: float = 0.0  # seconds until the first batch
+    error: str = ""  # why the trial failed
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of the trials.
-
-    `cpus` is the number of CPUs, `most` is the largest number of workers to try, and `step` is the duration of the
-    simulated training step in seconds, or 0. `one_reader` is True if the dataset is a stream that only one worker can
-    read.
-    """
-
     cpus: float = 1.0
-    most: int = 32
-    one_reader: bool = False
-    step: float = 0.0
+    most: int = 32  # the largest number of workers to try
+    one_reader: bool = False  # the dataset is a stream that only one worker can read
+    step: float = 0.0  # seconds of the simulated training step
 
 
 def next_choice(done: Sequence[Trial], limits: Limits) -> Choice | None:
-    """Returns the settings to try next, or None if nothing is left to try."""
     tried = {trial.choice for trial in done}
     if INLINE not in tried:
         return INLINE
@@ -95,7 +77,7 @@ def next_choice(done: Sequence[Trial], limits: Limits) -> Choice | None:
 
 
 def _wanted(done: Sequence[Trial], limits: Limits) -> Iterator[Choice]:
-    """Yields the settings to try, the most important first. Some of them may have been tried already."""
+    """Yields the settings to try, the most important first. Some may have been tried already."""
     rates = {trial.choice: trial.rate for trial in done}
     enough = any(trial.waiting < NOT_WAITING for trial in done)
     begin = 1 if limits.one_reader else min(2, limits.most)
@@ -113,7 +95,7 @@ def _wanted(done: Sequence[Trial], limits: Limits) -> Iterator[Choice]:
 
 
 def _more(rates: dict[Choice, float], most: int) -> Iterator[Choice]:
-    """Yields settings for threads, and then for processes. The number of workers is doubled as long as that helps."""
+    """Yields settings for threads, then for processes. The number of workers is doubled as long as that helps."""
     begin = min(2, most)
     for kind in _KINDS:
         workers, before = begin, rates[INLINE]
@@ -141,14 +123,11 @@ def _best(done: Sequence[Trial]) -> Trial:
 
 
 class Advice(NamedTuple):
-    """The recommended trial, and the reason for the recommendation."""
-
     trial: Trial
     reason: str
 
 
 def advice(done: Sequence[Trial], limits: Limits) -> Advice:
-    """Returns the trial whose settings are recommended, with the reason."""
     inline = next(trial for trial in done if trial.choice == INLINE)
     best = _best(done)
     beside = [trial for trial in done if trial.choice.workers and not trial.error]
@@ -160,7 +139,6 @@ def advice(done: Sequence[Trial], limits: Limits) -> Advice:
 
 
 def best_processes(done: Sequence[Trial]) -> Trial | None:
-    """Returns the best trial with processes, or None if no such trial succeeded."""
     found = [trial for trial in done if trial.choice.backend == "process" and not trial.error]
     return _best(found) if found else None
 

@@ -41,10 +41,7 @@ TrialResults = dict[Choice, tuple[Trial, Stats | None]]
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The dataset, the settings that all trials share, and the length of each trial in seconds.
-
-    `step` is the duration of the simulated training step in seconds, or 0.
-    """
+    """What all trials share. `seconds` is the length of a trial, and `step` of the simulated training step, or 0."""
 
     dataset: Any
     batch_size: int
@@ -66,10 +63,7 @@ class Subject:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs all trials, prints a table and the advice, and returns the exit code.
-
-    Errors that come from the user's code are raised.
-    """
+    """Runs all trials, prints a table and the advice, and returns the exit code. Errors of user code are raised."""
     errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     try:
         _check_page(options.html)
@@ -138,10 +132,7 @@ def _limits(subject: Subject, most: int) -> Limits:
 
 
 def try_out(subject: Subject, choice: Choice, tell: Tell) -> tuple[Trial, Stats | None]:
-    """Runs one trial. Returns its result, and the loader's figures (None if the trial failed).
-
-    An error in the plain loop (without workers) is raised. An error with workers becomes part of the result.
-    """
+    """Runs one trial. Returns no figures if it failed. An error in the plain loop (without workers) is raised."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # about more workers than processors
         loader = subject.loader(choice)
@@ -156,7 +147,6 @@ def try_out(subject: Subject, choice: Choice, tell: Tell) -> tuple[Trial, Stats 
 
 
 def measure(loader: DataLoader[Any], choice: Choice, subject: Subject, tell: Tell) -> Trial:
-    """Runs a trial: reads batches, epoch after epoch, and simulates a training step after each batch."""
     clock, batches, waited, warm = time.perf_counter, 0, 0.0, None
     begun = asked = clock()
     first = drawn = 0.0
@@ -195,13 +185,10 @@ def _endless(loader: DataLoader[Any]) -> Generator[Any, None, None]:
 
 @contextmanager
 def _live_display(console: Console, subject: Subject) -> Iterator[Callable[[TrialResults, Choice, float], None]]:
-    """Shows the finished trials, and the progress of the current one, if standard error is a terminal.
-
-    The display is drawn in the calling thread, because workers are not forked if the process has a second thread.
-    """
     if not console.is_terminal:
         yield lambda done, choice, part: None
         return
+    # Drawn in the calling thread, because workers are not forked if the process has a second thread.
     with Live(
         console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
     ) as live:
@@ -215,7 +202,6 @@ def _live_display(console: Console, subject: Subject) -> Iterator[Callable[[Tria
 
 
 def table(trials: Sequence[Trial], subject: Subject, best: Trial | None = None) -> Table:
-    """Returns a table with one row for each trial, sorted by the number of workers. The row of `best` is marked."""
     found = Table(box=None, pad_edge=False, header_style="bold")
     found.add_column("workers")
     for name in ("batches/s", "samples/s", "speed-up", "waiting", "first batch"):
@@ -240,6 +226,5 @@ def table(trials: Sequence[Trial], subject: Subject, best: Trial | None = None) 
 
 
 def settings(choice: Choice, subject: Subject) -> str:
-    """Returns the recommended call to `DataLoader`, as Python code."""
     backend = ', backend="thread"' if choice.backend == "thread" else ""
     return f"penstock.DataLoader(dataset, batch_size={subject.batch_size}, num_workers={choice.workers}{backend})"

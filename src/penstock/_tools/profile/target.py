@@ -56,10 +56,7 @@ def _check_arguments(maker: Any, name: str) -> None:
 
 
 def target(name: str) -> Any:
-    """Returns the object with a name such as `module:name` or `train.py:name`.
-
-    Modules are searched for in the current directory first.
-    """
+    """Returns the object named `module:name` or `train.py:name`. The current directory is searched first."""
     where, colon, attribute = name.rpartition(":")
     if not colon or not where or not attribute:
         raise TargetError(
