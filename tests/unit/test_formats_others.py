@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
 import shutil
@@ -10,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from others import samples
 
 import penstock
-from penstock.errors import FormatError
+from penstock.errors import FormatError, SampleTooLarge
 from penstock.formats import MDS, LitData, TFRecord
 from penstock.formats._crc32c import crc32c, masked
 from penstock.formats._tfrecord import example
@@ -64,6 +66,40 @@ def test_a_dataset_of_tokens_is_cut_into_blocks_within_each_chunk(copied: Any) -
         LitData(folder)
     with pytest.raises(ValueError, match="block_size is for datasets of tokens"):
         LitData(copied("litdata"), block_size=3)
+
+
+def test_chunks_of_two_folders_may_have_the_same_names(copied: Any, tmp_path: Path) -> None:
+    long = copied("litdata-tokens")
+    short = shutil.copytree(long, tmp_path / "short")
+
+    def cut(index: Any) -> None:
+        for chunk in index["chunks"]:
+            chunk["dim"] = 5
+
+    edited(short, cut)
+    same(list(LitData([long, short], 5)), [*LitData(long, 5), *LitData(short, 5)])
+
+
+def test_compressed_rows_are_refused_before_they_are_too_large(copied: Any) -> None:
+    folder = copied("litdata-rows")
+    chunk = folder / json.loads((folder / "index.json").read_text())["chunks"][0]["filename"]
+    content = chunk.read_bytes()
+    (length,) = struct.unpack_from("<I", content, len(content) - 12)
+    with pa.ipc.open_file(content[-12 - length : -12]) as opened:
+        rows = opened.read_all()
+    large = pa.array([b"\0" * (1 << 20)] * len(rows))
+    sink = io.BytesIO()
+    with pa.ipc.new_file(
+        sink, pa.schema([("x", pa.binary())]), options=pa.ipc.IpcWriteOptions(compression="zstd")
+    ) as to:
+        to.write_table(pa.table({"x": large}))
+    written = sink.getvalue()
+    chunk.write_bytes(content[: -12 - length] + written + struct.pack("<I", len(written)) + content[-8:])
+    size = chunk.stat().st_size
+    edited(folder, lambda index: index["chunks"][0].__setitem__("chunk_bytes", size))
+    assert LitData(folder)[0]["x"] == b"\0" * (1 << 20)
+    with pytest.raises(SampleTooLarge, match="max_sample_bytes"):
+        LitData(folder, max_sample_bytes=1 << 19)[0]
 
 
 def edited(folder: Path, change: Any) -> Path:

@@ -14,7 +14,7 @@ import math
 import struct
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, NamedTuple, NoReturn, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +23,11 @@ from penstock._cache.lru import LruCache
 from penstock._files.access import FileOptions
 from penstock._files.local import AnyFile
 from penstock._files.paths import Paths
+from penstock._files.too_large import check_block
 from penstock.errors import FormatError
 from penstock.formats._blocks import KEEP
 from penstock.formats._decoders import _image, check_decode
+from penstock.formats._messages import find_messages, unpacked_bytes
 from penstock.formats._sharded import Decode, Field, Shard, Sharded, field, number_of, pixels
 from penstock.formats._table import need_pyarrow, unreadable
 
@@ -70,7 +72,6 @@ class LitData(Sharded):
             raise ValueError(f"block_size must be 1 or more ids, but it is {block_size!r}.")
         self._decode, self.block_size = decode, block_size
         self._config: dict[str, Any] | None = None
-        self._ids: dict[str, int] = {}  # the number of ids in each chunk of a token dataset
         self._tables: LruCache[int, Any] = LruCache(KEEP)
         super().__init__(paths, **files)
 
@@ -89,9 +90,11 @@ class LitData(Sharded):
         if self._config is None:
             self._config = config
             self._set_form(index, config)
-        if self.block_size is not None:
-            self._ids |= {each["filename"]: int(each["dim"]) for each in about["chunks"]}
-        return [Shard(each["filename"], each["chunk_size"], each["chunk_bytes"]) for each in about["chunks"]]
+        is_tokens = self.block_size is not None
+        return [
+            Shard(each["filename"], each["chunk_size"], each["chunk_bytes"], ids=int(each["dim"]) if is_tokens else 0)
+            for each in about["chunks"]
+        ]
 
     def _set_form(self, index: AnyFile, config: dict[str, Any]) -> None:
         is_tokens = config["item_loader"] == "TokensLoader"
@@ -123,7 +126,7 @@ class LitData(Sharded):
         return field(name, encoding, usual, self._decode)
 
     def rows_of(self, shard: Shard) -> int:
-        return shard.samples if self.block_size is None else self._ids[shard.name] // self.block_size
+        return shard.samples if self.block_size is None else shard.ids // self.block_size
 
     def extent(self, number: int, row: int) -> tuple[int, int]:
         if self.block_size is None:
@@ -162,7 +165,13 @@ class LitData(Sharded):
         length = struct.unpack_from("<I", end)[0] if end.endswith(_MARK) and len(end) == 12 else file.size
         if length > file.size - 12:
             file.damaged(file.size, "its samples are empty, and it does not end with an Arrow table of them")
-        opened = pa.ipc.open_file(pa.py_buffer(file.read(file.size - 12 - length, length)))
+        content = file.read(file.size - 12 - length, length)
+        if self.max_sample_bytes is not None:
+            table = _ArrowTable(file, file.size - 12 - length, length)
+            messages = find_messages(table, lambda start, stop: content[start:stop])  # type: ignore[arg-type]
+            for rows, (start, end) in zip(messages.rows.tolist(), messages.extents.tolist(), strict=True):
+                check_block(file.path, rows, unpacked_bytes(content[start:end]), self.max_sample_bytes)
+        opened = pa.ipc.open_file(pa.py_buffer(content))
         batches = [opened.get_batch(at) for at in range(opened.num_record_batches)]
         for batch in batches:
             batch.validate(full=True)  # an invalid offset would crash the process
@@ -170,6 +179,19 @@ class LitData(Sharded):
         if sum(sizes) != samples or len(set(sizes[:-1])) > 1 or max(sizes, default=0) not in sizes[:1]:
             raise ValueError(f"it has {sum(sizes):,} rows in batches of {sizes[:3]}, and not {samples:,}")
         return (batches, sizes[0]), length
+
+
+class _ArrowTable(NamedTuple):
+    """The part of a chunk that is an Arrow file, as `find_messages` needs it."""
+
+    file: AnyFile
+    start: int
+    size: int
+
+    def damaged(self, at: int, what: str) -> NoReturn:
+        self.file.damaged(self.start + at, what)
+
+    refused = damaged
 
 
 def _keys(form: Any) -> Sequence[Any]:

@@ -42,6 +42,7 @@ class Shard(NamedTuple):
     samples: int
     nbytes: int
     check: str | None = None
+    ids: int = 0  # the number of token ids, in a dataset of tokens
 
 
 class Sharded(Extents):
