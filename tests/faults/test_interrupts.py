@@ -211,9 +211,11 @@ def trial(
     before = subject.generators()
     done = interrupt(lambda: work.work(subject), at, counts)
     where = f"interrupted at point {at} of {done.points}, {done.where}"
+    # Between `open()` and its `with` an interrupt drops the file, which closes it, and warns.
+    ignored = [each for each in done.ignored if each[0] is not ResourceWarning]
     # Python reports as ignored what comes at the entry of a finalizer, before its first line.
-    assert all(kind is KeyboardInterrupt and name == "__del__" for kind, name in done.ignored), (done, where)
-    assert done.came + len(done.ignored) == bool(done.where), (done.came, where)
+    assert all(kind is KeyboardInterrupt and name == "__del__" for kind, name in ignored), (done, where)
+    assert done.came + len(ignored) == bool(done.where), (done.came, where)
     assert subject.generators() == before, where
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler and interrupts._deferring is None, where
     del done

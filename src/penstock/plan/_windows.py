@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class Table(NamedTuple):
+class ItemTable(NamedTuple):
     """The items of one window. Item i consists of `parts[offsets[i] : offsets[i + 1]]`."""
 
     offsets: NDArray[np.int64]
@@ -24,4 +24,4 @@ class Windows(Protocol):
     def count(self, epoch: int) -> int | None:
         """Returns the number of windows in the epoch, or None if the epoch never ends."""
 
-    def table(self, epoch: int, number: int) -> Table: ...
+    def table(self, epoch: int, number: int) -> ItemTable: ...
