@@ -1,8 +1,4 @@
-"""The backend whose workers are actors on the nodes of a Ray cluster.
-
-Ray places the actors, ships the job and reports which actors have died. Tasks and batches go over one TCP connection
-per worker (see `exchange.py`). Only `cluster.py` uses Ray directly.
-"""
+"""The backend whose workers are actors on the nodes of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -34,8 +30,7 @@ _GRACE = 1.0
 class RayBackend(Exchange, Backend):
     """The backend for Ray. Use `start` to create one.
 
-    `patience` is the number of seconds after which an error is raised if no worker has started. `shipped` is the
-    number of seconds that it took to send the job to the cluster.
+    `patience`: seconds until `poll` raises if no worker has started. `shipped`: seconds that sending the job took.
     """
 
     copies_dataset = True
@@ -147,7 +142,7 @@ class RayBackend(Exchange, Backend):
         return self._asked(mine or [remote for remote in busy if remote.state is not RemoteWorkerState.COMING])
 
     def _asked(self, remotes: list[RemoteWorker]) -> list[Doing]:
-        """Asks all these workers at once what they are doing, and returns their answers."""
+        """Asks all these workers at once what they are doing."""
         ticket, deadline = next(self._tickets), time.monotonic() + _STACKS
         for remote in remotes:
             remote.ask(ticket)
@@ -200,7 +195,7 @@ class RayBackend(Exchange, Backend):
     # Patience.
 
     def _check_patience(self) -> float:
-        """Returns how many seconds `poll` may wait until the next check. Raises if no worker has started in time."""
+        """Returns the seconds that `poll` may wait until the next check. Raises if no worker started in time."""
         with self._lock:
             if self._ledger.all_joined:
                 return LONGEST_WAIT

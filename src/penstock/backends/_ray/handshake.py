@@ -3,8 +3,8 @@
     worker   connects --challenge, hello--> waits for WELCOME --unpacks the job--> READY, or BROKEN with the error
     driver   listens on the node's address, and drops connections without the token (see `door.py`)
 
-The token is 32 random bytes. Ray passes it to the worker. It is never sent over these connections (see
-`challenge.py`). Neither side unpickles anything before the other side has proved that it has the token.
+Ray passes the token, 32 random bytes, to the worker. It is never sent over these connections (see `challenge.py`).
+Neither side unpickles anything before the other side has proved that it has the token.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class TlsFiles(NamedTuple):
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> TlsFiles | None:
-        """Returns the files that this node's environment variables name, or None if Ray does not use TLS."""
+        """Returns the files that Ray's environment variables name, or None if Ray does not use TLS."""
         if environment.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
             return None
         files = [environment.get(name, "") for name in _TLS_FILES]
@@ -112,10 +112,7 @@ def refusal(ours: Mapping[str, str], theirs: Mapping[str, str], node: str) -> st
 
 
 def difference(ours: Mapping[str, str], theirs: Mapping[str, str], node: str) -> str:
-    """Returns a warning if the node has other versions that may make batches differ, otherwise "".
-
-    The version of a guest (an array library such as torch) is compared only if this process has imported the guest.
-    """
+    """Returns a warning if the node has other versions of array libraries, which may change batches, or ""."""
     names = ["numpy", *(guest for guest in GUESTS if guest in sys.modules)]
     found = [
         f"{name} {theirs[name]}, and the driver has {name} {ours[name]}"
@@ -136,10 +133,7 @@ def listen(address: str) -> socket.socket:
 
 
 class Handshake:
-    """One side of a handshake. Computes the bytes to send from the bytes received, and does no I/O.
-
-    The handshake consists of a challenge (see `challenge.py`), inside TLS if `secure` is given.
-    """
+    """One side of a handshake, without I/O: a challenge (see `challenge.py`), inside TLS if `secure` is given."""
 
     def __init__(self, challenge: Challenge, secure: Secure | None) -> None:
         self._challenge, self.secure = challenge, secure
@@ -151,7 +145,7 @@ class Handshake:
 
     @property
     def wants(self) -> int:
-        """The maximum number of bytes to receive now. Bytes that follow the handshake must be left for the link."""
+        """The maximum number of bytes to receive now: bytes after the handshake belong to the link."""
         return self._challenge.wants if self.secure is None else _PIECE
 
     def begin(self) -> bytes:
@@ -159,10 +153,7 @@ class Handshake:
         return self._challenge.greeting if self.secure is None else self.receive(b"")
 
     def receive(self, data: bytes) -> bytes:
-        """Takes received bytes, and returns the bytes to send.
-
-        If this raises Refused or an SSLError, the caller must close the connection.
-        """
+        """Returns the bytes to send in reply. After Refused or an SSLError, the caller must close the connection."""
         if self.secure is None:
             return self._challenge.receive(data)
         self.secure.incoming.write(data)
@@ -191,11 +182,7 @@ class Handshake:
 
 
 def connect(address: tuple[str, int], encrypted: bool, token: bytes, hello: Hello) -> Link:
-    """Connects a worker to the driver, does the handshake, and returns the link.
-
-    Tries again if the driver drops the connection, which happens when too many handshakes are pending (see
-    `door.py`).
-    """
+    """Connects a worker to the driver. Tries again if the driver drops the connection (see `door.py`)."""
     tls = TlsFiles.of({**os.environ, "RAY_USE_TLS": "1"}) if encrypted else None
     context = None if tls is None else tls.context(server=False)
     deadline = time.monotonic() + _PATIENCE
@@ -255,7 +242,7 @@ def _shake_hands(sock: socket.socket, handshake: Handshake, deadline: float) -> 
 
 
 def told(said: bytes) -> Hello:
-    """Parses a worker's hello (its description of itself). Raises ValueError if the bytes are not a hello."""
+    """Parses a worker's hello. Raises ValueError if the bytes are not a hello."""
     try:
         worker, pid, node, clock, versions = json.loads(said)
     except (ValueError, TypeError, RecursionError):
