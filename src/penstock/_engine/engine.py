@@ -108,7 +108,6 @@ class Engine(EngineLifetime):
 
     @property
     def seats(self) -> list[int]:
-        """The seats (worker slots) that have a worker."""
         return self._scheduler.seats
 
     @property
@@ -149,11 +148,7 @@ class Engine(EngineLifetime):
         self._begun = True
 
     def take_back(self) -> bool:
-        """Takes the engine from an iterator that has handed out its last batch, but has not raised StopIteration yet.
-
-        That iterator is then at its end. Returns False if the run has more batches, or if another thread uses the
-        engine.
-        """
+        """Takes the engine from an iterator that has only StopIteration left. Returns False if that is not so."""
         taken: list[bool] = []
         self.held(partial(self._take_back, taken), wait=False)
         return bool(taken)
@@ -165,7 +160,7 @@ class Engine(EngineLifetime):
             return
         if scheduler.run_is_over and not scheduler.ask_is_open and not self.closed:
             self._end_is_told = True
-            run.leave()
+            run.leave()  # that iterator is at its end from now on
             taken.append(True)
 
     def next(self, timeout: float | None, run: Run | None = None) -> StepResult:
@@ -226,20 +221,17 @@ class Engine(EngineLifetime):
                 raise self._turn.closed_error()
 
     def cancel(self, timeout: float | None = None, run: Run | None = None) -> None:
-        """Drops prefetched batches and unfinished steps. Waits for the latter only if steps are assigned to workers.
-
-        After a LoaderTimeout, the next call waits again. If another thread is waiting for a batch, the engine is
-        closed instead. Nothing happens if the engine was taken away from the given `run` (see `take_back`).
-        """
+        """Drops prefetched batches and unfinished steps. Waits for the latter only if steps are assigned to workers."""
         if not self.is_ours():
             return
         late: list[bool] = []
         if not self.held(partial(self._cancel, timeout, late, run), wait=False) and not _has_left(run):
-            self.close()
+            self.close()  # another thread is waiting for a batch
         if late:
-            raise self._timed_out(timeout)
+            raise self._timed_out(timeout)  # the next call waits again
 
     def _cancel(self, timeout: float | None, late: list[bool], run: Run | None) -> None:
+        # `take_back` may have taken the engine away from `run`.
         if self.closed or _has_left(run):  # checked only now: from here on no other thread can end or take the engine
             return
         self.stopwatch.stop(len(self._course.ready))
@@ -376,7 +368,6 @@ class Engine(EngineLifetime):
         self._replaced = None
 
     def _position_in(self, run: Run | None) -> bytes | None:
-        """Returns the last known position in this run's stream, or None."""
         known_in, mark = self._position or (-1, None)
         return mark if run is not None and run.number == known_in else None
 

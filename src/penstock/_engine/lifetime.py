@@ -36,15 +36,10 @@ class EngineLifetime:
         return self._turn.is_ours()
 
     def is_used_here(self) -> bool:
-        """True if this thread is already using the engine, further up its call stack."""
         return self.is_ours() and self._turn.is_used_here()
 
     def held(self, work: Callable[[], object], wait: bool = True) -> bool:
-        """Calls `work` while no other thread can use the engine. With `wait=False`, returns False if one is using it.
-
-        If `work` raises, for example because of Ctrl-C, the workers are stopped: a list of commands may be half
-        carried out.
-        """
+        """Calls `work` while no other thread can use the engine. With `wait=False`, returns False if one does."""
         turn, hold = self._turn, (get_ident(), CHANGE)
         try:
             if wait:
@@ -54,7 +49,7 @@ class EngineLifetime:
             work()
             return True
         except BaseException as error:
-            if turn.holder is hold:
+            if turn.holder is hold:  # a list of commands may be only half carried out, for example after Ctrl-C
                 self._end(f"was ended by {type(error).__name__}")
             raise
         finally:

@@ -54,7 +54,6 @@ class Turn:
         return self._process is _this_process
 
     def take(self, hold: Hold) -> None:
-        """Waits until the turn is free, and takes it."""
         with self.changes.lock:
             if self.holder is None and not self.waiting:
                 self.holder = hold
@@ -82,7 +81,6 @@ class Turn:
             self.waiting.pop(id(hold), None)
 
     def _is_to_change(self) -> bool:
-        """True if a thread that wants to change something is waiting for the turn."""
         return any(use is CHANGE for _, use in tuple(self.waiting.values()))
 
     def _refuse(self, hold: Hold) -> None:

@@ -4,10 +4,6 @@
 the same type, args, attributes and notes, a note that says where it happened, and the remote traceback as its cause.
 Neither fails, whatever the exception's own methods do. In a worker that is not a process, `caught` makes a copy
 instead, because a program may raise the same object many times, and in several threads at once.
-
-Types that cannot be imported by name are sent by tag or by address (see `pickling.py`), so that `except MyError`
-works in the parent. cloudpickle's own class tracking was rejected, because it overwrites the attributes and methods
-of the parent's class with those of the worker's class.
 """
 
 from __future__ import annotations
@@ -32,6 +28,9 @@ dict_of, _args_of, _trace_of = (_members[name].__get__ for name in ("__dict__", 
 _set = BaseException.__setattr__
 _MOST_CHARACTERS = 200  # the largest number of characters of a repr in a note
 
+# Types that cannot be imported by name are sent by tag or by address, so that `except MyError` works in the parent.
+# cloudpickle's own class tracking was rejected, because it overwrites the attributes and methods of the parent's
+# class with those of the worker's class.
 _by_tag = by_tag()
 
 
@@ -125,19 +124,16 @@ def _traceless(value: Any) -> Any:
 
 
 def without_trace(exc: BaseException, cause: BaseException | None = None) -> BaseException:
-    """Removes the traceback and context of `exc`, sets its cause, and returns `exc`."""
     for name, value in (("__traceback__", None), ("__context__", None), ("__cause__", cause)):
         _set(exc, name, value)  # the type's own __setattr__ may refuse
     return exc
 
 
 def forget_earlier(exc: BaseException) -> None:
-    """Removes the earlier frames from the traceback of an exception that was just caught.
-
-    If an object is raised again, Python puts the new frames before the old ones, so its traceback would grow without
-    limit. The old frames begin where the function that catches the exception occurs a second time. They are kept if
-    the frame before them is `RAISING`: then they belong to another loader, which the dataset uses.
-    """
+    """Removes the frames of earlier raises from the traceback of an exception that was just caught."""
+    # If an object is raised again, Python puts the new frames before the old ones, so its traceback would grow
+    # without limit. The old frames begin where the function that catches the exception occurs a second time. They
+    # are kept if the frame before them is `RAISING`: then they belong to another loader, which the dataset uses.
     first = at = _trace_of(exc)
     while at is not None and (after := at.tb_next) is not None:
         if after.tb_frame.f_code is first.tb_frame.f_code and at.tb_frame.f_code is not RAISING:
@@ -256,7 +252,6 @@ def type_name(obj: object) -> str:
 
 
 def described(exc: BaseException) -> str:
-    """Returns the type and message of an exception, to be quoted in another message."""
     return f"{type(exc).__name__}: {safe_text(exc)}"
 
 

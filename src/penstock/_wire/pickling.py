@@ -16,10 +16,6 @@ A tag is a name, eight random bytes, that this process and its workers share for
 made inside a function. If such a class were sent by value, it would arrive as a different class, and `is`,
 `isinstance` and `except MyError` would fail. A forked worker inherits the tags, and any other worker gets them with
 its shipment.
-
-An exception type without a tag is sent by its address and also by value, because in a forked worker it has the same
-address as in the parent. Tagging all exception types before each fork was rejected: a program with many libraries has
-over a thousand of them, and tagging a type copies its memory page. With MONAI this took 7 ms per worker.
 """
 
 from __future__ import annotations
@@ -157,10 +153,7 @@ _class_of: weakref.WeakValueDictionary[bytes, type] = weakref.WeakValueDictionar
 
 
 def by_tag(only: frozenset[bytes] | None = None) -> Override:
-    """Returns an `Override` that sends a class as its tag, if it has one and `only` is None or contains it.
-
-    None also means that the receiver is the parent, so that exception types without tag and name are sent by address.
-    """
+    """Returns an `Override` that sends a class as its tag, if it has one. `only` limits the tags that are used."""
 
     def override(part: Any, otherwise: Callable[[Any], Any]) -> Any:
         if issubclass(type(part), type):
@@ -168,6 +161,7 @@ def by_tag(only: frozenset[bytes] | None = None) -> Override:
                 known = _tag(part)
                 if known is not None and (only is None or known in only):
                     return _tagged, (known,)
+                # `only` is None if the receiver is the parent process, which knows the addresses of its types.
                 if known is None and only is None and _is_nameless_exception(part):
                     return _inherited, _address(part)
         return otherwise(part)
@@ -195,10 +189,14 @@ def _tag(cls: type) -> bytes | None:
 
 
 def adopt(tags: Mapping[bytes, type]) -> None:
-    """Records the tags of classes that arrived with a shipment."""
     for known, cls in tags.items():
         _tag_of[cls] = known
         _class_of[known] = cls
+
+
+# An exception type without a tag is sent by its address and also by value, because in a forked worker it has the same
+# address as in the parent. Tagging all exception types before each fork was rejected: a program with many libraries
+# has over a thousand of them, and tagging a type copies its memory page. With MONAI this took 7 ms per worker.
 
 
 def _is_nameless_exception(cls: type) -> bool:

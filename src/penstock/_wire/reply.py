@@ -64,15 +64,11 @@ Head = tuple[int, int, int]
 
 
 class Trailer(NamedTuple):
-    """The parts of a batch that are not arrays in the slab. `layout` is None if the parent already knows it.
+    """The parts of a batch that are not arrays in the slab."""
 
-    `rest` is the pickle of all leaves that are not arrays in the slab; `buffers` locates the arrays inside these
-    leaves.
-    """
-
-    layout: Layout | None
-    rest: bytes | None
-    buffers: tuple[tuple[int, int], ...]
+    layout: Layout | None  # None if the parent already knows it
+    rest: bytes | None  # the pickle of all leaves that are not arrays in the slab
+    buffers: tuple[tuple[int, int], ...]  # offset and length of each array inside these leaves
     mended: Mended | None
     mark: bytes | None
 
@@ -319,6 +315,5 @@ class Receiver:
         return layout.open(root, rest)
 
     def forget(self, worker: int) -> None:
-        """Forgets a worker that has exited and will send no more replies."""
         self._strays.forget(worker)
         self._layouts = {key: layout for key, layout in self._layouts.items() if key[0] != worker}

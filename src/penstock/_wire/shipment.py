@@ -191,6 +191,7 @@ def _reduce_array(array: np.ndarray[Any, Any], files: dict[int, _MappedFile]) ->
     root = _memmap_below(array)
     if root is not None and array.size:
         key = id(root._mmap)
+        # One instance per map, which holds a descriptor: a list of 10,000 rows must not need 10,000 of them.
         file = files[key] = files.get(key) or _MappedFile(root)
         if file.is_named:
             offset = array.__array_interface__["data"][0] - file.address
@@ -210,10 +211,7 @@ def _reduce_array(array: np.ndarray[Any, Any], files: dict[int, _MappedFile]) ->
 
 
 class _MappedFile:
-    """A file that the parent has mapped, unpickled as a uint8 memmap. If `is_named` is False, the data must be sent.
-
-    All views of one map share one instance, because each map holds a descriptor: 10,000 rows must not need 10,000.
-    """
+    """A file that the parent has mapped, unpickled as a uint8 memmap. If not `is_named`, the data must be sent."""
 
     def __init__(self, root: Any) -> None:
         whole = np.frombuffer(root._mmap, np.uint8)

@@ -51,16 +51,11 @@ class Task(NamedTuple):
 
 
 class Opening(NamedTuple):
-    """Takes the place of a task's keys if the worker may have to open the stream first.
+    """Takes the place of a task's keys if the worker may have to open the stream first."""
 
-    The worker reads `size` samples from the saved position `mark`, or from the beginning if `mark` is None. It does
-    not load `mark` if it has just read run `after` to its end, because its stream is then already there. A task for a
-    stream that is already open has only the size instead of keys.
-    """
-
-    size: int
-    mark: Any
-    after: int = -1
+    size: int  # samples to read; a task for a stream that is already open has only this number instead of keys
+    mark: Any  # the saved position to continue from, or None for the beginning
+    after: int = -1  # a worker that has just read this run to its end is already at `mark`, and does not load it
 
 
 class Raised(NamedTuple):
@@ -70,15 +65,11 @@ class Raised(NamedTuple):
 
 
 class Mended(NamedTuple):
-    """A step that was completed although some of its samples failed.
+    """A step that was completed although some of its samples failed."""
 
-    `rows`: the positions that the samples in the batch would have if none had failed. `errors`: (key, exception)
-    pairs; between processes, the exception is bytes. For a stream, a key is a position in the stream.
-    """
-
-    keys: list[Any]
-    rows: list[int]
-    errors: list[tuple[Any, Any]]
+    keys: list[Any]  # of the samples in the batch; for a stream, a key is a position in the stream
+    rows: list[int]  # the positions that these samples would have if no sample had failed
+    errors: list[tuple[Any, Any]]  # (key, exception) of each failure; between processes, the exception is bytes
 
 
 class Notice(NamedTuple):
@@ -113,17 +104,15 @@ _INT64, _UINT8 = np.dtype(np.int64), np.dtype(np.uint8)
 
 
 def encode_keys(keys: Any, batched: bool, main_is_there: bool) -> tuple[NDArray[np.uint8], int]:
-    """Returns a task's keys as bytes (an int64 array if possible, else a pickle), and the value of `Notice.keys`.
-
-    `batched` is False if a list is a single key. `main_is_there` is True if workers have this process's `__main__`.
-    """
-    if batched:
+    """Returns a task's keys as bytes (an int64 array if possible, else a pickle), and the value of `Notice.keys`."""
+    if batched:  # otherwise a list is a single key
         if type(keys) is list and set(map(type, keys)) == {int}:
             with suppress(OverflowError):
                 keys = np.array(keys, np.int64)
         if type(keys) is np.ndarray and keys.dtype == _INT64 and keys.ndim == 1 and keys.flags.c_contiguous:
             return keys.view(_UINT8), keys.nbytes
     data = dumps(keys)
+    # `main_is_there` is True if workers have this process's `__main__` and can find its classes.
     if not main_is_there and any(name in data for name in ABSENT):
         data = dumps(keys, by_value=True, fresh=True)
     return np.frombuffer(data, np.uint8), -len(data)

@@ -19,8 +19,6 @@ Change = Callable[[Any], object]
 
 
 class Setting(dict[str, Any]):
-    """A change that sets attributes of the dataset."""
-
     def __call__(self, dataset: Any) -> None:
         for name, value in self.items():
             setattr(dataset, name, value)
@@ -36,18 +34,15 @@ def encode(change: Change, known: frozenset[bytes] = frozenset(), *, fresh: bool
 
 
 class UpdateLog:
-    """The position `end`, in bytes, up to which this process has written the log, or applied it to its dataset.
-
-    A forked worker starts at its parent's position; any other worker at the one that was sent with its dataset.
-    """
+    """The position, in bytes, up to which this process has written the log, or applied it to its dataset."""
 
     __slots__ = ("end",)
 
     def __init__(self) -> None:
+        # A forked worker starts at its parent's position, and any other at the one that was sent with its dataset.
         self.end = 0
 
     def write(self, fd: int, change: bytes) -> None:
-        """Appends a change that `encode` returned."""
         entry, done = memoryview(_LENGTH.pack(len(change)) + change), 0
         while done < len(entry):  # Linux writes, and reads, at most 2 GiB per call
             done += os.pwrite(fd, entry[done:], self.end + done)

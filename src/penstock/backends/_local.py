@@ -58,7 +58,6 @@ def run_task(
 
 
 def _told(outcome: Done | AtEnd | Errored, worker: int, task: Task, writer: Writer) -> Filled | Failed | Ended:
-    """Converts a runner's outcome to the outcome that the engine receives."""
     if isinstance(outcome, Done):
         batch, rows, mended, mark = outcome
         return Filled(task.seq, worker, rows, writer.used, 0.0, writer.root, batch, mended, mark)
@@ -226,7 +225,6 @@ class ThreadBackend(_LocalBackend):
         self._outcomes.put(None)
 
     def _stop(self) -> None:
-        """Makes each thread exit after its current step."""
         self._posted.clear()
         for _ in tuple(self._threads):
             self._permits.put(False)

@@ -74,7 +74,6 @@ def count() -> int:
 
 
 def variables() -> dict[str, str]:
-    """Returns the environment variables that limit the threads in a fresh interpreter."""
     most = count()
     return dict.fromkeys(_VARIABLES, str(most)) if most else {}
 

@@ -52,11 +52,7 @@ _FORKED_BESIDE = (
 
 
 class ProcessBackend(Backend):
-    """Moves bytes between the parent and its workers. Use `start` to create one.
-
-    Tasks are posted on a board in shared memory, and tokens in a pipe announce them. A second pipe brings the
-    replies. If tasks are assigned to particular workers, each seat (worker slot) has its own token pipe.
-    """
+    """Moves bytes to and from workers: tasks over a board, tokens and replies over pipes. Use `start` to make one."""
 
     shares_gauges = True  # workers write to them at any time, even while they are busy
     clock = staticmethod(time.monotonic)
@@ -79,6 +75,7 @@ class ProcessBackend(Backend):
                 for name in ("slabs", "board", "updates", "stacks", "gauges")
             }
             grow(theirs["gauges"], Gauges.SIZE)
+            # If tasks are assigned to particular workers, each seat (worker slot) has its own token pipe.
             for pipe in range(job.num_workers if job.assigned else 1):
                 theirs[f"tokens {pipe}"], tokens = self._opened(*os.pipe())
                 self._tokens.append(tokens)
@@ -243,7 +240,6 @@ class ProcessBackend(Backend):
         return [one for one in self._doing(asked, held) if one.stack or one.seq is not None]
 
     def _held(self) -> dict[int, tuple[int, int, int]]:
-        """Maps each busy worker to the seq, the epoch and the current step of its task."""
         slots = {self._board.claimant(slot): slot for slot, _ in self._posted.values()}
         return {worker: self._board.doing(slots[worker]) for worker in self._workers if worker in slots}
 
@@ -386,7 +382,6 @@ class ProcessBackend(Backend):
 
 
 def start(job: Job, context: Any) -> ProcessBackend:
-    """Creates a backend without workers. If this fails, everything that was opened is closed again."""
     made: list[ProcessBackend] = []
     try:
         ProcessBackend(job, choose_method(context), explicit=is_chosen(context), among=made)

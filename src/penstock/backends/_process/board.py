@@ -53,8 +53,6 @@ NO_TASK = TOKEN.pack(_NO_SLOT, -1)
 
 
 class Board:
-    """The shared table of tasks. The parent posts tasks and requests leaves; workers claim tasks and take leaves."""
-
     def __init__(self, fd: int) -> None:
         self._fd = fd
         size = _ENDINGS + SLOTS
@@ -112,7 +110,6 @@ class Board:
         self._memory[slot * _STRIDE + _VOID] = 1
 
     def clear(self, slot: int) -> None:
-        """Frees the slot of a task that is done, lost or rescinded."""
         self._memory[slot * _STRIDE + _STATE] = _FREE
         self._free.append(slot)
 
@@ -133,7 +130,6 @@ class Board:
         return self._memory[slot * _STRIDE + _AT]
 
     def doing(self, slot: int) -> tuple[int, int, int]:
-        """Returns the task's seq and epoch, and the step that the worker began last."""
         notice = Notice._make(NOTICE.unpack_from(self._memory, slot * _STRIDE + _NOTICE))
         return notice.seq, notice.epoch, notice.step + self.at(slot)
 
@@ -143,7 +139,6 @@ class Board:
 
     @property
     def wanted_leaves(self) -> int:
-        """The number of leaves that no worker has taken yet."""
         return self._words[_WANTED] - self._words[_TAKEN]
 
     def withdraw_leaves(self) -> int:
@@ -160,7 +155,6 @@ class Board:
             fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, _NO_SLOT)
 
     def take_leave(self, worker: int) -> bool:
-        """Takes a leave for this worker. Returns False if there is none."""
         words = self._words
         if words[_WANTED] == words[_TAKEN]:
             return False

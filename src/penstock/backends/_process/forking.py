@@ -5,8 +5,7 @@ child, and a thread pool waits forever for threads that the child does not have.
 
 Counting threads is not enough: of two threads, one may be OpenBLAS's, which OpenBLAS stops before a fork, and the
 other libgomp's, which stays, and the system does not tell which library started a thread. So penstock makes a trial
-fork, whose child exits at once. Threads that still exist afterwards are those that a real fork would leave behind. A
-trial takes as long as a fork, so penstock first asks OpenBLAS to stop its threads, which may make it unnecessary.
+fork, whose child exits at once. Threads that still exist afterwards are those that a real fork would leave behind.
 """
 
 from __future__ import annotations
@@ -54,7 +53,6 @@ def breaks_in_child() -> bool:
 
 
 def other_threads(count: int) -> str:
-    """Returns `1 other thread`, `2 other threads` and so on."""
     return f"{count} other thread{'s' * (count != 1)}"
 
 
@@ -73,7 +71,7 @@ def _left_after_a_trial() -> frozenset[_Thread]:
         others = _others()
         if not others or others & _stayed:
             return others
-        stop_openblas()
+        stop_openblas()  # may make the trial unnecessary, which takes as long as a fork
         if not _others():
             return frozenset()
         _fork_for_trial()
@@ -107,12 +105,9 @@ def _others() -> frozenset[_Thread]:
 
 
 def _fork_for_trial() -> None:
-    """Forks a child that exits at once, with the C library's fork(): only the handlers of libraries run, no hooks.
-
-    The child must not run any signal handler, garbage collection or bytecode: between two bytecode instructions the
-    interpreter may hand the GIL to a waiting thread, which does not exist in the child, so the child would hang
-    forever.
-    """
+    """Forks a child that exits at once. Runs the fork handlers of libraries, but not the program's hooks."""
+    # The child must not run any signal handler, garbage collection or bytecode: between two bytecode instructions the
+    # interpreter may hand the GIL to a waiting thread, which does not exist in the child, so the child would hang.
     libc = ctypes.PyDLL(None, use_errno=True)  # PyDLL: the child holds the GIL, too
     collecting = gc.isenabled()
     before = block_signals()

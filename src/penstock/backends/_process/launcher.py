@@ -8,9 +8,6 @@ joins the workers, kills those that do not end, and closes their handles and the
 these closes the lifeline. So `Launcher.close` does not kill a worker that is ending by itself, and no worker outlives
 its handle.
 
-A fresh interpreter inherits its descriptors, and makes them close-on-exec before it imports anything. Otherwise every
-program that the dataset starts could write to the slabs (the memory of batches), and would keep them open.
-
 A fresh interpreter becomes either a spawned worker or the template, which forks a worker at each request. Neither
 imports `__main__`, so a program needs no `if __name__ == "__main__"`. The template unpacks the payload (the job with
 its dataset) once, and all its workers share this copy. Parent and template talk over a socket, with one answer to
@@ -19,12 +16,6 @@ each request:
     request  START number, child | REAP pid
     answer   READY | UNFORKABLE, with the reason | STARTED pid, with a pidfd | REAPED exit code
              | FAILED, with the exception
-
-Unpickling the dataset may import JAX or start threads in the template. Such a template must not be forked, so it
-answers UNFORKABLE instead of READY, and the launcher starts all workers by spawn, from the same pickled payload. The
-template reaps a worker only on request, so that until then the system cannot reuse the worker's pid.
-
-This module needs Linux: it uses pidfds, memfds, /proc/self/fd, and signals on a pipe.
 """
 
 from __future__ import annotations
@@ -63,6 +54,8 @@ _START, _REAP, _READY, _UNFORKABLE, _STARTED, _REAPED, _FAILED = range(7)
 
 _PIDFD = struct.Struct("i")  # sent beside an answer
 
+# Descriptors become close-on-exec before anything is imported. Otherwise every program that the dataset starts could
+# write to the slabs (the memory of batches), and would keep them open.
 _ENTER = """\
 import marshal, os, sys
 boot = marshal.loads(os.pread(int(sys.argv[1]), 1 << 24, 0))
@@ -261,7 +254,6 @@ class Template(Handle):
         return self._is_ready and self.is_alive()
 
     def fork(self, number: int, child: int) -> tuple[int, int]:
-        """Asks the template to fork a worker. Returns the worker's pid and pidfd."""
         answer = self._ask(_START, number, child)
         if answer is None:
             raise WorkerLost(self.obituary())
@@ -273,7 +265,6 @@ class Template(Handle):
         return pid, pidfds[0]
 
     def reap(self, pid: int) -> int:
-        """Asks the template to reap a dead worker. Returns the worker's exit code."""
         answer = None
         with suppress(OSError):
             answer = self._ask(_REAP, pid, 0)
@@ -283,7 +274,6 @@ class Template(Handle):
         close(self._link)
 
     def obituary(self) -> str:
-        """Returns a message that says how the template died, and the likely cause."""
         self.join(processes.LINGER)
         return (
             f"the template (pid {self.pid}), from which workers are forked, {processes.fate(self.exitcode)[0]}.\n"
@@ -332,7 +322,6 @@ class Template(Handle):
 
 
 def tracker_fd() -> int | None:
-    """Returns the descriptor of multiprocessing's resource tracker, or None if no tracker runs."""
     # Workers share it: a tracker of their own would remove the program's shared memory when they end.
     tracker: Any = sys.modules.get("multiprocessing.resource_tracker")
     fd: int | None = None if tracker is None else tracker._resource_tracker._fd
@@ -404,6 +393,7 @@ def _serve(requests: socket.socket, main: Main, payload: object, boot: dict[str,
     """Runs the template: forks and reaps workers on request."""
     gc.freeze()  # the payload too, so that a collection in a worker copies none of its pages
     limit()  # workers inherit the limit
+    # Unpickling may have imported JAX or started threads. Then the launcher spawns all workers, from the same pickle.
     obstacle = forking.obstacle().encode()
     requests.sendall(_ANSWER.pack(_UNFORKABLE if obstacle else _READY, os.getpid(), len(obstacle)) + obstacle)
     while True:
@@ -411,7 +401,7 @@ def _serve(requests: socket.socket, main: Main, payload: object, boot: dict[str,
         if len(request) < _REQUEST.size:
             os._exit(0)
         what, about, child = _REQUEST.unpack(request)
-        if what == _REAP:
+        if what == _REAP:  # only on request, so that until then the system cannot reuse the worker's pid
             requests.sendall(_ANSWER.pack(_REAPED, _reap(about), 0))
             continue
         go: tuple[int, ...] = ()

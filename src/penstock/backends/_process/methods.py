@@ -20,19 +20,10 @@ _MUST_BE = f"multiprocessing_context must be one of {', '.join(METHODS)}"
 
 
 def choose_method(asked: str | BaseContext | None) -> str:
-    """Returns the start method to use: the requested one, else the one set in multiprocessing, else a safe one.
-
-    The safe method is fork while this process has a single thread, because fork is fastest and sends nothing.
-    Otherwise it is forkserver, because a fork copies the locks that other threads hold (or spawn, after
-    `give_up_templates`).
-
-    If the requested context belongs to a library, only its start method is used, if penstock knows it, with one
-    warning. A method that a library has merely set in multiprocessing, as in joblib's workers, is ignored without a
-    warning, because the program did not choose it.
-    """
+    """Returns the requested start method, else the one set in multiprocessing, else a safe one."""
     method, is_pythons = _asked(asked)
     used = method or _configured() or _safe()
-    if not is_pythons:
+    if not is_pythons:  # of a library's context, only the start method is used, if penstock knows it
         _warn(f"The multiprocessing_context {type(asked).__module__}.{type(asked).__qualname__}", used)
     return used
 
@@ -61,10 +52,12 @@ def _configured() -> str | None:
     # The default does not count as a choice: multiprocessing sets it when a program makes a lock, as tqdm does.
     if method == "fork" == multiprocessing.get_all_start_methods()[0]:
         return None
+    # A library may have set a method of its own, as in joblib's workers: the program did not choose it.
     return method if method in METHODS else None
 
 
 def _safe() -> str:
+    # fork is fastest and sends nothing, but copies the locks that other threads hold.
     return "fork" if survives_fork() else _without_fork
 
 
@@ -120,7 +113,6 @@ def _is_pythons(process: Any) -> bool:
 
 @cache
 def _warn(what: str, used: str) -> None:
-    """Warns once that a multiprocessing context is not one of Python's own."""
     warn_caller(
         f"{what} is not one of Python's own. penstock starts its workers itself, by {used}, and does not use the "
         f'Process class of the context. Give multiprocessing_context="{used}" to confirm this, or another of '

@@ -68,7 +68,6 @@ class Handle:
         return self._pid
 
     def fileno(self) -> int:
-        """Returns the pidfd, which is readable once the process is dead."""
         if not self._usable():
             raise ValueError(f"the handle of process {self.pid} is closed, or belongs to another process")
         return self._pidfd
@@ -115,7 +114,6 @@ class Handle:
                 signal.pidfd_send_signal(self._pidfd, number)
 
     def _look(self) -> None:
-        """Reads the exit code if the process is dead."""
         if self._exitcode is None and self._usable():
             # The system reports the exit code only once, and another thread may release the handle at the same time.
             with interrupts_deferred(), self._lock:
@@ -248,7 +246,6 @@ def phrase(pid: int, exitcode: int | None) -> str:
 
 
 def readable(fd: int, timeout: float | None) -> bool:
-    """Waits until the descriptor is readable. Returns False after `timeout` seconds."""
     watch = select.poll()
     watch.register(fd, select.POLLIN)
     return bool(watch.poll(None if timeout is None else math.ceil(timeout * 1000)))
@@ -337,16 +334,14 @@ def settle(lifeline: int) -> int:
 
 
 def _arm(lifeline: int) -> int:
-    """Makes the kernel kill this process when the parent's end of the lifeline is closed, even during a long C call.
-
-    The kernel sends SIGKILL instead of SIGIO to the owner of the read end. Owner and signal belong to a file
-    description, so this process opens its own and returns its descriptor. PR_SET_PDEATHSIG is not used, because it
-    reacts to the end of the thread that forked, not of the parent process.
-    """
+    """Makes the kernel kill this process when the parent's end of the lifeline closes, even during a long C call."""
     try:
         with no_fork():
+            # The owner and the signal belong to a file description, so this process opens one of its own.
             own = os.open(f"/proc/self/fd/{lifeline}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             close_in_child(own)  # in a child of this process, it would still kill this process
+        # The owner of the read end gets SIGKILL instead of SIGIO. PR_SET_PDEATHSIG is not used, because it reacts to
+        # the end of the thread that forked, not of the parent process.
         fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(own, fcntl.F_SETFL, fcntl.fcntl(own, fcntl.F_GETFL) | os.O_ASYNC)

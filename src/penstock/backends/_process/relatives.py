@@ -35,7 +35,6 @@ class Lineage(NamedTuple):
 
     @classmethod
     def of_children(cls, method: str) -> Lineage:
-        """Returns the lineage of the workers that this process starts."""
         parent: Any = multiprocessing.current_process()
         inherited = {name: value for name, value in parent._config.items() if isinstance(value, (str, bytes))}
         config = {**inherited, "authkey": bytes(parent.authkey), "daemon": True}
@@ -43,7 +42,6 @@ class Lineage(NamedTuple):
 
 
 def next_child() -> int:
-    """Returns the serial number of this process's next child, and advances multiprocessing's counter."""
     return int(next(_known._process_counter))
 
 

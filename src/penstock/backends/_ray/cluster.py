@@ -130,7 +130,6 @@ def _job() -> str:
 
 
 def _wanted(options: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the resources that one actor needs, keyed by Ray's resource names."""
     named = {"CPU": options.get("num_cpus"), "GPU": options.get("num_gpus"), "memory": options.get("memory")}
     wanted = {**named, **(options.get("resources") or {})}
     return {name: float(amount) for name, amount in wanted.items() if amount}

@@ -43,8 +43,6 @@ _AT_ONCE = 16  # connections to accept before strangers are read again
 
 
 class Stranger:
-    """A connection whose other end has not yet proved that it has the token."""
-
     def __init__(self, sock: socket.socket, host: str, token: bytes, tls: ssl.SSLContext | None) -> None:
         self.sock = sock
         # Only the first half of an IPv6 address, because a machine can choose the second half itself.
@@ -153,7 +151,6 @@ class Door:
         return True
 
     def _make_room(self) -> None:
-        """Drops a random stranger from the network address with the most strangers."""
         networks = Counter(stranger.network for stranger in self.strangers.values())
         for network, _ in networks.most_common(1):
             # Not from `random`, whose generator belongs to the caller.
@@ -218,7 +215,6 @@ class Door:
     # The end.
 
     def _stop(self) -> None:
-        """Ends the thread that accepts connections."""
         if not self._closed:
             self._closed = True
             os.eventfd_write(self._bell, 1)

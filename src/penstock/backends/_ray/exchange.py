@@ -123,7 +123,6 @@ class Exchange:
         self._news: SimpleQueue[Callable[[], Outcome | None] | None] = SimpleQueue()
 
     def flush(self) -> None:
-        """Sends waiting tasks and requests to exit to the workers."""
         with self._lock:
             links = self._dealt()
         for link in links:
@@ -132,7 +131,6 @@ class Exchange:
     # In the thread of each connection.
 
     def _serve(self, link: Link, hello: Hello) -> None:
-        """Handles one connection from its start to its end."""
         remote = self._welcomed(link, hello)
         if remote is None:
             return
@@ -345,7 +343,6 @@ class Exchange:
 
 
 def _memory(size: int) -> NDArray[np.uint8]:
-    """Returns new memory that is aligned to pages."""
     return np.frombuffer(mapped(None, max(1, size)), np.uint8, size)
 
 

@@ -149,7 +149,6 @@ class Handshake:
         return self._challenge.wants if self.secure is None else _PIECE
 
     def begin(self) -> bytes:
-        """Returns the bytes to send first."""
         return self._challenge.greeting if self.secure is None else self.receive(b"")
 
     def receive(self, data: bytes) -> bytes:
@@ -168,7 +167,6 @@ class Handshake:
         return self.secure.outgoing.read()
 
     def last_words(self, error: Exception) -> bytes:
-        """Returns the last bytes to send before the connection is closed because of this error."""
         words = error.answer if isinstance(error, Refused) else b""
         if self.secure is None:
             return words
@@ -226,7 +224,6 @@ def _reach(address: tuple[str, int], node: str) -> socket.socket:
 
 
 def _shake_hands(sock: socket.socket, handshake: Handshake, deadline: float) -> None:
-    """Does one handshake on the worker's side. Raises TimeoutError after the deadline."""
     said = handshake.begin()
     while True:
         # Not 0, which would make the socket non-blocking.
@@ -253,7 +250,6 @@ def told(said: bytes) -> Hello:
 
 
 def awaited(token: bytes, context: ssl.SSLContext | None) -> tuple[DriverEnd, Handshake]:
-    """Returns the challenge and the handshake for a connection that the driver has accepted."""
     challenge = DriverEnd(token, secrets.token_bytes(NONCE_SIZE))
     return challenge, Handshake(challenge, None if context is None else Secure(context))
 

@@ -124,7 +124,6 @@ class Ledger:
         self._coming[worker] = seat
 
     def join(self, worker: int) -> None:
-        """Records that the worker can take tasks from now on."""
         self._seats[worker] = self._coming.pop(worker)
         self._hands[worker] = deque()
         self._sort(worker)

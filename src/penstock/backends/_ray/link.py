@@ -43,7 +43,7 @@ _ZEROS = (0,) * 5
 
 
 def head(kind: int, *numbers: int) -> bytes:
-    """Packs the head of a frame: its kind and up to five numbers. Missing numbers are 0."""
+    """Packs the head of a frame. Missing numbers are 0."""
     return HEAD.pack(kind, *numbers, *_ZEROS[len(numbers) :])
 
 

@@ -14,14 +14,11 @@ from penstock.backends._ray.link import STACK, Link, head
 
 
 class ProcessEnd(NamedTuple):
-    """How a worker's process ended.
+    """How a worker's process ended."""
 
-    `how` follows the worker's name in a message. `broken` is an error that would stop every other worker, or None.
-    """
-
-    how: str
+    how: str  # a clause that follows the worker's name in a message
     cause: BaseException | None = None
-    broken: BaseException | None = None
+    broken: BaseException | None = None  # an error that would stop every other worker from starting too
 
 
 class Call(NamedTuple):
@@ -93,7 +90,6 @@ class RemoteWorker:
         return f"<RemoteWorker {self.seat} pid={self.pid} node={self.node!r} {self.state.value}>"
 
     def greet(self, hello: Hello, link: Link) -> None:
-        """Records that the worker has connected."""
         self.link, self.pid, self.node = link, hello.pid, hello.node
         self.shift = time.perf_counter_ns() - hello.clock
         self.who = f"worker {self.seat} (pid {hello.pid} on {hello.node})"

@@ -32,7 +32,6 @@ def resolved(given: Any) -> dict[str, Any]:
 
 
 def on_cluster(job: Job, given: Any) -> Backend:
-    """Returns a backend on the cluster that this process is connected to. Raises if Ray is not installed."""
     from penstock.backends._ray.backend import start
 
     options = resolved(given)
