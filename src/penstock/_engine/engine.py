@@ -148,7 +148,7 @@ class Engine(EngineLifetime):
         self._begun = True
 
     def take_back(self) -> bool:
-        """Takes the engine from an iterator that has only StopIteration left. Returns False if that is not so."""
+        """Takes the engine from an iterator that has only StopIteration left. Returns False if it has batches left."""
         taken: list[bool] = []
         self.held(partial(self._take_back, taken), wait=False)
         return bool(taken)
@@ -221,7 +221,7 @@ class Engine(EngineLifetime):
                 raise self._turn.closed_error()
 
     def cancel(self, timeout: float | None = None, run: Run | None = None) -> None:
-        """Drops prefetched batches and unfinished steps. Waits for the latter only if steps are assigned to workers."""
+        """Drops prefetched batches and unfinished steps. Waits for steps only if they are assigned to workers."""
         if not self.is_ours():
             return
         late: list[bool] = []
