@@ -148,7 +148,7 @@ class Engine(EngineLifetime):
         self._begun = True
 
     def take_back(self) -> bool:
-        """Takes the engine from an iterator that has only StopIteration left. Returns False if it has batches left."""
+        """Takes the engine from an iterator that has only StopIteration left. Returns False if it is still in use."""
         taken: list[bool] = []
         self.held(partial(self._take_back, taken), wait=False)
         return bool(taken)
