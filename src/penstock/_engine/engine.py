@@ -1,10 +1,8 @@
 """The engine, which connects the scheduler (it decides what to do) with a backend (it has the workers).
 
-The engine draws steps from the course, posts tasks, receives outcomes, and hands out batches. It runs only inside the
-caller's `next()`. penstock has no thread for this, and workers find their next task on their own.
-
-A step in flight is recorded in four tables, under its seq (task number). Each table contains everything that its
-owner may know about the step:
+The engine draws steps from the course, posts tasks, receives outcomes, and hands out batches, only inside the
+caller's `next()`: there is no thread for this, and workers find their next task on their own. A step in flight is in
+four tables, under its seq (task number):
 
     Scheduler   Is the step posted, filled or lost, and in which slab? It knows neither samples nor outcomes.
     Course      Which steps of which run are meant, and what is the outcome? It knows neither workers nor slabs.
@@ -54,8 +52,8 @@ _LOOK_FOR_OUTAGES = 2.5  # after this many seconds without an outcome, the engin
 class Engine(EngineLifetime):
     """A crew of workers and its memory. It serves one run (the reading of one epoch) at a time.
 
-    If `look_ahead` is True, steps of the next run may be drawn early, so that they are prefetched. If `bundles` is
-    True, several small steps may share a task. A worker that spends more than `hang` seconds on one step is killed.
+    `look_ahead`: steps of the next run may be prefetched. `bundles`: several small steps may share a task. `hang`: a
+    worker that spends more than this many seconds on one step is killed.
     """
 
     _finalizer: Any = bool  # for `__del__`, if an interrupt came before the constructor has set it
@@ -106,12 +104,10 @@ class Engine(EngineLifetime):
 
     @property
     def gauges(self) -> Gauges:
-        """The workers' counters."""
         return self.backend.gauges
 
     @property
     def seats(self) -> list[int]:
-        """The seats (worker slots) that have a worker."""
         return self._scheduler.seats
 
     @property
@@ -120,10 +116,7 @@ class Engine(EngineLifetime):
         return len(self._course.ready) + len(self._course.filled)
 
     def open_answer(self) -> Answer | None:
-        """Returns the part of the current answer that has already been handed out, or None if there is no answer.
-
-        An answer is a batch, or a bundle of small batches that are handed out one by one.
-        """
+        """Returns the part of the current answer (a batch or bundle) that was already handed out, or None."""
         return self.stopwatch.open_answer(len(self._course.ready))
 
     def memory(self) -> tuple[int, int, int]:
@@ -155,11 +148,7 @@ class Engine(EngineLifetime):
         self._begun = True
 
     def take_back(self) -> bool:
-        """Takes the engine from an iterator that has handed out its last batch, but has not raised StopIteration yet.
-
-        From then on, that iterator is at its end, and the engine is free for another iterator. Returns False if the
-        run has more batches, or if another thread uses the engine.
-        """
+        """Takes the engine from an iterator that has only StopIteration left. Returns False if it is still in use."""
         taken: list[bool] = []
         self.held(partial(self._take_back, taken), wait=False)
         return bool(taken)
@@ -171,14 +160,11 @@ class Engine(EngineLifetime):
             return
         if scheduler.run_is_over and not scheduler.ask_is_open and not self.closed:
             self._end_is_told = True
-            run.leave()
+            run.leave()  # that iterator is at its end from now on
             taken.append(True)
 
     def next(self, timeout: float | None, run: Run | None = None) -> StepResult:
-        """Returns the next result of the run: a batch, an error in its place, or the end of the run.
-
-        This method can be called again after a LoaderTimeout.
-        """
+        """Returns a batch, an error in its place, or the end of the run. After a LoaderTimeout, call it again."""
         if not self._turn.is_ours():
             raise RuntimeError(
                 "This iterator was made before this process was forked, and its workers serve only the process "
@@ -235,21 +221,17 @@ class Engine(EngineLifetime):
                 raise self._turn.closed_error()
 
     def cancel(self, timeout: float | None = None, run: Run | None = None) -> None:
-        """Drops all prefetched batches. Steps that workers are still doing are discarded, without waiting for them.
-
-        A fixed assignment of steps to workers is the exception: there, this method waits for these steps. After a
-        LoaderTimeout, the next call waits again. If another thread is waiting for a batch, the engine is closed
-        instead. Nothing happens if the engine was taken away from the given `run` (see `take_back`).
-        """
+        """Drops prefetched batches and unfinished steps. Waits for steps only if they are assigned to workers."""
         if not self.is_ours():
             return
         late: list[bool] = []
         if not self.held(partial(self._cancel, timeout, late, run), wait=False) and not _has_left(run):
-            self.close()
+            self.close()  # another thread is waiting for a batch
         if late:
-            raise self._timed_out(timeout)
+            raise self._timed_out(timeout)  # the next call waits again
 
     def _cancel(self, timeout: float | None, late: list[bool], run: Run | None) -> None:
+        # `take_back` may have taken the engine away from `run`.
         if self.closed or _has_left(run):  # checked only now: from here on no other thread can end or take the engine
             return
         self.stopwatch.stop(len(self._course.ready))
@@ -267,10 +249,7 @@ class Engine(EngineLifetime):
     # Changes while it runs.
 
     def update(self, change: bytes) -> None:
-        """Sends the workers an encoded change to the dataset. Steps that are not handed out yet are done again.
-
-        The calling thread must hold the engine (see `held`).
-        """
+        """Sends an encoded change, and repeats steps not handed out yet. The caller must hold the engine."""
         if self.closed:
             return
         # This comes first, because a worker that is forked later already has the change, and must not make it again.
@@ -282,10 +261,7 @@ class Engine(EngineLifetime):
         self.backend.flush()
 
     def resize(self, workers: int, window: int) -> None:
-        """Sets the number of workers, and the number of tasks that may be prefetched (`window`).
-
-        The calling thread must hold the engine (see `held`).
-        """
+        """Sets the number of workers, and of tasks to prefetch (`window`). The caller must hold the engine."""
         if not self.closed:
             while self._take_in(0):  # so that workers that have left are not counted
                 pass
@@ -340,13 +316,10 @@ class Engine(EngineLifetime):
             warn_of(outage)
 
     def _end_hung(self, seconds: float) -> float:
-        """Kills workers that hang. Returns the number of seconds until the next check.
-
-        Two checks are at least `seconds / 4` apart, because each check looks at every worker.
-        """
+        """Kills workers that hang. Returns the number of seconds until the next check."""
         now = self.backend.clock()
         if now >= self._look_again:
-            self._look_again = now + seconds / 4
+            self._look_again = now + seconds / 4  # not sooner, because each check looks at every worker
             for one in self.backend.end_hung(seconds):
                 warn_caller(hung(seconds, one, self._course.find(one.seq)), RuntimeWarning)
         return self._look_again - now
@@ -395,7 +368,6 @@ class Engine(EngineLifetime):
         self._replaced = None
 
     def _position_in(self, run: Run | None) -> bytes | None:
-        """Returns the last known position in this run's stream, or None."""
         known_in, mark = self._position or (-1, None)
         return mark if run is not None and run.number == known_in else None
 

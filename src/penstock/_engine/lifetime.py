@@ -15,10 +15,7 @@ from penstock.backends import Backend
 
 
 class EngineLifetime:
-    """The base class of `Engine`.
-
-    It decides which thread uses the backend, and when the workers are stopped.
-    """
+    """Base class of `Engine`. Decides which thread uses the backend, and when the workers are stopped."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -31,24 +28,18 @@ class EngineLifetime:
 
     @property
     def closed(self) -> bool:
-        """True if the workers were stopped, or will be stopped when the thread that uses the engine is done."""
+        """True if the workers were stopped, or will be when the thread that uses the engine is done."""
         return bool(self._turn.ended_by)
 
     def is_ours(self) -> bool:
-        """True if this process has created the engine. False in a forked child."""
+        """False in a forked child of the process that created the engine."""
         return self._turn.is_ours()
 
     def is_used_here(self) -> bool:
-        """True if this thread is already using the engine, further up its call stack."""
         return self.is_ours() and self._turn.is_used_here()
 
     def held(self, work: Callable[[], object], wait: bool = True) -> bool:
-        """Calls `work` while no other thread can use the engine, and returns True.
-
-        If another thread is using the engine, waits for that thread; with `wait=False`, returns False instead. If
-        `work` raises, for example because of Ctrl-C, the workers are stopped, because a list of commands may be only
-        half carried out.
-        """
+        """Calls `work` while no other thread can use the engine. With `wait=False`, returns False if one does."""
         turn, hold = self._turn, (get_ident(), CHANGE)
         try:
             if wait:
@@ -58,7 +49,7 @@ class EngineLifetime:
             work()
             return True
         except BaseException as error:
-            if turn.holder is hold:
+            if turn.holder is hold:  # a list of commands may be only half carried out, for example after Ctrl-C
                 self._end(f"was ended by {type(error).__name__}")
             raise
         finally:
@@ -67,10 +58,7 @@ class EngineLifetime:
                 self._let_go()
 
     def close(self) -> None:
-        """Stops the workers. Batches that were handed out stay valid.
-
-        If another thread is waiting for a batch, that thread is woken and stops the workers.
-        """
+        """Stops the workers, or wakes the thread that waits for a batch, which stops them. Batches stay valid."""
         with interrupts_deferred():
             self._turn.ended_by = self._turn.ended_by or "was closed"
             if self.is_ours() and not self._end_if_free():
@@ -81,20 +69,14 @@ class EngineLifetime:
         self._finalizer()
 
     def _let_go(self) -> None:
-        """Called when this thread no longer uses the engine.
-
-        Stops the workers if another thread has called close(), and wakes the threads that wait for the engine.
-        """
+        """Stops the workers if another thread has called close(), and wakes threads that wait for the engine."""
         if self._turn.ended_by and self._finalizer.alive:
             self._end_if_free()
         if self._turn.waiting:
             self._turn.changes.tell()
 
     def _end_if_free(self) -> bool:
-        """Stops the workers and returns True.
-
-        If another thread is using the engine, returns False, and that thread will stop the workers.
-        """
+        """Stops the workers. Returns False if another thread is using the engine, which will stop them."""
         return self.held(partial(self._end, self._turn.ended_by), wait=False)
 
     def _end(self, by: str) -> None:

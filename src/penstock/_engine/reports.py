@@ -1,7 +1,4 @@
-"""Messages about workers that hang or die.
-
-Each message names the worker, the step and its samples, the likely cause, and what to do.
-"""
+"""Messages about workers that hang or die: the worker, the step and its samples, the likely cause, and what to do."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ _UNLIKELY = "The dataset, or a library that it calls, ended the process."
 
 
 def timeout_error(timeout: float | None, task: Task | None, at_work: list[Doing]) -> LoaderTimeout:
-    """Returns the error for a task that is not done in time. It shows the busy workers and their stacks."""
+    """Returns the error for a task that is not done in time, with the stacks of busy workers."""
     said = [f"DataLoader timed out after {timeout} seconds"]
     likely = "Most often a read hangs: raise timeout=, or look at these calls."
     if not at_work:
@@ -86,10 +83,7 @@ def lost_error(task: Task, loss: Lost, retries: int) -> WorkerLostError:
 
 
 def broken_error(task: Task, loss: Lost, retries: int, unknown: str | None) -> WorkerLostError:
-    """Returns the error for a stream that no worker can continue.
-
-    `unknown` is the reason why the stream's position is unknown, or None if it is known.
-    """
+    """Returns the error for a stream that no worker can continue. `unknown` says why its position is unknown."""
     when = "while filling" if loss.seq == task.seq else "before"
     why = f"No worker can read the stream past this step, so the epoch ends here. {_tried(retries)}"
     if unknown is not None:

@@ -8,10 +8,7 @@ from penstock._wire.task import Mended, Task
 
 
 class StepResult(NamedTuple):
-    """The result of one step: a batch, an error in its place, or the end of the run.
-
-    `task` is None at the end of the run. `worker` is the id of the worker that did the step.
-    """
+    """The result of one step: a batch, an error in its place, or the end of the run (then `task` is None)."""
 
     task: Task | None
     data: Any = None

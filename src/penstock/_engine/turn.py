@@ -3,9 +3,8 @@
     turn   FREE --take--> HELD by a call of a thread --let_go--> FREE
            any --end--> ended: the holder ends the engine when it lets go; without a holder, the caller of `end` does
 
-The turn is the right to use the engine. A thread that wants to change something waits for the turn, and gets it
-before threads that call `next()`. A thread that wants a batch waits until such a change is done. But it is an error
-if two threads ask one iterator for a batch at the same time.
+A thread that wants to change something gets the turn before threads that call `next()`. A thread that wants a batch
+waits until such a change is done. But it is an error if two threads ask one iterator for a batch at the same time.
 
 Taking the turn and letting go must survive Ctrl-C at any instruction (see `_system/interrupts.py`). So a thread makes
 its hold (a tuple that identifies it) before it takes the turn, and only this thread lets go, by a plain assignment in
@@ -40,10 +39,7 @@ os.register_at_fork(after_in_child=_be_another_process)
 
 
 class Turn:
-    """The right to use an engine. `holder` is the thread that has this right, with its purpose, or None.
-
-    `ended_by` is the reason why the engine has ended or will end. It is "" if nothing has ended the engine.
-    """
+    """The right to use an engine. `ended_by` says why the engine has ended or will end; "" means that it has not."""
 
     def __init__(self) -> None:
         self.changes = InterruptSafeCondition()  # wakes waiting threads when the turn is free
@@ -54,11 +50,10 @@ class Turn:
         self._process = _this_process
 
     def is_ours(self) -> bool:
-        """True if this process has created the turn. False in a forked child."""
+        """False in a forked child of the process that created the turn."""
         return self._process is _this_process
 
     def take(self, hold: Hold) -> None:
-        """Waits until the turn is free, and takes it."""
         with self.changes.lock:
             if self.holder is None and not self.waiting:
                 self.holder = hold
@@ -86,14 +81,10 @@ class Turn:
             self.waiting.pop(id(hold), None)
 
     def _is_to_change(self) -> bool:
-        """True if a thread that wants to change something is waiting for the turn."""
         return any(use is CHANGE for _, use in tuple(self.waiting.values()))
 
     def _refuse(self, hold: Hold) -> None:
-        """Raises RuntimeError if this thread would wait for itself.
-
-        A call to `next` is also refused if the engine has ended, or if another thread is already waiting for a batch.
-        """
+        """Raises if the thread would wait for itself, or calls `next` after the end or beside another thread."""
         if hold[1] is CHANGE:
             if self.is_used_here():
                 raise RuntimeError(INSIDE)

@@ -1,15 +1,9 @@
-"""Failures are exceptions that cross a process boundary and keep their type.
+"""Failures: exceptions that cross a process boundary and keep their type.
 
-`Failure.capture` runs in the worker and returns bytes. `restore` runs in the parent process and returns the
-exception, with the same type, args, attributes and notes. It adds a note that says where the exception happened, and
-sets the remote traceback as its cause. Neither function fails, whatever the exception's own methods do.
-
-If the worker is not a process of its own, `caught` makes a copy instead, so that the user's exception object is never
-changed. A program may raise the same object many times, and in several threads at once.
-
-Exception types that cannot be imported by name are sent by tag or by address (see `pickling.py`), so that
-`except MyError` works in the parent. cloudpickle's own class tracking was rejected, because it overwrites the
-attributes and methods of the parent's class with those of the worker's class.
+`Failure.capture` runs in the worker and returns bytes, from which `restore`, in the parent, makes an exception with
+the same type, args, attributes and notes, a note that says where it happened, and the remote traceback as its cause.
+Neither fails, whatever the exception's own methods do. In a worker that is not a process, `caught` makes a copy
+instead, because a program may raise the same object many times, and in several threads at once.
 """
 
 from __future__ import annotations
@@ -34,15 +28,15 @@ dict_of, _args_of, _trace_of = (_members[name].__get__ for name in ("__dict__", 
 _set = BaseException.__setattr__
 _MOST_CHARACTERS = 200  # the largest number of characters of a repr in a note
 
+# Types that cannot be imported by name are sent by tag or by address, so that `except MyError` works in the parent.
+# cloudpickle's own class tracking was rejected, because it overwrites the attributes and methods of the parent's
+# class with those of the worker's class.
 _by_tag = by_tag()
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An exception as plain values, to be sent to another process.
-
-    `body` is the pickled exception, or b"" if it cannot be pickled.
-    """
+    """An exception as plain values. `body` is the pickled exception, or b"" if it cannot be pickled."""
 
     name: str
     message: str
@@ -53,7 +47,7 @@ class Failure:
 
     @classmethod
     def capture(cls, exc: BaseException, *, where: str, notes: Sequence[str] = ()) -> bytes:
-        """Returns the exception as bytes, with `notes` and `where` added to its own notes. Never raises."""
+        """Returns the exception as bytes, with `notes` and `where` after its own notes. Never raises."""
         exc = ordinary(exc)
         forget_earlier(exc)
         dropped: list[str] = []
@@ -69,7 +63,7 @@ class Failure:
         return dumps(cls(type_name(exc), message, where, text_of(exc), (*own, *dropped, *notes), body))
 
     def exception(self) -> BaseException:
-        """Returns the exception. If it cannot be rebuilt, returns a RuntimeError with its name and message."""
+        """Returns the exception, or a RuntimeError with its name and message if it cannot be rebuilt."""
         try:
             exc: BaseException = loads(self.body)
             if not isinstance(exc, BaseException):
@@ -82,7 +76,7 @@ class Failure:
 
 
 def restore(data: bytes | bytearray | memoryview) -> BaseException:
-    """Returns the exception for bytes that `Failure.capture`, or a runner's `capture` method, returned."""
+    """Returns the exception for bytes that `Failure.capture`, or a runner's `capture`, returned."""
     failure: Failure = loads(data)
     return failure.exception()
 
@@ -98,11 +92,7 @@ def caught(exc: BaseException, *notes: str) -> BaseException:
 
 
 def copied(exc: BaseException, of: Callable[[Any], Any] = lambda value: value) -> BaseException:
-    """Returns a copy of `exc`, or `exc` itself if it cannot be copied.
-
-    The copy has the same type, args, attributes, notes, traceback and causes. The function `of` is applied to the
-    args and to each attribute, and the copy gets the results.
-    """
+    """Returns a copy of `exc`, with `of` applied to its args and attributes, or `exc` itself if that fails."""
     try:
         attributes, slots = ({name: of(each[name]) for name in each} for each in (dict_of(exc), _slots(exc)))
         copy: BaseException = _rebuild(type(exc), of(_args_of(exc)), attributes, slots)
@@ -117,12 +107,7 @@ def copied(exc: BaseException, of: Callable[[Any], Any] = lambda value: value) -
 
 
 def keep(exc: BaseException, *, where: str) -> BaseException:
-    """Returns a copy of `exc` to be stored instead of raised. Used in workers that are not processes.
-
-    The copy has its traceback only as text, like an exception from `restore`, because the frames of a real traceback
-    would keep samples and local variables alive. Exceptions inside `exc`, such as the members of an exception group,
-    are copied in the same way.
-    """
+    """Returns a copy of `exc` to be stored, its traceback only as text: frames would keep samples alive."""
     exc = ordinary(exc)
     forget_earlier(exc)
     cause = RemoteTraceback(text_of(exc))
@@ -130,10 +115,7 @@ def keep(exc: BaseException, *, where: str) -> BaseException:
 
 
 def _traceless(value: Any) -> Any:
-    """Returns a copy of an exception without its traceback.
-
-    Exceptions inside a list, tuple or dict are copied too. Any other value is returned unchanged.
-    """
+    """Copies exceptions, also inside lists, tuples and dicts, without tracebacks. Returns other values unchanged."""
     if isinstance(value, BaseException):
         return without_trace(copied(value, _traceless))
     if type(value) is dict:
@@ -142,20 +124,16 @@ def _traceless(value: Any) -> Any:
 
 
 def without_trace(exc: BaseException, cause: BaseException | None = None) -> BaseException:
-    """Removes the traceback and context of `exc`, sets its cause to `cause`, and returns `exc`."""
     for name, value in (("__traceback__", None), ("__context__", None), ("__cause__", cause)):
         _set(exc, name, value)  # the type's own __setattr__ may refuse
     return exc
 
 
 def forget_earlier(exc: BaseException) -> None:
-    """Shortens the traceback of an exception that was just caught, if the same object was raised before.
-
-    Each time an object is raised again, Python puts the new frames before the old ones, so its traceback would grow
-    without limit. The old frames begin where the function that catches the exception occurs a second time, and are
-    removed. They are kept if the frame before them is `RAISING`: then they belong to another loader, which the
-    dataset uses.
-    """
+    """Removes the frames of earlier raises from the traceback of an exception that was just caught."""
+    # If an object is raised again, Python puts the new frames before the old ones, so its traceback would grow
+    # without limit. The old frames begin where the function that catches the exception occurs a second time. They
+    # are kept if the frame before them is `RAISING`: then they belong to another loader, which the dataset uses.
     first = at = _trace_of(exc)
     while at is not None and (after := at.tb_next) is not None:
         if after.tb_frame.f_code is first.tb_frame.f_code and at.tb_frame.f_code is not RAISING:
@@ -164,7 +142,7 @@ def forget_earlier(exc: BaseException) -> None:
 
 
 def annotate(exc: BaseException, where: str) -> BaseException:
-    """Adds the note `where` to `exc`, unless `exc` already has that note. Returns `exc`."""
+    """Adds the note `where` to `exc`, unless `exc` already has it. Returns `exc`."""
     notes = dict_of(exc).get("__notes__")  # not by add_note: a __setattr__ may refuse
     if not isinstance(notes, list):
         notes = dict_of(exc)["__notes__"] = []
@@ -196,7 +174,7 @@ def _round_trip(obj: object) -> tuple[bytes, Any]:
 
 
 class _ExceptionParts:
-    """An exception taken apart into type, args and attributes. Unpickling an instance returns the exception."""
+    """An exception taken apart into type, args and attributes. Unpickling it returns the exception."""
 
     def __init__(self, exc: BaseException, dropped: list[str]) -> None:
         args = tuple(_sendable(arg, dropped) for arg in exc.args)
@@ -228,10 +206,7 @@ def _only_sendable(values: Mapping[str, Any], dropped: list[str]) -> dict[str, A
 
 
 def _slots(exc: BaseException) -> dict[str, Any]:
-    """Returns the attributes that `exc` stores outside its `__dict__`.
-
-    Examples are OSError.filename, ImportError.name, and attributes in `__slots__`.
-    """
+    """Returns the attributes outside `__dict__`, such as OSError.filename, or those in `__slots__`."""
     found: dict[str, Any] = {}
     for cls in type(exc).__mro__:
         if cls is BaseExceptionGroup:  # its members are in args
@@ -255,7 +230,7 @@ def _rebuild(cls: type[BaseException], args: Any, attributes: dict[str, Any], sl
 
 
 def _bare(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
-    """Returns an instance of `cls`, made by its built-in base class. The user's `__init__` is not called."""
+    """Returns an instance of `cls`, made by its built-in base class, without calling the user's `__init__`."""
     for base in cls.__mro__:
         if base.__module__ != "builtins" or not issubclass(base, BaseException):
             continue
@@ -277,15 +252,11 @@ def type_name(obj: object) -> str:
 
 
 def described(exc: BaseException) -> str:
-    """Returns the type and message of an exception, to be quoted in another message."""
     return f"{type(exc).__name__}: {safe_text(exc)}"
 
 
 def safe_text(obj: object, show: Callable[[object], str] = str) -> str:
-    """Returns `show(obj)`, where `show` is `str` or `repr`. If the object's method raises, the text says so.
-
-    Never raises, except for a KeyboardInterrupt (Ctrl-C) in the caller's process.
-    """
+    """Returns `show(obj)`, or a text that names the error. Raises only for Ctrl-C in the caller's process."""
     try:
         return "".join((show(obj),))  # joined: __str__ may return a subclass of str
     except BaseException as exc:

@@ -1,9 +1,8 @@
-"""Decides which modules a fresh interpreter can import. Classes and functions of all other modules are sent by value.
+"""Decides which modules a fresh interpreter can import. Classes and functions of all others are sent by value.
 
-A fresh interpreter has the same `sys.path`, but has not run the program. It has neither the program's `__main__` nor
-`__mp_main__` (the name of a script in a process that multiprocessing has spawned). It also cannot import a module
-that was made by `exec` or `runpy`, or from a file that is not on the path. If the module's name leads to another file
-there, the interpreter would import the wrong module.
+A fresh interpreter has the same `sys.path`, but neither the program's `__main__` nor `__mp_main__` (the script in a
+process that multiprocessing has spawned), nor modules that were made by `exec` or `runpy`, or from a file that is not
+on the path. If the name leads to another file there, it would import the wrong module.
 """
 
 from __future__ import annotations
@@ -21,10 +20,7 @@ ABSENT = {b"__main__", b"__mp_main__"}
 
 @contextmanager
 def sent_by_value() -> Iterator[Callable[[Any], None]]:
-    """Context manager: inside the block, cloudpickle sends objects by value if their module cannot be imported.
-
-    Yields a function that must be called with each object before the object is pickled.
-    """
+    """Makes cloudpickle send unimportable objects by value, if the yielded function sees each object first."""
     import cloudpickle
 
     seen = {"__main__"}  # cloudpickle always sends the contents of `__main__` by value

@@ -1,9 +1,8 @@
 """Decides how objects that are sent between processes are pickled.
 
-Two picklers are used. Plain pickle is fast, and sends classes and functions by name. cloudpickle sends everything in
-`__main__`, and everything that cannot be imported, by value. It is imported only when it is needed, because importing
-it takes 25 ms. A fresh interpreter cannot import everything that this process can: see `modules.py`. Each kind of
-message is pickled as follows:
+Plain pickle is fast, and sends classes and functions by name. cloudpickle sends everything in `__main__`, and
+everything that cannot be imported (see `modules.py`), by value. It is imported only when needed, because that takes
+25 ms.
 
     message   pickler                  arrays                               classes without an importable name
     task      plain, else cloudpickle  inside the pickle                    by value
@@ -13,15 +12,10 @@ message is pickled as follows:
     update    cloudpickle              inside the pickle                    by tag where known, else by value
     shipment  cloudpickle              out of band; mapped files by name    by value, and tagged on the way
 
-A tag is a name that this process and its workers share for a class of `__main__`, or for a class made inside a
-function. If such a class were sent by value, it would arrive as a different class, and `is`, `isinstance` and
-`except MyError` would fail. A tag consists of eight random bytes, which each process maps to its own copy of the
-class. A forked worker inherits the tags, and any other worker gets them with its shipment (the pickled dataset).
-
-An exception type without a tag is sent by its address and also by value. In a forked worker the type has the same
-address as in the parent, so the parent first looks for a type at that address. Tagging all exception types before
-each fork was rejected, because a program with many libraries has over a thousand of them, and tagging a type copies
-its memory page. With MONAI this took 7 ms per worker.
+A tag is a name, eight random bytes, that this process and its workers share for a class of `__main__`, or for a class
+made inside a function. If such a class were sent by value, it would arrive as a different class, and `is`,
+`isinstance` and `except MyError` would fail. A forked worker inherits the tags, and any other worker gets them with
+its shipment.
 """
 
 from __future__ import annotations
@@ -44,11 +38,7 @@ from penstock._system.interrupts import import_whole
 from penstock._wire.modules import sent_by_value
 
 Override = Callable[[Any, Callable[[Any], Any]], Any]
-"""A function that decides how one object is pickled. It works like pickle's `reducer_override`.
-
-It is called as `override(part, otherwise)`, where `part` is the object. `otherwise(part)` returns what the pickler
-would do without the override.
-"""
+"""`override(part, otherwise)` is like pickle's `reducer_override`; `otherwise(part)` does what pickle would do."""
 
 loads = pickle.loads
 
@@ -68,9 +58,8 @@ def dumps(
 ) -> bytes:
     """Pickles `value` with plain pickle, or with cloudpickle if plain pickle fails or `by_value` is True.
 
-    If `buffers` is given, the bytes of arrays are appended to it and are not part of the pickle. `otherwise` is an
-    override for cloudpickle only, used if `override` is None. `fresh` (see `dump`) has an effect only with
-    `by_value`.
+    If `buffers` is given, it gets the bytes of arrays. `otherwise` is an override for cloudpickle only, used if
+    `override` is None. `fresh` (see `dump`) has an effect only with `by_value`.
     """
     try:
         if buffers is None and override is None and not by_value:
@@ -98,11 +87,10 @@ def dump(
     by_value: bool,
     fresh: bool = False,
 ) -> None:
-    """Pickles `value` into a file.
+    """Pickles `value` into a file. `aside` is pickle's `buffer_callback`.
 
-    `aside` is pickle's `buffer_callback`. If `guests` is True, arrays of numpy and of guests (libraries such as
-    torch) are pickled by the functions in `REDUCERS`. `fresh` is True if a fresh interpreter will read the pickle.
-    Everything that it cannot import is then sent by value.
+    If `guests` is True, arrays of numpy and of guests (libraries such as torch) are pickled by `REDUCERS`. `fresh`
+    means that a fresh interpreter reads the pickle, so everything that it cannot import is sent by value.
     """
     make: Any = pickle.Pickler if override is None else _Overridable
     common: Mapping[type, Any] = copyreg.dispatch_table
@@ -139,10 +127,7 @@ class _Overridable(pickle.Pickler):
 
 
 class _Meeting(dict[type, Reduce]):
-    """A table of reducers (functions that pickle the objects of one class).
-
-    The reducers of a guest (a library such as torch) are added when one of its classes is first looked up.
-    """
+    """Reducers by class. Those of a guest (a library such as torch) are added when its classes are looked up."""
 
     def __missing__(self, kind: type) -> Reduce:
         if guest_in(kind.__module__) is not None and kind in REDUCERS:
@@ -151,10 +136,7 @@ class _Meeting(dict[type, Reduce]):
 
 
 def _reduce_array(array: NDArray[Any]) -> str | tuple[Any, ...]:
-    """Pickles an array as numpy does, but copies the array first if it is read-only or not contiguous.
-
-    Otherwise a read-only array would arrive read-only, and a non-contiguous one would be sent inside the pickle.
-    """
+    """Copies a read-only or strided array first, so that it arrives writable and is sent out of band."""
     flags = array.flags
     if not (flags.writeable and flags.forc):
         array = array.copy()
@@ -171,11 +153,7 @@ _class_of: weakref.WeakValueDictionary[bytes, type] = weakref.WeakValueDictionar
 
 
 def by_tag(only: frozenset[bytes] | None = None) -> Override:
-    """Returns an `Override` that sends a class as its tag (a short name that both processes know), if it has one.
-
-    If `only` is given, only these tags are used. `only` is None if the receiver is the parent process. In that case,
-    an exception type that has no tag and cannot be imported by name is sent by its address.
-    """
+    """Returns an `Override` that sends a class as its tag, if it has one. `only` limits the tags that are used."""
 
     def override(part: Any, otherwise: Callable[[Any], Any]) -> Any:
         if issubclass(type(part), type):
@@ -183,6 +161,7 @@ def by_tag(only: frozenset[bytes] | None = None) -> Override:
                 known = _tag(part)
                 if known is not None and (only is None or known in only):
                     return _tagged, (known,)
+                # `only` is None if the receiver is the parent process, which knows the addresses of its types.
                 if known is None and only is None and _is_nameless_exception(part):
                     return _inherited, _address(part)
         return otherwise(part)
@@ -195,10 +174,7 @@ def _tagged(known: bytes) -> type:
 
 
 def tag(cls: type) -> bytes:
-    """Returns the tag of `cls`: a short name for the class that this process and its workers share.
-
-    Makes a new tag if the class has none.
-    """
+    """Returns the tag of `cls`, or a new one if it has none."""
     known = _tag(cls)
     if known is None:
         known = os.urandom(8)  # random, not a counter, so that tags made in two processes never collide
@@ -207,19 +183,20 @@ def tag(cls: type) -> bytes:
 
 
 def _tag(cls: type) -> bytes | None:
-    """Returns the tag of a class, or None if it has none.
-
-    Also returns None if `adopt` has since given the tag to another copy of the class.
-    """
+    """Returns the tag of `cls`, or None if it has none or `adopt` has given it to another copy of the class."""
     known = _tag_of.get(cls)
     return known if known is not None and _class_of.get(known) is cls else None
 
 
 def adopt(tags: Mapping[bytes, type]) -> None:
-    """Records the tags (short names) of classes that arrived with a shipment (a pickled dataset)."""
     for known, cls in tags.items():
         _tag_of[cls] = known
         _class_of[known] = cls
+
+
+# An exception type without a tag is sent by its address and also by value, because in a forked worker it has the same
+# address as in the parent. Tagging all exception types before each fork was rejected: a program with many libraries
+# has over a thousand of them, and tagging a type copies its memory page. With MONAI this took 7 ms per worker.
 
 
 def _is_nameless_exception(cls: type) -> bool:
@@ -261,10 +238,7 @@ def _exceptions() -> Iterator[type]:
 
 
 def tags_of_main() -> frozenset[bytes]:
-    """Gives each class defined in `__main__` a tag (a short name that workers share), and returns the tags.
-
-    Workers that are forked after this call know the tags.
-    """
+    """Tags each class of `__main__`. Returns the tags, which workers that are forked after this call know."""
     found: set[bytes] = set()
     todo: list[object] = [sys.modules["__main__"]]
     while todo:

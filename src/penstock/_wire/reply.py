@@ -64,28 +64,21 @@ Head = tuple[int, int, int]
 
 
 class Trailer(NamedTuple):
-    """Everything in a batch that is not an array in the slab (the memory for the batch).
+    """The parts of a batch that are not arrays in the slab."""
 
-    `layout` is None if the parent already knows it. `rest` is the pickle of all leaves (values of the batch) that are
-    not arrays in the slab. `buffers` has the offset and length of each array inside these leaves.
-    """
-
-    layout: Layout | None
-    rest: bytes | None
-    buffers: tuple[tuple[int, int], ...]
+    layout: Layout | None  # None if the parent already knows it
+    rest: bytes | None  # the pickle of all leaves that are not arrays in the slab
+    buffers: tuple[tuple[int, int], ...]  # offset and length of each array inside these leaves
     mended: Mended | None
     mark: bytes | None
 
 
 MakeStray = Callable[[int, int], AbstractContextManager[Writer]]
-"""`with make_stray(seq, nbytes)` gives a writer on new memory, which is called a stray.
-
-At the end of the block the memory is sent to the parent, unless it was too small.
-"""
+"""`with make_stray(seq, nbytes)` gives a writer on a new stray, and then sends the stray unless it was too small."""
 
 
 class Replier:
-    """The worker's side: writes batches into slabs (memory for batches), and makes the replies that describe them."""
+    """The worker's side: writes batches into slabs, and makes the replies that describe them."""
 
     def __init__(self, worker: int, make_stray: MakeStray) -> None:
         self._worker = worker
@@ -119,10 +112,7 @@ class Replier:
         return self._reply(head, verdict, 0, writer, _UNNUMBERED, *written)
 
     def bundle(self, seq: int, replies: list[bytes], table: int, writer: Writer, began: int) -> bytes:
-        """Returns one reply for a bundle (several short steps in one task).
-
-        The replies for the individual steps are written into the slab, at offset `table`.
-        """
+        """Returns one reply for a bundle. The replies of its steps are written into the slab, at offset `table`."""
         joined = np.frombuffer(b"".join(replies), np.uint8)
         writer.root[table : table + len(joined)] = joined
         return self._reply((seq, 0, began), _BUNDLE, 0, writer, _UNNUMBERED, table, len(joined))
@@ -168,10 +158,7 @@ def _put(writer: Writer, data: bytes) -> tuple[int, int]:
 
 
 def used_bytes(reply: bytes) -> int:
-    """Returns the number of bytes, from the beginning of the slab, that a reply refers to.
-
-    The number may exceed the slab's size.
-    """
+    """Returns how many bytes of the slab, from its start, a reply refers to. May exceed the slab's size."""
     _, _, _, stray, base, _, _, nbytes, *_ = REPLY.unpack(reply)
     return 0 if stray else base + nbytes
 
@@ -184,10 +171,7 @@ def may_teach(reply: bytes) -> bool:
 
 @contextmanager
 def memfd_stray(worker: int, strays: socket.socket, seq: int, nbytes: int) -> Iterator[Writer]:
-    """Context manager: yields a writer on a new memfd, and sends the memfd through the socket unless it is too small.
-
-    This is the `MakeStray` of worker processes.
-    """
+    """The `MakeStray` of worker processes: a memfd, which is sent through the socket unless it is too small."""
     fd = os.memfd_create("penstock-stray", os.MFD_CLOEXEC)
     try:
         grow(fd, nbytes)
@@ -206,11 +190,11 @@ class StrayReceiver(Protocol):
         """Returns the memory of the stray that was sent before this reply."""
 
     def forget(self, worker: int) -> None:
-        """Drops the strays of a worker that has exited. All its replies have been read, so none refers to them."""
+        """Drops the strays of a worker that has exited and whose replies have all been read."""
 
 
 class SocketStrays:
-    """Receives strays (separate memory for large batches) through a socket, and keeps them until they are taken."""
+    """Receives strays through a socket, and keeps them until they are taken."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -219,16 +203,12 @@ class SocketStrays:
 
     @property
     def nbytes(self) -> int:
-        """The total size in bytes of all strays that wait for their reply, or whose batch is still in use."""
+        """The bytes of all strays that wait for their reply, or whose batch is still in use."""
         waiting = sum(size for _, size in tuple(self._received.values()))
         return waiting + sum(root.nbytes for root in self._used)
 
     def receive(self) -> None:
-        """Receives all strays that were sent, without waiting.
-
-        Strays whose replies have not arrived yet are received too. Otherwise the socket could fill up, and a worker
-        would have to wait.
-        """
+        """Receives all strays sent so far, even before their replies: otherwise the socket could fill up."""
         with (
             interrupts_deferred(),
             socket.socket(fileno=os.dup(self.fd)) as strays,
@@ -282,10 +262,7 @@ class Receiver:
     def read(
         self, data: bytes, root_of: Callable[[int], NDArray[np.uint8]]
     ) -> list[Filled | Failed | Bundle | Ended]:
-        """Returns the outcomes that these replies describe.
-
-        `root_of(seq)` returns the memory of the task's slab. It is called once for each reply.
-        """
+        """Returns the outcomes of these replies. Calls `root_of(seq)` once for each, to get the task's slab."""
         outcomes = []  # a loop, because up to Python 3.11 a comprehension is a function call, which takes 0.2 µs
         for reply in REPLY.iter_unpack(data):
             if reply[0] != _NO_STEP:
@@ -327,10 +304,7 @@ class Receiver:
         return Filled(seq, worker, rows, nbytes, took * 1e-9, root, (layout, trailer), mended, trailer.mark)
 
     def open(self, filled: Filled) -> object:
-        """Returns the batch. Its arrays are views of the slab.
-
-        Raises any exception that the user's classes in the batch raise when they are unpickled.
-        """
+        """Returns the batch, with views of the slab. Raises what the user's classes raise when they are unpickled."""
         (layout, trailer), root = filled.held, filled.root
         if isinstance(layout, BaseException):
             raise copied(layout)
@@ -341,6 +315,5 @@ class Receiver:
         return layout.open(root, rest)
 
     def forget(self, worker: int) -> None:
-        """Forgets a worker that has exited and will send no more replies."""
         self._strays.forget(worker)
         self._layouts = {key: layout for key, layout in self._layouts.items() if key[0] != worker}

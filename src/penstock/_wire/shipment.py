@@ -1,12 +1,10 @@
-"""A shipment: a payload that is pickled once for all workers, with its arrays out of band in shared memory.
-
-The shared memory is a memfd. It has no name, so nothing is left behind if a process dies. It contains
+"""A shipment: a payload that is pickled once for all workers, with its arrays out of band in a memfd:
 
     head | the pickle stream | buffer 0 | buffer 1 | ... | a pickled table of (start, end) per buffer
 
-Each worker maps the memory private and copy-on-write. So N workers share one copy of every array, and a worker may
-write to its arrays without changing those of other workers, as after a fork. For a memory-mapped array, only the name
-of its file is sent.
+A memfd has no name, so nothing is left behind if a process dies. Each worker maps it copy-on-write, so N workers
+share one copy of every array, and a worker may write to its arrays, as after a fork. For a memory-mapped array, only
+the name of its file is sent.
 """
 
 from __future__ import annotations
@@ -37,12 +35,11 @@ _IN_BAND = 1024  # bytes; copying a smaller buffer is faster than looking it up
 
 
 def pack(payload: object, descriptors: list[int] | None) -> int:
-    """Pickles `payload` into a new shipment and returns its file descriptor.
+    """Pickles `payload` into a new shipment and returns its descriptor, which workers need only to map it.
 
-    The descriptor may be closed once the workers have mapped the shipment. Locks, queues, pipes and shared memory of
-    multiprocessing stay shared. Their file descriptors are appended to `descriptors`, and workers must inherit them
-    under the same numbers. If the workers are on other machines, `descriptors` is None, and such objects cannot be
-    sent. Raises UnshippableDataset if a part cannot be pickled, and names that part.
+    Locks, queues, pipes and shared memory of multiprocessing stay shared: workers must inherit the descriptors that
+    are appended to `descriptors`, under the same numbers. If `descriptors` is None, the workers are on other
+    machines, and such objects cannot be sent. Raises UnshippableDataset, which names the part that cannot be pickled.
     """
     fd = open_memfd("penstock-shipment")
     try:
@@ -56,12 +53,12 @@ def pack(payload: object, descriptors: list[int] | None) -> int:
 
 
 def unpack(fd: int) -> Any:
-    """Returns the payload of a shipment. The payload's arrays are views of a private mapping of the shipment."""
+    """Returns the payload of a shipment. Its arrays are views of a private mapping of the shipment."""
     return unpack_from(memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)))
 
 
 def unpack_from(view: memoryview) -> Any:
-    """Returns the payload of a shipment that was copied into `view`. The payload's arrays are views of `view`."""
+    """Returns the payload of a shipment that was copied into `view`. Its arrays are views of `view`."""
     (table,) = _HEAD.unpack_from(view)
     buffers = [view[start:end] for start, end in loads(view[table:])]
     payload, tags = loads(view[_HEAD.size :], buffers=buffers)
@@ -122,10 +119,7 @@ def _dump(obj: object, file: Any, buffers: list[pickle.PickleBuffer], tags: dict
 
 
 def _reduce_shared(part: Any) -> Any:
-    """Pickles multiprocessing's pipes and shared memory, which plain pickle cannot handle.
-
-    Returns None for other objects.
-    """
+    """Reduces multiprocessing's pipes and shared memory, which plain pickle refuses. None for other objects."""
     import_whole("multiprocessing.reduction")
     from multiprocessing.reduction import ForkingPickler
 
@@ -151,10 +145,7 @@ def _stays_here() -> bool:
 
 @contextmanager
 def _passing_on(descriptors: list[int]) -> Iterator[None]:
-    """Context manager: inside the block, multiprocessing behaves as if this thread were starting a process.
-
-    The file descriptors that such a process would inherit are appended to `descriptors`.
-    """
+    """Makes multiprocessing pickle as for a process that it starts, and collects the descriptors to inherit."""
     import_whole("multiprocessing.context")
     from multiprocessing import context
 
@@ -167,7 +158,7 @@ def _passing_on(descriptors: list[int]) -> Iterator[None]:
 
 
 class _InheritedDescriptor:
-    """A file descriptor that a worker has inherited. multiprocessing calls `detach()` to get it."""
+    """A descriptor that a worker has inherited. multiprocessing calls `detach()` to get it."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -177,10 +168,7 @@ class _InheritedDescriptor:
 
 
 class _ShippingPopen:
-    """A stand-in for a process that multiprocessing is starting.
-
-    It collects the file descriptors of the objects that are being pickled.
-    """
+    """Stands in for a process that multiprocessing starts. Collects the descriptors of the objects pickled."""
 
     DupFd = _InheritedDescriptor
 
@@ -203,6 +191,7 @@ def _reduce_array(array: np.ndarray[Any, Any], files: dict[int, _MappedFile]) ->
     root = _memmap_below(array)
     if root is not None and array.size:
         key = id(root._mmap)
+        # One instance per map, which holds a descriptor: a list of 10,000 rows must not need 10,000 of them.
         file = files[key] = files.get(key) or _MappedFile(root)
         if file.is_named:
             offset = array.__array_interface__["data"][0] - file.address
@@ -222,12 +211,7 @@ def _reduce_array(array: np.ndarray[Any, Any], files: dict[int, _MappedFile]) ->
 
 
 class _MappedFile:
-    """A file that the parent has mapped. It is unpickled as a uint8 memmap of the same range.
-
-    All views of one map share one instance, because each map holds a file descriptor, and a list of 10,000 rows must
-    not need 10,000 of them. If `is_named` is False, the file may not contain the array's data, so the data itself is
-    sent.
-    """
+    """A file that the parent has mapped, unpickled as a uint8 memmap. If not `is_named`, the data must be sent."""
 
     def __init__(self, root: Any) -> None:
         whole = np.frombuffer(root._mmap, np.uint8)
@@ -243,7 +227,7 @@ class _MappedFile:
 
 
 def _memmap_below(array: np.ndarray[Any, Any]) -> Any:
-    """Returns `array` if it is a memmap, or the memmap that it is a view of, or None."""
+    """Returns the memmap that `array` is, or is a view of, or None."""
     below: Any = array
     while isinstance(below, np.ndarray):
         if isinstance(getattr(below, "_mmap", None), mmap.mmap):
@@ -287,10 +271,7 @@ _ELSEWHERE = "Workers on other machines", "."
 
 
 def _unshippable(payload: object) -> UnshippableDataset | None:
-    """Returns an error that names the innermost part that cannot be pickled.
-
-    Returns None if all parts can be pickled at the second attempt.
-    """
+    """Returns an error that names the innermost unpicklable part, or None if pickling succeeds this time."""
     why = _ON_THIS_MACHINE if _stays_here() else _ELSEWHERE
     path, culprit, reason, above = "", None, None, set()
     parts: list[tuple[str, object]] = [("", payload)]
@@ -310,10 +291,7 @@ def _unshippable(payload: object) -> UnshippableDataset | None:
 
 
 def _first_refused(parts: list[tuple[str, object]]) -> tuple[str, object, Exception] | None:
-    """Returns the first part that cannot be pickled.
-
-    The part is found by bisection, so that a million samples do not need a million attempts.
-    """
+    """Finds the first unpicklable part by bisection: a million samples must not need a million attempts."""
     while len(parts) > 1:
         half = parts[: len(parts) // 2]
         refused = _refusal([part for _, part in half]) is not None
@@ -333,10 +311,7 @@ def _refusal(obj: object) -> Exception | None:
 
 
 def _parts(obj: Any, at_root: bool) -> Iterator[tuple[str, object]]:
-    """Yields the parts that `obj` is pickled from, each with its path relative to `obj`, such as ".name" or "[0]".
-
-    If `at_root` is True, a dict's key is the path itself, and the items of a list have no path.
-    """
+    """Yields the parts that `obj` is pickled from, each with its path relative to `obj`, such as ".name" or "[0]"."""
     if isinstance(obj, dict):
         for key, value in obj.items():
             yield str(key) if at_root else f"[{key!r}]", value

@@ -1,8 +1,8 @@
 """Tasks for workers, and their outcomes. A task consists of one or more steps of a plan.
 
-The parent writes the keys of a task to the beginning of its slab (the memory for its batch), and a notice of fixed
-size to the board (a table in shared memory). A worker reads both and makes the task from them. Tasks and outcomes are
-named tuples, because one is made for every batch, and making one takes a third of the time of a frozen dataclass.
+The parent writes a task's keys to the start of its slab (the memory for its batch), and a notice of fixed size to the
+board. Tasks and outcomes are named tuples, because one is made for every batch, in a third of the time of a frozen
+dataclass.
 """
 
 from __future__ import annotations
@@ -51,17 +51,11 @@ class Task(NamedTuple):
 
 
 class Opening(NamedTuple):
-    """Takes the place of a task's keys if the worker may have to open the stream first.
+    """Takes the place of a task's keys if the worker may have to open the stream first."""
 
-    `size` is the number of samples to read. (A task for a stream that is already open has only this number instead of
-    keys.) The stream continues from `mark`, a saved position, or starts at its beginning if `mark` is None. `mark` is
-    not loaded if the worker has just read run number `after` to its end, because its stream is then already at
-    `mark`.
-    """
-
-    size: int
-    mark: Any
-    after: int = -1
+    size: int  # samples to read; a task for a stream that is already open has only this number instead of keys
+    mark: Any  # the saved position to continue from, or None for the beginning
+    after: int = -1  # a worker that has just read this run to its end is already at `mark`, and does not load it
 
 
 class Raised(NamedTuple):
@@ -71,16 +65,11 @@ class Raised(NamedTuple):
 
 
 class Mended(NamedTuple):
-    """A description of a step that was completed although some of its samples failed.
+    """A step that was completed although some of its samples failed."""
 
-    `keys` are the keys of the samples in the batch, and `rows` are the positions that these samples would have if no
-    sample had failed. `errors` has a pair (key, exception) for each failure. Between processes, the exception is sent
-    as bytes. For a stream, a key is a position in the stream.
-    """
-
-    keys: list[Any]
-    rows: list[int]
-    errors: list[tuple[Any, Any]]
+    keys: list[Any]  # of the samples in the batch; for a stream, a key is a position in the stream
+    rows: list[int]  # the positions that these samples would have if no sample had failed
+    errors: list[tuple[Any, Any]]  # (key, exception) of each failure; between processes, the exception is bytes
 
 
 class Notice(NamedTuple):
@@ -99,10 +88,7 @@ class Notice(NamedTuple):
     capacity: int
 
     def task(self, root: NDArray[np.uint8]) -> Task:
-        """In the worker: returns the task, with its keys read from the slab.
-
-        If the keys are pickled, unpickling them may raise any exception.
-        """
+        """Returns the task, in the worker, with its keys from the slab. Unpickling them may raise any exception."""
         seq, run, epoch, step, size, steps = self[:6]
         if size >= 0:
             keys: Any = root[:size].view(_INT64)
@@ -118,26 +104,22 @@ _INT64, _UINT8 = np.dtype(np.int64), np.dtype(np.uint8)
 
 
 def encode_keys(keys: Any, batched: bool, main_is_there: bool) -> tuple[NDArray[np.uint8], int]:
-    """In the parent: returns a task's keys as bytes, and the value for `Notice.keys`, which says how to read them.
-
-    An int64 array, or a list of ints, is sent as an array. Everything else is pickled. `batched` is False if samples
-    are not batched, so that a list is a single key. `main_is_there` is True if workers have this process's `__main__`
-    and can find its classes.
-    """
-    if batched:
+    """Returns a task's keys as bytes (an int64 array if possible, else a pickle), and the value of `Notice.keys`."""
+    if batched:  # otherwise a list is a single key
         if type(keys) is list and set(map(type, keys)) == {int}:
             with suppress(OverflowError):
                 keys = np.array(keys, np.int64)
         if type(keys) is np.ndarray and keys.dtype == _INT64 and keys.ndim == 1 and keys.flags.c_contiguous:
             return keys.view(_UINT8), keys.nbytes
     data = dumps(keys)
+    # `main_is_there` is True if workers have this process's `__main__` and can find its classes.
     if not main_is_there and any(name in data for name in ABSENT):
         data = dumps(keys, by_value=True, fresh=True)
     return np.frombuffer(data, np.uint8), -len(data)
 
 
 def shorten(keys: Any) -> str:
-    """Returns the first few keys of a step and the number of keys, as text for a message."""
+    """Returns the first few keys of a step, and their number, as text for a message."""
     if not isinstance(keys, (list, np.ndarray)):
         return safe_text(keys, repr)
     few = keys[:6].tolist() if isinstance(keys, np.ndarray) else keys[:6]

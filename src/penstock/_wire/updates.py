@@ -1,8 +1,7 @@
 """Updates: changes to the dataset while workers have copies of it.
 
-The parent appends each change to a log, which is an unnamed file that all workers of a loader share. The log only
-grows. Each task contains the length of the log at the time when the task was posted, and a worker first applies all
-changes up to that length.
+The parent appends each change to a log, an unnamed file that all workers share. Each task contains the length of the
+log when it was posted, and a worker first applies all changes up to that length.
 """
 
 from __future__ import annotations
@@ -20,39 +19,30 @@ Change = Callable[[Any], object]
 
 
 class Setting(dict[str, Any]):
-    """A change that sets attributes of the dataset."""
-
     def __call__(self, dataset: Any) -> None:
         for name, value in self.items():
             setattr(dataset, name, value)
 
 
 def encode(change: Change, known: frozenset[bytes] = frozenset(), *, fresh: bool = True) -> bytes:
-    """Encodes a change to the dataset as bytes.
+    """Pickles a change. Classes that cannot be imported are sent as their tag if it is in `known`, else by value.
 
-    Classes whose tag (a short name that both processes know) is in `known` are sent as their tag. These are the
-    classes of `__main__`, if the workers were forked and so have the same classes. All other classes that cannot be
-    imported by name are sent by value, and arrive as new classes. `fresh` is True if the workers were not forked, and
-    so have only what they can import.
+    `known` has the tags of the classes of `__main__` if workers were forked. A class that is sent by value arrives as
+    a new class. `fresh` is True if the workers were not forked, and so have only what they can import.
     """
     return dumps(change, override=by_tag(known), by_value=True, fresh=fresh)
 
 
 class UpdateLog:
-    """A position in the log of updates.
-
-    `end` is the position in bytes up to which this process has written the log, or applied it to its dataset. A
-    forked worker starts at its parent's position, because it has the parent's dataset. Any other worker starts at the
-    position that was sent with its dataset.
-    """
+    """The position, in bytes, up to which this process has written the log, or applied it to its dataset."""
 
     __slots__ = ("end",)
 
     def __init__(self) -> None:
+        # A forked worker starts at its parent's position, and any other at the one that was sent with its dataset.
         self.end = 0
 
     def write(self, fd: int, change: bytes) -> None:
-        """Appends a change that was encoded with `encode`."""
         entry, done = memoryview(_LENGTH.pack(len(change)) + change), 0
         while done < len(entry):  # Linux writes, and reads, at most 2 GiB per call
             done += os.pwrite(fd, entry[done:], self.end + done)

@@ -202,14 +202,11 @@ class Backend(Protocol):
 
 
 MakeBackend = Callable[[Job, Any], Backend]
-"""The type of a function that makes a backend for a job.
-
-The second argument of the function is the value of the loader's argument for this backend (see `register`).
-"""
+"""Makes a backend from a job and the value of the loader's argument for this backend (see `register`)."""
 
 
 def _nothing(*given: Any) -> None:
-    """The default for `check`, which accepts everything, and for `room`, which sets no limit."""
+    """The default `check`, which accepts everything, and the default `room`, which sets no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +222,7 @@ class Registered:
     needs_workers: bool = False
 
     def given_in(self, arguments: Mapping[str, Any]) -> Any:
-        """Returns the value of this backend's argument (see `register`), or None if the user did not give it."""
+        """Returns the value of this backend's argument, or None if the user did not give it."""
         return None if self.argument is None else arguments.get(self.argument)
 
 

@@ -27,10 +27,7 @@ def _no_changes(end: int) -> Iterable[Change]:
 
 
 class TaskExecutor:
-    """Runs the tasks of one worker.
-
-    `changes(end)` is a function that reads the dataset's changes from their log, up to the offset `end`.
-    """
+    """Runs the tasks of one worker. `changes(end)` reads the dataset's changes from their log, up to offset `end`."""
 
     def __init__(
         self, job: Job, seat: int, who: str, gauge: Gauge, replier: Replier, changes: Changes = _no_changes
@@ -42,15 +39,10 @@ class TaskExecutor:
         gauge.ready()
 
     def change(self, changes: Iterable[Change]) -> None:
-        """Applies changes to the dataset, before the next task."""
         self._runner.change(changes)
 
     def do(self, notice: Notice, root: NDArray[np.uint8], begin: Callable[[int], bool]) -> bytes:
-        """Runs a task and returns the encoded reply.
-
-        `root` is the slab (the memory for the batch), which begins with the task's keys. `begin(at)` is called before
-        each step of a bundle (a task of several steps), and returns False if that step is no longer wanted.
-        """
+        """Runs a task and returns the encoded reply. `begin(at)` is False if step `at` of a bundle is unwanted."""
         seq, count, updates, replier = notice.seq, notice.steps, notice.updates, self._replier
         try:
             task = notice.task(root)
@@ -81,11 +73,7 @@ class TaskExecutor:
         return reply
 
     def _do_step(self, task: Task, updates: int, writer: Writer, base: int = 0) -> bytes:
-        """Runs one step and returns the encoded reply.
-
-        Before the step, applies the changes to the dataset up to the offset `updates` in their log. `base` is the
-        offset at which the writer's memory begins in the slab (the memory for the batch).
-        """
+        """Runs one step, after changes up to log offset `updates`. `base` is the writer's offset in the slab."""
         head, used = (task.seq, base, perf_counter_ns()), writer.used
         if self._log.end < updates:
             self._runner.change(self._changes(updates))
@@ -93,7 +81,7 @@ class TaskExecutor:
         return self._reply(self._runner.run(task, writer, self._gauge), head, task, writer, used)
 
     def _reply(self, outcome: Done | AtEnd | Errored, head: Head, task: Task, writer: Writer, used: int) -> bytes:
-        """Encodes the outcome of a step. The step's batch begins at the offset `used` in the writer's memory."""
+        """Encodes the outcome of a step whose batch begins at offset `used` of the writer's memory."""
         gauge, rows = self._gauge, 0
         if isinstance(outcome, Done):
             batch, rows, mended, mark = outcome
@@ -112,10 +100,7 @@ class TaskExecutor:
         return reply
 
     def _failed(self, head: Head, errored: Errored, writer: Writer, used: int) -> bytes:
-        """Encodes the error of a failed step.
-
-        The error is written over the step's unfinished batch, from the offset `used` on.
-        """
+        """Encodes a step's error, which overwrites the unfinished batch from offset `used` on."""
         failure = self._runner.capture(errored)
         writer.used, writer.overflow = used, False
         return self._replier.failed(head, failure, writer, errored.mark)

@@ -1,8 +1,4 @@
-"""Backends without worker processes: the caller runs each task inside `poll`, or threads run the tasks.
-
-Nothing is sent to other processes, and all threads use the same dataset object. Use threads for datasets whose work
-releases the GIL (decoding, reading, waiting), or which must not be copied.
-"""
+"""Backends without worker processes: the caller runs each task inside `poll`, or threads run the tasks."""
 
 from __future__ import annotations
 
@@ -39,10 +35,7 @@ _GRACE = 0.05
 
 
 def runner_of(job: Job, who: str) -> Runner:
-    """Makes a task runner for the caller's process.
-
-    Run each task inside the loan `runner.borrowed(task)`, which restores the caller's random generators afterwards.
-    """
+    """Makes a runner for the caller's process. `runner.borrowed(task)` protects the caller's random generators."""
     runner = (job.make_runner or Runner)(job, who)
     assert isinstance(runner, Runner)
     return runner
@@ -65,7 +58,6 @@ def run_task(
 
 
 def _told(outcome: Done | AtEnd | Errored, worker: int, task: Task, writer: Writer) -> Filled | Failed | Ended:
-    """Converts a runner's outcome to the outcome that the engine receives."""
     if isinstance(outcome, Done):
         batch, rows, mended, mark = outcome
         return Filled(task.seq, worker, rows, writer.used, 0.0, writer.root, batch, mended, mark)
@@ -76,7 +68,7 @@ def _told(outcome: Done | AtEnd | Errored, worker: int, task: Task, writer: Writ
 
 
 class _LocalBackend(Backend):
-    """The base class of the inline and thread backends. Their workers use the caller's own dataset."""
+    """Base class of the inline and thread backends, whose workers use the caller's own dataset."""
 
     copies_dataset = False
     clock = staticmethod(time.monotonic)
@@ -162,10 +154,7 @@ class InlineBackend(_LocalBackend):
 
 
 class ThreadBackend(_LocalBackend):
-    """Runs tasks in threads.
-
-    The tasks wait in a deque. For each task, a permit is put into a queue, and the permit wakes one thread.
-    """
+    """Runs tasks in threads. Tasks wait in a deque; for each, a permit in a queue wakes one thread."""
 
     shares_gauges = True
 
@@ -236,7 +225,6 @@ class ThreadBackend(_LocalBackend):
         self._outcomes.put(None)
 
     def _stop(self) -> None:
-        """Makes each thread exit after its current step."""
         self._posted.clear()
         for _ in tuple(self._threads):
             self._permits.put(False)
@@ -273,16 +261,13 @@ class ThreadBackend(_LocalBackend):
         gauge.flush()
 
     def _takes_leave(self, worker: int) -> bool:
-        """Accepts a request to exit for this thread. Returns False if there is none.
-
-        The exiting thread puts its permit back into the queue, because the permit may belong to a task.
-        """
+        """Accepts a request to exit for this thread. Returns False if there is none."""
         try:
             self._leaves.pop()
         except IndexError:
             return False
         for table in (self._runners, self._threads):
             table.pop(worker, None)
-        self._permits.put(True)
+        self._permits.put(True)  # the permit that woke this thread may belong to a task
         self._outcomes.put(Left(worker))
         return True

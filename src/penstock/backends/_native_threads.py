@@ -1,16 +1,10 @@
-"""Limits native threads in workers, so that each library's thread pool has one thread.
+"""Limits each library's thread pool to one thread per worker. PENSTOCK_WORKER_THREADS changes the limit; 0 lifts it.
 
-If every worker has thread pools with one thread per CPU, these pools slow each other down. For example, torch.sum of
-300,000 numbers takes five times as long. PENSTOCK_WORKER_THREADS sets another number of threads per pool, and 0
-leaves the libraries as they are. The limits are set before the first sample.
-
-A library reads an environment variable when it is loaded. After that, one of its functions sets the number of
-threads:
+Pools with one thread per CPU in every worker slow each other down: torch.sum of 300,000 numbers takes five times as
+long. A library reads an environment variable when it is loaded. After that, only its function changes the number.
 
     fresh interpreter   has the variables from the start, and calls the functions after it has unpickled the dataset
-    forked worker       sets the variables, and calls the functions
-
-The functions of shared libraries are looked up before a fork (`look_up`), once for all workers.
+    forked worker       sets the variables, and calls the functions, which `look_up` has found before the fork
 """
 
 from __future__ import annotations
@@ -69,7 +63,7 @@ _stops: list[Callable[[], object]] = []
 
 
 def count() -> int:
-    """Returns how many threads each thread pool may have in each worker, or 0 if the libraries may choose."""
+    """Returns the number of threads that each pool may have in each worker, or 0 if the libraries may choose."""
     given = os.environ.get(_VARIABLE, "1")
     if not given.isdecimal():
         raise ValueError(
@@ -80,16 +74,12 @@ def count() -> int:
 
 
 def variables() -> dict[str, str]:
-    """Returns the environment variables that limit the threads in a fresh interpreter."""
     most = count()
     return dict.fromkeys(_VARIABLES, str(most)) if most else {}
 
 
 def look_up() -> int:
-    """Finds the functions with which the loaded libraries set their number of threads. Returns `count()`.
-
-    Forked children inherit the functions that were found.
-    """
+    """Finds the functions that set thread counts, which forked children inherit. Returns `count()`."""
     global _looked_up, _setters, _stops
     most = count()
     if most and _looked_up != len(sys.modules):  # a library is loaded by importing a module
@@ -111,10 +101,7 @@ def stop_openblas() -> None:
 
 
 def limit() -> None:
-    """Limits the threads of all libraries in this worker, including libraries that are loaded later.
-
-    `worker_init_fn` may set other limits.
-    """
+    """Limits the threads of all libraries in this worker, loaded now or later. `worker_init_fn` may override this."""
     most = look_up()
     if not most:
         return
@@ -135,10 +122,7 @@ def limit() -> None:
 
 @contextmanager
 def opencv_stopped() -> Iterator[None]:
-    """Context manager that stops OpenCV's threads, so that a child forked inside the block need not stop them.
-
-    In the child, OpenCV might wait forever for locks that these threads held at the fork.
-    """
+    """Stops OpenCV's threads around a fork. In the child, stopping them might wait forever for their locks."""
     module: Any = sys.modules.get("cv2")
     before = getattr(module, "getNumThreads", int)() if count() else 0
     if before > 1:

@@ -1,7 +1,4 @@
-"""Registers penstock's own backends.
-
-Each backend is imported when it is first used, because the modules for processes take about 10 ms to import.
-"""
+"""Registers penstock's own backends, importing each at first use: the process modules take about 10 ms to import."""
 
 from __future__ import annotations
 

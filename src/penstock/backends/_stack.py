@@ -36,10 +36,8 @@ _WAITING = (
 
 
 def tell_when_asked(fd: int) -> None:
-    """Makes this process write its stack to a file of its own, at descriptor `fd`, whenever `ask` sends the signal.
-
-    A stack is written in many pieces, so the stacks of several processes would be mixed up in a shared file.
-    """
+    """Makes this process write its stack to its own file, at descriptor `fd`, whenever `ask` sends the signal."""
+    # Not shared: a stack is written in many pieces, and those of several processes would be mixed up.
     own = os.memfd_create(_NAME, os.MFD_CLOEXEC)
     os.dup2(own, fd, inheritable=False)
     os.close(own)
@@ -47,7 +45,7 @@ def tell_when_asked(fd: int) -> None:
 
 
 class _StackRequest:
-    """A request for the stack of a process. The process writes its stack to `file`."""
+    """A request for the stack of a process, which writes it to `file`."""
 
     def __init__(self, file: int) -> None:
         self.file = file
@@ -64,11 +62,7 @@ class _StackRequest:
 
 
 def ask(processes: Sequence[tuple[int, int]], fd: int) -> list[str]:
-    """Asks several workers for their stacks at the same time. Returns each stack as text, innermost call first.
-
-    `processes` contains the pid and the pidfd of each worker, and `fd` is the descriptor at which each worker writes
-    its stack. The stack is "" for a worker that does not answer, or that waits for a task.
-    """
+    """Returns the stacks of workers (pid, pidfd), innermost call first; "" if one is idle or does not answer."""
     asked = [_asked(pid, pidfd, fd) for pid, pidfd in processes]
     waited_for = [one for one in asked if one is not None]
     deadline = time.monotonic() + _PATIENCE
@@ -97,7 +91,7 @@ def _asked(pid: int, pidfd: int, fd: int) -> _StackRequest | None:
 
 
 def _tells(pid: int) -> bool:
-    """True if the process has called `tell_when_asked`. Before that call, the signal would kill the process."""
+    """True if the process has called `tell_when_asked`. Otherwise the signal would kill it."""
     status = Path(f"/proc/{pid}/status").read_text()
     caught = re.search(r"^SigCgt:\s*(\w+)", status, re.MULTILINE)
     return caught is not None and bool(int(caught[1], 16) >> (_SIGNAL - 1) & 1)
@@ -108,10 +102,7 @@ _FUTEX = {"x86_64": "202", "aarch64": "98"}
 
 
 def waits_for_thread(pid: int) -> bool:
-    """True if a process's main thread waits for another thread, for example for a lock or a thread pool.
-
-    Also True if the system does not show what the main thread is doing.
-    """
+    """True if the main thread waits for another thread (a lock, a pool), or if the system does not show it."""
     try:
         calls = Path(f"/proc/{pid}/syscall").read_text().split()
     except OSError:
@@ -127,10 +118,7 @@ def of_thread(ident: int | None) -> str:
 
 
 def _user_calls(calls: list[str]) -> str:
-    """Returns the calls as text, without penstock's own frames around the user's code.
-
-    Returns "" if the worker is waiting for a task.
-    """
+    """Joins the calls, without penstock's frames around the user's code; "" if the worker waits for a task."""
     if calls and re.search(_WAITING, calls[0]):
         return ""
     first = next((at for at, call in enumerate(calls) if re.search(_OURS, call)), len(calls))

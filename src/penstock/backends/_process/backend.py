@@ -52,12 +52,7 @@ _FORKED_BESIDE = (
 
 
 class ProcessBackend(Backend):
-    """Moves bytes between the parent and its workers. Use `start` to create a backend.
-
-    The parent posts tasks on a board in shared memory, and sends tokens through a pipe to tell workers where to look.
-    A second pipe brings the workers' replies. If tasks are assigned to particular workers, each seat (worker slot)
-    has its own token pipe.
-    """
+    """Moves bytes to and from workers: tasks over a board, tokens and replies over pipes. Use `start` to make one."""
 
     shares_gauges = True  # workers write to them at any time, even while they are busy
     clock = staticmethod(time.monotonic)
@@ -80,6 +75,7 @@ class ProcessBackend(Backend):
                 for name in ("slabs", "board", "updates", "stacks", "gauges")
             }
             grow(theirs["gauges"], Gauges.SIZE)
+            # If tasks are assigned to particular workers, each seat (worker slot) has its own token pipe.
             for pipe in range(job.num_workers if job.assigned else 1):
                 theirs[f"tokens {pipe}"], tokens = self._opened(*os.pipe())
                 self._tokens.append(tokens)
@@ -138,10 +134,7 @@ class ProcessBackend(Backend):
         return self._launchers[-1].start(number)
 
     def _launch_by(self, method: str, number: int) -> WorkerProcess:
-        """Starts this worker with another start method, which is used for all later workers, too.
-
-        The workers get the current dataset and the log of its changes.
-        """
+        """Starts this worker, and all later ones, by another start method, with the current dataset and log."""
         known = len(self._launchers)
         try:
             Launcher(method, main, self._job(), self._theirs, among=self._launchers)
@@ -247,7 +240,6 @@ class ProcessBackend(Backend):
         return [one for one in self._doing(asked, held) if one.stack or one.seq is not None]
 
     def _held(self) -> dict[int, tuple[int, int, int]]:
-        """Returns, for each worker that runs a task, the task's number (seq), its epoch, and its current step."""
         slots = {self._board.claimant(slot): slot for slot, _ in self._posted.values()}
         return {worker: self._board.doing(slots[worker]) for worker in self._workers if worker in slots}
 
@@ -322,11 +314,7 @@ class ProcessBackend(Backend):
                     close(fd)
 
     def _send_tokens_again(self) -> None:
-        """Sends new tokens for all open tasks and all open requests to exit.
-
-        A token tells a worker where to look for a task. If a worker has read a token and then died, that token is
-        lost.
-        """
+        """Sends new tokens for open tasks and leaves: a token that a dead worker had read is lost."""
         tokens = self._theirs["tokens 0"]
         if not self._workers and select.select([tokens], [], [], 0)[0]:
             # No worker is left to read the tokens in the pipe. They are all sent again, so that the only reader of a
@@ -344,11 +332,7 @@ class ProcessBackend(Backend):
         return root
 
     def _read(self, everything: bool = False) -> list[Outcome] | None:
-        """Reads replies from the pipe and returns their outcomes, or None if the pipe is empty.
-
-        A wake-up message has no outcome, so the list may be empty. If `everything` is True, the pipe is read until it
-        is empty.
-        """
+        """Returns the outcomes read from the pipe, or None if it was empty. A wake-up alone gives []."""
         outcomes: list[Outcome] | None = None
         while True:
             try:
@@ -398,10 +382,6 @@ class ProcessBackend(Backend):
 
 
 def start(job: Job, context: Any) -> ProcessBackend:
-    """Creates a backend without workers, for the given `multiprocessing_context`.
-
-    If this fails, everything that was opened is closed again.
-    """
     made: list[ProcessBackend] = []
     try:
         ProcessBackend(job, choose_method(context), explicit=is_chosen(context), among=made)

@@ -1,25 +1,22 @@
 """The board: a table of tasks in shared memory, from which worker processes take tasks by themselves.
 
-A free worker must not wait for the parent, which may be busy with a training step. And a task must not wait behind a
-slow one in the queue of a single worker. So the parent posts tasks on the board, and each free worker claims one.
+A free worker need not wait for the parent, which may be busy with a training step, and a task never waits behind a
+slow one in the queue of a single worker.
 
 - To post a task, the parent writes a notice (the task's record) into a slot, marks the slot OPEN, and sends a token
-  through a pipe that all workers read. The token consists of the slot's index and the task's number, `seq`. It tells
-  a worker where to look, and reading it orders the parent's writes before the worker's reads, on any processor.
-  Tokens are read in the order of posting, and the only reader of a stream relies on this order.
+  (slot, seq) through a pipe that all workers read. Reading the token orders the parent's writes before the worker's
+  reads, on any processor. Tokens are read in the order of posting; the only reader of a stream relies on this.
 - Only the claim decides which worker gets the task. It changes OPEN to CLAIMED under a record lock on one byte of the
-  board's file. The kernel releases such a lock when its holder dies, so a killed worker leaves nothing locked. The
-  token of a rescinded task claims nothing, because the slot is free, or holds a task with another seq. A worker with
-  such a token also holds the lock for a moment. Therefore a claim waits for the lock. If it gave up instead, the task
-  would stay open without a token.
-- When a worker has died, the board shows which slot the worker had claimed. The parent sends tokens again for all
-  open tasks, in case the worker died after it had read a token.
+  board's file, which the kernel releases if the holder dies. The token of a rescinded task claims nothing, because
+  the slot is free or holds another seq, but its reader holds the lock for a moment. Therefore a claim waits for the
+  lock: if it gave up, the task would stay open without a token.
+- When a worker has died, the board shows which slot it had claimed. The parent sends tokens again for all open tasks,
+  in case the worker died after it had read a token.
 - A leave is a request that any one worker exits. A worker exits if more leaves are wanted than taken. It checks this
   before it reads a token, so it never exits while it holds a token or a task. A token that names no task wakes a
-  worker that waits. A leave is taken under a lock, like a claim, and the board records which worker took it. The
-  parent uses the same lock to withdraw leaves that no worker has taken.
+  waiting worker. Workers take leaves, and the parent withdraws them, under a lock. The board records who took one.
 
-The file has far more slots than are ever used. It is sparse, so that only pages that were written to take memory.
+The file has far more slots than are ever used, but it is sparse: only pages that were written to take memory.
 """
 
 from __future__ import annotations
@@ -56,12 +53,6 @@ NO_TASK = TOKEN.pack(_NO_SLOT, -1)
 
 
 class Board:
-    """The table of tasks that the parent and its workers share.
-
-    The parent posts, rescinds and clears tasks, and adds requests to exit ("leaves"). Workers claim tasks and take
-    leaves.
-    """
-
     def __init__(self, fd: int) -> None:
         self._fd = fd
         size = _ENDINGS + SLOTS
@@ -73,7 +64,7 @@ class Board:
         self._unused = iter(range(1, SLOTS))
 
     def post(self, *notice: int) -> int:
-        """Posts a task and returns the index of its slot. The arguments are the fields of the task's `Notice`."""
+        """Posts a task, given as the fields of its `Notice`, and returns the index of its slot."""
         slot = self._free.pop() if self._free else next(self._unused, _NO_SLOT)
         if slot == _NO_SLOT:
             raise InternalError(f"{SLOTS - 1} tasks are posted, and the board has no room for another.")
@@ -84,7 +75,7 @@ class Board:
         return slot
 
     def claim(self, slot: int, seq: int, worker: int) -> Notice | None:
-        """Claims the task `seq` in this slot for a worker. Returns the task's record, or None if it is not open."""
+        """Claims task `seq` for a worker. Returns its notice, or None if the slot holds no such open task."""
         fcntl.lockf(self._fd, fcntl.LOCK_EX, 1, slot)
         try:
             base = slot * _STRIDE
@@ -101,7 +92,7 @@ class Board:
             fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, slot)
 
     def rescind(self, slot: int) -> bool:
-        """Takes back an open task. Returns False if a worker has claimed the task, or is about to. Never waits."""
+        """Takes back an open task. Returns False if a worker has claimed it or is about to. Never waits."""
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
         except OSError:
@@ -115,11 +106,10 @@ class Board:
             fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, slot)
 
     def void(self, slot: int) -> None:
-        """Marks the task in this slot as no longer wanted, so that its worker stops before the next step."""
+        """Marks the task as unwanted: its worker stops before the next step."""
         self._memory[slot * _STRIDE + _VOID] = 1
 
     def clear(self, slot: int) -> None:
-        """Frees the slot of a task that is done, lost or rescinded."""
         self._memory[slot * _STRIDE + _STATE] = _FREE
         self._free.append(slot)
 
@@ -127,38 +117,32 @@ class Board:
         return self._memory[slot * _STRIDE + _STATE] == _OPEN
 
     def claimant(self, slot: int) -> int | None:
-        """Returns the id of the worker that has claimed the task in this slot, or None."""
         is_claimed = self._memory[slot * _STRIDE + _STATE] == _CLAIMED
         return self._words[slot * _WORDS + _CLAIMANT] if is_claimed else None
 
     def begin(self, slot: int, at: int) -> bool:
-        """Records that the worker begins step `at`, counted from 0. Returns False if the task is no longer wanted."""
+        """Records that the worker begins step `at` of the task, from 0. Returns False if the task is unwanted."""
         self._memory[slot * _STRIDE + _AT] = at
         return not self._memory[slot * _STRIDE + _VOID]
 
     def at(self, slot: int) -> int:
-        """Returns the index of the step that the worker began last, among the steps of the slot's task."""
+        """Returns the index, within the task, of the step that the worker began last."""
         return self._memory[slot * _STRIDE + _AT]
 
     def doing(self, slot: int) -> tuple[int, int, int]:
-        """Returns the number (seq) and the epoch of the slot's task, and the step that the worker began last."""
         notice = Notice._make(NOTICE.unpack_from(self._memory, slot * _STRIDE + _NOTICE))
         return notice.seq, notice.epoch, notice.step + self.at(slot)
 
     def want_leave(self) -> None:
-        """Adds a request for one worker to exit. The parent then sends the token NO_TASK, which wakes a worker."""
+        """Requests a leave. The caller must also send NO_TASK, which wakes a waiting worker."""
         self._words[_WANTED] += 1
 
     @property
     def wanted_leaves(self) -> int:
-        """The number of requests to exit ("leaves") that no worker has taken yet."""
         return self._words[_WANTED] - self._words[_TAKEN]
 
     def withdraw_leaves(self) -> int:
-        """Withdraws the requests to exit ("leaves") that no worker has taken, and returns their number.
-
-        If a worker is just taking one, withdraws nothing and returns 0.
-        """
+        """Withdraws the leaves not taken yet and returns their number; 0 if a worker is just taking one."""
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _NO_SLOT)
         except OSError:
@@ -171,7 +155,6 @@ class Board:
             fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, _NO_SLOT)
 
     def take_leave(self, worker: int) -> bool:
-        """Takes a request to exit (a "leave") for this worker. Returns False if there is none."""
         words = self._words
         if words[_WANTED] == words[_TAKEN]:
             return False
@@ -190,7 +173,7 @@ class Board:
         return worker in self._words[_TAKERS:][: self._words[_TAKEN]]
 
     def end(self, worker: int) -> None:
-        """Records that a worker has done its last task. The worker exits after its exit functions have run."""
+        """Records that a worker has done its last task. Its exit functions may still run."""
         self._memory[_ENDINGS + worker % SLOTS] = 1
 
     def is_ending(self, worker: int) -> bool:

@@ -1,15 +1,11 @@
 """Decides whether this process may be forked, which is safe only while the process has a single thread.
 
-A fork copies only one thread, but copies all locks and thread pools in their current state. A lock that another
-thread holds stays locked forever in the child, and a thread pool waits forever for threads that the child does not
-have.
+A fork copies one thread, but all locks and thread pools. A lock that another thread holds stays locked forever in the
+child, and a thread pool waits forever for threads that the child does not have.
 
-The system does not tell which library started a thread, and counting threads is only a guess. For example, of two
-threads, one may be OpenBLAS's, which OpenBLAS stops before a fork, and the other libgomp's, which stays. So penstock
-makes a trial fork, whose child exits at once, without running any code of the program. Threads that are still there
-after the trial are the ones that a real fork would leave behind. If there are no other threads, no trial is needed. A
-trial takes as long as a fork, so penstock first asks OpenBLAS to stop its threads, which may make the trial
-unnecessary.
+Counting threads is not enough: of two threads, one may be OpenBLAS's, which OpenBLAS stops before a fork, and the
+other libgomp's, which stays, and the system does not tell which library started a thread. So penstock makes a trial
+fork, whose child exits at once. Threads that still exist afterwards are those that a real fork would leave behind.
 """
 
 from __future__ import annotations
@@ -51,21 +47,17 @@ def obstacle() -> str:
 
 
 def breaks_in_child() -> bool:
-    """True if this process uses a library that does not work in a forked child: JAX, or numba with OpenMP threads.
-
-    Other libraries and threads are a risk too, but torch's own loader accepts that risk. These two libraries fail in
-    the child, or warn at each fork.
-    """
+    """True if a library is in use that fails or warns in a forked child: JAX, or numba with OpenMP threads."""
+    # Other libraries and threads are a risk too, but torch's own loader accepts that risk.
     return "jax" in sys.modules or "numba.np.ufunc.omppool" in sys.modules
 
 
 def other_threads(count: int) -> str:
-    """Returns a phrase for a number of threads: `1 other thread`, `2 other threads`."""
     return f"{count} other thread{'s' * (count != 1)}"
 
 
 def threads_beside() -> int:
-    """Returns the number of other threads in this process. After a fork, these threads are missing in the child."""
+    """Returns the number of other threads in this process, which a forked child would lack."""
     try:
         return len(_others())
     except OSError:
@@ -73,16 +65,13 @@ def threads_beside() -> int:
 
 
 def _left_after_a_trial() -> frozenset[_Thread]:
-    """Returns the other threads that would still exist during a fork. Makes a trial fork if necessary.
-
-    If the threads cannot be determined, returns a set with a dummy entry.
-    """
+    """Returns the other threads that would exist during a fork, or a dummy entry if they cannot be read."""
     global _stayed
     try:
         others = _others()
         if not others or others & _stayed:
             return others
-        stop_openblas()
+        stop_openblas()  # may make the trial unnecessary, which takes as long as a fork
         if not _others():
             return frozenset()
         _fork_for_trial()
@@ -98,7 +87,7 @@ def _left_after_a_trial() -> frozenset[_Thread]:
 
 
 def _others() -> frozenset[_Thread]:
-    """Returns the live threads, except the calling thread and jemalloc's threads, which do no harm at a fork."""
+    """Returns the live threads, without the caller's and those of jemalloc, which do no harm at a fork."""
     tasks = os.listdir("/proc/self/task")
     if len(tasks) == 1:
         return frozenset()
@@ -116,13 +105,9 @@ def _others() -> frozenset[_Thread]:
 
 
 def _fork_for_trial() -> None:
-    """Forks a child that exits at once.
-
-    Calls fork() of the C library instead of os.fork, so that only handlers registered by libraries run, and none of
-    the program's hooks. The child must not run any signal handler, garbage collection or bytecode, because between
-    two bytecode instructions the interpreter may hand the GIL to a thread that has asked for it. That thread does not
-    exist in the child, so the child would hang forever.
-    """
+    """Forks a child that exits at once. Runs the fork handlers of libraries, but not the program's hooks."""
+    # The child must not run any signal handler, garbage collection or bytecode: between two bytecode instructions the
+    # interpreter may hand the GIL to a waiting thread, which does not exist in the child, so the child would hang.
     libc = ctypes.PyDLL(None, use_errno=True)  # PyDLL: the child holds the GIL, too
     collecting = gc.isenabled()
     before = block_signals()

@@ -1,31 +1,21 @@
 """Starts worker processes: by fork, as fresh interpreters (spawn), or forked from a template process (forkserver).
 
-Every worker depends on the lifeline, which is a pipe whose write end only the parent holds. When the parent dies or
-closes the write end, the kernel kills all processes that have armed the read end (see `process.py`).
+Every worker depends on the lifeline, a pipe whose write end only the parent holds. When the parent dies or closes it,
+the kernel kills all processes that have armed the read end (see `process.py`).
 
-How workers end: the caller closes the token pipe (which announces tasks), so that workers end by themselves. Then the
-caller joins the workers, kills those that do not end, and closes their handles and the launcher, in any order. When
-the last of these is closed, the lifeline is closed as well. So `Launcher.close` does not kill a worker that is ending
-by itself, and no worker outlives its handle.
+How workers end: the caller closes the token pipe (which announces tasks), so that workers end by themselves. Then it
+joins the workers, kills those that do not end, and closes their handles and the launcher, in any order. The last of
+these closes the lifeline. So `Launcher.close` does not kill a worker that is ending by itself, and no worker outlives
+its handle.
 
-A fresh interpreter inherits its descriptors, and makes them close-on-exec before it imports anything. Otherwise every
-program that the dataset starts could write to the slabs (the memory of batches), and would keep them open.
-
-A fresh interpreter becomes either a spawned worker or the template, which forks a worker at each request. Neither of
-them imports `__main__`, so a program needs no `if __name__ == "__main__"`. The template unpacks the payload (the job
-with its dataset) once, and all its workers share this copy. Parent and template communicate over a socket, with one
-answer to each request:
+A fresh interpreter becomes either a spawned worker or the template, which forks a worker at each request. Neither
+imports `__main__`, so a program needs no `if __name__ == "__main__"`. The template unpacks the payload (the job with
+its dataset) once, and all its workers share this copy. Parent and template talk over a socket, with one answer to
+each request:
 
     request  START number, child | REAP pid
     answer   READY | UNFORKABLE, with the reason | STARTED pid, with a pidfd | REAPED exit code
              | FAILED, with the exception
-
-Unpickling the dataset may import JAX or start threads in the template. Such a template must not be forked, so it
-answers UNFORKABLE instead of READY, and the launcher starts all workers by spawn, from the same pickled payload.
-
-The template reaps a worker only on request, so until then the system cannot give the worker's pid to another process.
-
-This module needs Linux, because it uses pidfds, memfds, /proc/self/fd, and signals on a pipe.
 """
 
 from __future__ import annotations
@@ -64,6 +54,8 @@ _START, _REAP, _READY, _UNFORKABLE, _STARTED, _REAPED, _FAILED = range(7)
 
 _PIDFD = struct.Struct("i")  # sent beside an answer
 
+# Descriptors become close-on-exec before anything is imported. Otherwise every program that the dataset starts could
+# write to the slabs (the memory of batches), and would keep them open.
 _ENTER = """\
 import marshal, os, sys
 boot = marshal.loads(os.pread(int(sys.argv[1]), 1 << 24, 0))
@@ -77,13 +69,11 @@ enter(boot, role, number, child)
 
 
 class Launcher:
-    """Starts workers, each of which runs `main(number, payload, fds)`.
+    """Starts workers that run `main(number, payload, fds)`. They have the descriptors under the same numbers.
 
-    `fds` maps names to descriptors of this process. Workers have these descriptors under the same numbers. With spawn
-    and forkserver, the payload is pickled. If this fails, the constructor raises UnshippableDataset, before any
-    process starts. `explicit` is True if the program has named the start method. Such a program is warned if another
-    method must be used. The launcher adds itself to the list `among` before it acquires any resource (see
-    `_system/interrupts.py`).
+    With spawn and forkserver, the constructor pickles the payload, and raises UnshippableDataset before any process
+    starts. `explicit` means that the program named the start method, and is warned if another one must be used. The
+    launcher adds itself to `among` before it acquires any resource (see `_system/interrupts.py`).
     """
 
     def __init__(
@@ -127,7 +117,7 @@ class Launcher:
             raise
 
     def _ship(self, payload: object) -> None:
-        """Writes two files for fresh interpreters: the pickled payload, and the settings with which they start."""
+        """Writes the files for fresh interpreters: the pickled payload, and their settings (`boot`)."""
         descriptors: list[int] = []
         try:
             self.own["shipment"] = pack((self._main, payload), descriptors)
@@ -142,10 +132,7 @@ class Launcher:
         os.write(self.own["boot"], marshal.dumps(boot))
 
     def start(self, number: int) -> WorkerProcess:
-        """Starts a worker and returns its handle.
-
-        With forkserver, waits until the template process is ready, and raises the template's error if it has failed.
-        """
+        """Starts a worker. With forkserver, waits for the template, and raises its error if it has failed."""
         if self._closed or self.owner != os.getpid():
             raise InternalError(
                 f"worker {seat_of(number)} cannot be started: its launcher is closed, or belongs to another process"
@@ -156,7 +143,7 @@ class Launcher:
         return acquire(lambda: self._start(number), WorkerProcess.release)
 
     def close(self) -> None:
-        """Frees the memory of the pickled job at once. The template process runs until the last worker has exited."""
+        """Frees the memory of the pickled job at once. The template runs until the last worker has exited."""
         with interrupts_deferred():
             if self._closed or self.owner != os.getpid():
                 return
@@ -220,11 +207,7 @@ class Launcher:
                 close(theirs.detach())
 
     def _await_template(self) -> None:
-        """Waits until the template process is ready to fork workers. The wait can be interrupted.
-
-        If the template has died, it is replaced once. If it must not be forked, workers are started by spawn from now
-        on.
-        """
+        """Waits, interruptibly, for the template. Restarts a dead one once; an unforkable one means spawn."""
         if self.template is None:  # another thread has just given it up
             return
         if not self.template.ready():
@@ -253,11 +236,7 @@ def _require_linux() -> None:
 
 
 class Template(Handle):
-    """The parent's handle to the template process, which forks workers on request.
-
-    `release` kills the template instead of asking it to exit, because the template may be busy unpickling and has
-    nothing to save.
-    """
+    """The parent's handle to the template. `release` kills it: it may be busy unpickling, and has nothing to save."""
 
     def __init__(self, pid: int, pidfd: int, link: socket.socket) -> None:
         super().__init__(pid, pidfd)
@@ -269,13 +248,12 @@ class Template(Handle):
         self.obstacle = ""  # why it must not be forked
 
     def ready(self) -> bool:
-        """Waits until the template process has unpacked the payload. Returns False if the process has died."""
+        """Waits until the template has unpacked the payload. Returns False if the template has died."""
         if not self._is_ready and self.is_alive():
             self._ask()
         return self._is_ready and self.is_alive()
 
     def fork(self, number: int, child: int) -> tuple[int, int]:
-        """Asks the template process to fork a worker. Returns the worker's pid and pidfd."""
         answer = self._ask(_START, number, child)
         if answer is None:
             raise WorkerLost(self.obituary())
@@ -287,7 +265,6 @@ class Template(Handle):
         return pid, pidfds[0]
 
     def reap(self, pid: int) -> int:
-        """Asks the template process to reap a dead worker. Returns the worker's exit code."""
         answer = None
         with suppress(OSError):
             answer = self._ask(_REAP, pid, 0)
@@ -297,7 +274,6 @@ class Template(Handle):
         close(self._link)
 
     def obituary(self) -> str:
-        """Returns a message that says how the template process died, and what the likely cause is."""
         self.join(processes.LINGER)
         return (
             f"the template (pid {self.pid}), from which workers are forked, {processes.fate(self.exitcode)[0]}.\n"
@@ -307,10 +283,7 @@ class Template(Handle):
         )
 
     def _ask(self, *request: int) -> tuple[int, list[int]] | None:
-        """Sends a request, if one is given, and returns the template's answer, or None if the template is dead.
-
-        The answer is a pair: a pid or an exit code, and a list of pidfds.
-        """
+        """Sends a request, if any, and returns (pid or exit code, pidfds), or None if the template is dead."""
         with self._talk:
             # A template that was replaced has a closed handle, and the number of its link may be another file's.
             if not self._usable():
@@ -349,11 +322,7 @@ class Template(Handle):
 
 
 def tracker_fd() -> int | None:
-    """Returns the descriptor of multiprocessing's resource tracker, or None if no tracker runs.
-
-    Workers share the parent's tracker. If a worker had its own tracker, that tracker would remove the program's
-    shared memory when the worker ends.
-    """
+    # Workers share it: a tracker of their own would remove the program's shared memory when they end.
     tracker: Any = sys.modules.get("multiprocessing.resource_tracker")
     fd: int | None = None if tracker is None else tracker._resource_tracker._fd
     return fd
@@ -388,11 +357,7 @@ def start_python(boot: int, role: str, number: int, child: int, fds: tuple[int, 
 
 
 def enter(boot: dict[str, Any], role: str, number: int, child: int) -> NoReturn:
-    """Runs this fresh interpreter as a worker or as the template process, depending on `role`.
-
-    `number` is the worker's number, or, for the template, the file descriptor of its socket. `child` is the worker's
-    serial number among the children of its parent.
-    """
+    """Runs this fresh interpreter as a worker, or as the template, where `number` is the socket's descriptor."""
     called_through("<string>")  # _ENTER is not the user's code
     sys.argv[:] = boot["argv"]
     sentinel = processes.settle(boot["lifeline"])
@@ -425,9 +390,10 @@ def enter(boot: dict[str, Any], role: str, number: int, child: int) -> NoReturn:
 
 
 def _serve(requests: socket.socket, main: Main, payload: object, boot: dict[str, Any]) -> NoReturn:
-    """Runs the template process, which forks and reaps workers on request."""
+    """Runs the template: forks and reaps workers on request."""
     gc.freeze()  # the payload too, so that a collection in a worker copies none of its pages
     limit()  # workers inherit the limit
+    # Unpickling may have imported JAX or started threads. Then the launcher spawns all workers, from the same pickle.
     obstacle = forking.obstacle().encode()
     requests.sendall(_ANSWER.pack(_UNFORKABLE if obstacle else _READY, os.getpid(), len(obstacle)) + obstacle)
     while True:
@@ -435,7 +401,7 @@ def _serve(requests: socket.socket, main: Main, payload: object, boot: dict[str,
         if len(request) < _REQUEST.size:
             os._exit(0)
         what, about, child = _REQUEST.unpack(request)
-        if what == _REAP:
+        if what == _REAP:  # only on request, so that until then the system cannot reuse the worker's pid
             requests.sendall(_ANSWER.pack(_REAPED, _reap(about), 0))
             continue
         go: tuple[int, ...] = ()

@@ -20,29 +20,16 @@ _MUST_BE = f"multiprocessing_context must be one of {', '.join(METHODS)}"
 
 
 def choose_method(asked: str | BaseContext | None) -> str:
-    """Returns the start method to use: the requested one, else the one set in multiprocessing, else a safe one.
-
-    The safe method is fork while this process has a single thread, because fork is fastest and sends nothing.
-    Otherwise it is forkserver, because a fork copies the locks that other threads hold, and no thread in the child
-    releases them. (If forkserver has failed, it is spawn: see `give_up_templates`.)
-
-    If fork is multiprocessing's default, and also the method set in multiprocessing, this does not count as a choice.
-    multiprocessing sets its default as soon as a program makes a lock, as tqdm does.
-
-    If the requested context comes from a library and not from Python itself, penstock uses only its start method, and
-    only if this is fork, spawn or forkserver. One warning says which method is used. If a library has merely set its
-    own method in multiprocessing, as in joblib's workers, that method is ignored without a warning, because the
-    program did not choose it.
-    """
+    """Returns the requested start method, else the one set in multiprocessing, else a safe one."""
     method, is_pythons = _asked(asked)
     used = method or _configured() or _safe()
-    if not is_pythons:
+    if not is_pythons:  # of a library's context, only the start method is used, if penstock knows it
         _warn(f"The multiprocessing_context {type(asked).__module__}.{type(asked).__qualname__}", used)
     return used
 
 
 def is_chosen(asked: str | BaseContext | None) -> bool:
-    """True if the program has chosen the start method. Otherwise penstock chooses it, and may change it later."""
+    """True if the program has chosen the start method. If not, penstock may change it later."""
     return _asked(asked)[0] is not None
 
 
@@ -56,18 +43,21 @@ def configured_method() -> str:
 
 
 def _configured() -> str | None:
-    """Returns the start method that the program has set in multiprocessing, or None if it has set none."""
+    """Returns the start method that the program has set in multiprocessing, or None."""
     # If multiprocessing is not imported, the program has set nothing there.
     multiprocessing = sys.modules.get("multiprocessing")
     if multiprocessing is None:
         return None
     method: str | None = multiprocessing.get_start_method(allow_none=True)
+    # The default does not count as a choice: multiprocessing sets it when a program makes a lock, as tqdm does.
     if method == "fork" == multiprocessing.get_all_start_methods()[0]:
         return None
+    # A library may have set a method of its own, as in joblib's workers: the program did not choose it.
     return method if method in METHODS else None
 
 
 def _safe() -> str:
+    # fork is fastest and sends nothing, but copies the locks that other threads hold.
     return "fork" if survives_fork() else _without_fork
 
 
@@ -76,10 +66,7 @@ _told: set[bool] = set()
 
 
 def give_up_templates(obstacle: str, *, asked: bool) -> None:
-    """Makes spawn the default instead of forkserver, because a template process is not safe to fork.
-
-    Warns once if the program asked for forkserver (`asked`). If penstock chose forkserver, only logs the change.
-    """
+    """Makes spawn the default instead of forkserver. Warns once if the program asked for forkserver, else logs."""
     global _without_fork
     _without_fork = "spawn"
     if asked in _told:
@@ -97,10 +84,7 @@ def give_up_templates(obstacle: str, *, asked: bool) -> None:
 
 
 def _asked(asked: Any) -> tuple[str | None, bool]:
-    """Returns a pair: the requested start method, and whether the requested context is Python's own.
-
-    The method is None if none was requested, or if the context's method is unknown.
-    """
+    """Returns the requested method (None if there is none, or it is unknown), and whether the context is Python's."""
     if asked is None:
         return None, True
     if isinstance(asked, str):
@@ -129,7 +113,6 @@ def _is_pythons(process: Any) -> bool:
 
 @cache
 def _warn(what: str, used: str) -> None:
-    """Warns once that a multiprocessing context is not one of Python's own."""
     warn_caller(
         f"{what} is not one of Python's own. penstock starts its workers itself, by {used}, and does not use the "
         f'Process class of the context. Give multiprocessing_context="{used}" to confirm this, or another of '
@@ -139,5 +122,4 @@ def _warn(what: str, used: str) -> None:
 
 
 def survives_fork() -> bool:
-    """True if this process can be forked safely, without leaving another thread's lock locked in the child."""
     return not obstacle()

@@ -1,9 +1,4 @@
-"""A process that penstock starts: its handle in the parent, and its life in the child.
-
-The parent refers to a process by its pidfd. The child is forked, settles, runs `main`, and exits. A process settles
-by setting up its signal handlers and standard input as a worker needs them, and by making sure that it dies with its
-parent.
-"""
+"""A process that penstock starts: its handle in the parent, and its life in the child (settle, run `main`, exit)."""
 
 from __future__ import annotations
 
@@ -38,10 +33,7 @@ Main = Callable[[int, object, Mapping[str, int]], None]
 """The type of a worker's main function, which is called as `main(number, payload, fds)`."""
 
 SEATS = 1 << 16
-"""The maximum number of seats (worker slots).
-
-A worker's number is `id * SEATS + seat`. The id is never reused. Messages name only the seat.
-"""
+"""The maximum number of seats (worker slots). A worker's number is `id * SEATS + seat`; ids are never reused."""
 
 
 def seat_of(number: int) -> int:
@@ -61,7 +53,7 @@ _SHARED_MEMORY = (
 
 
 class Handle:
-    """The parent's handle to a process. In a forked child of the parent, the handle does nothing."""
+    """The parent's handle to a process. In a forked child of the parent, it does nothing."""
 
     def __init__(self, pid: int, pidfd: int, template: Template | None = None) -> None:
         self._pid = pid
@@ -76,10 +68,6 @@ class Handle:
         return self._pid
 
     def fileno(self) -> int:
-        """Returns the pidfd, which becomes readable when the process is dead.
-
-        Raises ValueError if the handle is closed, or belongs to another process.
-        """
         if not self._usable():
             raise ValueError(f"the handle of process {self.pid} is closed, or belongs to another process")
         return self._pidfd
@@ -88,26 +76,23 @@ class Handle:
         return self.exitcode is None and self._usable()
 
     def join(self, timeout: float | None = None) -> None:
-        """Waits until the process is dead, for at most `timeout` seconds."""
         if self._usable() and self._exitcode is None and readable(self._pidfd, timeout):
             self._look()
 
     @property
     def exitcode(self) -> int | None:
-        """The exit code: None while the process runs, negative for a signal, 256 if the system did not report it."""
+        """None while the process runs, negative for a signal, 256 if the system did not report it."""
         self._look()
         return self._exitcode
 
     def kill(self) -> None:
-        """Sends SIGKILL, unless the process is already dead."""
         self._send(signal.SIGKILL)
 
     def terminate(self) -> None:
-        """Sends SIGTERM, unless the process is already dead."""
         self._send(signal.SIGTERM)
 
     def release(self) -> None:
-        """Closes the handle, and kills the process if it still runs. The exit code can be read afterwards."""
+        """Closes the handle, and kills the process if it still runs. The exit code stays readable."""
         with interrupts_deferred():
             if self._usable():
                 self.kill()
@@ -118,7 +103,7 @@ class Handle:
                 self._released()
 
     def _released(self) -> None:
-        """Called once, when the handle is closed. Subclasses release their own resources here."""
+        """Called once, when the handle is closed, so that subclasses can release their resources."""
 
     def _usable(self) -> bool:
         return self._pidfd >= 0 and self._owner == os.getpid()
@@ -129,7 +114,6 @@ class Handle:
                 signal.pidfd_send_signal(self._pidfd, number)
 
     def _look(self) -> None:
-        """Reads the exit code if the process is dead."""
         if self._exitcode is None and self._usable():
             # The system reports the exit code only once, and another thread may release the handle at the same time.
             with interrupts_deferred(), self._lock:
@@ -169,7 +153,7 @@ class WorkerProcess(Handle, Child):
 
     @property
     def sentinel(self) -> int:
-        """A descriptor that is readable when the process is dead. It also works after the handle is released."""
+        """A descriptor that is readable once the process is dead, even after the handle is released."""
         if not self._usable() and self._past < 0:
             with no_fork():
                 self._past, end = os.pipe()
@@ -179,13 +163,13 @@ class WorkerProcess(Handle, Child):
         return self._past if self._past >= 0 else self._pidfd
 
     def close(self) -> None:
-        """Raises ValueError while the process runs. Otherwise does nothing, because the loader closes the handle."""
+        """Raises ValueError while the process runs, and otherwise does nothing: the loader closes the handle."""
         if self.is_alive():
             raise ValueError("A process cannot be closed while it runs: call terminate() and join() first.")
 
     @property
     def failure(self) -> BaseException | None:
-        """The error that a spawned worker raised while it unpickled its payload, or None if there was no error."""
+        """The error that a spawned worker raised while it unpickled its payload, if any."""
         if not self._usable() or self.exitcode != 1:
             return None
         words, start = self._launcher.own["words"], 0  # the last words of all workers that could not start
@@ -203,7 +187,7 @@ class WorkerProcess(Handle, Child):
 
 
 def _reap_later(pidfd: int) -> None:
-    """Starts a thread that waits for a killed process that is stuck in the kernel, so that no zombie remains."""
+    """Reaps, in a thread, a killed process that is stuck in the kernel, so that no zombie remains."""
 
     stopped: list[bool] = []  # filled at the interpreter's exit
 
@@ -221,10 +205,7 @@ def _reap_later(pidfd: int) -> None:
 
 
 def leave_last_words(words: int, exc: BaseException, where: str) -> None:
-    """Runs in a worker that cannot start. Writes its error for the parent to read.
-
-    The error goes to the file descriptor `words`, in one atomic append.
-    """
+    """Runs in a worker that cannot start: appends its error to the file `words`, atomically, for the parent."""
     data = Failure.capture(exc, where=where)
     os.write(words, _LAST_WORDS.pack(os.getpid(), len(data)) + data)
 
@@ -243,10 +224,7 @@ def pidfd_of_child(pid: int) -> int:
 
 
 def fate(exitcode: int | None) -> tuple[str, str]:
-    """Returns a pair: a phrase that says how a process ended, and the name of the signal that killed it.
-
-    The name is "" if no signal killed the process, and "unknown" if the signal is not known.
-    """
+    """Returns how a process ended, as a phrase, and the signal that killed it: a name, "" (none) or "unknown"."""
     if exitcode == UNKNOWN:
         return "ended, and the system did not tell how", "unknown"
     if exitcode is None or exitcode >= 0:
@@ -256,10 +234,7 @@ def fate(exitcode: int | None) -> tuple[str, str]:
 
 
 def phrase(pid: int, exitcode: int | None) -> str:
-    """Returns the text with which torch's loader reports a dead worker.
-
-    Programs that were written for torch's loader search error messages for this text.
-    """
+    """Returns torch's text for a dead worker, because programs written for torch search messages for it."""
     said = f"DataLoader worker (pid(s) {pid}) exited unexpectedly."
     if exitcode is None or exitcode == UNKNOWN:
         return said
@@ -271,7 +246,6 @@ def phrase(pid: int, exitcode: int | None) -> str:
 
 
 def readable(fd: int, timeout: float | None) -> bool:
-    """Waits until the descriptor is readable, for at most `timeout` seconds. Returns False after the timeout."""
     watch = select.poll()
     watch.register(fd, select.POLLIN)
     return bool(watch.poll(None if timeout is None else math.ceil(timeout * 1000)))
@@ -281,18 +255,13 @@ def readable(fd: int, timeout: float | None) -> bool:
 
 
 def fork() -> int:
-    """Calls os.fork. In the child, all signals are blocked until `settle` has run.
-
-    Otherwise a signal handler of the parent that raises could unwind the child into the parent's code.
-
-    Python's warning about forking a multi-threaded process (3.12 and later) is suppressed, because either the threads
-    are harmless, or the program asked for fork, or penstock has already given a better warning.
-    """
+    """Calls os.fork. In the child, all signals are blocked until `settle` has run."""
     _flush()  # otherwise both processes would print what is still buffered
-    before = block_signals()
+    before = block_signals()  # a handler of the parent that raises could unwind the child into the parent's code
     pid = -1
     try:
-        # Not safe if another thread does the same; at worst this one warning stays suppressed.
+        # Python 3.12+ warns about forking beside threads. Here they are harmless, the program asked for fork, or
+        # penstock has given a better warning. Not thread-safe; at worst this one warning stays suppressed.
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)
             pid = os.fork()
@@ -314,11 +283,7 @@ def live(
     lifeline: int | None = None,
     sentinel: int = -1,
 ) -> NoReturn:
-    """Runs `main` in this process, and exits.
-
-    This function never returns, because no cleanup code of the parent may run in the child. In a forked process,
-    `lifeline` (a pipe that the parent's death closes) is given, and `settle` is called first.
-    """
+    """Runs `main`, then exits without running the parent's cleanup code. A forked process is given `lifeline`."""
     code = 1
     try:
         if lifeline is not None:
@@ -351,11 +316,7 @@ def _complain(number: int) -> None:
 
 
 def settle(lifeline: int) -> int:
-    """Sets up signal handlers and standard input for a worker process, and makes it die with its parent.
-
-    `lifeline` is the read end of a pipe that the parent's death closes. Returns a descriptor that becomes readable
-    when the parent is dead.
-    """
+    """Sets up signals, standard input and the lifeline. The result is readable once the parent is dead."""
     # Only the parent may finalize the cyclic garbage that it left, and a collection that looks at inherited objects
     # would copy their memory pages.
     gc.freeze()
@@ -373,17 +334,14 @@ def settle(lifeline: int) -> int:
 
 
 def _arm(lifeline: int) -> int:
-    """Makes the kernel kill this process when the parent's end of the lifeline (a pipe) is closed.
-
-    The kernel then sends SIGKILL instead of SIGIO to the owner of the read end. This works during a long C call, too.
-    The owner and the signal belong to a file description, so this process opens one of its own. Returns its
-    descriptor. PR_SET_PDEATHSIG is not used, because it reacts to the end of the thread that forked, and not of the
-    parent process.
-    """
+    """Makes the kernel kill this process when the parent's end of the lifeline closes, even during a long C call."""
     try:
         with no_fork():
+            # The owner and the signal belong to a file description, so this process opens one of its own.
             own = os.open(f"/proc/self/fd/{lifeline}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             close_in_child(own)  # in a child of this process, it would still kill this process
+        # The owner of the read end gets SIGKILL instead of SIGIO. PR_SET_PDEATHSIG is not used, because it reacts to
+        # the end of the thread that forked, not of the parent process.
         fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(own, fcntl.F_SETFL, fcntl.fcntl(own, fcntl.F_GETFL) | os.O_ASYNC)

@@ -1,9 +1,8 @@
-"""Makes workers look like processes of multiprocessing.
+"""Makes workers look like processes of multiprocessing, although it did not start them.
 
-Libraries ask multiprocessing whether they run in a worker (`current_process()`, `parent_process()`), list and watch
-worker processes (`active_children()`), and authenticate themselves to managers and queues (`authkey`). Workers are
-not started by multiprocessing, but must look as if they were. So the parent registers a handle for each worker, and a
-worker runs its main function in the same way as multiprocessing's own processes, including exit functions.
+Libraries ask multiprocessing whether they run in a worker (`current_process()`, `parent_process()`), watch workers
+(`active_children()`), and authenticate themselves to managers and queues (`authkey`). So the parent registers a
+handle for each worker, and a worker runs `main` as multiprocessing runs a target, including exit functions.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _atexit: Any = atexit
 
 
 class Lineage(NamedTuple):
-    """The data that multiprocessing hands down from a process to its children, in types that marshal can write."""
+    """What multiprocessing hands down from a process to its children, in types that marshal can write."""
 
     identity: tuple[int, ...]
     config: dict[str, Any]
@@ -36,7 +35,6 @@ class Lineage(NamedTuple):
 
     @classmethod
     def of_children(cls, method: str) -> Lineage:
-        """Returns the lineage of the workers that this process starts."""
         parent: Any = multiprocessing.current_process()
         inherited = {name: value for name, value in parent._config.items() if isinstance(value, (str, bytes))}
         config = {**inherited, "authkey": bytes(parent.authkey), "daemon": True}
@@ -44,12 +42,11 @@ class Lineage(NamedTuple):
 
 
 def next_child() -> int:
-    """Returns the serial number of this process's next child, and advances multiprocessing's counter."""
     return int(next(_known._process_counter))
 
 
 class Relative(BaseProcess):
-    """A process with the name, the flags and the authentication key that multiprocessing would have given it."""
+    """A process with the name, flags and authentication key that multiprocessing would have given it."""
 
     def __init__(self, lineage: Lineage, child: int) -> None:
         # BaseProcess.__init__ is not called, because it describes a child that this process is about to start.
@@ -70,7 +67,7 @@ class CurrentWorker(Relative):
         self._work: Callable[[], object] = bool
 
     def live(self, work: Callable[[], None], parent_sentinel: int) -> int:
-        """Runs `work` in the same way as multiprocessing runs a process's target, and returns the exit code."""
+        """Runs `work` as multiprocessing runs a process's target, and returns the exit code."""
         self._work = work
         if not _EXITS_AFTERWARDS:
             return int(self._bootstrap(parent_sentinel))  # type: ignore[attr-defined]
@@ -88,11 +85,7 @@ class CurrentWorker(Relative):
 
 @contextmanager
 def inheriting(itself: Relative) -> Iterator[None]:
-    """Context manager that gives this fresh interpreter a worker's name and authentication key.
-
-    Unpickling may need them. Proxies of a multiprocessing manager that are unpickled in the block register later,
-    when the worker begins.
-    """
+    """Gives a fresh interpreter a worker's name and key while it unpickles. Manager proxies register later."""
     current: Any = multiprocessing.current_process()
     current.name, current.authkey, current._inheriting = itself.name, itself.authkey, True
     try:
@@ -114,10 +107,7 @@ class Child(Relative):
 
 
 class _ChildPopen:
-    """A replacement for multiprocessing's Popen object.
-
-    multiprocessing calls `poll` in `active_children()`, and `terminate` at the interpreter's exit.
-    """
+    """Stands in for multiprocessing's Popen: `active_children()` polls it, and interpreter exit terminates it."""
 
     def __init__(self, child: Child) -> None:
         self._child = child

@@ -23,11 +23,7 @@ from penstock.backends._stack import tell_when_asked
 
 
 def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
-    """Claims tasks, runs them and replies, until the worker is asked to exit or the parent closes the token pipe.
-
-    The token pipe announces tasks. `number` encodes the worker's id and its seat, the worker slot (see `SEATS`).
-    `fds` maps names to the descriptors that the worker got from its parent.
-    """
+    """Runs tasks until asked to exit or the parent closes the token pipe. `number` is `worker * SEATS + seat`."""
     job = payload() if isinstance(payload, weakref.ref) else payload
     assert isinstance(job, Job)
     worker, seat = divmod(number, SEATS)
@@ -56,11 +52,7 @@ def main(number: int, payload: object, fds: Mapping[str, int]) -> None:
 
 
 def _give_way() -> None:
-    """Asks the kernel not to preempt the parent when this process wakes up.
-
-    This avoids context switches during the training step, which matter if steps are small and workers share cores
-    with the parent (see docs/decisions/0008).
-    """
+    """Asks the kernel not to preempt the parent when this process wakes up (see docs/decisions/0008)."""
     if hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_OTHER:
         with suppress(OSError):  # a sandbox may forbid it
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

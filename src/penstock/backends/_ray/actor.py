@@ -1,7 +1,7 @@
 """The worker on a node. It runs in the main thread of an actor's process, and serves one driver over one link.
 
-A second thread receives frames (messages). So the worker can report its stack while the main thread runs the user's
-code, and the process ends when its connection ends, even in the middle of that code.
+A second thread receives frames, so that the worker can report its stack while the main thread runs the user's code,
+and the process ends when its connection ends, even in the middle of that code.
 """
 
 from __future__ import annotations
@@ -61,10 +61,7 @@ _NOTHING = bytes(REPLY.size)
 
 
 def serve(call: tuple[Any, ...], node: str, fetch: Callable[[], Any]) -> None:
-    """Serves the driver until the driver tells the worker to leave, or the connection ends.
-
-    `call` contains the fields of a `Call`. `fetch` is a function that returns the pickled job.
-    """
+    """Serves the driver until told to leave or cut off. `call` has a `Call`'s fields; `fetch` returns the job."""
     address, encrypted, token, worker, seat = Call._make(call)
     link = connect(address, encrypted, token, this_process(worker, node, perf_counter_ns()))
     ended = threading.Event()
@@ -106,7 +103,7 @@ def _serve(link: Link, worker: int, seat: int, node: str, fetch: Callable[[], An
 
 
 class StrayArrays:
-    """The strays of one reply (batches too large for the memory reserved for them). They are sent after the reply."""
+    """The strays of one reply (batches that did not fit their slab), which are sent after the reply."""
 
     def __init__(self) -> None:
         self.made: list[tuple[int, NDArray[np.uint8]]] = []
@@ -120,10 +117,7 @@ class StrayArrays:
 
 
 class Inbox:
-    """Receives frames (messages) in a separate thread.
-
-    `orders` is a queue of tasks and of changes to the dataset. None marks its end.
-    """
+    """Receives frames in a separate thread. `orders` queues tasks and dataset changes; None marks its end."""
 
     def __init__(self, link: Link, gauges: Gauges, ended: threading.Event) -> None:
         self._link, self._gauges, self._ended = link, gauges, ended
@@ -163,7 +157,7 @@ class Inbox:
 
 
 class Loop:
-    """Processes the inbox: does the tasks and applies the changes to the dataset, one after another."""
+    """Does the tasks and applies the changes to the dataset that arrive in the inbox, in order."""
 
     def __init__(
         self, link: Link, inbox: Inbox, executor: TaskExecutor, gauges: Gauges, strays: StrayArrays, seat: int
@@ -206,7 +200,7 @@ class Loop:
         return seq not in self._inbox.void
 
     def _slab(self, capacity: int) -> NDArray[np.uint8]:
-        """Returns memory for a batch. All batches use the same memory, as each is sent before the next begins."""
+        """Returns memory for a batch, the same for all batches, because each is sent before the next begins."""
         if len(self._memory) < capacity:
             self._memory = np.frombuffer(mapped(None, capacity), np.uint8)
         return self._memory[:capacity]

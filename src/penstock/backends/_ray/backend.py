@@ -1,8 +1,4 @@
-"""The backend whose workers are actors on the nodes of a Ray cluster.
-
-Ray places the actors, ships the job and reports which actors have died. Tasks and batches go over one TCP connection
-per worker (see `exchange.py`). Only `cluster.py` uses Ray directly.
-"""
+"""The backend whose workers are actors on the nodes of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -32,11 +28,7 @@ _GRACE = 1.0
 
 
 class RayBackend(Exchange, Backend):
-    """The backend for Ray. Use `start` to create one.
-
-    `patience` is the number of seconds after which an error is raised if no worker has started. `shipped` is the
-    number of seconds that it took to send the job to the cluster.
-    """
+    """Use `start` to create one. If no worker has started after `patience` seconds, `poll` raises."""
 
     copies_dataset = True
     leaves_nothing = False
@@ -45,6 +37,7 @@ class RayBackend(Exchange, Backend):
     def __init__(self, job: Job, cluster: Cluster, patience: float, shipment: object, shipped: float) -> None:
         super().__init__(cluster, job.assigned)
         self._pid = os.getpid()
+        # `shipped` is the number of seconds that it took to send the job to the cluster.
         self._patience, self._shipment, self.shipped = patience, shipment, shipped
         self.most_steps = 1 if job.assigned else MOST_STEPS
         self._batched, self._log = job.batched, job.log
@@ -147,7 +140,6 @@ class RayBackend(Exchange, Backend):
         return self._asked(mine or [remote for remote in busy if remote.state is not RemoteWorkerState.COMING])
 
     def _asked(self, remotes: list[RemoteWorker]) -> list[Doing]:
-        """Asks all these workers at once what they are doing, and returns their answers."""
         ticket, deadline = next(self._tickets), time.monotonic() + _STACKS
         for remote in remotes:
             remote.ask(ticket)
@@ -200,7 +192,7 @@ class RayBackend(Exchange, Backend):
     # Patience.
 
     def _check_patience(self) -> float:
-        """Returns how many seconds `poll` may wait until the next check. Raises if no worker has started in time."""
+        """Returns the seconds that `poll` may wait until the next check. Raises if no worker started in time."""
         with self._lock:
             if self._ledger.all_joined:
                 return LONGEST_WAIT
@@ -229,7 +221,6 @@ class RayBackend(Exchange, Backend):
         return LONGEST_WAIT
 
     def _shortage(self, workers: int) -> str:
-        """Returns a message with the likely reasons why this many workers have not started."""
         silent = self._silent_nodes().items()
         known = [f"Node {node} has not answered for {seconds:.0f} s." for node, seconds in silent]
         if known:
@@ -238,7 +229,6 @@ class RayBackend(Exchange, Backend):
 
 
 def start(job: Job, cluster: Cluster, patience: float) -> RayBackend:
-    """Ships the job to the cluster, and returns a backend without workers."""
     began = time.perf_counter()
     fd = pack(job, None)
     try:

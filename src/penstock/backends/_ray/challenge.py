@@ -3,16 +3,14 @@
     worker   PREFACE, its nonce                       ->
                                                       <-   PREFACE, the driver's nonce, the driver's proof
     worker   its proof, the length of the hello       ->   (all messages up to here have a fixed length)
-    worker   the hello                                ->
+    worker   the hello (its description of itself)    ->
                                                       <-   ADMITTED
 
 A proof is the HMAC-SHA256, with the token as the key, of PREFACE, the prover's role and both nonces. Both nonces are
 new for each connection, so a recorded proof is worthless in another connection. The roles differ, so a proof that is
-sent back to its author proves nothing. ADMITTED tells a worker that the driver has accepted its hello (its
-description of itself).
+sent back to its author proves nothing.
 
-Each end is a state machine. Its attribute `wants` is the number of bytes that it waits for. It takes them in pieces
-of any size, and returns the bytes to send:
+Each end is a state machine, which takes the bytes that it waits for in pieces of any size:
 
     Driver   GREETED: 41 bytes -> PROVED: 36 bytes -> TOLD: as many as the worker has announced -> DONE
     Worker   GREETED: 73 bytes -> LET_IN: 1 byte -> DONE
@@ -48,10 +46,7 @@ class ChallengeState(enum.Enum):
 
 
 class Refused(Exception):
-    """Raised if the other end is not the expected one.
-
-    `answer` contains bytes that may be sent to the other end before the connection is closed.
-    """
+    """The other end is not the expected one. `answer` may be sent to it before the connection is closed."""
 
     def __init__(self, why: str, answer: bytes = b"") -> None:
         super().__init__(why)
@@ -59,11 +54,7 @@ class Refused(Exception):
 
 
 class Challenge:
-    """The state machine of one end of a connection.
-
-    `wants` is the number of bytes that it waits for. `receive` accepts no more than this. `greeting` contains the
-    bytes to send before anything is received.
-    """
+    """One end of a connection. It waits for `wants` bytes, and sends `greeting` first."""
 
     greeting = b""
 
@@ -74,7 +65,7 @@ class Challenge:
         self.state = ChallengeState.GREETED
 
     def receive(self, data: bytes) -> bytes:
-        """Takes bytes from the other end, and returns the bytes to send now."""
+        """Takes at most `wants` bytes from the other end, and returns the bytes to send now."""
         if len(data) > self.wants:
             raise Refused(f"it has sent {len(data)} bytes, and {self.wants} were due")
         self._got += data
@@ -88,7 +79,7 @@ class Challenge:
         return self._answer(message)
 
     def _check_preface(self, begun: bytes) -> None:
-        """Raises Refused at the first wrong byte. Another protocol might never send a whole preface."""
+        """Raises Refused at the first wrong byte, because another protocol may never send a whole preface."""
         if not NAME.startswith(begun[: len(NAME)]):
             raise Refused("it does not speak penstock's protocol")
         if not PREFACE.startswith(begun):
@@ -110,7 +101,7 @@ class Challenge:
 
 
 class DriverEnd(Challenge):
-    """The driver's side of the challenge. Once the state is DONE, `hello` is the worker's description of itself."""
+    """The driver's end. Once the state is DONE, `hello` is the worker's description of itself."""
 
     def __init__(self, token: bytes, nonce: bytes) -> None:
         super().__init__(token, nonce, len(PREFACE) + NONCE_SIZE)
@@ -134,10 +125,7 @@ class DriverEnd(Challenge):
 
 
 class WorkerEnd(Challenge):
-    """The worker's side of the challenge, which sends the first message.
-
-    It sends its hello (the worker's description of itself) only after the driver has proved that it has the token.
-    """
+    """The worker's end, which begins. It sends its hello only after the driver has proved that it has the token."""
 
     def __init__(self, token: bytes, nonce: bytes, hello: bytes) -> None:
         super().__init__(token, nonce, len(PREFACE) + NONCE_SIZE + PROOF_SIZE)

@@ -3,8 +3,8 @@
 It relies on these facts about Ray 2.60:
 
 - After `ray.shutdown()`, almost any call of Ray starts a new cluster. So `is_there` is checked before every call.
-- The callback of a future must not call Ray, because `ray.kill` would wait for the thread in which the callback runs.
-  A reference whose callback is pending must not be dropped, because that aborts the process.
+- The callback of a future must not call Ray: `ray.kill` would wait for the thread in which the callback runs. A
+  reference whose callback is pending must not be dropped: that aborts the process.
 - Methods of a plain actor run in the actor's main thread, which the user's code may need. With concurrency groups,
   they run in other threads.
 - A node that is cut off from the network counts as alive for 15 s or longer, and its resources count as free. An
@@ -117,7 +117,7 @@ def _worker_class() -> Any:
 
 
 def actors_that_fit(options: Mapping[str, Any]) -> int | None:
-    """Returns how many actors with these options an empty cluster can hold, or None if there is no cluster."""
+    """Returns how many actors with these options fit on an empty cluster, or None if there is no cluster."""
     if not ray.is_initialized():
         return None
     whole = ray.cluster_resources()
@@ -130,18 +130,13 @@ def _job() -> str:
 
 
 def _wanted(options: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the resources that one actor needs, keyed by Ray's resource names."""
     named = {"CPU": options.get("num_cpus"), "GPU": options.get("num_gpus"), "memory": options.get("memory")}
     wanted = {**named, **(options.get("resources") or {})}
     return {name: float(amount) for name, amount in wanted.items() if amount}
 
 
 def _elsewhere(options: dict[str, Any], avoid: Collection[str]) -> dict[str, Any]:
-    """Returns the options for an actor that should avoid these nodes.
-
-    The preference is soft: if no other node has room, the actor is placed on one of these nodes. If the user has
-    chosen a scheduling strategy, the options are returned unchanged.
-    """
+    """Returns options that prefer nodes not in `avoid`, unless the user has chosen a scheduling strategy."""
     if not avoid or options["scheduling_strategy"] not in ("SPREAD", "DEFAULT"):
         return options
     nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeManagerAddress"] in avoid]

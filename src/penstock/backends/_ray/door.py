@@ -2,14 +2,12 @@
 
 One thread accepts all connections and does their handshakes, without waiting for any of them. A connection is a
 *stranger* until the other end has proved that it has the token. Then it becomes a link with its own thread. A
-stranger costs only a descriptor and a few hundred bytes, for at most ten seconds, and there are at most MOST
-strangers:
+stranger costs a descriptor and a few hundred bytes, for at most ten seconds, and there are at most MOST:
 
-- If there are too many strangers, the door picks the network address that has the most, and drops one stranger from
-  that address at random. So a machine that floods the door displaces its own connections, and not workers on other
-  machines. A worker on that same machine may be dropped, but never with certainty, no matter how fast strangers come.
-  It tries again, and gets in eventually. (If the oldest stranger were dropped, fast connections would shut the worker
-  out for good. If the newest were dropped, silent connections would do so.)
+- If there are too many strangers, the door drops a random one from the network address that has the most. So a
+  machine that floods the door displaces its own connections, and a worker on that machine gets in eventually, because
+  it tries again and is never dropped with certainty. (If the oldest stranger were dropped, fast connections would
+  shut the worker out for good. If the newest were dropped, silent connections would do so.)
 - Before a stranger is dropped, the bytes that it has sent are read.
 - If there is no descriptor or memory for another connection, one stranger is dropped, and accepting pauses.
 """
@@ -37,10 +35,7 @@ from penstock.backends._ray.handshake import Hello
 from penstock.backends._ray.link import DRIVER_PATIENCE, Link
 
 MOST = 128
-"""The maximum number of strangers (unproved connections).
-
-Each stranger takes a file descriptor, and a process may usually have 1,024 of them.
-"""
+"""The maximum number of strangers. Each takes a file descriptor, and a process may usually have 1,024 of them."""
 
 _SECONDS = 10.0  # for a whole handshake
 _PAUSE = 0.1  # seconds without accepting, after accepting has failed
@@ -48,8 +43,6 @@ _AT_ONCE = 16  # connections to accept before strangers are read again
 
 
 class Stranger:
-    """A connection whose other end has not yet proved that it has the token."""
-
     def __init__(self, sock: socket.socket, host: str, token: bytes, tls: ssl.SSLContext | None) -> None:
         self.sock = sock
         # Only the first half of an IPv6 address, because a machine can choose the second half itself.
@@ -58,10 +51,7 @@ class Stranger:
         self.challenge, self.handshake = handshake.awaited(token, tls)
 
     def hear(self) -> bool:
-        """Receives the bytes that have arrived, and answers.
-
-        Returns True once the other end has proved that it has the token.
-        """
+        """Receives bytes and answers them. Returns True once the other end has proved that it has the token."""
         data = self.sock.recv(self.handshake.wants)
         if not data:
             raise EOFError("the connection has ended")
@@ -80,16 +70,12 @@ class Stranger:
 
 
 class Door:
-    """Listens on a free port of the given address, and calls `serve(link, hello)` for each worker that connects.
-
-    Each call runs in a new thread. `hello` is the worker's description of itself. `refused` is the number of
-    connections that were dropped because the other end did not prove that it is a worker.
-    """
+    """Listens on a free port of `address`, and calls `serve(link, hello)` in a new thread for each worker."""
 
     def __init__(self, address: str, tls: ssl.SSLContext | None, serve: Callable[[Link, Hello], None]) -> None:
         self._tls, self._serve = tls, serve
         self.token = secrets.token_bytes(TOKEN_SIZE)
-        self.refused = 0
+        self.refused = 0  # connections dropped because the other end did not prove that it is a worker
         self._closed = False
         # Reentrant, because the garbage collector may close an engine in any thread, also in one that has the lock.
         self._lock = threading.RLock()
@@ -138,10 +124,7 @@ class Door:
                 self._drop(stranger)
 
     def _wait(self, paused: float) -> float | None:
-        """Returns the milliseconds until the next handshake deadline or the end of the pause, whichever is first.
-
-        Returns None if no handshake is pending and accepting is not paused.
-        """
+        """Returns the milliseconds until the next handshake deadline or the end of the pause, or None."""
         oldest = next(iter(self.strangers.values()), None)
         due = [] if oldest is None else [oldest.deadline]
         if paused:
@@ -168,14 +151,13 @@ class Door:
         return True
 
     def _make_room(self) -> None:
-        """Drops a random stranger (unauthenticated connection) from the network address with the most strangers."""
         networks = Counter(stranger.network for stranger in self.strangers.values())
         for network, _ in networks.most_common(1):
             # Not from `random`, whose generator belongs to the caller.
             self._expel(secrets.choice([each for each in self.strangers.values() if each.network == network]))
 
     def _expel(self, stranger: Stranger) -> None:
-        """Drops a stranger (unauthenticated connection), unless bytes that have just arrived authenticate it."""
+        """Drops a stranger, unless bytes that have just arrived prove that it has the token."""
         self._hear(stranger)
         if stranger.sock.fileno() in self.strangers:
             self._drop(stranger)
@@ -233,7 +215,6 @@ class Door:
     # The end.
 
     def _stop(self) -> None:
-        """Ends the thread that accepts connections."""
         if not self._closed:
             self._closed = True
             os.eventfd_write(self._bell, 1)
@@ -259,7 +240,7 @@ class Door:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def leave_to_parent(self) -> None:
-        """Closes the port and all unauthenticated connections in a forked child. They stay open in the parent."""
+        """Closes the port and all strangers in a forked child. They stay open in the parent."""
         for sock in (self._listener, *(stranger.sock for stranger in self.strangers.values())):
             with suppress(OSError):
                 os.close(sock.detach())

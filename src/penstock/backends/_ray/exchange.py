@@ -2,7 +2,7 @@
 
 Each connection has a thread that receives batches directly into the slabs (the memory for batches), and sends the
 next task. So workers are busy while the caller is in its training step. The caller's thread and these threads share
-one `Exchange`. `ledger.py` decides which worker gets which task.
+one `Exchange`.
 
 Only the connection's thread reports the end of its worker, as its last act. So once the engine knows that a worker is
 lost, no byte from that worker is written to a slab any more, even if the worker is alive.
@@ -77,10 +77,7 @@ class Posted(NamedTuple):
 
 
 class LinkStrays:
-    """Strays (batches too large for the memory reserved for them) that have arrived and have not been taken yet.
-
-    `nbytes` is the size of all strays that are still in use, including those that have been taken.
-    """
+    """Strays (batches that did not fit their slab) that have arrived. `nbytes` also counts those taken and in use."""
 
     def __init__(self) -> None:
         self._arrived: dict[tuple[int, int], NDArray[np.uint8]] = {}
@@ -103,7 +100,7 @@ class LinkStrays:
 
 
 class Exchange:
-    """The state that all threads share, guarded by one lock, and the code that handles received frames (messages)."""
+    """The state that all threads share, guarded by one lock, and the code that handles received frames."""
 
     def __init__(self, cluster: Cluster, assigned: bool) -> None:
         self._cluster = cluster
@@ -126,7 +123,6 @@ class Exchange:
         self._news: SimpleQueue[Callable[[], Outcome | None] | None] = SimpleQueue()
 
     def flush(self) -> None:
-        """Sends waiting tasks and requests to exit to the workers."""
         with self._lock:
             links = self._dealt()
         for link in links:
@@ -135,7 +131,6 @@ class Exchange:
     # In the thread of each connection.
 
     def _serve(self, link: Link, hello: Hello) -> None:
-        """Handles one connection from its start to its end."""
         remote = self._welcomed(link, hello)
         if remote is None:
             return
@@ -152,7 +147,7 @@ class Exchange:
             remote.ended.set()
 
     def _welcomed(self, link: Link, hello: Hello) -> RemoteWorker | None:
-        """Welcomes the worker at the other end and returns it. Returns None if it is unexpected or cannot be used."""
+        """Welcomes the worker at the other end. Returns None if it is unexpected or cannot be used."""
         with self._lock:
             remote = self._remotes.get(hello.worker)
             if remote is None or remote.state is not RemoteWorkerState.COMING or self._closed:
@@ -174,7 +169,6 @@ class Exchange:
         return remote
 
     def _receive(self, remote: RemoteWorker, link: Link) -> None:
-        """Receives and handles one frame (message)."""
         kind, one, two, three, four, five = link.receive_head()
         if kind == REPLIED:
             self._receive_reply(remote, link, one, (two, three), four, five)
@@ -201,11 +195,7 @@ class Exchange:
     def _receive_reply(
         self, remote: RemoteWorker, link: Link, seq: int, piece: tuple[int, int], strays: int, figures: int
     ) -> None:
-        """Receives a reply, then the bytes to write to the slab (the memory for the batch), then the strays.
-
-        `piece` contains the offset in the slab, and the number of bytes to write there. `strays` is the number of
-        strays (batches that were too large for their slab). `figures` is the size of the worker's counters in bytes.
-        """
+        """Receives a reply, the bytes for the slab (`piece` is their offset and size), and the strays."""
         start, size = piece
         data = link.receive(REPLY.size + figures + strays * STRAY.size)
         reply, told = bytes(data[: REPLY.size]), data[REPLY.size : REPLY.size + figures]
@@ -241,10 +231,7 @@ class Exchange:
         self.gauges.begun(remote.seat, time.perf_counter_ns() if is_busy else 0)
 
     def _dealt(self) -> list[Link]:
-        """Queues tasks and requests to exit. Returns the links (connections) on which the caller must call `push`.
-
-        The caller must hold the lock.
-        """
+        """Queues tasks and requests to exit. Returns the links to `push`. The caller must hold the lock."""
         links: dict[Link, None] = {}
         for worker in self._ledger.leave():
             remote = self._remotes[worker]
@@ -313,7 +300,7 @@ class Exchange:
         return Lost(remote.id, seq, at, remote.who, how, signal, end.cause)
 
     def _forget(self, remote: RemoteWorker) -> tuple[int | None, int]:
-        """Removes a worker. Returns the task that it may have been running (or None), and its number of steps."""
+        """Removes a worker. Returns the task that it may have been running, or None, and the task's steps."""
         with self._lock:
             remote.state = RemoteWorkerState.GONE
             seq = self._ledger.lose(remote.id)
@@ -327,20 +314,14 @@ class Exchange:
         return seq, steps
 
     def _silent_nodes(self) -> dict[str, float]:
-        """Returns the nodes that do not answer, each with the number of seconds for which it has been silent.
-
-        After a minute, a node is no longer listed, so that it is tried again.
-        """
+        """Maps silent nodes to their seconds of silence. After a minute, a node is left out and tried again."""
         now = time.monotonic()
         with self._lock:
             self._silent = {node: since for node, since in self._silent.items() if now < since + _SILENT}
             return {node: now - since for node, since in self._silent.items()}
 
     def _kill(self, remotes: list[RemoteWorker]) -> None:
-        """Cuts the workers' connections, and lets Ray kill the workers.
-
-        Waits at most a second for Ray, because the cluster may be gone.
-        """
+        """Cuts the workers' connections and lets Ray kill them. Waits at most a second: the cluster may be gone."""
         for remote in remotes:
             if remote.link is not None:
                 remote.link.cut()
@@ -362,7 +343,6 @@ class Exchange:
 
 
 def _memory(size: int) -> NDArray[np.uint8]:
-    """Returns new memory that is aligned to pages."""
     return np.frombuffer(mapped(None, max(1, size)), np.uint8, size)
 
 

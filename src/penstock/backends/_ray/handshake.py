@@ -3,8 +3,8 @@
     worker   connects --challenge, hello--> waits for WELCOME --unpacks the job--> READY, or BROKEN with the error
     driver   listens on the node's address, and drops connections without the token (see `door.py`)
 
-The token is 32 random bytes. Ray passes it to the worker. It is never sent over these connections (see
-`challenge.py`). Neither side unpickles anything before the other side has proved that it has the token.
+Ray passes the token, 32 random bytes, to the worker. It is never sent over these connections (see `challenge.py`).
+Neither side unpickles anything before the other side has proved that it has the token.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class TlsFiles(NamedTuple):
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> TlsFiles | None:
-        """Returns the files that this node's environment variables name, or None if Ray does not use TLS."""
+        """Returns the files that Ray's environment variables name, or None if Ray does not use TLS."""
         if environment.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
             return None
         files = [environment.get(name, "") for name in _TLS_FILES]
@@ -112,10 +112,7 @@ def refusal(ours: Mapping[str, str], theirs: Mapping[str, str], node: str) -> st
 
 
 def difference(ours: Mapping[str, str], theirs: Mapping[str, str], node: str) -> str:
-    """Returns a warning if the node has other versions that may make batches differ, otherwise "".
-
-    The version of a guest (an array library such as torch) is compared only if this process has imported the guest.
-    """
+    """Returns a warning if the node has other versions of array libraries, which may change batches, or ""."""
     names = ["numpy", *(guest for guest in GUESTS if guest in sys.modules)]
     found = [
         f"{name} {theirs[name]}, and the driver has {name} {ours[name]}"
@@ -136,10 +133,7 @@ def listen(address: str) -> socket.socket:
 
 
 class Handshake:
-    """One side of a handshake. Computes the bytes to send from the bytes received, and does no I/O.
-
-    The handshake consists of a challenge (see `challenge.py`), inside TLS if `secure` is given.
-    """
+    """One side of a handshake, without I/O: a challenge (see `challenge.py`), inside TLS if `secure` is given."""
 
     def __init__(self, challenge: Challenge, secure: Secure | None) -> None:
         self._challenge, self.secure = challenge, secure
@@ -151,18 +145,14 @@ class Handshake:
 
     @property
     def wants(self) -> int:
-        """The maximum number of bytes to receive now. Bytes that follow the handshake must be left for the link."""
+        """The maximum number of bytes to receive now: bytes after the handshake belong to the link."""
         return self._challenge.wants if self.secure is None else _PIECE
 
     def begin(self) -> bytes:
-        """Returns the bytes to send first."""
         return self._challenge.greeting if self.secure is None else self.receive(b"")
 
     def receive(self, data: bytes) -> bytes:
-        """Takes received bytes, and returns the bytes to send.
-
-        If this raises Refused or an SSLError, the caller must close the connection.
-        """
+        """Returns the bytes to send in reply. After Refused or an SSLError, the caller must close the connection."""
         if self.secure is None:
             return self._challenge.receive(data)
         self.secure.incoming.write(data)
@@ -177,7 +167,6 @@ class Handshake:
         return self.secure.outgoing.read()
 
     def last_words(self, error: Exception) -> bytes:
-        """Returns the last bytes to send before the connection is closed because of this error."""
         words = error.answer if isinstance(error, Refused) else b""
         if self.secure is None:
             return words
@@ -191,11 +180,7 @@ class Handshake:
 
 
 def connect(address: tuple[str, int], encrypted: bool, token: bytes, hello: Hello) -> Link:
-    """Connects a worker to the driver, does the handshake, and returns the link.
-
-    Tries again if the driver drops the connection, which happens when too many handshakes are pending (see
-    `door.py`).
-    """
+    """Connects a worker to the driver. Tries again if the driver drops the connection (see `door.py`)."""
     tls = TlsFiles.of({**os.environ, "RAY_USE_TLS": "1"}) if encrypted else None
     context = None if tls is None else tls.context(server=False)
     deadline = time.monotonic() + _PATIENCE
@@ -239,7 +224,6 @@ def _reach(address: tuple[str, int], node: str) -> socket.socket:
 
 
 def _shake_hands(sock: socket.socket, handshake: Handshake, deadline: float) -> None:
-    """Does one handshake on the worker's side. Raises TimeoutError after the deadline."""
     said = handshake.begin()
     while True:
         # Not 0, which would make the socket non-blocking.
@@ -255,7 +239,7 @@ def _shake_hands(sock: socket.socket, handshake: Handshake, deadline: float) -> 
 
 
 def told(said: bytes) -> Hello:
-    """Parses a worker's hello (its description of itself). Raises ValueError if the bytes are not a hello."""
+    """Parses a worker's hello. Raises ValueError if the bytes are not a hello."""
     try:
         worker, pid, node, clock, versions = json.loads(said)
     except (ValueError, TypeError, RecursionError):
@@ -266,7 +250,6 @@ def told(said: bytes) -> Hello:
 
 
 def awaited(token: bytes, context: ssl.SSLContext | None) -> tuple[DriverEnd, Handshake]:
-    """Returns the challenge and the handshake for a connection that the driver has accepted."""
     challenge = DriverEnd(token, secrets.token_bytes(NONCE_SIZE))
     return challenge, Handshake(challenge, None if context is None else Secure(context))
 

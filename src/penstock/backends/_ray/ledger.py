@@ -6,12 +6,11 @@
              AT a worker, ARRIVING, VOID --lose--> the oldest is blamed and forgotten, the others WAIT, if not VOID
     worker   COMING --join--> idle or at work --leave--> gone        any --halt--> HALTED --lose--> gone
 
-Tasks wait at the driver, where the next free worker can take them. A worker gets a second task only if its tasks are
-quick, so that it does not idle while its reply is in flight.
+Tasks wait at the driver for the next free worker. A worker gets a second task only if its tasks are quick, so that it
+does not idle while its reply is in flight.
 
 Workers answer in the order of their tasks. A task that is rescinded while a worker has it becomes void, and the
-driver drops the answer. The task's slab (the memory for its batch) is free at once, because only the driver writes to
-it.
+driver drops the answer. The slab (the memory for the batch) is free at once, because only the driver writes to it.
 """
 
 from __future__ import annotations
@@ -20,16 +19,13 @@ from bisect import bisect_left, insort
 from collections import deque
 
 ANY = -1
-"""Used instead of a seat (worker slot) for a task that may go to any worker."""
+"""The seat (worker slot) of a task that any worker may take."""
 
 _MOST = 2  # tasks that one worker may have
 
 
 class Ledger:
-    """The state of all tasks and workers.
-
-    If `assigned` is True, each task must be done by the worker in a particular seat (worker slot).
-    """
+    """The state of all tasks and workers. `assigned` means that each task is for the worker in a particular seat."""
 
     def __init__(self, assigned: bool = False) -> None:
         self._assigned = assigned
@@ -58,7 +54,7 @@ class Ledger:
         insort(self._waiting.setdefault(self._seat_of[seq], []), seq)
 
     def rescind(self, seq: int) -> bool:
-        """Withdraws a task, which frees its slab (memory). Returns False if the answer has arrived or is arriving."""
+        """Withdraws a task, which frees its slab. Returns False if the answer has arrived or is arriving."""
         if seq not in self._seat_of or seq in self._arriving:
             return False
         if seq in self._holder:
@@ -70,10 +66,7 @@ class Ledger:
         return True
 
     def answering(self, worker: int, seq: int) -> bool:
-        """Records that an answer has started to arrive. Returns False if the answer is no longer wanted.
-
-        Raises ValueError if the task is not the worker's oldest one.
-        """
+        """Records that an answer arrives for the worker's oldest task. Returns False if the task is unwanted."""
         hand = self._hands.get(worker)
         if not hand or hand[0] != seq:
             raise ValueError(f"worker {worker} answers task {seq}, but it has the tasks {list(hand or ())}")
@@ -83,10 +76,7 @@ class Ledger:
         return True
 
     def answered(self, worker: int, quick: bool) -> None:
-        """Records that the answer to the worker's oldest task has arrived.
-
-        If the task was `quick`, the worker may get a second task in advance.
-        """
+        """Records that the worker's oldest task is answered. After a quick one, it may get a task in advance."""
         self._forget(self._hands[worker].popleft())
         (self._quick.add if quick else self._quick.discard)(worker)
         self._sort(worker)
@@ -98,10 +88,7 @@ class Ledger:
         self._arriving.discard(seq)
 
     def deal(self) -> list[tuple[int, int]]:
-        """Gives waiting tasks to workers, lowest task number (seq) first.
-
-        Returns pairs (worker, seq), in the order in which the tasks must be sent.
-        """
+        """Assigns waiting tasks, lowest seq first. Returns (worker, seq) pairs in the order to send them."""
         dealt: list[tuple[int, int]] = []
         for seat, waiting in self._waiting.items():
             while waiting and (worker := self._next_worker(seat)) is not None:
@@ -120,10 +107,7 @@ class Ledger:
         return None
 
     def _sort(self, worker: int) -> None:
-        """Records whether a worker is free (has no task), or may get a second task in advance.
-
-        While a request to leave is pending, no worker gets a second task.
-        """
+        """Records whether a worker is free or may get a second task. While a leave is pending, none gets a second."""
         self._free.pop(worker, None)
         self._ready.pop(worker, None)
         if worker in self._halted:
@@ -140,22 +124,18 @@ class Ledger:
         self._coming[worker] = seat
 
     def join(self, worker: int) -> None:
-        """Records that the worker can take tasks from now on."""
         self._seats[worker] = self._coming.pop(worker)
         self._hands[worker] = deque()
         self._sort(worker)
 
     def halt(self, worker: int) -> None:
-        """Stops giving tasks to a worker whose connection has ended, because they would be lost with the worker."""
+        """Stops giving tasks to a worker whose connection has ended: they would be lost with the worker."""
         if worker in self._hands:
             self._halted.add(worker)
             self._sort(worker)
 
     def lose(self, worker: int) -> int | None:
-        """Removes a dead worker. Returns the task that it may have been running, or None.
-
-        The worker's other tasks go back to the waiting tasks.
-        """
+        """Removes a dead worker and returns the task it may have been running; its other tasks wait again."""
         hand = self._hands.get(worker, deque())
         first = hand[0] if hand and hand[0] not in self._void else None
         for at, seq in enumerate(hand):
@@ -177,17 +157,15 @@ class Ledger:
         self._halted.discard(worker)
 
     def has(self, worker: int) -> int | None:
-        """Returns the task that this worker is running (the oldest one that it has), or None."""
+        """Returns the task that this worker is running (its oldest), or None."""
         hand = self._hands.get(worker)
         return hand[0] if hand else None
 
     def holder(self, seq: int) -> int | None:
-        """Returns the worker that has this task, or None."""
         return self._holder.get(seq)
 
     @property
     def all_joined(self) -> bool:
-        """True if all hired workers have joined."""
         return not self._coming
 
     # Leaving.
@@ -208,7 +186,7 @@ class Ledger:
         return withdrawn
 
     def leave(self) -> list[int]:
-        """Removes and returns the workers that should leave now. Those that have not joined yet leave first."""
+        """Removes and returns the workers that should leave now, first those that have not joined yet."""
         if not self._leaves and not self._ended:
             return []
         left = [*self._coming, *self._free][: self._leaves]

@@ -1,10 +1,8 @@
 """A link: a TCP connection between the driver and one worker, which carries frames.
 
-A frame consists of a head and its data. The head has six numbers, the first of which is the kind of the frame. Any
-thread may send. Only one thread receives, with blocking calls, directly into the memory where the bytes belong.
-
-`post` never waits for a worker that does not read: large frames are sent by a separate thread, and later frames queue
-up behind them.
+A frame is a head of six numbers, the first of which is its kind, and data. Any thread may send. One thread receives,
+with blocking calls, directly into the memory where the bytes belong. `post` never waits for a worker that does not
+read: a separate thread sends large frames, and later frames queue up behind them.
 """
 
 from __future__ import annotations
@@ -38,17 +36,14 @@ DRIVER_PATIENCE, WORKER_PATIENCE = 10_000, 60_000  # milliseconds
 _LARGE = 1 << 16  # bytes
 
 GARBLED = (OSError, EOFError, ValueError, LookupError, OverflowError, struct.error, MemoryError)
-"""The errors that receiving may raise, because the connection has ended or a frame is malformed.
-
-Each of these errors ends the connection.
-"""
+"""The errors that a malformed frame or the end of the connection raises. Each of them ends the connection."""
 
 _MOST_PARTS = 512  # in one system call (IOV_MAX is 1024)
 _ZEROS = (0,) * 5
 
 
 def head(kind: int, *numbers: int) -> bytes:
-    """Packs the head of a frame (message): its kind, and up to five numbers. Missing numbers are 0."""
+    """Packs the head of a frame. Missing numbers are 0."""
     return HEAD.pack(kind, *numbers, *_ZEROS[len(numbers) :])
 
 
@@ -74,7 +69,7 @@ class Link:
         return HEAD.unpack(self.receive(HEAD.size))
 
     def receive(self, size: int) -> bytearray:
-        """Receives this many bytes. Allocates memory only as bytes arrive, in case the given size is wrong."""
+        """Receives `size` bytes. Allocates memory only as bytes arrive, in case the size is wrong."""
         data = bytearray(min(size, _LARGE))
         self.receive_into(data)
         while len(data) < size:
@@ -84,7 +79,7 @@ class Link:
         return data
 
     def receive_into(self, buffer: Any) -> None:
-        """Fills the buffer with received bytes. Raises EOFError if the connection ends before the buffer is full."""
+        """Fills the buffer. Raises EOFError if the connection ends before that."""
         view = memoryview(buffer).cast("B")
         while view:
             if self._tls is not None:
@@ -98,20 +93,17 @@ class Link:
     # Sending: any thread.
 
     def send(self, *parts: Any) -> None:
-        """Sends one frame (message), and waits until the operating system has accepted all of it."""
+        """Sends one frame, and waits until the operating system has accepted all of it."""
         with self._sending:
             self._outbox.extend(_views(parts))
             self._send_all()
 
     def post(self, *parts: Any) -> None:
-        """Queues one frame (message). `push` sends the queued frames."""
+        """Queues one frame, for `push` to send."""
         self._outbox.extend(_views(parts))  # atomic for other threads: guaranteed by the GIL
 
     def push(self) -> None:
-        """Sends the queued frames, unless another thread is already sending.
-
-        If sending fails, the connection is cut, and only the receiving thread raises an error.
-        """
+        """Sends queued frames, unless another thread does. If that fails, cuts the link; only the receiver raises."""
         if self._outbox and self._sending.acquire(blocking=False):
             if sum(map(len, tuple(self._outbox))) > _LARGE:
                 # The new thread releases the lock when it is done.
@@ -146,7 +138,7 @@ class Link:
     # The end.
 
     def cut(self) -> None:
-        """Ends the connection in both directions. Threads that are receiving or sending get an error at once."""
+        """Ends the connection in both directions. Threads that receive or send get an error at once."""
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
@@ -160,10 +152,7 @@ class Link:
 
 
 def _send_unpaced(sock: socket.socket) -> None:
-    """Replaces BBR with another congestion control, if BBR is the system's default.
-
-    BBR paces packets with timers, which cost CPU time in a cluster.
-    """
+    """Replaces BBR if it is the default: it paces packets with timers, which cost CPU time in a cluster."""
     if sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).startswith(b"bbr"):
         for algorithm in (b"cubic", b"reno"):  # Linux's default, and one that every user may choose
             with suppress(OSError):
@@ -176,10 +165,7 @@ def _views(parts: Sequence[Any]) -> list[memoryview]:
 
 
 class Secure:
-    """TLS over two buffers, one for received bytes and one for bytes to send. Does no I/O.
-
-    `server` is the name of the other end, or "" if this end has accepted the connection.
-    """
+    """TLS over two buffers, without I/O. `server` names the other end; "" if this end accepted the connection."""
 
     def __init__(self, context: ssl.SSLContext, server: str = "") -> None:
         self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()

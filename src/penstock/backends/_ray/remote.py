@@ -14,18 +14,15 @@ from penstock.backends._ray.link import STACK, Link, head
 
 
 class ProcessEnd(NamedTuple):
-    """How a worker's process ended. `how` is a clause that follows the worker's name in a message.
+    """How a worker's process ended."""
 
-    `broken` is an error that would stop every other worker from starting too, or None.
-    """
-
-    how: str
+    how: str  # a clause that follows the worker's name in a message
     cause: BaseException | None = None
-    broken: BaseException | None = None
+    broken: BaseException | None = None  # an error that would stop every other worker from starting too
 
 
 class Call(NamedTuple):
-    """The data with which a worker's process connects to the driver. It is the first argument of `actor.serve`."""
+    """The data with which a worker's process connects to the driver: the first argument of `actor.serve`."""
 
     address: tuple[str, int]
     encrypted: bool
@@ -35,7 +32,7 @@ class Call(NamedTuple):
 
 
 KillWorker = Callable[[], None]
-"""The type of a function that kills a worker's process. A thread of the cluster must not call the function."""
+"""Kills a worker's process. Must not be called in a thread of the cluster."""
 
 
 class Cluster(Protocol):
@@ -49,10 +46,9 @@ class Cluster(Protocol):
         """Makes these bytes available on all nodes."""
 
     def start(self, call: Call, shipped: object, told: Any, avoid: Collection[str]) -> KillWorker:
-        """Starts a worker as soon as a node has room, and returns a function that kills the worker.
+        """Starts a worker as soon as a node has room, preferably not in `avoid`. Returns a function that kills it.
 
-        When the worker's process has ended, `told(end)` is called once, in any thread. `avoid` contains the addresses
-        of nodes that do not answer. They are used only if no other node has room.
+        `told(end)` is called once, in any thread, when the process has ended.
         """
 
     def is_there(self) -> bool:
@@ -94,7 +90,6 @@ class RemoteWorker:
         return f"<RemoteWorker {self.seat} pid={self.pid} node={self.node!r} {self.state.value}>"
 
     def greet(self, hello: Hello, link: Link) -> None:
-        """Records that the worker has connected."""
         self.link, self.pid, self.node = link, hello.pid, hello.node
         self.shift = time.perf_counter_ns() - hello.clock
         self.who = f"worker {self.seat} (pid {hello.pid} on {hello.node})"
@@ -109,16 +104,13 @@ class RemoteWorker:
         self.ended.wait(timeout)
 
     def ask(self, ticket: int) -> None:
-        """Asks the worker for its stack. Call `answer` to get the stack."""
+        """Asks the worker for its stack, which `answer` returns."""
         if self.link is not None:
             self.link.post(head(STACK, ticket))
             self.link.push()
 
     def answer(self, ticket: int, deadline: float) -> tuple[str, int, int] | None:
-        """Returns the worker's stack, the number of its current task (or -1), and the current step in that task.
-
-        Returns None if no answer comes before the deadline.
-        """
+        """Returns the stack, the current task (or -1) and its current step; None if no answer comes in time."""
         try:
             while True:
                 found, told, seq, at = self.stacks.get(timeout=max(0.0, deadline - time.monotonic()))

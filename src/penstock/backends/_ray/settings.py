@@ -10,14 +10,14 @@ from penstock._work.job import Job
 from penstock.backends._base import Backend
 
 PATIENCE = 10.0
-"""The default number of seconds after which an error is raised if no worker has started."""
+"""The default number of seconds without a started worker after which the backend raises."""
 
 # Options of actors, by Ray's names; the last is ours.
 NAMES = ("num_cpus", "num_gpus", "memory", "resources", "runtime_env", "scheduling_strategy", "patience")
 
 
 def resolved(given: Any) -> dict[str, Any]:
-    """Returns the options, completed with their defaults. Raises if an option is unknown or has a wrong value."""
+    """Returns the options with their defaults. Raises if an option is unknown or has a wrong value."""
     given = {} if given is None else given
     if not isinstance(given, Mapping):
         raise TypeError(f"ray_options must be a mapping of names to values, got {type(given).__name__}.")
@@ -32,7 +32,6 @@ def resolved(given: Any) -> dict[str, Any]:
 
 
 def on_cluster(job: Job, given: Any) -> Backend:
-    """Returns a backend on the cluster that this process is connected to. Raises if Ray is not installed."""
     from penstock.backends._ray.backend import start
 
     options = resolved(given)
