@@ -36,7 +36,7 @@ _LLMC_HEADER = 1024  # bytes: 256 int32 values, the third is the number of ids
 _NPY = "Write the ids alone: np.load(path).astype({dtype!r}).tofile('ids.bin')."
 _INDEX = "Pass the .bin beside it, or read both files with penstock.formats.Megatron(prefix)."
 _READ = "Read it with penstock.{}(path)."
-# Other formats, by bytes at an offset. The bytes of each are enough to rule out a file of ids. (Those of gzip are not.)
+# Other formats, by the bytes at an offset, which are enough to rule out a file of ids.
 _NO_IDS = (
     (0, b"\x93NUMPY", "a .npy file", _NPY),
     (0, b"MMIDIDX\0\0", "Megatron's index, the .idx of a .bin", _INDEX),
