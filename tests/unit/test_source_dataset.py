@@ -148,7 +148,7 @@ class TestConcatDataset:
             ConcatDataset[int]([[1], Stream(1)])
 
     def test_a_part_that_returns_too_few_is_named(self) -> None:
-        with pytest.raises(ValueError, match=r"Short.__getitems__ returned 1 samples for 2 keys"):
+        with pytest.raises(ValueError, match=r"Short.__getitems__ returned 1 sample for 2 keys"):
             ConcatDataset([Short(3)]).__getitems__([0, 1])
 
 
@@ -315,7 +315,7 @@ class TestStackDataset:
         assert bulk.asked == [[3, 1], [3, 1]]
 
     def test_a_part_that_returns_too_few_is_named(self) -> None:
-        with pytest.raises(ValueError, match=r"Short.__getitems__ returned 1 samples for 2 keys"):
+        with pytest.raises(ValueError, match=r"Short.__getitems__ returned 1 sample for 2 keys"):
             StackDataset(Tens(3), Short(3)).__getitems__([0, 1])
 
     @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from textwrap import indent
 
+from penstock._printable import counted
 from penstock._wire.task import Task, shorten
 from penstock.backends._base import HUNG, Doing, Lost
 from penstock.errors import LoaderTimeout
@@ -28,6 +29,7 @@ _UNLIKELY = "The dataset, or a library that it calls, ended the process."
 
 def timeout_error(timeout: float | None, task: Task | None, at_work: list[Doing]) -> LoaderTimeout:
     """Returns the error for a task that is not done in time. It shows the busy workers and their stacks."""
+    # These are torch's words, also for 1 second: programs and torch's own tests search for "after \d+ seconds".
     said = [f"DataLoader timed out after {timeout} seconds"]
     likely = "Most often a read hangs: raise timeout=, or look at these calls."
     if not at_work:
@@ -47,7 +49,8 @@ def timeout_error(timeout: float | None, task: Task | None, at_work: list[Doing]
             has = "has no step" if seq is None else f"is in step {step} of epoch {epoch}"
             said.append(f"{who} {has}{at}")
     if len(at_work) > _MOST_LISTED:
-        said.append(f"{len(at_work) - _MOST_LISTED} more workers are busy.")
+        more = len(at_work) - _MOST_LISTED
+        said.append(f"{counted(more, 'more worker')} {'is' if more == 1 else 'are'} busy.")
     likely = next((one.likely for one in at_work[:_MOST_LISTED] if one.likely), likely)
     said.append(f"The next next() waits again. {likely}")
     return LoaderTimeout("\n  ".join(said))
@@ -59,8 +62,8 @@ def hung(seconds: float, one: Doing, task: Task | None) -> str:
     at = " Its stack, innermost call first:\n" + indent(one.stack, "    ") if one.stack else ""
     likely = f"\n  {one.likely}" if one.likely else ""
     return (
-        f"{one.who} has been in step {one.step} of epoch {one.epoch} for more than {seconds:g} seconds (hang=). "
-        f"It is killed, and another worker does the step.{keys}{at}{likely}"
+        f"{one.who} has been in step {one.step} of epoch {one.epoch} for more than "
+        f"{counted(seconds, 'second')} (hang=). It is killed, and another worker does the step.{keys}{at}{likely}"
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._printable import counted
 from penstock.errors import StateError
 from penstock.plan._order import Order
 from penstock.plan._samplers import KEYS_AT_ONCE, batches, check_drop_last, positive
@@ -111,7 +112,7 @@ class OrderPlan:
         """Returns the keys of one step. Raises IndexError if the epoch has no such step."""
         steps = self.steps(epoch)
         if not self.first_step <= step < steps:
-            raise IndexError(f"step {step} is outside epoch {epoch}, which has {steps} steps.")
+            raise IndexError(f"step {step} is outside epoch {epoch}, which has {counted(steps, 'step')}.")
         keys = self.block(epoch, step, step + 1)
         return int(keys[0]) if self.batch_size is None else keys
 

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._at_work import among
+from penstock._printable import counted
 from penstock._system.warnings import warn_caller
 from penstock.plan._grouping import Grouping, joined
 from penstock.plan._order import Permutation
@@ -190,7 +191,7 @@ class ConcatDataset(Dataset[T_co]):
         if not -n <= index < n:
             # As in torch: ValueError below the range; above it IndexError, which ends a plain iteration.
             error = ValueError if index < 0 else IndexError
-            raise error(f"key {index} is outside a ConcatDataset of {n} samples.")
+            raise error(f"key {index} is outside a ConcatDataset of {counted(n, 'sample')}.")
         if index < 0:
             index += n
         part = bisect.bisect_right(self.cumulative_sizes, index)
@@ -370,7 +371,9 @@ def _counts(lengths: Sequence[float], n: int) -> list[int]:
         counts = [int(length) for length in lengths]
         if sum(counts) != n or min(counts, default=0) < 0:
             wrong = f"{counts} sum to {sum(counts)}. For fractions pass floats that sum to 1"
-            raise ValueError(f"random_split needs lengths of 0 or more that sum to {n} samples, but {wrong}.")
+            raise ValueError(
+                f"random_split needs lengths of 0 or more that sum to {counted(n, 'sample')}, but {wrong}."
+            )
         return counts
     for position, fraction in enumerate(lengths):
         if not 0 <= fraction <= 1:
@@ -382,7 +385,9 @@ def _counts(lengths: Sequence[float], n: int) -> list[int]:
         counts[rest % len(counts)] += 1
     for position, (count, fraction) in enumerate(zip(counts, lengths, strict=True)):
         if count == 0:
-            warn_caller(f"part {position} of random_split is empty: {fraction} of {n} samples", UserWarning)
+            warn_caller(
+                f"part {position} of random_split is empty: {fraction} of {counted(n, 'sample')}", UserWarning
+            )
     return counts
 
 
@@ -396,7 +401,8 @@ def fetch(dataset: Any, keys: Sequence[Any]) -> list[Any]:
         return [dataset[key] for key in each(keys)]
     samples = getitems(keys)
     if len(samples) != len(keys):
-        found = f"{type(dataset).__name__}.__getitems__ returned {len(samples)} samples for {len(keys)} keys"
+        returned = f"{counted(len(samples), 'sample')} for {counted(len(keys), 'key')}"
+        found = f"{type(dataset).__name__}.__getitems__ returned {returned}"
         raise ValueError(f"{found}. It must return one for each key, in the order of the keys.")
     return cast("list[Any]", samples)
 
