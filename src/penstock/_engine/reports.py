@@ -85,7 +85,7 @@ def lost_error(task: Task, loss: Lost, retries: int) -> WorkerLostError:
             f"{loss.who} died while filling {step}: it {loss.how}.\n  {_likely(loss)}\n"
             f"  Samples in the step: {shorten(task.keys)}. {_tried(retries)}"
         )
-    return _caused(f"{text}\n  {loss.phrase}", loss)
+    return _caused(text + _in_torchs_words(loss), loss)
 
 
 def broken_error(task: Task, loss: Lost, retries: int, unknown: str | None) -> WorkerLostError:
@@ -98,8 +98,12 @@ def broken_error(task: Task, loss: Lost, retries: int, unknown: str | None) -> W
     if unknown is not None:
         why = f"The position in the stream is lost with the worker, so the epoch ends here.\n  {unknown}"
     step = f"step {task.step} of epoch {task.epoch}"
-    text = f"{loss.who} died {when} {step}: it {loss.how}.\n  {_likely(loss)}\n  {why}\n  {loss.phrase}"
-    return _caused(text, loss)
+    text = f"{loss.who} died {when} {step}: it {loss.how}.\n  {_likely(loss)}\n  {why}"
+    return _caused(text + _in_torchs_words(loss), loss)
+
+
+def _in_torchs_words(loss: Lost) -> str:
+    return f"\n  torch's DataLoader reports this as: {loss.phrase}" if loss.phrase else ""
 
 
 def _tried(retries: int) -> str:

@@ -256,17 +256,17 @@ def fate(exitcode: int | None) -> tuple[str, str]:
 
 
 def phrase(pid: int, exitcode: int | None) -> str:
-    """Returns the text with which torch's loader reports a dead worker.
+    """Returns the two texts with which torch's loader reports a dead worker, as one sentence.
 
-    Programs that were written for torch's loader search error messages for this text.
+    Programs that were written for torch's loader, and torch's own tests, search error messages for either text.
     """
-    said = f"DataLoader worker (pid(s) {pid}) exited unexpectedly."
+    said = f"DataLoader worker (pid(s) {pid}) exited unexpectedly"
     if exitcode is None or exitcode == UNKNOWN:
-        return said
+        return f"{said}."
     if exitcode >= 0:
-        return f"{said}\n  DataLoader worker (pid {pid}) exited unexpectedly with exit code {exitcode}."
+        return f"{said}: DataLoader worker (pid {pid}) exited unexpectedly with exit code {exitcode}."
     name = signal.strsignal(-exitcode) if -exitcode in signal.valid_signals() else "Unknown signal"
-    said += f"\n  DataLoader worker (pid {pid}) is killed by signal: {name}."
+    said += f": DataLoader worker (pid {pid}) is killed by signal: {name}."
     return said + _SHARED_MEMORY if exitcode == -signal.SIGBUS else said
 
 
