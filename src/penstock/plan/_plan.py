@@ -277,7 +277,20 @@ class SamplerPlan:
         keys = take(size)
         if not keys or (len(keys) < size and self.drop_last):
             return END
-        return list(keys[0]) if self.batched else keys[0] if self.batch_size is None else keys
+        if self.batched:
+            return _listed(keys[0], number)
+        return keys[0] if self.batch_size is None else keys
+
+
+def _listed(keys: Any, number: int) -> list[Any]:
+    try:
+        own = iter(keys)
+    except TypeError:
+        raise TypeError(
+            f"batch_sampler must yield lists of keys, one for each batch, but its batch {number} is {keys!r}. "
+            "For an order of single keys, pass sampler= and batch_size=."
+        ) from None
+    return list(own)
 
 
 END = object()

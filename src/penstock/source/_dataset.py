@@ -141,13 +141,14 @@ class ConcatDataset(Dataset[T_co]):
     """
 
     def __init__(self, datasets: Iterable[Keyed[T_co]]) -> None:
-        self.datasets: list[Keyed[T_co]] = list(datasets)
+        self.datasets: list[Keyed[T_co]] = _listed("ConcatDataset", datasets)
         if not self.datasets:
             raise ValueError("ConcatDataset needs at least one dataset, but got none.")
         for position, dataset in enumerate(self.datasets):
             if is_stream(dataset):
                 wrong = f"dataset {position} is a stream ({type(dataset).__name__}). Use ChainDataset to join streams"
                 raise TypeError(f"ConcatDataset needs datasets with keys, but {wrong}.")
+            _check_keyed("ConcatDataset", f"dataset {position}", dataset)
         self.cumulative_sizes: list[int] = list(accumulate(_lengths(self.datasets)))
 
     def __len__(self) -> int:
@@ -216,7 +217,7 @@ class ChainDataset(IterableDataset[T_co]):
     """
 
     def __init__(self, datasets: Iterable[Iterable[T_co]]) -> None:
-        self.datasets: list[Iterable[T_co]] = list(datasets)
+        self.datasets: list[Iterable[T_co]] = _listed("ChainDataset", datasets)
         for position, dataset in enumerate(self.datasets):
             if not hasattr(dataset, "__iter__"):
                 wrong = f"dataset {position} is a {type(dataset).__name__}. Use ConcatDataset for datasets with keys"
@@ -254,6 +255,10 @@ class Subset(Dataset[T_co]):
     """
 
     def __init__(self, dataset: Keyed[T_co], indices: Sequence[Any] | NDArray[Any]) -> None:
+        if not hasattr(dataset, "__getitem__"):
+            raise TypeError(f"Subset needs a dataset with __getitem__, but got {_shown(dataset)}.")
+        if not hasattr(indices, "__getitem__") or not hasattr(indices, "__len__"):
+            raise TypeError(f"Subset needs a list or an array of indices, but got {_shown(indices)}.")
         self.dataset, self.indices = dataset, indices
 
     def __len__(self) -> int:
@@ -312,6 +317,8 @@ class StackDataset(Dataset[Any]):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         check_either("StackDataset", "dataset", args, kwargs)
         self.datasets: tuple[Any, ...] | dict[str, Any] = args or kwargs
+        for name, dataset in kwargs.items() or enumerate(args):
+            _check_keyed("StackDataset", f"dataset {name!r}", dataset)
         sizes = _lengths(self._parts())
         if len(set(sizes)) > 1:
             raise ValueError(f"StackDataset needs datasets of equal length, but their lengths are {sizes}.")
@@ -357,8 +364,14 @@ def random_split(
     [8, 2]
     """
     check_generator(generator)
+    _check_keyed("random_split", "dataset", dataset)
+    given = list(lengths) if isinstance(lengths, Iterable) else [None]
+    if not all(hasattr(length, "__float__") for length in given):
+        raise TypeError(
+            f"random_split needs a list of lengths or of fractions, such as [0.9, 0.1], but got {_shown(lengths)}."
+        )
     (n,) = _lengths([dataset])
-    counts = _counts(lengths, n)
+    counts = _counts(given, n)
     if n == 0:
         return [Subset(dataset, np.empty(0, dtype=np.int64)) for _ in counts]
     indices = Permutation(n, draw_key(generator)).at(np.arange(n))
@@ -422,6 +435,24 @@ def _not_missing(foresee: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
     if foresee is None:
         raise AttributeError("no dataset inside has __foresee__")
     return foresee
+
+
+def _listed(taker: str, datasets: Any) -> list[Any]:
+    if not isinstance(datasets, Iterable):
+        raise TypeError(f"{taker} needs a list of datasets, but got {_shown(datasets)}.")
+    return list(datasets)
+
+
+def _check_keyed(taker: str, name: str, dataset: object) -> None:
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise TypeError(f"{taker} needs datasets with __getitem__ and __len__, but {name} is {_shown(dataset)}.")
+
+
+def _shown(value: object) -> str:
+    """Returns a short value as text, and otherwise only its type."""
+    if value is None or isinstance(value, (int, float)):
+        return repr(value)
+    return f"a value of type {type(value).__name__}"
 
 
 def _lengths(datasets: Sequence[object]) -> list[int]:
