@@ -38,7 +38,9 @@ GROUPS := wide quiet matrix coverage planted soak fuzz frameworks browser strang
 .PHONY: help demo test test-engine test-parts test-faces lint check bench group unknown-group pins clean $(GROUPS)
 
 PYTHON ?= python3
-PYTHON310 ?= python3.10
+# The one of the PATH, if it runs: pyenv's command fails unless this version is global. Else one of pyenv's, by its path.
+PYTHON310 ?= $(or $(shell python3.10 -c 'print("python3.10")' 2> /dev/null),$(lastword $(sort $(wildcard \
+  $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions/3.10.*/bin/python3.10))),python3.10)
 VENV   := .venv
 BIN    := $(VENV)/bin
 MXNET  := .venv-mxnet

@@ -1,4 +1,4 @@
-"""Escapes text from files and other programs, so that it cannot control the terminal when it is printed."""
+"""Text that is printed: escapes what could control the terminal, and counts in singular and plural."""
 
 from __future__ import annotations
 
@@ -10,3 +10,9 @@ def printable(text: str, *, lines: bool = False) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or (lines and c == "\n") else ascii(c)[1:-1] for c in text)
+
+
+def counted(number: float, noun: str) -> str:
+    """Returns a number with its noun: `1 worker`, `2 workers`, `0.5 seconds`. The plural of the noun ends in s."""
+    shown = f"{number:g}" if isinstance(number, float) else f"{number:,}"
+    return f"{shown} {noun}{'s' * (number != 1)}"

@@ -38,7 +38,7 @@ def _parse_and_run(arguments: Sequence[str] | None) -> int:
         prog="penstock", description="A data loader: a dataset at one end, a training step at the other."
     )
     parser.add_argument("--version", action="version", version=f"penstock {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="command", required=True)
+    commands = parser.add_subparsers(dest="command", metavar="command")
     commands.add_parser(
         "demo",
         help="stream a small dataset for two epochs with two workers, and check it (under 30 s)",
@@ -52,6 +52,9 @@ def _parse_and_run(arguments: Sequence[str] | None) -> int:
     _add_inspect(commands)
     _add_index(commands)
     options = parser.parse_args(arguments)
+    if options.command is None:
+        parser.print_help()
+        return 0
 
     try:
         return _run(options)

@@ -36,10 +36,12 @@ class CollateError(TypeError, ValueError):
     """The samples of a step cannot be collated into one batch.
 
     It is both a TypeError and a ValueError, because programs written for torch catch one or the other. `rows`
-    contains the positions, within the batch, of the samples that do not match the others.
+    contains the positions, within the batch, of the samples that do not match the others. `reference` is the position
+    of the sample that they are compared with, or None if they are wrong by themselves.
     """
 
     rows: tuple[int, ...] = ()
+    reference: int | None = None
 
 
 class CastError(CollateError):

@@ -284,7 +284,7 @@ def test_getitems_of_the_wrong_length_is_an_error(make: Any) -> None:
         def __getitems__(self, keys: list[int]) -> Any:
             return keys[1:]
 
-    with pytest.raises(ValueError, match="returned 1 samples for 2 keys"):
+    with pytest.raises(ValueError, match="returned 1 sample for 2 keys"):
         list(make(Short(2), batch_size=2, on_error="skip"))
 
 

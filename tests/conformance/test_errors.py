@@ -106,6 +106,24 @@ def test_a_collate_error_names_field_shapes_rows_and_samples(make: Any) -> None:
     text = f"{caught.value}\n{notes(caught.value)}"
     for part in ("['x']", "(4,)", "(3,)", "row 1", "sample 2", "step 1"):
         assert part in text
+    assert "It differs from row 0, which is sample 3." in notes(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("odd", "said"),
+    [
+        ({"x": 1, "y": 2}, "It differs from row 1, which is sample 1."),
+        ({"x": "text"}, "It differs from row 1, which is sample 1."),
+        ({"x": 1 << 70}, None),
+    ],
+)
+def test_a_collate_error_names_the_sample_that_others_are_compared_with(
+    make: Any, odd: Any, said: str | None
+) -> None:
+    with pytest.raises(CollateError) as caught:
+        list(make([odd, {"x": 1}, {"x": 2}], batch_size=3))
+    assert "row 0 is sample 0." in caught.value.__notes__
+    assert [note for note in caught.value.__notes__ if "differ" in note] == ([] if said is None else [said])
 
 
 def test_a_batch_that_cannot_be_pickled_says_what_to_do(make_processes: Any) -> None:
@@ -123,7 +141,7 @@ def test_getitems_of_the_wrong_length_is_an_error(make: Any) -> None:
         def __getitems__(self, keys: list[int]) -> Any:
             return keys[1:]
 
-    with pytest.raises(ValueError, match="returned 1 samples for 2 keys"):
+    with pytest.raises(ValueError, match="returned 1 sample for 2 keys"):
         list(make(Short([1, 2]), batch_size=2))
 
 

@@ -6,6 +6,7 @@ import errno
 import multiprocessing.context
 import os
 import random
+import re
 import signal
 import threading
 import time
@@ -83,6 +84,8 @@ def test_a_step_that_kills_every_worker_is_reported_once_and_the_rest_arrives(tm
         text = str(caught.value)
         for part in ("signal 9 (SIGKILL)", "[12, 13, 14, 15]", "tried 3 times", "out-of-memory"):
             assert part in text
+        said = r"\n  torch's DataLoader reports this as: DataLoader worker .* exited unexpectedly: .*Killed\.$"
+        assert re.search(said, text) and text.count("\n") == 3, text
         rows += [batch[:, 0].tolist() for batch in batches]
     assert rows == [row for row in np.arange(40).reshape(10, 4).tolist() if 13 not in row]
 

@@ -156,7 +156,7 @@ PLACES: dict[str, tuple[Place, str]] = {
         "In __gather__ of samples [{key}], step {key} of epoch 0",
     ),
     "load": (lambda names: (Light(names), {}), "In sample {key} (row 0), step {key} of epoch 0, in "),
-    "__next__": (lambda names: (Stream(names), {}), "In the stream's next 1 samples, step {key} of"),
+    "__next__": (lambda names: (Stream(names), {}), "In the stream's next sample, step {key} of"),
     "collate_fn": (
         lambda names: (range(2 * len(names)), {"collate_fn": Collate(names)}),
         "In collate_fn of samples [{key}], step {key} of epoch 0",

@@ -183,6 +183,8 @@ def test_the_footer_says_of_columns_what_pyarrow_says(about: Any) -> None:
             "b": [[1.5, None]] * 900,
             "d": pa.array([True] * 900),
             "e": pa.array([b"abc"] * 900, pa.binary(3)),
+            "a column with a long name": ["and a long text, which is also in the statistics"] * 900,
+            "g": [None, 1.5, -1.5] * 300,
         }
     )
     written = io.BytesIO()
@@ -190,7 +192,8 @@ def test_the_footer_says_of_columns_what_pyarrow_says(about: Any) -> None:
     content = written.getvalue()
     footer = content[-8 - int.from_bytes(content[-8:-4], "little") : -8]
     metadata = pa.parquet.read_metadata(written)
-    for columns, numbers in ((["a"], [0]), (["b.c"], [1, 2]), (["b"], [3]), (["e", "b", "d", "a"], [0, 3, 4, 5])):
+    some = (["e", "b", "d", "a"], [0, 3, 4, 5])
+    for columns, numbers in ((["a"], [0]), (["b.c"], [1, 2]), (["b"], [3]), some, (["g"], [7])):
         found = chunks(footer, columns)
         assert len(found) == metadata.num_row_groups == 3
         for group, mine in enumerate(found):
@@ -204,6 +207,28 @@ def test_the_footer_says_of_columns_what_pyarrow_says(about: Any) -> None:
             stops = [start + chunk.total_compressed_size for start, chunk in zip(starts, theirs, strict=True)]
             assert [chunk.extent for chunk in mine] == list(zip(starts, stops, strict=True))
             assert places(found)[group].tolist() == [group, min(starts), max(stops)]
+
+
+def test_only_the_row_group_and_the_columns_that_are_read_are_parsed() -> None:
+    written = io.BytesIO()
+    table = pa.table({f"column_{number}": range(40) for number in range(40)})
+    pa.parquet.write_table(table, written, row_group_size=1)
+    content = written.getvalue()
+    footer = content[-8 - int.from_bytes(content[-8:-4], "little") : -8]
+    calls = 0
+
+    def count(_frame: Any, event: str, _argument: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        found = chunks(footer, ["column_7"])[0]
+    finally:
+        sys.setprofile(before)
+    assert [chunk.path for chunk in found] == ["column_7"]
+    assert calls < 5_000, "1,600 chunks, each with more than ten fields"
 
 
 @settings(deadline=None, max_examples=200)

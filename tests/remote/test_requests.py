@@ -267,6 +267,22 @@ def test_a_length_that_is_not_a_number_is_an_error_of_the_store(folder: Path) ->
             remote_file(f"{server.url}/x?sig=SECRET")
 
 
+@pytest.mark.parametrize("error", [AttributeError("no such name"), TypeError("x"), ValueError("Invalid header")])
+def test_an_error_of_the_program_is_not_tried_again(
+    server: Server, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    calls = []
+
+    def ask(*_: Any) -> Any:
+        calls.append(1)
+        raise error
+
+    monkeypatch.setattr("penstock._remote.client.WebServer.ask", ask)
+    with pytest.raises(RemoteError, match=rf"could not be made \({type(error).__name__}: .*\)\. It was tried once"):
+        remote_file(f"{server.url}/x?sig=SECRET")
+    assert len(calls) == 1
+
+
 def test_idle_connections_are_closed_before_a_cycle_with_them_is_finalized(server: Server) -> None:
     first = Origin(f"{server.url}/?sig=SECRET", "", {})
     with pytest.raises(RequestFailed):

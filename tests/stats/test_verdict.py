@@ -260,6 +260,17 @@ def test_auto_is_not_told_which_number_to_use() -> None:
     assert "max_workers=" in verdict and not re.search(r"num_workers=\d", verdict)
 
 
+@pytest.mark.parametrize("name", ["inline", "fetch", "samples wait", "more workers than CPUs"])
+@pytest.mark.parametrize("most", [1, 3, 4, 5])
+def test_no_more_workers_are_recommended_than_profile_may_try(name: str, most: int) -> None:
+    figures = CASES[name][0]
+    verdict = replace(figures, settings={**figures.settings, "most_workers": most}).verdict
+    assert all(
+        int(number) <= most for number in re.findall(r"num_workers=(\d+)", verdict.replace("num_workers=0", ""))
+    )
+    assert "num_workers=" in verdict or f"raise --max-workers, which is {most}, to try more" in verdict
+
+
 def test_a_single_worker_has_no_others_to_let_pass() -> None:
     figures = CASES["few slow samples"][0]
     assert "in_order" not in replace(figures, settings={**figures.settings, "num_workers": 1}).verdict

@@ -180,7 +180,7 @@ def one_processor() -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-@pytest.mark.filterwarnings("ignore:num_workers=2 is more than the 1 CPUs")
+@pytest.mark.filterwarnings("ignore:num_workers=2 is more than the 1 CPU")
 def test_more_workers_than_processors() -> None:
     with one_processor():
         stats = judged("more workers than CPUs", Samples(150, lambda key: compute(0.0015)), nothing, num_workers=2)

@@ -38,11 +38,17 @@ def test_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().out == f"penstock {penstock.__version__}\n"
 
 
-def test_no_command_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_command_the_help_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 0
+    said = capsys.readouterr()
+    assert "usage: penstock" in said.out and "demo" in said.out and said.err == ""
+
+
+def test_an_unknown_command_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
-        cli.main([])
+        cli.main(["nonsense"])
     assert exit_.value.code == 2
-    assert "command" in capsys.readouterr().err
+    assert "nonsense" in capsys.readouterr().err
 
 
 def test_python_m_penstock_is_the_command() -> None:

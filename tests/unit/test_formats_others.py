@@ -145,6 +145,13 @@ def test_columns_are_read_in_the_order_of_the_shards(copied: Any) -> None:
         MDS(FILES / "mds", columns=["none"])
 
 
+def test_a_function_for_a_field_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(FormatError, match="there is no column 'imgae', but 'array', "):
+        MDS(FILES / "mds", decode={"imgae": len})
+    with pytest.raises(FormatError, match="there is no field 'imgae' to decode, but "):
+        LitData(FILES / "litdata", decode={"imgae": len})
+
+
 def test_compressed_and_encrypted_shards_are_refused(copied: Any) -> None:
     def compress(index: Any) -> None:
         for shard in index["shards"]:

@@ -242,7 +242,7 @@ def test_a_block_with_other_rows_than_were_said_is_damage(pairs: Path) -> None:
         def read(self, rows: Any) -> Any:
             return [1]
 
-    with pytest.raises(FormatError, match="block 2 has 1 rows, but 2 were expected"):
+    with pytest.raises(FormatError, match="block 2 has 1 row, but 2 were expected"):
         Short(pairs)[3]
 
 

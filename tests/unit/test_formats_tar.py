@@ -7,10 +7,11 @@ import io
 import json
 import os
 import pickle
+import re
 import subprocess
 import tarfile
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -378,6 +379,48 @@ def test_a_field_of_several_members_is_gathered_as_its_samples_are_collated(
     gathered = data.__gather__(keys, garbage)
     for found in [batch] if gathered is NotImplemented else [batch, gathered]:
         assert np.array_equal(np.asarray(found["jpg"]), np.asarray(wanted))
+
+
+@pytest.mark.parametrize(
+    ("decode", "fields", "said"),
+    [
+        (
+            {"pgn": bytes.hex},
+            None,
+            r"for 'pgn', but the first members of .* have 'png', 'seg.png', 'cls' and not this",
+        ),
+        ({"pgn": bytes.hex}, ("png", "cls"), "for 'pgn', but none of the fields 'png', 'cls' has this extension"),
+        ({"jpg": bytes.hex}, "png", "for 'jpg', but none of the fields 'png' has"),
+        ({"png": None, "Cls": None, ".seg.png": None}, None, None),
+        ({"jpg": bytes.hex, "npy": None}, None, None),  # penstock knows them: other tars may have them
+        ({"jpeg": bytes.hex}, "jpg;png", None),
+    ],
+)
+def test_an_extension_in_decode_that_nothing_has_is_warned_of(
+    tmp_path: Path, decode: Any, fields: Any, said: str | None
+) -> None:
+    path = write(tmp_path, [(f"{at}.{end}", b"1") for at in range(3) for end in ("png", "seg.png", "cls")])
+    with nullcontext() if said is None else pytest.warns(UserWarning, match=said):
+        Tar(path, decode, fields=fields)
+
+
+class Refusing(Counts):
+    """A decoder that does not write into a part of a batch."""
+
+    def __call__(self, data: bytes, out: Any = None) -> Any:
+        if out is not None:
+            raise BufferError("strides")
+        return super().__call__(data)
+
+
+def test_a_decoder_that_refuses_its_place_in_the_batch_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path, [("a.bin", b"123")])
+    with pytest.raises(BufferError, match="strides") as caught:
+        next(iter(DataLoader(Tar(path, {"bin": Refusing()}), batch_size=1)))
+    notes = "\n".join(caught.value.__notes__)
+    assert re.search(
+        r"The decoder <.*Refusing.*> was given out=.* int32 of shape \(256,\) with strides \(4,\)", notes
+    )
 
 
 def test_a_decoder_that_does_not_return_what_it_was_given_is_an_error(tmp_path: Path) -> None:

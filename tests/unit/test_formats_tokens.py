@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import pickle
 import struct
+import tarfile
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -17,6 +21,8 @@ from penstock import DataLoader
 from penstock._fill.cast import FieldCast, FieldMemory
 from penstock.errors import CastError, FormatError
 from penstock.formats import FieldInfo, Tokens, _tokens
+from penstock.formats._crc32c import crc32c, masked
+from penstock.records import RecordWriter
 
 Array = np.ndarray[Any, Any]
 LLMC_MAGIC = {"uint16": 20240520, "uint32": 20240801}
@@ -169,6 +175,30 @@ def test_a_file_of_another_format_is_refused_with_the_remedy(tmp_path: Path, beg
     (tmp_path / "x.idx").write_bytes(begin + bytes(2001 - len(begin) % 2))
     with pytest.raises(FormatError, match=rf"x\.idx, byte 0: {said}"):
         Tokens(tmp_path / "x.idx", "uint16", 10)
+
+
+def test_a_file_of_every_known_format_is_refused_with_its_class(tmp_path: Path) -> None:
+    table = pa.table({"a": range(300)})
+    pa.parquet.write_table(table, tmp_path / "x.parquet")
+    pa.feather.write_feather(table, tmp_path / "x.arrow")
+    with tarfile.open(tmp_path / "x.tar", "w") as tar:
+        tar.add(tmp_path / "x.arrow", "a.bin")
+    with RecordWriter(tmp_path / "x.rec") as writer:
+        writer.write(bytes(1000))
+    length = struct.pack("<Q", 1000)
+    (tmp_path / "x.tfrecord").write_bytes(length + struct.pack("<I", masked(crc32c(length))) + bytes(1004))
+    (tmp_path / "x.mdb").write_bytes(bytes(16) + 0xBEEFC0DE.to_bytes(4, "little") + bytes(8172))
+    classes = {
+        "parquet": "formats.Parquet",
+        "arrow": "formats.Arrow",
+        "tar": "formats.Tar",
+        "rec": "records.RecordFile",
+        "tfrecord": "formats.TFRecord",
+        "mdb": "records.CaffeLMDB",
+    }
+    for end, name in classes.items():
+        with pytest.raises(FormatError, match=rf"x\.{end}, byte 0: this is an? .*, which would .*penstock\.{name}\("):
+            Tokens(tmp_path / f"x.{end}", "uint8", 10)
 
 
 def test_the_dtype_of_megatrons_index_counts(tmp_path: Path) -> None:

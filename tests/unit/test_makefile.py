@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import tomllib
@@ -66,3 +67,18 @@ def test_an_unknown_group_is_refused_with_the_names_of_all() -> None:
     ran = subprocess.run(["make", "group", "NAME=nonsense"], cwd=ROOT, capture_output=True, text=True)
     assert ran.returncode == 2
     assert "there is no group 'nonsense'. The groups are: wide quiet" in ran.stderr
+
+
+def test_a_python_that_only_pyenv_has_is_found(tmp_path: Path) -> None:
+    shim, own = tmp_path / "shims/python3.10", tmp_path / "versions/3.10.9/bin/python3.10"
+    for path, text in ((shim, "echo pyenv: python3.10: command not found >&2; exit 127"), (own, "exit 0")):
+        path.parent.mkdir(parents=True)
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+    environment = {"PATH": f"{shim.parent}:{os.environ['PATH']}", "PYENV_ROOT": str(tmp_path)}
+    command = ["make", "--eval", "show: ; @echo $(PYTHON310)", "show"]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
+    assert ran.stdout.strip() == str(own), ran.stderr
+    shim.write_text("#!/bin/sh\necho python3.10\n")
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
+    assert ran.stdout.strip() == "python3.10", ran.stderr

@@ -263,7 +263,7 @@ def test_a_batched_length_is_compared_in_batches() -> None:
 
     loader = DataLoader(Four(), batch_size=4)
     assert len(loader) == 1
-    with pytest.warns(UserWarning, match="is 1 batches"):
+    with pytest.warns(UserWarning, match="is 1 batch,"):
         list(loader)
 
 

@@ -191,6 +191,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current directory, with a module and a program."""
     (tmp_path / "shelf.py").write_text(
         textwrap.dedent("""
+            import time
             import numpy as np
 
             class Numbers:
@@ -200,6 +201,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                     return self.n
                 def __getitem__(self, key):
                     return np.full(4, key)
+
+            class Waiting(Numbers):
+                def __getitem__(self, key):
+                    time.sleep(0.005)
+                    return super().__getitem__(key)
 
             class Needy(Numbers):
                 def __init__(self, n):
@@ -314,6 +320,12 @@ def test_the_command_prints_a_table_the_settings_and_the_reason(folder: Path) ->
     assert sum("<- use this" in line for line in lines) == 1
     assert any(line.startswith("use      penstock.DataLoader(dataset, batch_size=4, num_workers=") for line in lines)
     assert any(line.startswith("because  ") for line in lines)
+
+
+def test_the_verdict_names_no_more_workers_than_allowed(folder: Path) -> None:
+    ran = command(folder, "shelf:Waiting", "--batch-size", "1", "--seconds", "0.6", "--max-workers", "2")
+    assert (ran.returncode, ran.stderr) == (0, "") and "verdict" in ran.stdout
+    assert {int(number) for number in re.findall(r"num_workers=(\d+)", ran.stdout)} <= {1, 2}
 
 
 def test_the_page_of_the_recommended_settings_is_written(folder: Path) -> None:

@@ -154,7 +154,7 @@ def test_a_loader_that_would_wait_for_ever_is_stuck() -> None:
         batches: Any = iter(loader)
         batches._engine.backend._board.clear()  # as if tasks were lost
         batches._engine.backend._outbox.clear()
-        with pytest.raises(simulate.Stuck, match="nothing can happen any more: 1 workers are alive"):
+        with pytest.raises(simulate.Stuck, match="nothing can happen any more: 1 worker is alive"):
             values(batches)
 
 

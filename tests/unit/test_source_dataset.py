@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import penstock
+from penstock import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+)
 from penstock.source._array import ArrayDataset
 from penstock.source._dataset import (
     ChainDataset,
@@ -148,7 +157,7 @@ class TestConcatDataset:
             ConcatDataset[int]([[1], Stream(1)])
 
     def test_a_part_that_returns_too_few_is_named(self) -> None:
-        with pytest.raises(ValueError, match=r"Short.__getitems__ returned 1 samples for 2 keys"):
+        with pytest.raises(ValueError, match=r"Short.__getitems__ returned 1 sample for 2 keys"):
             ConcatDataset([Short(3)]).__getitems__([0, 1])
 
 
@@ -315,7 +324,7 @@ class TestStackDataset:
         assert bulk.asked == [[3, 1], [3, 1]]
 
     def test_a_part_that_returns_too_few_is_named(self) -> None:
-        with pytest.raises(ValueError, match=r"Short.__getitems__ returned 1 samples for 2 keys"):
+        with pytest.raises(ValueError, match=r"Short.__getitems__ returned 1 sample for 2 keys"):
             StackDataset(Tens(3), Short(3)).__getitems__([0, 1])
 
     @pytest.mark.parametrize(
@@ -464,3 +473,32 @@ def test_a_split_is_a_partition_whose_parts_are_off_by_less_than_the_number_of_p
     assert sorted(sample for part in parts for sample in items(part)) == list(range(n))
     for part, fraction in zip(parts, fractions, strict=True):
         assert abs(len(part) - n * fraction) < len(parts)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: ConcatDataset([[1], 2]), "ConcatDataset needs datasets with .*, but dataset 1 is 2"),  # type: ignore[list-item]
+        (lambda: ConcatDataset(5), "ConcatDataset needs a list of datasets, but got 5"),  # type: ignore[arg-type]
+        (lambda: ChainDataset(None), "ChainDataset needs a list of datasets, but got None"),  # type: ignore[arg-type]
+        (lambda: StackDataset(1, 2), "StackDataset needs datasets with .*, but dataset 0 is 1"),
+        (lambda: StackDataset(a=object()), "dataset 'a' is a value of type object"),
+        (lambda: Subset(5, [0]), "Subset needs a dataset with __getitem__, but got 5"),  # type: ignore[arg-type]
+        (lambda: Subset("ab", 1), "Subset needs a list or an array of indices, but got 1"),  # type: ignore[arg-type]
+        (lambda: random_split(5, [1]), "random_split needs datasets with .*, but dataset is 5"),  # type: ignore[arg-type]
+        (lambda: random_split("ab", 2), "needs a list of lengths or of fractions, .* got 2"),  # type: ignore[arg-type]
+        (lambda: random_split("ab", ["a"]), "needs a list of lengths"),  # type: ignore[list-item]
+        (lambda: RandomSampler(5), r"RandomSampler needs a dataset .* is 5, which has no length\. Pass range"),  # type: ignore[arg-type]
+        (lambda: SequentialSampler(None), "SequentialSampler needs a dataset"),  # type: ignore[arg-type]
+        (lambda: SubsetRandomSampler(5), "SubsetRandomSampler needs .* indices is 5"),  # type: ignore[arg-type]
+        (lambda: DistributedSampler(5, 2, 0), "DistributedSampler needs .* dataset is 5"),  # type: ignore[arg-type]
+        (lambda: BatchSampler(5, 2, False), "BatchSampler needs an iterable of keys, but sampler is 5"),  # type: ignore[arg-type]
+        (lambda: penstock.open(None), "penstock.open takes a path .* but got None"),  # type: ignore[arg-type]
+        (lambda: penstock.open([None]), "penstock.open takes a path .* but got None"),  # type: ignore[list-item]
+        (lambda: penstock.formats.Megatron(5), "Megatron takes a path .* but got 5"),  # type: ignore[arg-type]
+        (lambda: list(DataLoader([1, 2], batch_sampler=[[0], 1])), "batch_sampler must yield lists .* batch 1 is 1"),  # type: ignore[list-item]
+    ],
+)
+def test_a_wrong_argument_is_named(make: Callable[[], Any], said: str) -> None:
+    with pytest.raises(TypeError, match=said):
+        make()

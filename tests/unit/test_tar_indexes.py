@@ -123,7 +123,7 @@ def test_the_command_says_what_is_broken_and_the_index_knows_it(
             tar.addfile(tarfile.TarInfo(name), io.BytesIO())
     assert cli.main(["index", f"{folder}/*.tar"]) == 0
     printed = capsys.readouterr().out
-    assert f"{cut}, byte 2,560: the tar is cut off" in printed and f"{twice}: 1 samples have members" in printed
+    assert f"{cut}, byte 2,560: the tar is cut off" in printed and f"{twice}: 1 sample has members" in printed
     forget(folder, cache_folder)
     walked.clear()
     found = Tar(folder, decode=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from textwrap import indent
 
+from penstock._printable import counted
 from penstock._wire.task import Task, shorten
 from penstock.backends._base import HUNG, Doing, Lost
 from penstock.errors import LoaderTimeout
@@ -25,6 +26,7 @@ _UNLIKELY = "The dataset, or a library that it calls, ended the process."
 
 def timeout_error(timeout: float | None, task: Task | None, at_work: list[Doing]) -> LoaderTimeout:
     """Returns the error for a task that is not done in time, with the stacks of busy workers."""
+    # These are torch's words, also for 1 second: programs and torch's own tests search for "after \d+ seconds".
     said = [f"DataLoader timed out after {timeout} seconds"]
     likely = "Most often a read hangs: raise timeout=, or look at these calls."
     if not at_work:
@@ -44,7 +46,8 @@ def timeout_error(timeout: float | None, task: Task | None, at_work: list[Doing]
             has = "has no step" if seq is None else f"is in step {step} of epoch {epoch}"
             said.append(f"{who} {has}{at}")
     if len(at_work) > _MOST_LISTED:
-        said.append(f"{len(at_work) - _MOST_LISTED} more workers are busy.")
+        more = len(at_work) - _MOST_LISTED
+        said.append(f"{counted(more, 'more worker')} {'is' if more == 1 else 'are'} busy.")
     likely = next((one.likely for one in at_work[:_MOST_LISTED] if one.likely), likely)
     said.append(f"The next next() waits again. {likely}")
     return LoaderTimeout("\n  ".join(said))
@@ -56,8 +59,8 @@ def hung(seconds: float, one: Doing, task: Task | None) -> str:
     at = " Its stack, innermost call first:\n" + indent(one.stack, "    ") if one.stack else ""
     likely = f"\n  {one.likely}" if one.likely else ""
     return (
-        f"{one.who} has been in step {one.step} of epoch {one.epoch} for more than {seconds:g} seconds (hang=). "
-        f"It is killed, and another worker does the step.{keys}{at}{likely}"
+        f"{one.who} has been in step {one.step} of epoch {one.epoch} for more than "
+        f"{counted(seconds, 'second')} (hang=). It is killed, and another worker does the step.{keys}{at}{likely}"
     )
 
 
@@ -79,7 +82,7 @@ def lost_error(task: Task, loss: Lost, retries: int) -> WorkerLostError:
             f"{loss.who} died while filling {step}: it {loss.how}.\n  {_likely(loss)}\n"
             f"  Samples in the step: {shorten(task.keys)}. {_tried(retries)}"
         )
-    return _caused(f"{text}\n  {loss.phrase}", loss)
+    return _caused(text + _in_torchs_words(loss), loss)
 
 
 def broken_error(task: Task, loss: Lost, retries: int, unknown: str | None) -> WorkerLostError:
@@ -89,8 +92,12 @@ def broken_error(task: Task, loss: Lost, retries: int, unknown: str | None) -> W
     if unknown is not None:
         why = f"The position in the stream is lost with the worker, so the epoch ends here.\n  {unknown}"
     step = f"step {task.step} of epoch {task.epoch}"
-    text = f"{loss.who} died {when} {step}: it {loss.how}.\n  {_likely(loss)}\n  {why}\n  {loss.phrase}"
-    return _caused(text, loss)
+    text = f"{loss.who} died {when} {step}: it {loss.how}.\n  {_likely(loss)}\n  {why}"
+    return _caused(text + _in_torchs_words(loss), loss)
+
+
+def _in_torchs_words(loss: Lost) -> str:
+    return f"\n  torch's DataLoader reports this as: {loss.phrase}" if loss.phrase else ""
 
 
 def _tried(retries: int) -> str:

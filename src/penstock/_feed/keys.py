@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from penstock._feed.base import AnyPlan, Begin, Feed, Now, Run, as_index
 from penstock._fill.cast import Empty
+from penstock._printable import counted
 from penstock._resume.reading import Mark, Reading, has_state
 from penstock._system.panics import ordinary
 from penstock._wire.task import Mended, Task, shorten
@@ -65,7 +66,7 @@ class KeyFetch(Fetch):
                 if len(samples) == len(keys):
                     return samples, None
                 raise ValueError(
-                    f"__getitems__ returned {len(samples)} samples for {len(keys)} keys. "
+                    f"__getitems__ returned {counted(len(samples), 'sample')} for {counted(len(keys), 'key')}. "
                     "It must return one for each key, in the order of the keys."
                 )
         return self._samples.fetch(self._dataset.__getitem__, keys)

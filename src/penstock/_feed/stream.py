@@ -45,7 +45,7 @@ class Stream(Feed):
         if self._promised is not None and yielded == self._promised + 1:
             warn_caller(
                 f"The stream {type(self.dataset).__name__} said len() = {len(self.dataset)}, which is "
-                f"{self._promised} batches, but it yields more. Correct its __len__.",
+                f"{self._promised} batch{'es' * (self._promised != 1)}, but it yields more. Correct its __len__.",
                 UserWarning,
             )
 
@@ -160,7 +160,8 @@ class StreamFetch(Fetch):
         self._ended = task.run if self._restored else -1
 
     def _say(self) -> None:
-        self._focus.doing(f"the stream's next {self._job.batch_size} samples, ", None)
+        n = self._job.batch_size
+        self._focus.doing(f"the stream's next {'sample' if n == 1 else f'{n} samples'}, ", None)
 
     def _pass_over(self, until: int) -> None:
         """Skips the batches of other ranks, and those from before a resume, each with its own random numbers."""

@@ -28,7 +28,7 @@ def find_files(paths: Paths, suffixes: Collection[str], reader: str, access: Acc
     found: dict[str, AnyFile] = {}  # by the identity's name, because URLs may differ in parts that `path` hides
     local: list[str] = []
     urls: list[str] = []
-    for path in _given(paths, reader):
+    for path in given_paths(paths, reader):
         if isinstance(path, AnyFile):
             found[path.identity.name] = path
             continue
@@ -54,7 +54,8 @@ def _spelt_out(path: str) -> list[str]:
     return [each for number in numbers for each in _spelt_out(f"{before}{number:0{width}}{after}")]
 
 
-def _given(paths: Paths, reader: str) -> list[FilePath | AnyFile]:
+def given_paths(paths: Paths, reader: str) -> list[FilePath | AnyFile]:
+    """Returns the paths as a list. Raises TypeError, which names `reader`, if one of them is not a path."""
     if isinstance(paths, (str, os.PathLike, AnyFile)):
         return [paths]
     if isinstance(paths, bytes) or not isinstance(paths, Iterable):
@@ -62,6 +63,9 @@ def _given(paths: Paths, reader: str) -> list[FilePath | AnyFile]:
     given = list(paths)
     if not given:
         raise ValueError(f"{reader} needs at least one path, but got an empty list.")
+    for path in given:
+        if not isinstance(path, (str, os.PathLike, AnyFile)):
+            _refuse(path, reader)
     return given
 
 

@@ -49,7 +49,7 @@ def collate(samples: Sequence[object], empty: Empty) -> Any:
         return _column(samples, empty, 0)
     except Misfit as misfit:
         error = CollateError(f"sample{misfit.where()}: {misfit}.")
-        error.rows = misfit.rows
+        error.rows, error.reference = misfit.rows, misfit.reference
         raise error from misfit.__cause__
 
 

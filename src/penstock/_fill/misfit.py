@@ -17,9 +17,12 @@ Array = np.ndarray[Any, Any]
 class Misfit(Exception):
     """Raised if a column cannot be collated. Each level of nesting adds its key to `path`, the innermost first."""
 
-    def __init__(self, text: str, rows: Sequence[int] = ()) -> None:
+    def __init__(self, text: str, rows: Sequence[int] = (), groups: dict[Any, list[int]] | None = None) -> None:
+        """`groups` maps each value to its rows, if rows are compared with each other."""
         super().__init__(text)
         self.rows = tuple(rows)
+        compared = [row for some in sorted((groups or {}).values(), key=len, reverse=True) for row in some]
+        self.reference = next((row for row in compared if row not in set(rows)), None)
         self.path: list[str] = []
 
     def where(self) -> str:
@@ -29,7 +32,7 @@ class Misfit(Exception):
     @classmethod
     def of(cls, what: str, groups: dict[Any, list[int]], remedy: str) -> Misfit:
         """Returns the error for rows that should have the same value. `groups` maps each value to its rows."""
-        return cls(f"{what}: {listed_rows(groups)}{remedy}, or pass collate_fn=", odd_rows(groups))
+        return cls(f"{what}: {listed_rows(groups)}{remedy}, or pass collate_fn=", odd_rows(groups), groups)
 
     @classmethod
     def of_shapes(cls, values: Sequence[Array]) -> Misfit:
@@ -46,6 +49,7 @@ class Misfit(Exception):
                 f"values of different types cannot be collated: {listed_rows(named)}. "
                 "Give every sample the same type here, drop the field, or pass collate_fn=",
                 sorted(row for kind in unknown for row in groups[kind]) or odd_rows(groups),
+                groups,
             )
         if values[0] is None:
             return cls(
@@ -75,6 +79,7 @@ class Misfit(Exception):
             f"dicts with different keys cannot be collated: {'; '.join(parts)}; the other rows have "
             f"{_listed_keys(usual)}. Give every sample the same keys, or pass collate_fn=",
             odd,
+            groups,
         )
 
 

@@ -13,7 +13,7 @@ import penstock.formats as formats
 from penstock import records
 from penstock._files.access import Access
 from penstock._files.local import AnyFile, File
-from penstock._files.paths import FilePath, find_files
+from penstock._files.paths import FilePath, find_files, given_paths
 from penstock._open import others
 from penstock._remote.urls import is_url
 from penstock.errors import FormatError
@@ -44,7 +44,7 @@ _OURS: tuple[FormatClass, ...] = (
 
 
 def open_files(path: FilePath | Iterable[FilePath], settings: dict[str, Any]) -> Any:
-    given = [path] if isinstance(path, (str, os.PathLike)) else list(path)
+    given: list[Any] = given_paths(path, "penstock.open")
     if len(given) == 1 and os.path.isdir(given[0]) and (whole := _folder(os.fspath(given[0]))):
         return _made(whole, given[0], settings)
     access = Access(**{name: settings[name] for name in Access._fields if name in settings})

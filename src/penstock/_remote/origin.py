@@ -154,8 +154,9 @@ class Origin:
             )
         if isinstance(error, TimeoutError):
             return RequestFailed(RequestFault.PASSING, f"no answer from {host} in time")
-        if not isinstance(error, (HTTPException, OSError)):
-            return RequestFailed(RequestFault.ODD, f"the answer is malformed ({type(error).__name__}: {error})")
+        if not isinstance(error, (HTTPException, OSError)):  # neither the network nor the server can cause it
+            came = f"the request could not be made ({type(error).__name__}: {error})"
+            return RequestFailed(RequestFault.FINAL, came, "Check the URL and the headers in storage=.")
         said = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
         remedy = "Check the name of the host and the network."
         return RequestFailed(RequestFault.PASSING, f"the connection to {host} failed ({said})", remedy)
@@ -172,7 +173,10 @@ def _stored(key: str, answer: HttpAnswer) -> StoredObject:
         raise RequestFailed(RequestFault.ODD, "the answer has no Content-Range")
     if ranged is None and answer.body:
         raise RequestFailed(RequestFault.FINAL, *NO_RANGES)
-    size = int(ranged[3]) if ranged else int(headers.get("content-length", "0"))
+    try:
+        size = int(ranged[3]) if ranged else int(headers.get("content-length", "0"))
+    except ValueError as error:  # also digits that are too many for int()
+        raise RequestFailed(RequestFault.ODD, f"the answer is malformed (ValueError: {error})") from None
     token = headers.get("etag", "").removeprefix('"').removesuffix('"')
     if not token and "last-modified" in headers:
         with suppress(ValueError, TypeError):

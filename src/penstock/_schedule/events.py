@@ -42,8 +42,9 @@ class Bounded(NamedTuple):
 class Exhausted(NamedTuple):
     """No step is left for Post(seq), nor for any later Post until the next `Opened`.
 
-    If a list of commands contains several Posts, the engine answers all of them before it reports any other event.
-    The only exceptions are `Bounded`, and `WorkerLost` for a worker that the same list hires.
+    The engine carries out a list of commands before it reports any new outcome of the backend. So between the answers
+    to several Posts of one list, only events of the same list are reported: `Bounded`, `Rescinded`, `StepFilled` by
+    CALLER, and `WorkerLost` for a worker that the list hires. They come in the order of the commands.
     """
 
     seq: int

@@ -15,7 +15,7 @@ from penstock._files.index import Index, cached_each, for_each
 from penstock._files.local import AnyFile
 from penstock._files.paths import find_files
 from penstock._files.remote import RemoteFile
-from penstock._printable import printable
+from penstock._printable import counted, printable
 from penstock._system import trust
 from penstock.errors import FormatError, RemoteError
 from penstock.formats._beside import NAME, Beside, Entry, entry_of, folder_of, neighbour, packed, unpacked
@@ -50,7 +50,7 @@ def _index(files: Sequence[AnyFile], indexes: Mapping[Identity, Index], out: str
     content = packed(entries, KIND)
     where, code = _written(files[0], content, out)
     samples = sum(len(indexes[file.identity]["starts"]) - 1 for file in files)
-    tars = f"{len(files):,} {'tar' if len(files) == 1 else 'tars'} with {samples:,} samples"
+    tars = f"{counted(len(files), 'tar')} with {counted(samples, 'sample')}"
     print(printable(f"{where}: {tars}, {size(len(content))}"))
     for file in files:
         index = indexes[file.identity]
@@ -59,7 +59,8 @@ def _index(files: Sequence[AnyFile], indexes: Mapping[Identity, Index], out: str
             what = f"byte {bad.byte:,}: the tar is cut off or damaged here, and the rest cannot be read"
             print(f"{printable(file.path)}, {what}")
         if bad.others:
-            print(f"{printable(file.path)}: {len(bad.others):,} samples have members that are not beside each other")
+            have = f"{counted(len(bad.others), 'sample')} {'has' if len(bad.others) == 1 else 'have'}"
+            print(f"{printable(file.path)}: {have} members that are not beside each other")
     return code
 
 

@@ -138,6 +138,10 @@ class Focus(Source):
         elif rows:
             named = ", ".join(f"row {row} is sample {safe_text(keys[row])}" for row in rows[:8])
             self.notes.append(f"{named}{', ...' if len(rows) > 8 else ''}.")
+            reference = dict_of(error).get("reference")
+            if reference is not None and reference < len(keys):
+                they = "They differ" if len(rows) > 1 else "It differs"
+                self.notes.append(f"{they} from row {reference}, which is sample {safe_text(keys[reference])}.")
 
     def name_all(self, at: str, mended: Mended | None = None) -> None:
         """Records that an operation on all samples of the step failed, if samples have keys."""

@@ -15,6 +15,7 @@ from penstock._files.local import File
 from penstock._files.mapping import mapped
 from penstock._files.paths import Paths
 from penstock._files.too_large import check_block
+from penstock._printable import counted
 from penstock.errors import RemoteError
 from penstock.formats._blocks import KEEP
 from penstock.formats._format import FileRows, Format
@@ -198,4 +199,6 @@ class Arrow(Table):
             self._batches = deserialized(self._batches)
 
     def __repr__(self) -> str:
-        return super().__repr__() if self.files else f"{type(self).__name__}({len(self):,} samples in memory)"
+        return (
+            super().__repr__() if self.files else f"{type(self).__name__}({counted(len(self), 'sample')} in memory)"
+        )

@@ -14,6 +14,7 @@ from penstock._cache.lru import LruCache
 from penstock._files.access import FileOptions, check_bytes
 from penstock._files.paths import Paths
 from penstock._fill.cast import Empty
+from penstock._printable import counted
 from penstock.formats._format import FileRows, Format
 
 KEEP = 256 << 20
@@ -103,8 +104,9 @@ class Blocks(Format):
         columns = list(block.values()) if isinstance(block, dict) else [block]
         for column in columns:
             if len(column) != rows.stop - rows.first:
+                found = counted(len(column), "row")
                 self.files[rows.file].damaged(
-                    0, f"block {rows.part:,} has {len(column):,} rows, but {rows.stop - rows.first:,} were expected"
+                    0, f"block {rows.part:,} has {found}, but {rows.stop - rows.first:,} were expected"
                 )
         return block, sum(getattr(column, "nbytes", None) or _size(column) for column in columns)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from inspect import signature
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -96,6 +96,17 @@ def same_ends(end: str) -> tuple[str, ...]:
     return next(((end, *(each for each in group if each != end)) for group in _SAME if end in group), (end,))
 
 
+def unused_ends(given: Iterable[str], fields: Iterable[str]) -> list[str]:
+    """Returns those of the given extensions that no field has, neither as a whole nor after its last dot."""
+    known = {end for field in fields for end in (field, field.rpartition(".")[2])}
+    return [end for end in given if known.isdisjoint(same_ends(end.lower().lstrip(".")))]
+
+
+def is_known(end: str) -> bool:
+    """True if penstock has a function of its own for this extension."""
+    return end.lower().lstrip(".") in _DECODERS
+
+
 def _fixed_shape(function: Any) -> tuple[int, ...] | None:
     """Returns the shape of every result if `function` is a `ShapedDecoder` that accepts `out`, otherwise None."""
     if not isinstance(function, ShapedDecoder) or function.shape is None:
@@ -125,7 +136,7 @@ def decoded(
     decoding = functions.get(found)
     if decoding is None:
         return data
-    function = decoding.function
+    function, out = decoding.function, None
     try:
         if decoding.is_ours:
             return function(data, name, limit)
@@ -138,6 +149,12 @@ def decoded(
     except Exception as error:
         if not decoding.is_ours:  # the error of a user's function keeps its type
             error.add_note(f"While decoding {name}.")
+            if out is not None:
+                given = f"{out.dtype} of shape {out.shape} with strides {out.strides}"
+                error.add_note(
+                    f"The decoder {function!r} was given out=, a place in the batch: {given}, as its own shape and "
+                    "dtype say. It must write its result there. If it cannot, let its shape be None."
+                )
             raise
         if isinstance(error, SampleTooLarge):
             raise

@@ -21,6 +21,7 @@ from penstock._files.local import AnyFile
 from penstock._files.paths import Paths, find_files
 from penstock._files.remote import RemoteFile
 from penstock._files.too_large import LIMIT, checked_limit
+from penstock._printable import counted
 from penstock._wire.failure import safe_text
 from penstock.formats._inspection import FieldInfo, Inspection, fields_of
 from penstock.plan._forecast import Forecast
@@ -244,7 +245,7 @@ class Format(Dataset[Any]):
         except TypeError:
             self._not_a_key(key)
         if not -n <= row < n:
-            raise IndexError(f"key {row} is not in a {type(self).__name__} of {n:,} samples.")
+            raise IndexError(f"key {row} is not in a {type(self).__name__} of {counted(n, 'sample')}.")
         return self.sample(row % n)
 
     def _not_a_key(self, key: object) -> NoReturn:
@@ -291,7 +292,7 @@ class Format(Dataset[Any]):
 
     def __repr__(self) -> str:
         files = repr(self.files[0].path) if len(self.files) == 1 else f"{len(self.files):,} files"
-        return f"{type(self).__name__}({files}, {len(self):,} samples)"
+        return f"{type(self).__name__}({files}, {counted(len(self), 'sample')})"
 
 
 class FilesInPieces:

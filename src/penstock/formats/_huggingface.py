@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from penstock._cache.lru import LruCache
 from penstock._files.too_large import LIMIT, checked_limit, refuse_large
+from penstock._printable import counted
 from penstock.formats._blocks import KEEP
 from penstock.formats._format import Format
 from penstock.formats._inspection import FieldInfo
@@ -139,7 +140,7 @@ class HuggingFace(Table):
         self._look()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self):,} samples: {', '.join(self.columns)})"
+        return f"{type(self).__name__}({counted(len(self), 'sample')}: {', '.join(self.columns)})"
 
 
 def _check(dataset: Any) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, NoReturn, Unpack
 
@@ -109,6 +109,9 @@ class LitData(Sharded):
         names, formats = list(_names(self._form)), config["data_format"]
         if len(names) != len(formats):
             raise ValueError(f"{len(names)} leaves with {len(formats)} formats")
+        given = self._decode if isinstance(self._decode, Mapping) else ()
+        if unknown := [each for each in given if each not in names]:
+            index.refused(0, f"there is no field {unknown[0]!r} to decode, but {', '.join(map(repr, names))}")
         self.leaves = [self._leaf(name, kind) for name, kind in zip(names, formats, strict=True)]
         if is_tokens:
             dtype = _dtype(formats[0])
@@ -191,7 +194,8 @@ class _ArrowTable(NamedTuple):
     def damaged(self, at: int, what: str) -> NoReturn:
         self.file.damaged(self.start + at, what)
 
-    refused = damaged
+    def refused(self, at: int, what: str) -> NoReturn:
+        self.file.refused(self.start + at, what)
 
 
 def _keys(form: Any) -> Sequence[Any]:

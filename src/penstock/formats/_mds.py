@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from decimal import Decimal
 from functools import partial
 from typing import Any, Unpack
@@ -90,7 +91,8 @@ class MDS(Sharded):
         if self._fields and [each[:2] for each in fields] != [each[:2] for each in self._fields]:
             index.refused(0, f"the columns of {name} are not those of the other shards. Read them as two datasets")
         if not self._fields:
-            if unknown := [each for each in self._wanted or () if each not in names]:
+            given = [*(self._wanted or ()), *(self._decode if isinstance(self._decode, Mapping) else ())]
+            if unknown := [each for each in given if each not in names]:
                 index.refused(0, f"there is no column {unknown[0]!r}, but {', '.join(map(repr, names))}")
             self._fields, self._fixed = fields, [size or None for size in sizes]
             some = enumerate(fields)

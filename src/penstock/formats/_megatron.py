@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from penstock._files.access import FileOptions
 from penstock._files.index import Arrays, for_each
 from penstock._files.local import AnyFile, File
-from penstock._files.paths import FilePath, Paths
+from penstock._files.paths import FilePath, Paths, given_paths
 from penstock._files.remote import RemoteFile
 from penstock._remote.urls import is_url
 from penstock.errors import FormatError
@@ -50,8 +50,7 @@ class Megatron(Extents):
     kind = "megatron-1"
 
     def __init__(self, prefix: Paths, **files: Unpack[FileOptions]) -> None:
-        given = [prefix] if isinstance(prefix, (str, os.PathLike, AnyFile)) else list(prefix)
-        Format.__init__(self, list(map(idx_path, given)), **files)
+        Format.__init__(self, list(map(idx_path, given_paths(prefix, "Megatron"))), **files)
         indexes = self.index(self.kind, self.find)
         self.files = list(for_each(_bin_of, self.files))
         self._set_indexes(indexes)

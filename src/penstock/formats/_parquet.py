@@ -20,7 +20,7 @@ from penstock._files.remote import RemoteFile
 from penstock._files.too_large import AT_ONCE, check_block
 from penstock.errors import FormatError
 from penstock.formats._blocks import KEEP
-from penstock.formats._chunks import ByteRange, ColumnChunk, Fetched, chunks, edges, places
+from penstock.formats._chunks import ByteRange, ColumnChunk, Fetched, RowGroups, chunks, edges, places
 from penstock.formats._format import FileRows, Format
 from penstock.formats._table import Table, need_pyarrow, unreadable
 
@@ -77,7 +77,7 @@ class Parquet(Table):
         self._footers = [int(footer["check"][0]) for footer in footers]
         self._ends = _Ends([footer.get("end", _NOTHING) for footer in footers])
         self._metadata: LruCache[int, Any] = LruCache(_METADATA)
-        self._chunks: LruCache[int, list[list[ColumnChunk]]] = LruCache(_METADATA)
+        self._chunks: LruCache[int, RowGroups] = LruCache(_METADATA)
         self._places: dict[int, NDArray[np.int64]] = {}
 
     @classmethod
@@ -129,9 +129,9 @@ class Parquet(Table):
         file.edges = edges(found, file.size)
         return found
 
-    def _find_chunks(self, number: int) -> tuple[list[list[ColumnChunk]], int]:
+    def _find_chunks(self, number: int) -> tuple[RowGroups, int]:
         footer = (self._ends[number] or _end(self.files[number]))[:-8]
-        return chunks(footer, self.columns), 3 * len(footer)  # takes 12 µs for each column of each row group
+        return chunks(footer, self.columns), 3 * len(footer)
 
     def _parsed(self, number: int) -> tuple[Any, int]:
         file = self.files[number]

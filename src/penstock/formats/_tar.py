@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from penstock._files.access import Access, FileOptions
 from penstock._files.index import Index, cached_each
-from penstock._files.local import AnyFile
+from penstock._files.local import AnyFile, File
 from penstock._files.paths import FilePath, Paths, find_files
 from penstock._files.too_large import refuse_large
 from penstock._fill.cast import Empty, FieldMemory
 from penstock._fill.collate import collate
+from penstock._system.warnings import warn_caller
 from penstock.errors import FormatError
 from penstock.formats._archive import Member, TarPart, check_complete, is_archive, member_at
 from penstock.formats._beside import Beside, LateIndex
@@ -27,12 +28,16 @@ from penstock.formats._decoders import (
     Decoder,
     decoded,
     decoders,
+    is_known,
     nbytes_of,
     same_ends,
+    unused_ends,
 )
 from penstock.formats._extents import Extents
 from penstock.formats._format import FileRows
 from penstock.formats._samples import KIND, FaultRaisingFile, TarFault, find_samples, follow, split_name
+
+_LOOKED_AT = 300  # members at the beginning of the first tar
 
 
 class Tar(Extents):
@@ -96,6 +101,34 @@ class Tar(Extents):
         self._read = None if self._wanted is None else frozenset(chain.from_iterable(self._wanted.values()))
         self._given = index
         super().__init__(paths, **files)
+        if isinstance(decode, Mapping):
+            self._warn_of_unused(decode)
+
+    def _warn_of_unused(self, decode: Mapping[str, Any]) -> None:
+        """Warns if an extension in `decode` belongs to none of the `fields`, or to none of the first members.
+
+        Without `fields`, members are looked at only if the first tar is local, and if penstock does not know the
+        extension: a dict for jpg and png may be used for tars that have only one of them.
+        """
+        if self._read is not None:
+            unused = unused_ends(decode, self._read)
+            where = f"none of the fields {', '.join(map(repr, self._wanted or ()))} has"
+        else:
+            unused = [end for end in unused_ends(decode, ()) if not is_known(end)]
+            if unused and isinstance(self.files[0], File):
+                found = _first_fields(self.files[0])
+                unused = unused_ends(unused, found)
+                where = (
+                    f"the first members of {self.files[0].path} have {', '.join(map(repr, found)) or 'none'} and not"
+                )
+            else:
+                unused = []
+        if unused:
+            warn_caller(
+                f"decode has a function for {unused[0]!r}, but {where} this extension, so the function may never be "
+                "called. Check its spelling, or leave it out.",
+                UserWarning,
+            )
 
     @classmethod
     def matches(cls, first_bytes: bytes) -> bool:
@@ -296,6 +329,22 @@ def _rest(row: int, nbytes: int) -> str:
     samples = "sample" if row == 1 else "samples"
     cannot = f'the {max(0, nbytes):,} bytes from there on cannot: on_error="skip" leaves them out'
     return f"The {row:,} {samples} before it can be read; {cannot}."
+
+
+def _first_fields(file: AnyFile) -> list[str]:
+    """Returns the fields of the first members of a tar, each once. Stops where the tar is damaged."""
+    found: dict[str, None] = {}
+    at = 0
+    try:
+        for _ in range(_LOOKED_AT):
+            if (member := member_at(file, at)) is None:
+                break
+            if (split := split_name(member)) is not None:
+                found[split[1]] = None
+            at = member.stop
+    except (FormatError, OSError):
+        pass  # the dataset reports damage when it reads samples
+    return list(found)
 
 
 class _Where:

@@ -21,9 +21,11 @@ from penstock._files.remote import RemoteFile
 from penstock._files.span import Span, span_of
 from penstock._fill.cast import Empty, FieldMemory
 from penstock.errors import FormatError
+from penstock.formats._archive import HEADER
 from penstock.formats._format import BLOCK, FileRows, Format
 from penstock.formats._inspection import FieldInfo
 from penstock.formats._megatron import dtype_beside
+from penstock.formats._tfrecord import TFRecord
 from penstock.source._array import checked_keys
 
 T = TypeVar("T")
@@ -33,14 +35,25 @@ _LLMC: dict[int, np.dtype[Any]] = {20240520: np.dtype(np.uint16), 20240801: np.d
 _LLMC_HEADER = 1024  # bytes: 256 int32 values, the third is the number of ids
 _NPY = "Write the ids alone: np.load(path).astype({dtype!r}).tofile('ids.bin')."
 _INDEX = "Pass the .bin beside it, or read both files with penstock.formats.Megatron(prefix)."
-# Other formats, by their first bytes, which are enough to rule out a file of ids.
+_READ = "Read it with penstock.{}(path)."
+# Other formats, by the bytes at an offset, which are enough to rule out a file of ids.
 _NO_IDS = (
-    (b"\x93NUMPY", "a .npy file", _NPY),
-    (b"MMIDIDX\0\0", "Megatron's index, the .idx of a .bin", _INDEX),
-    (b"TNTIDX\0\0", "Megatron's older index, the .idx of a .bin", _INDEX),
-    (b"ARROW1\0\0", "an Arrow file", "Read it with penstock.formats.Arrow(path)."),
-    (b"\x89HDF\r\n\x1a\n", "an HDF5 file", "Write the ids alone: file['x'][:].astype({dtype!r}).tofile('ids.bin')."),
+    (0, b"\x93NUMPY", "a .npy file", _NPY),
+    (0, b"MMIDIDX\0\0", "Megatron's index, the .idx of a .bin", _INDEX),
+    (0, b"TNTIDX\0\0", "Megatron's older index, the .idx of a .bin", _INDEX),
+    (0, b"ARROW1\0\0", "an Arrow file", _READ.format("formats.Arrow")),
+    (0, b"PAR1", "a Parquet file", _READ.format("formats.Parquet")),
+    (257, b"ustar", "a tar file", _READ.format("formats.Tar")),
+    (0, b"\x0a\x23\xd7\xce", "a RecordIO file", _READ.format("records.RecordFile")),
+    (16, b"\xde\xc0\xef\xbe", "an LMDB file", _READ.format("records.CaffeLMDB")),
+    (
+        0,
+        b"\x89HDF\r\n\x1a\n",
+        "an HDF5 file",
+        "Write the ids alone: file['x'][:].astype({dtype!r}).tofile('ids.bin').",
+    ),
 )
+_RECORDS = ((0, b"", "a TFRecord file", _READ.format("formats.TFRecord")),)  # if the checksum of its length is there
 _LEAST = 512  # from this many bytes on, `take` is faster than a copy of windows
 _LOOK = 64  # first bytes of a file, which distinguish it from another file of the same name and size
 _SCRATCH = 512 << 10  # bytes per step if samples are copied twice, so that they stay in the processor's cache
@@ -152,8 +165,8 @@ class Tokens(Format):
 
     def _header(self, file: AnyFile) -> tuple[int, int]:
         """Returns the size of a file's header (0 if there is none), and the CRC-32 of the file's first bytes."""
-        begin = file.peek(0, min(file.size, _LOOK))
-        return _header(file, begin, self.dtype), zlib.crc32(begin)
+        begin = file.peek(0, min(file.size, HEADER))
+        return _header(file, begin, self.dtype), zlib.crc32(begin[:_LOOK])
 
     def checks(self) -> Sequence[object]:
         return self._begins
@@ -300,8 +313,8 @@ def _checked_dtype(dtype: DTypeLike) -> np.dtype[Any]:
 
 def _header(file: AnyFile, begin: bytes, dtype: np.dtype[Any]) -> int:
     """Returns the size of a file's header, or 0. Raises FormatError if the file cannot contain ids of this dtype."""
-    for magic, what, remedy in _NO_IDS:
-        if begin.startswith(magic):
+    for at, magic, what, remedy in (*_NO_IDS, *_RECORDS * TFRecord.matches(begin)):
+        if begin.startswith(magic, at):
             raise FormatError(
                 f"{file.path}, byte 0: this is {what}, which would be read as ids. {remedy.format(dtype=str(dtype))}"
             )

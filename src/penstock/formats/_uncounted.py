@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from penstock._files.access import Access
 from penstock._files.index import Index
+from penstock._printable import counted
 from penstock._remote.parallel import in_parallel
 from penstock._remote.urls import is_url
 from penstock.formats._beside import LateIndex
@@ -92,7 +93,7 @@ class UncountedTar(Tar):
         return (rows >> _SHIFT).astype(np.intp), rows & _ROW
 
     def __repr__(self) -> str:
-        return f"UncountedTar({len(self.files):,} files)"
+        return f"UncountedTar({counted(len(self.files), 'file')})"
 
 
 class ShardSampler(Sampler[int]):

@@ -103,7 +103,7 @@ def _labels(labels: list[Any], empty: Empty) -> Any:
     except CollateError as error:
         # Labels are the second part of a sample.
         named = CollateError(str(error).replace("sample", "sample[1]", 1))
-        named.rows = error.rows
+        named.rows, named.reference = error.rows, error.reference
         raise named from None
 
 

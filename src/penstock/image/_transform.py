@@ -124,8 +124,8 @@ class Transform:
             out = np.empty(shape, dtype)
         elif out.shape != shape or out.dtype != dtype or not out.flags.c_contiguous:
             raise ValueError(
-                f"out must be contiguous {dtype} of shape {shape}, but it is {out.dtype} of shape {out.shape} with "
-                f"strides {out.strides}."
+                f"{type(self).__name__}: out must be contiguous {dtype} of shape {shape}, but it is {out.dtype} of "
+                f"shape {out.shape} with strides {out.strides}. Leave out= away, and copy the result."
             )
         normalizer.write(pixels, mirror, mean, out)
         return out

@@ -14,6 +14,7 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock._printable import counted
 from penstock.errors import StateError
 from penstock.plan._order import Order
 from penstock.plan._samplers import KEYS_AT_ONCE, batches, check_drop_last, positive
@@ -110,7 +111,7 @@ class OrderPlan:
         """Returns the keys of one step. Raises IndexError if the epoch has no such step."""
         steps = self.steps(epoch)
         if not self.first_step <= step < steps:
-            raise IndexError(f"step {step} is outside epoch {epoch}, which has {steps} steps.")
+            raise IndexError(f"step {step} is outside epoch {epoch}, which has {counted(steps, 'step')}.")
         keys = self.block(epoch, step, step + 1)
         return int(keys[0]) if self.batch_size is None else keys
 
@@ -268,7 +269,20 @@ class SamplerPlan:
         keys = take(size)
         if not keys or (len(keys) < size and self.drop_last):
             return END
-        return list(keys[0]) if self.batched else keys[0] if self.batch_size is None else keys
+        if self.batched:
+            return _listed(keys[0], number)
+        return keys[0] if self.batch_size is None else keys
+
+
+def _listed(keys: Any, number: int) -> list[Any]:
+    try:
+        own = iter(keys)
+    except TypeError:
+        raise TypeError(
+            f"batch_sampler must yield lists of keys, one for each batch, but its batch {number} is {keys!r}. "
+            "For an order of single keys, pass sampler= and batch_size=."
+        ) from None
+    return list(own)
 
 
 END = object()

@@ -50,6 +50,7 @@ class SequentialSampler(Sampler[int]):
     """
 
     def __init__(self, data_source: Sized) -> None:
+        _check_sized("SequentialSampler", "data_source", data_source)
         self.data_source = data_source
 
     def __iter__(self) -> Iterator[int]:
@@ -81,6 +82,7 @@ class RandomSampler(Sampler[int]):
         if not isinstance(replacement, bool):
             raise TypeError(f"replacement must be True or False, but it is {replacement!r}.")
         check_generator(generator)
+        _check_sized("RandomSampler", "data_source", data_source)
         self.data_source, self.replacement, self.generator = data_source, replacement, generator
         self._num_samples = None if num_samples is None else positive("num_samples", num_samples)
         if self.num_samples == 0:
@@ -119,6 +121,7 @@ class SubsetRandomSampler(Sampler[T]):
 
     def __init__(self, indices: Sequence[T], generator: np.random.Generator | None = None) -> None:
         check_generator(generator)
+        _check_sized("SubsetRandomSampler", "indices", indices)
         self.indices, self.generator = indices, generator
 
     def __iter__(self) -> Iterator[T]:
@@ -237,7 +240,10 @@ class BatchSampler(Sampler[list[T]]):
     """
 
     def __init__(self, sampler: Iterable[T], batch_size: int, drop_last: bool) -> None:
-        # No isinstance check on the sampler: an object with only __getitem__ can be iterated too.
+        if not hasattr(sampler, "__iter__") and not hasattr(
+            sampler, "__getitem__"
+        ):  # one of them is enough for iter()
+            raise TypeError(f"BatchSampler needs an iterable of keys, but sampler is {sampler!r}.")
         self.batch_size = positive("batch_size", batch_size)
         self.drop_last = check_drop_last(drop_last)
         self.sampler = sampler
@@ -275,6 +281,7 @@ class DistributedSampler(Sampler[int]):
         self.num_replicas = positive("num_replicas", num_replicas)
         if not 0 <= rank < self.num_replicas:
             raise ValueError(f"rank must be 0 to {num_replicas - 1} (num_replicas - 1), but it is {rank}.")
+        _check_sized("DistributedSampler", "dataset", dataset)
         self.rank, self.dataset, self.shuffle = rank, dataset, shuffle
         self.seed, self.drop_last, self.epoch = seed, drop_last, 0
 
@@ -349,6 +356,14 @@ def positive(name: str, value: object) -> int:
         if number > 0:
             return number
     raise ValueError(f"{name} must be a positive integer, but it is {value!r}.")
+
+
+def _check_sized(taker: str, name: str, value: object) -> None:
+    if not hasattr(value, "__len__"):
+        kind = f"{value!r}, which has no length"
+        raise TypeError(
+            f"{taker} needs a dataset or another sequence, but {name} is {kind}. Pass range(n) for n keys."
+        )
 
 
 def check_drop_last(value: object) -> bool:

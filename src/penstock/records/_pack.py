@@ -20,7 +20,7 @@ from rich.progress import (
 )
 
 from penstock._pixels import open_image
-from penstock._printable import printable
+from penstock._printable import counted, printable
 from penstock.image import ImageFolder, Transform
 from penstock.loader import DataLoader
 from penstock.records._recordfile import RecordWriter, idx_path
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     console.print(f"{len(images) - len(skipped):,} images{classes}, {size / 1e6:,.1f} MB, in {seconds:.1f} s")
     console.print(f"  {printable(options.out)}\n  {printable(idx_path(options.out))}")
     if skipped:
-        errors.print(f"{len(skipped):,} files were left out:")
+        errors.print(f"{counted(len(skipped), 'file')} {'was' if len(skipped) == 1 else 'were'} left out:")
         for _, why in skipped[:MOST_LISTED]:
             errors.print(f"  {printable(str(why))}")
         if len(skipped) > MOST_LISTED:

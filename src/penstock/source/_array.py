@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._fill.cast import Empty, FieldMemory
+from penstock._printable import counted
 from penstock.source._dataset import Dataset, check_either
 
 Array = NDArray[Any]
@@ -49,7 +50,7 @@ class ArrayDataset(Dataset[Any]):
         try:
             return self._sample([_item(view, index) for view in self._views])
         except (IndexError, OverflowError) as error:
-            raise IndexError(f"key {index} is not in a dataset with {len(self)} rows: {error}.") from None
+            raise IndexError(f"key {index} is not in a dataset with {counted(len(self), 'row')}: {error}.") from None
 
     def __getitems__(self, keys: Sequence[int]) -> list[Any]:
         checked = checked_keys(keys, len(self)).tolist()
@@ -103,7 +104,9 @@ def checked_keys(keys: Sequence[int] | NDArray[Any], n: int) -> NDArray[np.int64
         outside = np.flatnonzero((checked < -n) | (checked >= n) | wrapped)
         if outside.size:
             row = outside[0]
-            raise IndexError(f"key {found[row]} (row {row} of the step) is not in a dataset with {n} rows.")
+            raise IndexError(
+                f"key {found[row]} (row {row} of the step) is not in a dataset with {counted(n, 'row')}."
+            )
         checked = np.where(checked < 0, checked + n, checked)
     return checked
 

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._at_work import among
+from penstock._printable import counted
 from penstock._system.warnings import warn_caller
 from penstock.plan._grouping import Grouping, joined
 from penstock.plan._order import Permutation
@@ -137,13 +138,14 @@ class ConcatDataset(Dataset[T_co]):
     """
 
     def __init__(self, datasets: Iterable[Keyed[T_co]]) -> None:
-        self.datasets: list[Keyed[T_co]] = list(datasets)
+        self.datasets: list[Keyed[T_co]] = _listed("ConcatDataset", datasets)
         if not self.datasets:
             raise ValueError("ConcatDataset needs at least one dataset, but got none.")
         for position, dataset in enumerate(self.datasets):
             if is_stream(dataset):
                 wrong = f"dataset {position} is a stream ({type(dataset).__name__}). Use ChainDataset to join streams"
                 raise TypeError(f"ConcatDataset needs datasets with keys, but {wrong}.")
+            _check_keyed("ConcatDataset", f"dataset {position}", dataset)
         self.cumulative_sizes: list[int] = list(accumulate(_lengths(self.datasets)))
 
     def __len__(self) -> int:
@@ -183,7 +185,7 @@ class ConcatDataset(Dataset[T_co]):
         if not -n <= index < n:
             # As in torch: ValueError below the range; above it IndexError, which ends a plain iteration.
             error = ValueError if index < 0 else IndexError
-            raise error(f"key {index} is outside a ConcatDataset of {n} samples.")
+            raise error(f"key {index} is outside a ConcatDataset of {counted(n, 'sample')}.")
         if index < 0:
             index += n
         part = bisect.bisect_right(self.cumulative_sizes, index)
@@ -208,7 +210,7 @@ class ChainDataset(IterableDataset[T_co]):
     """
 
     def __init__(self, datasets: Iterable[Iterable[T_co]]) -> None:
-        self.datasets: list[Iterable[T_co]] = list(datasets)
+        self.datasets: list[Iterable[T_co]] = _listed("ChainDataset", datasets)
         for position, dataset in enumerate(self.datasets):
             if not hasattr(dataset, "__iter__"):
                 wrong = f"dataset {position} is a {type(dataset).__name__}. Use ConcatDataset for datasets with keys"
@@ -246,6 +248,10 @@ class Subset(Dataset[T_co]):
     """
 
     def __init__(self, dataset: Keyed[T_co], indices: Sequence[Any] | NDArray[Any]) -> None:
+        if not hasattr(dataset, "__getitem__"):
+            raise TypeError(f"Subset needs a dataset with __getitem__, but got {_shown(dataset)}.")
+        if not hasattr(indices, "__getitem__") or not hasattr(indices, "__len__"):
+            raise TypeError(f"Subset needs a list or an array of indices, but got {_shown(indices)}.")
         self.dataset, self.indices = dataset, indices
 
     def __len__(self) -> int:
@@ -294,6 +300,8 @@ class StackDataset(Dataset[Any]):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         check_either("StackDataset", "dataset", args, kwargs)
         self.datasets: tuple[Any, ...] | dict[str, Any] = args or kwargs
+        for name, dataset in kwargs.items() or enumerate(args):
+            _check_keyed("StackDataset", f"dataset {name!r}", dataset)
         sizes = _lengths(self._parts())
         if len(set(sizes)) > 1:
             raise ValueError(f"StackDataset needs datasets of equal length, but their lengths are {sizes}.")
@@ -339,8 +347,14 @@ def random_split(
     [8, 2]
     """
     check_generator(generator)
+    _check_keyed("random_split", "dataset", dataset)
+    given = list(lengths) if isinstance(lengths, Iterable) else [None]
+    if not all(hasattr(length, "__float__") for length in given):
+        raise TypeError(
+            f"random_split needs a list of lengths or of fractions, such as [0.9, 0.1], but got {_shown(lengths)}."
+        )
     (n,) = _lengths([dataset])
-    counts = _counts(lengths, n)
+    counts = _counts(given, n)
     if n == 0:
         return [Subset(dataset, np.empty(0, dtype=np.int64)) for _ in counts]
     indices = Permutation(n, draw_key(generator)).at(np.arange(n))
@@ -353,7 +367,9 @@ def _counts(lengths: Sequence[float], n: int) -> list[int]:
         counts = [int(length) for length in lengths]
         if sum(counts) != n or min(counts, default=0) < 0:
             wrong = f"{counts} sum to {sum(counts)}. For fractions pass floats that sum to 1"
-            raise ValueError(f"random_split needs lengths of 0 or more that sum to {n} samples, but {wrong}.")
+            raise ValueError(
+                f"random_split needs lengths of 0 or more that sum to {counted(n, 'sample')}, but {wrong}."
+            )
         return counts
     for position, fraction in enumerate(lengths):
         if not 0 <= fraction <= 1:
@@ -365,7 +381,9 @@ def _counts(lengths: Sequence[float], n: int) -> list[int]:
         counts[rest % len(counts)] += 1
     for position, (count, fraction) in enumerate(zip(counts, lengths, strict=True)):
         if count == 0:
-            warn_caller(f"part {position} of random_split is empty: {fraction} of {n} samples", UserWarning)
+            warn_caller(
+                f"part {position} of random_split is empty: {fraction} of {counted(n, 'sample')}", UserWarning
+            )
     return counts
 
 
@@ -376,7 +394,8 @@ def fetch(dataset: Any, keys: Sequence[Any]) -> list[Any]:
         return [dataset[key] for key in each(keys)]
     samples = getitems(keys)
     if len(samples) != len(keys):
-        found = f"{type(dataset).__name__}.__getitems__ returned {len(samples)} samples for {len(keys)} keys"
+        returned = f"{counted(len(samples), 'sample')} for {counted(len(keys), 'key')}"
+        found = f"{type(dataset).__name__}.__getitems__ returned {returned}"
         raise ValueError(f"{found}. It must return one for each key, in the order of the keys.")
     return cast("list[Any]", samples)
 
@@ -393,6 +412,24 @@ def _not_missing(foresee: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
     if foresee is None:
         raise AttributeError("no dataset inside has __foresee__")
     return foresee
+
+
+def _listed(taker: str, datasets: Any) -> list[Any]:
+    if not isinstance(datasets, Iterable):
+        raise TypeError(f"{taker} needs a list of datasets, but got {_shown(datasets)}.")
+    return list(datasets)
+
+
+def _check_keyed(taker: str, name: str, dataset: object) -> None:
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise TypeError(f"{taker} needs datasets with __getitem__ and __len__, but {name} is {_shown(dataset)}.")
+
+
+def _shown(value: object) -> str:
+    """Returns a short value as text, and otherwise only its type."""
+    if value is None or isinstance(value, (int, float)):
+        return repr(value)
+    return f"a value of type {type(value).__name__}"
 
 
 def _lengths(datasets: Sequence[object]) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from functools import cached_property
 
 from penstock.stats._figures import Bucket, FirstBatch, Period, SlowSample, Stats
@@ -21,6 +22,7 @@ class Facts:
     def __init__(self, stats: Stats) -> None:
         self.stats = stats
         self.settings = stats.settings
+        self.most_workers = int(stats.settings.get("most_workers") or sys.maxsize)  # only `penstock profile` has it
         self.face = str(stats.settings.get("face", "penstock"))
         self.backend = str(stats.settings.get("backend", "process"))
         self.threads = bool(stats.settings.get("threads", self.backend == "thread"))  # older figures lack it

@@ -57,6 +57,7 @@ class WorkerFigures:
 
     - `seat`: the number of the worker. A worker that replaces a crashed one has the same number, and continues its
       figures.
+    - `tasks`, `steps`: how many it has made, including batches that were prefetched and never handed out.
     - `fetch`: the time in the dataset's own code.
     - `collate`: the time to combine samples into a batch. Arrays are written directly into shared memory.
     - `write`: the time to send everything else.

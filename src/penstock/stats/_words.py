@@ -56,9 +56,12 @@ def use_workers(facts: Facts, workers: int) -> str:
 
 
 def _more_workers(facts: Facts, most: int) -> str:
-    """Returns advice on the number of workers: at most `most`, and at most four times the current number."""
+    """Returns advice on the number of workers: at most `most`, four times the current number, and profile's limit."""
     if facts.auto:
         return f'num_workers="auto" has chosen {facts.workers}; raise max_workers= if that is its limit'
+    if facts.workers >= facts.most_workers:
+        return f"raise --max-workers, which is {facts.most_workers}, to try more"
+    most = min(most, facts.most_workers)
     most = min(most, 4 * facts.workers)
     return f"use {use_workers(facts, max(facts.workers + 1, min(facts.needed, most)))}"
 
@@ -76,7 +79,7 @@ def _workers_that_wait(facts: Facts) -> str:
 
 def _first_workers(facts: Facts) -> str:
     waits = facts.blocked_share >= 0.6
-    workers = max(1, min(facts.needed, 16 if waits else math.floor(facts.cpus)))
+    workers = max(1, min(facts.needed, 16 if waits else math.floor(facts.cpus), facts.most_workers))
     threads = waits and facts.face == "penstock"
     return f"num_workers={workers}" + (', backend="thread"' if threads else "")
 
@@ -177,7 +180,7 @@ PIECES: dict[str, Callable[[Facts], Any]] = {
     "cpu_used": lambda facts: count(round(facts.cpu_used, 1)),
     "cpu_share": lambda facts: share(facts.cpu_share),
     "cpus_in_use": _cpus_in_use,
-    "as_many_as_cpus": lambda facts: use_workers(facts, max(1, math.floor(facts.cpus))),
+    "as_many_as_cpus": lambda facts: use_workers(facts, max(1, min(math.floor(facts.cpus), facts.most_workers))),
     "fewer_workers": lambda facts: use_workers(facts, facts.would_do),
     "workers_on_free_cpus": _workers_on_free_cpus,
     "workers_that_wait": _workers_that_wait,

@@ -16,6 +16,7 @@ from penstock._at_work import get_worker_info, set_worker_info
 from penstock._measure.gauges import NO_GAUGE, Gauges
 from penstock._memory.layout import ALIGN, Writer
 from penstock._memory.slabs import Slabs
+from penstock._printable import counted
 from penstock._system.interrupts import with_loan
 from penstock._wire.pickling import dumps, loads
 from penstock._wire.task import Task
@@ -280,8 +281,9 @@ class SimulatedBackend(Backend):
         if threading.active_count() > 1 and self._woken.wait(_PATIENCE):
             return
         tasks = [posted.task.step for posted in self._board.values()]
+        alive = f"{counted(len(self.workers), 'worker')} {'is' if len(self.workers) == 1 else 'are'} alive"
         raise Stuck(
-            f"The loader waits, but nothing can happen any more: {len(self.workers)} workers are alive, the steps "
+            f"The loader waits, but nothing can happen any more: {alive}, the steps "
             f"{tasks} are posted. The last actions: {self._simulation.history[-20:]}"
         )
 

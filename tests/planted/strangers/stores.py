@@ -83,7 +83,7 @@ BUGS: list[Bug] = [
         "an index is read as ids",
         "stores",
         "formats/_tokens.py",
-        '    (b"MMIDIDX\\0\\0", "Megatron\'s index, the .idx of a .bin", _INDEX),\n',
+        '    (0, b"MMIDIDX\\0\\0", "Megatron\'s index, the .idx of a .bin", _INDEX),\n',
         "",
         ("unit/test_formats_tokens.py",),
         "Tokens of a Megatron .idx gives samples of garbage.",

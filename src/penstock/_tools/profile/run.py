@@ -9,7 +9,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.console import Console, Group
@@ -90,6 +90,8 @@ def run(options: argparse.Namespace) -> int:
     if not console.is_terminal:
         console.width = 120
     stats = done[recommended.trial.choice][1]
+    if stats is not None:  # the verdict must not recommend more workers than the user allows
+        stats = replace(stats, settings={**stats.settings, "most_workers": options.max_workers})
     lines = [("use", settings(recommended.trial.choice, subject)), ("because", recommended.reason)]
     if recommended.trial.choice.backend == "thread":
         lines += [("or", text) for text in _of_its_guest(subject, trials)]

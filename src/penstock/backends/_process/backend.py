@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from penstock._measure.gauges import Gauges
 from penstock._memory.mapping import grow
 from penstock._memory.slabs import Slabs
+from penstock._printable import counted
 from penstock._system.descriptors import close, close_in_child, no_fork, take_standard_streams
 from penstock._system.interrupts import interrupts_deferred
 from penstock._system.warnings import warn_caller
@@ -359,7 +360,10 @@ class ProcessBackend(Backend):
         how, name = fate(process.exitcode)
         cause, said = process.failure, phrase(process.pid, process.exitcode)
         if worker in self._hung:
-            how, name = f"hung for more than {self._hung.pop(worker):g} seconds, and was killed (hang=)", HUNG
+            how, name = (
+                f"hung for more than {counted(self._hung.pop(worker), 'second')}, and was killed (hang=)",
+                HUNG,
+            )
         process.release()
         # Only after release(): if an interrupt comes before, `close` still finds the worker.
         del self._workers[worker]

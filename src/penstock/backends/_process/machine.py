@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+from penstock._printable import counted
 from penstock._system import limits
 from penstock._system.warnings import warn_caller
 
@@ -25,11 +26,11 @@ def check_machine(workers: int) -> None:
         slow, start = "", workers * _START / usable
         if start > 1:
             slow = (
-                f" Starting {workers} processes on {usable} CPUs takes {start:.0f} s or more, and "
-                f"num_workers={usable} keeps all CPUs busy."
+                f" Starting {workers} processes on {counted(usable, 'CPU')} takes {start:.0f} s or more, and "
+                f"num_workers={usable} keeps every CPU busy."
             )
         warn_caller(
-            f"num_workers={workers} is more than the {usable} CPUs that this process may use. This helps only if "
-            f'samples wait for I/O, and then backend="thread" does the same with less memory.{slow}',
+            f"num_workers={workers} is more than the {counted(usable, 'CPU')} that this process may use. This helps "
+            f'only if samples wait for I/O, and then backend="thread" does the same with less memory.{slow}',
             UserWarning,
         )

@@ -234,14 +234,14 @@ def fate(exitcode: int | None) -> tuple[str, str]:
 
 
 def phrase(pid: int, exitcode: int | None) -> str:
-    """Returns torch's text for a dead worker, because programs written for torch search messages for it."""
-    said = f"DataLoader worker (pid(s) {pid}) exited unexpectedly."
+    """Returns torch's two texts for a dead worker, as one sentence: programs written for torch search for either."""
+    said = f"DataLoader worker (pid(s) {pid}) exited unexpectedly"
     if exitcode is None or exitcode == UNKNOWN:
-        return said
+        return f"{said}."
     if exitcode >= 0:
-        return f"{said}\n  DataLoader worker (pid {pid}) exited unexpectedly with exit code {exitcode}."
+        return f"{said}: DataLoader worker (pid {pid}) exited unexpectedly with exit code {exitcode}."
     name = signal.strsignal(-exitcode) if -exitcode in signal.valid_signals() else "Unknown signal"
-    said += f"\n  DataLoader worker (pid {pid}) is killed by signal: {name}."
+    said += f": DataLoader worker (pid {pid}) is killed by signal: {name}."
     return said + _SHARED_MEMORY if exitcode == -signal.SIGBUS else said
 
 

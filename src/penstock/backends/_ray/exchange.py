@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from penstock._measure.gauges import Gauges
 from penstock._memory.mapping import mapped
 from penstock._memory.slabs import Slabs
+from penstock._printable import counted
 from penstock._system.interrupts import LiveObjects
 from penstock._system.threads import started
 from penstock._system.warnings import warn_caller
@@ -295,7 +296,7 @@ class Exchange:
         end = remote.end or ProcessEnd("closed its connection, and Ray has not reported why")
         how, signal = end.how, "unknown"
         if remote.hung:
-            how, signal = f"hung for more than {remote.hung:g} seconds, and was killed (hang=)", HUNG
+            how, signal = f"hung for more than {counted(remote.hung, 'second')}, and was killed (hang=)", HUNG
         at = 0 if steps == 1 else None  # the current step of a bundle is not known
         return Lost(remote.id, seq, at, remote.who, how, signal, end.cause)
 
