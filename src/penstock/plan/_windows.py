@@ -14,7 +14,7 @@ class ItemTable(NamedTuple):
     offsets: NDArray[np.int64]
     parts: NDArray[np.int64]
 
-    def __len__(self) -> int:  # type: ignore[override]
+    def __len__(self) -> int:
         return len(self.offsets) - 1
 
 
