@@ -103,7 +103,7 @@ class Runner:
         custom, fetch, mended = self._job.collate_fn, self._fetch, None
         into = None if self._field is None else FieldMemory(self._field, writer.empty)
         empty = writer.empty if into is None else into
-        gathered = fetch.gather(task, empty) if custom is None else None
+        gathered = self._gather(task, empty)
         if gathered is not None:
             if gauge.detailed:
                 gauge.fetched = perf_counter_ns()
@@ -127,6 +127,9 @@ class Runner:
         if self._end_together and not fetch.counts(task):
             return AtEnd(fetch.mark)
         return Done(batch, rows, mended, fetch.mark)
+
+    def _gather(self, task: Task, empty: Empty) -> tuple[object, int] | None:
+        return self._fetch.gather(task, empty) if self._job.collate_fn is None else None
 
     def _collate(self, samples: Sequence[Any], empty: Empty, mended: Mended | None) -> object:
         custom = self._job.collate_fn

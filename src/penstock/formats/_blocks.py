@@ -15,6 +15,7 @@ from penstock._files.access import FileOptions, check_bytes
 from penstock._files.paths import Paths
 from penstock._fill.cast import Empty
 from penstock.formats._format import FileRows, Format
+from penstock.source._nested import gathers_numpy
 
 KEEP = 256 << 20
 """The default maximum size, in bytes, of the decoded blocks that a process keeps."""
@@ -66,6 +67,7 @@ class Blocks(Format):
                 found[place] = _taken(block, row)
         return found
 
+    @gathers_numpy
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
         """Leaves the batch to the loader (NotImplemented) unless blocks are numeric, of one shape and dtype."""
         rows = self.checked(keys)
