@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import random
 import re
 import warnings
 from pathlib import Path
@@ -286,6 +288,28 @@ def test_a_rule_of_ones_own_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(their_rules.default_collate_fn_map, np.ndarray, doubled)
     (found,) = agrees(penstock.ArrayDataset(np.ones((3, 2))), batch_size=3)
     assert found[0].tolist() == [[2.0, 2.0]] * 3
+
+
+def drawing(batch: Any, *, collate_fn_map: Any = None) -> Any:
+    return torch.rand(len(batch)) + float(np.random.rand()) + random.random()
+
+
+def test_a_rule_that_draws_gets_the_numbers_of_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Generators are not seeded for a gathered batch, but they are for a batch that is not gathered."""
+    monkeypatch.setitem(their_rules.default_collate_fn_map, np.ndarray, drawing)
+    dataset = penstock.ArrayDataset(np.ones((N, 2)))
+    inline, one, two = ([*Ours(dataset, batch_size=3, seed=0, num_workers=workers)] for workers in (0, 1, 2))
+    assert difference(one, inline) is None
+    assert difference(two, inline) is None
+    assert len({batch[0].item() for batch in inline}) == N // 3
+
+
+def test_code_of_the_user_is_seeded_for() -> None:
+    array = penstock.ArrayDataset(np.arange(N))
+    assert _gather.is_closed(array)
+    assert _gather.is_closed(penstock.Subset(array, [1]))
+    assert not _gather.is_closed(penstock.Subset(array, collections.UserList([1])))
+    assert not _gather.is_closed(penstock.Subset(Patched(np.arange(N)), [1]))
 
 
 def test_on_another_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,7 @@ class Runner:
     def begin(self, seat: int, *, alone: bool) -> None:
         job = self._job
         if alone:
-            self._focus.alone = True
+            self._focus.alone = self._focus.seeds = True
             self._generators.allow()
             self._generators.seed(-1, job.number(seat))
         set_worker_info(WorkerInfo(seat, job.num_workers, job.seed + seat, job.dataset), of_process=alone)

@@ -14,6 +14,7 @@ import torch
 from penstock._fill.cast import DTYPES, Empty, FieldMemory
 from penstock._system.panics import ordinary
 from penstock._work.job import Job
+from penstock.source._dataset import Subset
 from penstock.source._nested import is_of_numpy, method_of
 from penstock.torch._collate import is_usual, takes, takes_rows
 
@@ -61,6 +62,15 @@ class TensorGather:
             if not self._is_certain:
                 return None
         return Gathered(_tensors(batch, list), len(keys))
+
+
+def is_closed(dataset: Any) -> bool:
+    """True if `__gather__` runs no code of the user, who may draw random numbers: not even that of a subclass."""
+    if not type(dataset).__module__.startswith("penstock.") or not is_of_numpy(method_of(dataset, "__gather__")):
+        return False
+    if type(dataset) is not Subset:
+        return True
+    return type(dataset.indices) in (list, tuple, range, np.ndarray) and is_closed(dataset.dataset)
 
 
 def _are_ints(keys: Any) -> bool:
