@@ -349,7 +349,7 @@ WORKLOADS: dict[str, Workload] = {
             "512 int32 from a memory map through ArrayDataset (torch: its __getitems__)",
             dataset=_tensor_rows_array,
             tensors=True,
-            required=4.0,
+            required=1.0,
             **_ROWS,
         ),
         Workload(
@@ -360,7 +360,7 @@ WORKLOADS: dict[str, Workload] = {
             TOKENS_SHAPE[1:],
             "uint16",
             tensors=True,
-            required=2.0,
+            required=1.0,
         ),
         Workload(
             "tensor_images",
