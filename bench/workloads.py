@@ -20,6 +20,7 @@ from bench import images
 ROWS_SHAPE = (400_000, 512)
 IMAGES_SHAPE = (2_000, 224, 224, 3)
 TENSOR_IMAGES_SHAPE = (2_000, 3, 224, 224)  # of the same file
+TOKENS_SHAPE = (100_000, 1024)
 EPOCH_STEPS = 20  # of the rows of the epoch boundary
 INTS = 2_000_000  # long enough that torch, at a thousand batches a second, never meets the end of an epoch
 
@@ -194,6 +195,18 @@ def _tensor_rows(folder: Path) -> Any:
     return MappedTensors(folder / "rows.bin", ROWS_SHAPE, "int32")
 
 
+def _tensor_rows_array(folder: Path) -> Any:
+    import penstock
+
+    return penstock.ArrayDataset(_rows_many(folder).map)
+
+
+def _tensor_tokens(folder: Path) -> Any:
+    from penstock.formats import Tokens
+
+    return Tokens(folder / "tokens.bin", "uint16", length=TOKENS_SHAPE[1])
+
+
 def _tensor_images(folder: Path) -> Any:
     from bench.tensors import MappedTensors
 
@@ -332,6 +345,24 @@ WORKLOADS: dict[str, Workload] = {
             **_ROWS,
         ),
         Workload(
+            "tensor_rows_array",
+            "512 int32 from a memory map through ArrayDataset (torch: its __getitems__)",
+            dataset=_tensor_rows_array,
+            tensors=True,
+            required=1.0,
+            **_ROWS,
+        ),
+        Workload(
+            "tensor_tokens",
+            "1,024 uint16 through penstock.formats.Tokens (torch: its __getitems__)",
+            64,
+            _tensor_tokens,
+            TOKENS_SHAPE[1:],
+            "uint16",
+            tensors=True,
+            required=1.0,
+        ),
+        Workload(
             "tensor_images",
             "uint8 tensors of 3x224x224 over a memory map",
             64,
@@ -384,6 +415,8 @@ _MAPPED = {  # the files that datasets map; the others map none
     _rows: ("rows.bin", ROWS_SHAPE, "int32"),
     _rows_many: ("rows.bin", ROWS_SHAPE, "int32"),
     _tensor_rows: ("rows.bin", ROWS_SHAPE, "int32"),
+    _tensor_rows_array: ("rows.bin", ROWS_SHAPE, "int32"),
+    _tensor_tokens: ("tokens.bin", TOKENS_SHAPE, "uint16"),
     _images: ("images.bin", IMAGES_SHAPE, "uint8"),
     _tensor_images: ("images.bin", IMAGES_SHAPE, "uint8"),
 }

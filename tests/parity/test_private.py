@@ -66,3 +66,12 @@ def test_an_exception_is_wrapped_and_raised_again() -> None:
 
 def test_batches_are_pinned_by_a_function_of_two() -> None:
     assert list(inspect.signature(private._pin_memory.pin_memory).parameters)[:2] == ["data", "device"]
+
+
+def test_a_profiler_is_noticed() -> None:
+    assert not private.is_profiled()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        assert private.is_profiled()
+    with torch.autograd.profiler.profile():
+        assert private.is_profiled()
+    assert not private.is_profiled()

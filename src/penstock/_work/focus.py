@@ -28,6 +28,7 @@ class Focus(Source):
 
     task: Task
     alone = False  # the worker has a process of its own
+    seeds = False  # the global generators are seeded when a task begins
 
     def __init__(self, job: Job, who: str, generators: Generators) -> None:
         assert job.fetch is not None
@@ -52,7 +53,7 @@ class Focus(Source):
         number = self._drawing = task.step * self._world + self._rank  # the same as `job.number`, without a call
         if self.rngs:
             self.rngs.clear()
-        if self.alone:
+        if self.seeds:
             self._generators.seed(task.epoch, number)
 
     # Random numbers.

@@ -47,7 +47,7 @@ class Runner:
     def begin(self, seat: int, *, alone: bool) -> None:
         job = self._job
         if alone:
-            self._focus.alone = True
+            self._focus.alone = self._focus.seeds = True
             self._generators.allow()
             self._generators.seed(-1, job.number(seat))
         set_worker_info(WorkerInfo(seat, job.num_workers, job.seed + seat, job.dataset), of_process=alone)
@@ -103,7 +103,7 @@ class Runner:
         custom, fetch, mended = self._job.collate_fn, self._fetch, None
         into = None if self._field is None else FieldMemory(self._field, writer.empty)
         empty = writer.empty if into is None else into
-        gathered = fetch.gather(task, empty) if custom is None else None
+        gathered = self._gather(task, empty)
         if gathered is not None:
             if gauge.detailed:
                 gauge.fetched = perf_counter_ns()
@@ -127,6 +127,9 @@ class Runner:
         if self._end_together and not fetch.counts(task):
             return AtEnd(fetch.mark)
         return Done(batch, rows, mended, fetch.mark)
+
+    def _gather(self, task: Task, empty: Empty) -> tuple[object, int] | None:
+        return self._fetch.gather(task, empty) if self._job.collate_fn is None else None
 
     def _collate(self, samples: Sequence[Any], empty: Empty, mended: Mended | None) -> object:
         custom = self._job.collate_fn

@@ -16,6 +16,7 @@ from penstock._files.paths import Paths
 from penstock._fill.cast import Empty
 from penstock._printable import counted
 from penstock.formats._format import FileRows, Format
+from penstock.source._nested import gathers_numpy
 
 KEEP = 256 << 20
 """The default maximum size, in bytes, of the decoded blocks that a process keeps."""
@@ -67,6 +68,7 @@ class Blocks(Format):
                 found[place] = _taken(block, row)
         return found
 
+    @gathers_numpy
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
         """Leaves the batch to the loader (NotImplemented) unless blocks are numeric, of one shape and dtype."""
         rows = self.checked(keys)

@@ -27,7 +27,7 @@ from penstock.formats._inspection import FieldInfo, Inspection, fields_of
 from penstock.plan._forecast import Forecast
 from penstock.random import each
 from penstock.source._array import checked_keys
-from penstock.source._dataset import Dataset, Subset
+from penstock.source._dataset import Dataset, Subset, remove_bypass
 
 BLOCK = 8 << 20
 """Approximate bytes per block if files have no blocks of their own: the size in which remote files are fetched."""
@@ -96,8 +96,12 @@ class Format(Dataset[Any]):
         self.files = find_files(paths, self.suffixes, name, Access.of(name, files))
 
     def __init_subclass__(cls, **keywords: Any) -> None:
-        """Spells out `**files` in the signature of a subclass, for `help`, code completion and `penstock.open`."""
+        """Spells out `**files` in the signature of a subclass, for `help`, code completion and `penstock.open`.
+
+        Also removes a `__gather__` of penstock that would bypass `sample` or `samples` of the subclass.
+        """
         super().__init_subclass__(**keywords)
+        remove_bypass(cls, "__gather__", ("sample", "samples"))
         if "__init__" in vars(cls):
             cls.__signature__ = _spelt_out(cls)  # type: ignore[attr-defined]
 

@@ -18,6 +18,7 @@ from penstock.formats._blocks import KEEP
 from penstock.formats._format import Format
 from penstock.formats._inspection import FieldInfo
 from penstock.formats._table import Table, need_pyarrow
+from penstock.source._nested import gathers_numpy
 
 _LOOKED_AT = 15  # rows in a fingerprint, besides the first
 
@@ -104,6 +105,7 @@ class HuggingFace(Table):
     def _groups(self, rows: NDArray[np.int64]) -> Iterator[tuple[int, Sequence[int], list[int]]]:
         return super()._groups(rows if self._chosen is None else self._chosen[rows].astype(np.int64))
 
+    @gathers_numpy
     def __gather__(self, keys: Any, empty: Any) -> Any:
         return super().__gather__(keys, empty) if self.is_direct else NotImplemented
 

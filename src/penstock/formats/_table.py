@@ -27,6 +27,7 @@ from penstock.formats._format import Format
 from penstock.formats._inspection import FieldInfo
 from penstock.plan._forecast import Forecast
 from penstock.source._array import checked_keys
+from penstock.source._nested import gathers_numpy
 
 if TYPE_CHECKING:
     from penstock.formats._cells import Cells
@@ -210,6 +211,7 @@ class Table(Format):
             first, end = places[0], places[-1] + 1  # they ascend, because argsort is stable
             yield number, range(first, end) if end - first == stop - start else places, local[start:stop]
 
+    @gathers_numpy
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
         """Leaves the batch to the loader (NotImplemented) if it needs Python objects, or rows are null or ragged."""
         rows = checked_keys(keys, len(self))

@@ -27,6 +27,7 @@ from penstock.formats._inspection import FieldInfo
 from penstock.formats._megatron import dtype_beside
 from penstock.formats._tfrecord import TFRecord
 from penstock.source._array import checked_keys
+from penstock.source._nested import gathers_numpy
 
 T = TypeVar("T")
 
@@ -139,6 +140,7 @@ class Tokens(Format):
     def samples(self, keys: Sequence[int], rows: NDArray[np.int64]) -> list[Any]:
         return list(self._gathered(rows, np.empty))
 
+    @gathers_numpy
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> NDArray[Any]:
         return self._gathered(checked_keys(keys, len(self)), empty)
 

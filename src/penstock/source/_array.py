@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from penstock._fill.cast import Empty, FieldMemory
 from penstock._printable import counted
 from penstock.source._dataset import Dataset, check_either
+from penstock.source._nested import gathers_numpy
 
 Array = NDArray[Any]
 
@@ -57,6 +58,7 @@ class ArrayDataset(Dataset[Any]):
         rows = [[_item(view, key) for key in checked] for view in self._views]
         return [self._sample(parts) for parts in zip(*rows, strict=True)]
 
+    @gathers_numpy
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
         """Returns the batch for these keys, as if collated one by one. `empty(shape, dtype)` allocates its memory."""
         checked = checked_keys(keys, len(self))

@@ -28,6 +28,8 @@ from penstock.source._nested import (
     blocks_of_subset,
     foresee_of_parts,
     foresee_of_subset,
+    gathers_numpy,
+    is_of_numpy,
     method_of,
 )
 
@@ -65,6 +67,14 @@ def _depth(cls: type, name: str) -> int:
     return next(found, len(cls.__mro__) - 1)
 
 
+def remove_bypass(cls: type, name: str, others: Sequence[str]) -> None:
+    """Sets a method of penstock to None in a subclass that redefines one of the others, which it would bypass."""
+    depth = _depth(cls, name)
+    is_ours = cls.__mro__[depth].__module__.startswith("penstock.")
+    if is_ours and any(_depth(cls, other) < depth for other in others):
+        setattr(cls, name, None)
+
+
 class Keyed(Protocol[T_co]):
     """Anything that can be part of a dataset. It has a sample for each key, and usually a length."""
 
@@ -98,10 +108,8 @@ class Dataset(Generic[T_co]):
         Batch methods that the user defines stay.
         """
         super().__init_subclass__(**kwargs)
-        depths = [_depth(cls, name) for name in _METHODS]
-        for at, depth in enumerate(depths):
-            if cls.__mro__[depth].__module__.startswith("penstock.") and min(depths[at:]) < depth:
-                setattr(cls, _METHODS[at], None)
+        for at, name in enumerate(_METHODS):
+            remove_bypass(cls, name, _METHODS[at + 1 :])
 
     def __getitem__(self, index: Any) -> T_co:
         raise NotImplementedError(f"{type(self).__name__} must define __getitem__, which returns a sample.")
@@ -272,7 +280,11 @@ class Subset(Dataset[T_co]):
         gather = method_of(self.dataset, "__gather__")
         if gather is None:
             raise AttributeError(f"a {type(self.dataset).__name__} has no __gather__")
-        return lambda keys, empty: gather(self._underlying(keys), empty)
+
+        def inner(keys: Any, empty: Any) -> Any:
+            return gather(self._underlying(keys), empty)
+
+        return gathers_numpy(inner) if is_of_numpy(gather) else inner
 
     @property
     def blocks(self) -> NDArray[np.int64]:

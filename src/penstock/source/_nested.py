@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from hashlib import blake2b
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from penstock.plan._forecast import Forecast, InnerForecast
 from penstock.plan._grouping import Grouping, InnerBlocks, KeyArray, chosen, joined
 
 Foresee = Callable[[Forecast], Any]
+Gather = TypeVar("Gather", bound=Callable[..., Any])
 
 
 def method_of(dataset: object, name: str) -> Any:
@@ -23,6 +24,23 @@ def method_of(dataset: object, name: str) -> Any:
     # Looked up on the class, as Python does for special methods: a wrapper that forwards missing attributes to an
     # inner dataset would otherwise be bypassed, and the inner dataset's samples used instead of its own.
     return getattr(dataset, name, None) if hasattr(type(dataset), name) else None
+
+
+_NUMPY = "_gathers_numpy"
+
+
+def gathers_numpy(gather: Gather) -> Gather:
+    """Marks a `__gather__` whose samples are numpy arrays or scalars, str, bytes, or one dict or tuple of these.
+
+    Their types and dtypes do not differ between samples, except where `__gather__` returns NotImplemented. So another
+    library's collate function can be told from the batch alone, and `penstock.torch` makes tensors of the batch.
+    """
+    setattr(gather, _NUMPY, True)
+    return gather
+
+
+def is_of_numpy(gather: object) -> bool:
+    return getattr(gather, _NUMPY, False) is True
 
 
 # Recognised by the names of the class and its attributes, so that other libraries need not be imported.

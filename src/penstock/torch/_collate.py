@@ -20,7 +20,8 @@ from torch.utils.data import default_collate
 
 # The only private module of torch that is used here: `collate` and `default_collate_fn_map` (both are named in the
 # documentation of default_collate), and the rules `collate_tensor_fn`, `collate_numpy_array_fn`,
-# `collate_numpy_scalar_fn`, `collate_float_fn`, `collate_int_fn`. test_torch_collate.py fails if torch moves one.
+# `collate_numpy_scalar_fn`, `collate_float_fn`, `collate_int_fn`, `collate_str_fn`. test_torch_collate.py fails if
+# torch moves one.
 from torch.utils.data._utils import collate as theirs
 
 import penstock.collate
@@ -44,6 +45,24 @@ def collate(samples: Any, empty: Empty, *, alone: bool = True) -> Any:
     if not torch.empty(0).is_cpu:  # torch.set_default_device: tensors are made on that device
         return default_collate(samples)
     return _collate(samples, empty, alone)
+
+
+def is_usual() -> bool:
+    """True if no rule of torch's default_collate was added or replaced, and its tensors are in the CPU's memory."""
+    return theirs.default_collate_fn_map == _USUAL and torch.empty(0).is_cpu
+
+
+def takes(value: Any) -> bool:
+    """True if torch's default_collate makes contiguous tensors of such numpy arrays or scalars, with their dtype."""
+    if type(value) is not np.ndarray:
+        return type(value) in _SCALARS
+    is_plain = value.ndim > 0 and value.flags.c_contiguous and value.flags.aligned
+    return is_plain and not _refused({value.strides}, value.dtype) and takes_rows(value.dtype, False)
+
+
+def takes_rows(dtype: np.dtype[Any], scalars: bool) -> bool:
+    """True if torch's default_collate keeps this dtype, for scalars or for arrays."""
+    return dtype.isnative and dtype.char in (_SCALAR_CODES if scalars else _ARRAY_CODES)
 
 
 def explained(samples: Any) -> Any:
@@ -161,6 +180,8 @@ def _arrays(batch: Any, empty: Empty, alone: bool) -> torch.Tensor | None:
         return None
     if _refused({first.strides} if at_once else set(map(attrgetter("strides"), batch)), dtype):
         return None
+    if alone and first.ndim > 3 and not first.flags.c_contiguous:
+        return None  # torch keeps channels_last (see `_tensors`)
     try:
         if at_once:
             out = empty(batch.shape, dtype)
@@ -209,6 +230,19 @@ _INTS: Kinds = {int: np.dtype(np.int64), bool: np.dtype(np.bool_)}
 _FLOATS: Kinds = {float: np.dtype(np.float64)}
 _SCALARS: Kinds = {dtype.type: dtype for dtype in _DTYPES if _is_taken(dtype.type)}
 
+# By numpy's codes, because dtypes that are equal may differ for torch: it takes uint64 ("L"), and refuses "Q".
+_ARRAY_CODES = {dtype.char for dtype in _DTYPES}
+_SCALAR_CODES = {dtype.char for dtype in _SCALARS.values()}
+
+_USUAL = {
+    torch.Tensor: theirs.collate_tensor_fn,
+    np.ndarray: theirs.collate_numpy_array_fn,
+    (np.bool_, np.number, np.object_): theirs.collate_numpy_scalar_fn,
+    float: theirs.collate_float_fn,
+    int: theirs.collate_int_fn,
+    str: theirs.collate_str_fn,
+    bytes: theirs.collate_str_fn,
+}
 _STACK = theirs.collate_tensor_fn
 _OURS: dict[Any, Callable[[Any, Empty, bool], torch.Tensor | None]] = {
     _STACK: _tensors,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -16,10 +16,14 @@ from torch.utils.data import RandomSampler, default_collate
 
 import penstock
 from penstock._feed import feed_of
+from penstock._fill.cast import Empty
 from penstock._options import OPTIONS, Face, Options
 from penstock._session.seeded import SeedSession
 from penstock._wire.failure import dict_of
+from penstock._wire.task import Task
+from penstock._wire.updates import Change
 from penstock._work.generators import Generators
+from penstock._work.job import Job
 from penstock._work.runner import Runner
 from penstock._work.seeding import Borrowed, GeneratorLoan, Lending
 from penstock.backends import _base as backends
@@ -27,6 +31,7 @@ from penstock.backends._process.methods import configured_method
 from penstock.source._dataset import is_stream
 from penstock.torch import _private as private
 from penstock.torch._collate import collate, explain, explained
+from penstock.torch._gather import TensorGather, is_closed
 
 
 class Stacked:
@@ -72,10 +77,42 @@ class SeededRunner(Runner):
 
     make_generators = _TorchGenerators
 
+    def __init__(self, job: Job, who: str) -> None:
+        super().__init__(job, who)
+        gathers = job.batched and isinstance(job.collate_fn, Stacked) and not is_stream(job.dataset)
+        self._tensors = TensorGather(job) if gathers else None
+
     def begin(self, seat: int, *, alone: bool) -> None:
         job = self._job
         private.set_worker_info(seat, job.num_workers, job.seed + seat, job.dataset)
         super().begin(seat, alone=alone)
+        self._prepare()
+
+    def change(self, changes: Iterable[Change]) -> None:
+        super().change(changes)
+        self._prepare()
+
+    def look_up(self) -> None:
+        super().look_up()
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Forgets what is known of the dataset, which was changed."""
+        if self._tensors is not None:
+            self._tensors = TensorGather(self._job)
+            # Seeding three generators takes 16 us. A batch without the user's code does not need it.
+            self._focus.seeds = self._focus.alone and not is_closed(self._job.dataset)
+
+    def _gather(self, task: Task, empty: Empty) -> tuple[object, int] | None:
+        if self._tensors is None:
+            return super()._gather(task, empty)
+        self._focus.doing("__gather__ of samples ", task.keys)
+        gathered = self._tensors(task.keys, empty)
+        if gathered is None:
+            self._focus.doing("", None)
+            if self._focus.alone and not self._focus.seeds:
+                self._generators.seed(task.epoch, self._job.number(task.step))
+        return gathered
 
 
 class _BorrowedWithTorch(Borrowed):

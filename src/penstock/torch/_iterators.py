@@ -198,6 +198,8 @@ class Seeded(private.WorkersIterator):  # type: ignore[misc]
         _begun(loader)
 
     def __next__(self) -> Any:
+        if not private.is_profiled():
+            return next(self._stream)
         with record_function(self._profile_name):
             return next(self._stream)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import _utils
+from torch._C import _autograd
 from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data import dataloader as _dataloader
 from torch.utils.data._utils import pin_memory as _pin_memory
@@ -26,6 +27,9 @@ ExceptionWrapper: Any = _utils.ExceptionWrapper
 numpy_seed: Any = _worker._generate_state
 # (batch, device) -> the pinned batch, by torch's own rules: nested containers, objects with a `pin_memory` method.
 pin: Any = _pin_memory.pin_memory
+
+# True while a profiler records this thread. To ask takes 0.04 us, and a range that nobody records takes 12.
+is_profiled: Any = _autograd._profiler_enabled
 
 BaseIterator: Any = _dataloader._BaseDataLoaderIter
 InlineIterator: Any = _dataloader._SingleProcessDataLoaderIter

@@ -14,7 +14,7 @@ import numpy.random  # takes 20 ms: imported here so that forked workers do not 
 import torch
 
 from penstock._at_work import set_worker_info
-from penstock._fill.cast import FieldMemory
+from penstock._fill.cast import Empty, FieldMemory
 from penstock._measure.gauges import NO_GAUGE, Gauge, NoGauge, Slow
 from penstock._memory.layout import Writer
 from penstock._resume.reading import Mark, Reading, has_state, taken
@@ -29,6 +29,7 @@ from penstock._work.paths import path_of
 from penstock.errors import InternalError, RemoteTraceback
 from penstock.torch import _private as private
 from penstock.torch._collate import collate, explain
+from penstock.torch._gather import Gathered, TensorGather
 from penstock.worker_info import WorkerInfo
 
 Resumed = tuple[Mark | None, int]
@@ -56,6 +57,7 @@ class Replica:
         self._field = None if job.cast is None else job.cast.root()
         self._gauge: Gauge | NoGauge = NO_GAUGE  # of the task
         self._mark: bytes | None = None
+        self._gather = TensorGather(job) if job.batched and job.collate_fn is None and not stream else None
 
     def begin(self, seat: int, *, alone: bool) -> None:
         """Seeds the generators, once for all tasks, as torch does: each number depends on all earlier ones."""
@@ -93,25 +95,30 @@ class Replica:
         if self._init_error is not None:
             error, trace = self._init_error
             raise copied(error).with_traceback(trace)
-        job = self._job
-        fetched = self._pull(task) if self._is_stream else self._fetch(task)
+        into = None if self._field is None else FieldMemory(self._field, writer.empty)
+        empty = into or writer.empty
+        fetched = self._pull(task) if self._is_stream else self._fetch(task, empty)
         if fetched is None:
             return AtEnd(self._mark)
-        samples, rows = fetched
         if self._gauge.detailed:
             self._gauge.fetched = perf_counter_ns()
-        into = None if self._field is None else FieldMemory(self._field, writer.empty)
-        if job.collate_fn is None:
-            try:
-                batch = collate(samples, into or writer.empty, alone=False)
-            except Exception as error:
-                explain(error, samples)
-                raise
-        else:
-            batch = job.collate_fn(samples)
+        if isinstance(fetched, Gathered):
+            batch, rows = fetched.batch, fetched.rows
+            return Done(batch if into is None else into.finish(batch, rows), rows, None, self._mark)
+        samples: Any = fetched[0]
+        batch = self._collate(samples, empty)
         if into is not None:
-            batch = into.finish(batch, len(samples) if job.batched else 0)
-        return Done(batch, rows, None, self._mark)
+            batch = into.finish(batch, len(samples) if self._job.batched else 0)
+        return Done(batch, fetched[1], None, self._mark)
+
+    def _collate(self, samples: Any, empty: Empty) -> Any:
+        if self._job.collate_fn is not None:
+            return self._job.collate_fn(samples)
+        try:
+            return collate(samples, empty, alone=False)
+        except Exception as error:
+            explain(error, samples)
+            raise
 
     def failed(self, error: BaseException, task: Task, mark: bytes | None) -> Errored:
         """Returns the outcome of a task that raised; SystemExit and the like are raised again, to end the worker."""
@@ -136,7 +143,8 @@ class Replica:
         text = f"Caught {type(error).__name__} {process}.\nOriginal {text_of(error)}"
         return dumps(TorchFailure(body, text, errored.where))
 
-    def _fetch(self, task: Task) -> tuple[Any, int]:
+    def _fetch(self, task: Task, empty: Empty) -> tuple[Any, int] | Gathered:
+        """Returns the samples of a step and their number, or the whole batch if the dataset gathers it."""
         dataset = self._job.dataset
         if self._resumed is not None:
             (mark, _), self._resumed = self._resumed, None
@@ -145,6 +153,9 @@ class Replica:
         try:
             if not self._job.batched:
                 return self._get(task.keys), 1
+            gathered = None if self._gather is None else self._gather(task.keys, empty)
+            if gathered is not None:
+                return gathered
             keys = _keys(task.keys)
             rows = len(keys)
             many = getattr(dataset, "__getitems__", None)

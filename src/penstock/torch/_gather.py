@@ -1,0 +1,100 @@
+"""Makes batches of tensors with the dataset's `__gather__`, which writes all rows into the slab at once.
+
+A gathered batch is equal to what torch's default_collate makes of the samples. Whenever that is not certain, or
+anything raises, the samples are fetched and collated instead, and torch's own code makes the batch or the error.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from penstock._fill.cast import DTYPES, Empty, FieldMemory
+from penstock._system.panics import ordinary
+from penstock._work.job import Job
+from penstock.source._dataset import Subset
+from penstock.source._nested import is_of_numpy, method_of
+from penstock.torch._collate import is_usual, takes, takes_rows
+
+
+class Gathered(NamedTuple):
+    """A whole batch, and the number of its rows."""
+
+    batch: object
+    rows: int
+
+
+class TensorGather:
+    """Gathers the batches of one worker. The first sample of its first batch tells whether torch would stack it."""
+
+    def __init__(self, job: Job) -> None:
+        self._dataset = job.dataset
+        # __gather__ converts to numpy's dtypes. Others, such as bfloat16, are made of the finished tensors.
+        self._converts = job.cast is None or {name for _, name in job.cast.fields} <= {None, *DTYPES}
+        self._is_certain: bool | None = None  # None: not known yet
+
+    def __call__(self, keys: Any, empty: Empty) -> Gathered | None:
+        """Returns the batch of these keys, or None if the samples must be fetched and collated."""
+        if self._is_certain is False or not _are_ints(keys) or not is_usual():
+            return None
+        try:
+            return self._gathered(np.asarray(keys), empty)
+        except BaseException as error:
+            if not isinstance(ordinary(error), Exception):
+                raise
+            return None  # an error that remains is raised by the samples
+
+    def _gathered(self, keys: np.ndarray[Any, Any], empty: Empty) -> Gathered | None:
+        # Looked up for each batch, because worker_init_fn may have changed the dataset.
+        gather = method_of(self._dataset, "__gather__")
+        if not is_of_numpy(gather) or "__getitems__" in getattr(self._dataset, "__dict__", ()):
+            self._is_certain = False
+            return None
+        if type(empty) is FieldMemory and not self._converts:
+            empty = empty.empty
+        batch = gather(keys, empty)
+        if batch is NotImplemented:
+            return None
+        if self._is_certain is None:
+            self._is_certain = _would_be_stacked(self._dataset[keys.item(0)])
+            if not self._is_certain:
+                return None
+        return Gathered(_tensors(batch, list), len(keys))
+
+
+def is_closed(dataset: Any) -> bool:
+    """True if `__gather__` runs no code of the user, who may draw random numbers: not even that of a subclass."""
+    if not type(dataset).__module__.startswith("penstock.") or not is_of_numpy(method_of(dataset, "__gather__")):
+        return False
+    if type(dataset) is not Subset:
+        return True
+    return type(dataset.indices) in (list, tuple, range, np.ndarray) and is_closed(dataset.dataset)
+
+
+def _are_ints(keys: Any) -> bool:
+    if type(keys) is np.ndarray:
+        return keys.ndim == 1 and len(keys) > 0 and keys.dtype.kind in "iu"
+    return type(keys) is list and set(map(type, keys)) == {int}
+
+
+def _would_be_stacked(sample: Any) -> bool:
+    values = sample.values() if type(sample) is dict else sample if type(sample) is tuple else (sample,)
+    return all(type(value) in (str, bytes) or takes(value) for value in values)
+
+
+def _tensors(batch: Any, texts: type) -> Any:
+    """Converts penstock's batch to torch's. Raises TypeError if torch might make something else of the samples."""
+    kind = type(batch)
+    if kind is np.ndarray:
+        if not takes_rows(batch.dtype, batch.ndim == 1) or not batch.flags.c_contiguous:
+            raise TypeError(f"torch may not keep {batch.dtype}")
+        return torch.from_numpy(batch)
+    if kind is dict:
+        return {key: _tensors(column, list) for key, column in batch.items()}
+    if kind is tuple:
+        return [_tensors(column, tuple) for column in batch]  # torch zips tuples, so a column of text is a tuple
+    if kind is list:
+        return texts(batch)
+    raise TypeError(f"a {kind.__name__} is not a part of a gathered batch")
