@@ -95,7 +95,7 @@ def read(server: Server, cache: Path, dataset: str) -> tuple[list[list[int]], li
 
 
 def ranges(server: Server) -> list[tuple[str, str]]:
-    """The ranges of files that were asked for, but for those of a few bytes: lengths, first bytes, and ends of tables."""
+    """The ranges of files that were asked for, but for short ones: lengths, first bytes, and ends of tables."""
     log = [(path, span) for method, path, span in server.log if method == "GET"]
     bounds = [(*map(int, span.removeprefix("bytes=").split("-")),) for _, span in log]
     return [each for each, (first, last) in zip(log, bounds, strict=True) if last - first > 512]
