@@ -96,7 +96,7 @@ class Format(Dataset[Any]):
         self.files = find_files(paths, self.suffixes, name, Access.of(name, files))
 
     def __init_subclass__(cls, **keywords: Any) -> None:
-        """Spells out `**files` in the signature of a subclass, for `help`, code completion and `penstock.open`."""
+        """Lists the `**files` arguments in a subclass's signature, for `help`, completion and `penstock.open`."""
         super().__init_subclass__(**keywords)
         if "__init__" in vars(cls):
             cls.__signature__ = _spelt_out(cls)  # type: ignore[attr-defined]
