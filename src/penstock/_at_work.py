@@ -44,7 +44,10 @@ at_work = _AtWork()
 
 @contextmanager
 def among(rows: Sequence[int], n: int) -> Iterator[None]:
-    """Inside the block, `penstock.each(keys)` expects only these of the `n` rows that the dataset was asked for."""
+    """Limits `penstock.each(keys)` to the given `rows` of the batch inside the `with` block.
+
+    `n` is the number of rows that the dataset was asked for.
+    """
     source = at_work.source
     if source is None:
         yield
@@ -60,7 +63,7 @@ def among(rows: Sequence[int], n: int) -> Iterator[None]:
 
 @contextmanager
 def working_at(source: Source) -> Iterator[None]:
-    """Makes `rng()` use this source in the block. Blocks nest: a dataset may iterate over another loader."""
+    """Makes `rng()` use this source inside the `with` block. Blocks can be nested, for example by a nested loader."""
     outer, at_work.source = at_work.source, source
     try:
         yield

@@ -69,7 +69,7 @@ def prefetch(
 
 
 class _ReadingThread:
-    """Describes the reading thread to `Measures`, as a crew of one worker."""
+    """Describes the reading thread to `Measures`, as if it were a pool with one worker."""
 
     seats: ClassVar = [0]
 
@@ -159,7 +159,7 @@ class Prefetcher:
         return taken
 
     def _take(self) -> Any:
-        """Returns the next batch, END, or a NoBatch with an error, and permits the thread to read another batch."""
+        """Returns the next batch, END, or a NoBatch with an error. Lets the thread read another batch."""
         if self._gate.stopped and not self._closed:  # this object was in a cycle, and a finalizer brought it back
             self._ended_by = "the garbage collector"
         stopwatch = self._crew.stopwatch
@@ -243,7 +243,7 @@ class Prefetcher:
 
     @never_ends
     def _load_state_dict(self, state: Any) -> None:
-        """Waits for the source to finish its current batch. If loading raises, reading goes on as before."""
+        """Loads a state after the source has finished its current batch. If this raises, reading continues."""
         self._check()
         with self._producer.turn:
             try:
@@ -311,7 +311,10 @@ class Prefetcher:
             )
 
     def _begin(self, again: bool, *, loaded: bool = False, first: Any = None) -> None:
-        """Starts the thread and the first sweep once, or with `again` a new sweep (if `loaded`, from `first`)."""
+        """Starts the thread and the first pass over the source, once.
+
+        With `again`, starts a new pass; if `loaded`, this pass begins at the state `first`.
+        """
         self._check()
         producer = self._producer
         with self._beginning:

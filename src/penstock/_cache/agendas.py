@@ -43,7 +43,10 @@ class Agenda(NamedTuple):
     rows: NDArray[Any]
 
     def distances(self, ahead: int = 0) -> NDArray[np.int64]:
-        """Returns the distance of each use in samples, ignoring the next `ahead`; FAR if the use ends within them."""
+        """Returns how many samples ahead each use starts, or FAR if it ends within the next `ahead` samples.
+
+        A use that is already in progress after `ahead` samples counts as starting there.
+        """
         rows, at = self.rows, self.position + ahead
         coming: NDArray[np.int64] = np.maximum(rows["first"], at) - self.position
         return np.where(at < rows["stop"], coming, FAR)
@@ -61,7 +64,10 @@ def key_of(digest: str) -> int:
 
 
 class Needs:
-    """Computes when each piece is needed next, according to the agendas of all loaders."""
+    """Computes when each piece (a byte range of a file) is needed next, from the agendas of all loaders.
+
+    An agenda lists the pieces that a loader will read.
+    """
 
     def __init__(self, keys: Sequence[int], agendas: Sequence[Agenda]) -> None:
         self._keys = np.array(keys, np.uint64)
@@ -75,7 +81,10 @@ class Needs:
                 self._rows.append((agenda, begins, at, theirs[begins][at] == self._keys))
 
     def after(self, ahead: int) -> NDArray[np.int64]:
-        """Returns the distance of each piece's next use in samples, ignoring the next `ahead`; FAR if it has none."""
+        """Returns how many samples ahead each piece is next used, or FAR if it is not used again.
+
+        The next `ahead` samples are ignored.
+        """
         needs = np.full(len(self._keys), FAR, np.int64)
         for agenda, begins, at, known in self._rows:
             nearest = np.minimum.reduceat(agenda.distances(ahead), begins)
@@ -84,14 +93,18 @@ class Needs:
 
 
 class Ranking(NamedTuple):
-    """Indexes of pieces in the order of eviction, and for each piece if it is needed later than the new one."""
+    """The order in which to evict pieces (as indexes), and which of them are needed later than the new piece."""
 
     order: NDArray[np.intp]
     spare: NDArray[np.bool_]
 
 
 def ranking(keys: Sequence[int], times: Sequence[int], agendas: Sequence[Agenda], new: int = 0) -> Ranking:
-    """Ranks pieces for eviction: those in no agenda, oldest first, then those that are needed last (Belady)."""
+    """Ranks pieces for eviction: unneeded pieces first (oldest first), then those whose next use is furthest away.
+
+    This is Belady's algorithm. "Unneeded" means that no loader's agenda (its list of future reads) contains the
+    piece.
+    """
     needs = Needs([*keys, new], agendas)
     now = needs.after(0)
     ahead = 0 if now[-1] == FAR else int(now[-1])
@@ -103,14 +116,14 @@ def ranking(keys: Sequence[int], times: Sequence[int], agendas: Sequence[Agenda]
 
 
 class Publisher:
-    """Writes a loader's agenda to the cache folder. Not thread-safe."""
+    """Writes a loader's agenda (its list of future reads) to the cache folder. Not thread-safe."""
 
     def __init__(self, folder: str, group: int | None = None) -> None:
         self._path, self._group = os.path.join(folder, f"{os.getpid()}-{secrets.token_hex(4)}{SUFFIX}"), group
         self._locks: list[ByteLock] = []  # on the published file; a list, so that an interrupt loses none
 
     def publish(self, agenda: Agenda) -> None:
-        """Replaces the agenda file. The caller must hold the folder's lock, so that no process deletes the draft."""
+        """Replaces the agenda file. The caller must hold the folder's lock, or the temporary file may be deleted."""
         draft = f"{self._path}.draft"
         lock = ByteLock(partial(trust.make_file, draft, self._group), 0)
         try:
@@ -140,7 +153,10 @@ class Publisher:
 
 
 def read(path: str, group: int | None = None, *, sweeps: bool) -> Agenda | None:
-    """Returns an agenda, or None if the file is invalid or its writer has died (`sweeps` then deletes the file)."""
+    """Returns an agenda, or None if the file is invalid or its writer has died.
+
+    With `sweeps`, the file of a dead writer is deleted.
+    """
     with suppress(OSError, ValueError, struct.error):
         fd = acquire(partial(trust.open_ours, path, os.O_RDWR, group), os.close)
         try:

@@ -32,21 +32,22 @@ _LOOKED_AT = 4
 
 
 class _TooLarge(OSError):
-    """The piece is larger than the size limit of the cache."""
+    """Raised if a piece is larger than the size limit of the cache."""
 
 
 class _MadePiece(NamedTuple):
-    """The bytes of a piece, and the error if they could not be written to the cache folder."""
+    """The bytes of a piece (part of a file), and the error if they could not be written to the cache folder."""
 
     buffers: list[memoryview]
     refused: OSError | None = None
 
 
 class Cache:
-    """Keeps up to `limit` bytes of pieces in a folder, on disk or in /dev/shm, for all processes of a machine.
+    """Keeps up to `limit` bytes of file pieces in a folder, on disk or in /dev/shm, for all processes of a machine.
 
-    If a process dies, the kernel releases its locks, and an incomplete piece is never used. Other users have no
-    access, except the folder's group if `shared` is True. Raises Untrusted if another user could write to the folder.
+    If a process dies, the kernel releases its locks. An incomplete piece is never used. Other users have no access,
+    except members of the folder's group if `shared` is True. Raises Untrusted if another user could write to the
+    folder.
     """
 
     def __init__(self, folder: str | os.PathLike[str], limit: int, shared: bool = False) -> None:
@@ -105,7 +106,7 @@ class Cache:
         return self._mapped.get(name)
 
     def fetch(self, name: str, make: MakePiece) -> bool:
-        """Stores a piece for a later `get`. Returns False, without a warning, if it cannot be written."""
+        """Stores a piece for a later `get`. Returns False, without a warning, if the piece cannot be written."""
         digest = digest_of(name)
         try:
             return with_loan(self._folder.lock(digest), self._fetched, name, digest, make)
@@ -120,7 +121,7 @@ class Cache:
 
     @property
     def evicted(self) -> int:
-        """Counter of the evictions from the folder by all processes; -1 if unknown."""
+        """The number of pieces that all processes have evicted from the folder so far; -1 if unknown."""
         return self._folder.noted().evicted
 
     def publisher(self) -> Publisher:
@@ -203,7 +204,7 @@ class Cache:
         return view
 
     def _warn(self, error: OSError) -> None:
-        """Warns about a piece that could not be written, once for each error number."""
+        """Warns that a piece could not be written. Each error number is reported only once."""
         if error.errno not in self._warned:
             self._warned.add(error.errno)
             remedy = "Make room on the disk, or use another folder."

@@ -35,7 +35,7 @@ class Claim(NamedTuple):
 
 
 def near(uses: Uses, position: int) -> NDArray[np.int64]:
-    """Returns the blocks that a loader at this position will use soon or has just used, in the order of their use."""
+    """Returns the blocks that a loader at this position has just used or will use soon, in order of use."""
     first, stop = uses.first, uses.stop
     # `spread` is the number of positions over which a block's samples are spread. Workers are less far ahead.
     # A rank that has just begun may be a few steps behind, and have no claim yet.
@@ -45,7 +45,10 @@ def near(uses: Uses, position: int) -> NDArray[np.int64]:
 
 
 def surplus(rows: Rows, claims: Sequence[Claim], coming: int = 0) -> NDArray[np.bool_]:
-    """Returns a mask of the blocks to drop when `coming` bytes are added: the oldest unclaimed ones beyond `keep`."""
+    """Returns a mask of the blocks to drop before `coming` bytes are added.
+
+    These are the oldest blocks that no loader claims, beyond the `keep` bytes of unclaimed blocks that may stay.
+    """
     keep = max((claim.keep for claim in claims if claim.keep is not None), default=0)
     newest = np.argsort(-rows["number"])
     free = ~_needed(rows, claims)[newest]
@@ -55,7 +58,10 @@ def surplus(rows: Rows, claims: Sequence[Claim], coming: int = 0) -> NDArray[np.
 
 
 def place(rows: Rows, claims: Sequence[Claim], most: int) -> int | None:
-    """Returns the row for a new block: free, new, or the oldest unclaimed one; None if all `most` are claimed."""
+    """Returns the row in which to store a new block, or None if all `most` rows hold claimed blocks.
+
+    Free rows are used first, then new rows, then the row of the oldest unclaimed block.
+    """
     free = np.flatnonzero(rows["pid"] == 0)
     if len(free):
         return int(free[0])

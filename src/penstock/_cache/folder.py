@@ -47,7 +47,7 @@ class FolderTotals(NamedTuple):
 
 
 class PieceFileInfo(NamedTuple):
-    """A cached piece: its key in agendas, the size of its file, and the file's modification time in nanoseconds."""
+    """A cached piece: its key in agendas, its file size in bytes, and its modification time in nanoseconds."""
 
     key: int
     size: int
@@ -55,7 +55,7 @@ class PieceFileInfo(NamedTuple):
 
 
 class FolderListing(NamedTuple):
-    """The pieces in a folder, by digest, and the agendas of live loaders."""
+    """The pieces in a folder, by digest, and the agendas (lists of future reads) of live loaders."""
 
     pieces: dict[str, PieceFileInfo]
     agendas: list[Agenda]
@@ -65,7 +65,7 @@ class FolderListing(NamedTuple):
         return sum(about.size for about in self.pieces.values())
 
     def ranked(self, digest: str) -> Iterator[tuple[str, int, bool]]:
-        """Yields (digest, size, may be evicted now) in the order of eviction, to make room for the piece `digest`."""
+        """Yields (digest, size, whether it may be evicted now) in eviction order, to make room for `digest`."""
         digests = list(self.pieces)
         keys, sizes, times = zip(*self.pieces.values(), strict=True) if digests else ((), (), ())
         order, spare = ranking(keys, times, self.agendas, key_of(digest))
@@ -73,7 +73,7 @@ class FolderListing(NamedTuple):
 
 
 class FreeSpace:
-    """Tracks the free space in a folder. Lists the folder only if it may be full, because listing is slow."""
+    """Tracks the free space in a folder. Listing a folder is slow, so it is done only if the folder may be full."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder, self._listed = folder, FolderListing({}, [])
@@ -97,12 +97,12 @@ class FreeSpace:
         return over <= 0
 
     def add(self, digest: str, nbytes: int) -> None:
-        """Counts a piece that is being fetched as if it were already in the folder."""
+        """Counts a piece that is still being fetched as if it were already in the folder."""
         self._listed.pieces.setdefault(digest, PieceFileInfo(key_of(digest), nbytes + pieces.EXTRA, 0))
 
 
 class Folder:
-    """The folder of a cache. `limit` excludes pieces that are being written. Members of `group` have access too."""
+    """The folder of a cache. `limit` does not count pieces that are being written. `group` has access too."""
 
     def __init__(self, path: str, limit: int, group: int | None = None) -> None:
         self.path, self.limit, self.group = path, limit, group
@@ -116,7 +116,7 @@ class Folder:
         return os.path.join(self.path, f"{digest}.penstock-piece")
 
     def lock(self, digest: str, *, waits: bool = True) -> ByteLock:
-        """Returns the lock of a piece. A process must hold this lock to fetch the piece."""
+        """Returns the lock that a process must hold while it fetches this piece."""
         return ByteLock(self._opened, 1 + int(digest[:15], 16), self._patience if waits else None, long=True)
 
     def own_lock(self) -> ByteLock:
@@ -124,7 +124,7 @@ class Folder:
         return ByteLock(self._opened, 0, self._patience)
 
     def add(self, digest: str, buffers: Sequence[memoryview]) -> tuple[int, FileStamp]:
-        """Writes a piece, whose lock the caller holds. Returns the number of evictions and the file's stamp."""
+        """Writes a piece. The caller must hold its lock. Returns the number of evictions and the file's stamp."""
         part = os.path.join(self.path, f"{digest}-{secrets.token_hex(8)}.penstock-part")
         pieces.write(part, digest, buffers, self.group)
         lock = self.own_lock()
@@ -153,7 +153,7 @@ class Folder:
         return evicted, stamp_of(about)
 
     def _evict(self, size: int, digest: str) -> tuple[int, int]:
-        """Evicts pieces until `size` more bytes fit. Returns the new total size, and the number of evicted pieces."""
+        """Evicts pieces until `size` more bytes fit. Returns the new total size and the number of evicted pieces."""
         found = self.listed(sweeps=True)
         total, evicted = found.total, 0
         most = self.limit - size - (self.limit // 100 if len(found.pieces) > _FEW else 0)
@@ -188,7 +188,7 @@ class Folder:
         return found
 
     def noted(self) -> FolderTotals:
-        """Returns the totals stored in the folder. If they are invalid, `total` is `limit` and `evicted` is -1."""
+        """Returns the totals stored in the folder, or (`limit`, -1) if they are invalid."""
         with suppress(OSError):
             fd = acquire(partial(trust.open_ours, self._state, group=self.group), os.close)
             try:

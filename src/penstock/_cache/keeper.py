@@ -28,7 +28,10 @@ _keepers: weakref.WeakSet[Keeper] = weakref.WeakSet()
 
 
 class Keeper:
-    """Claims shared blocks for a loader: the next ones if it reads block by block, else the newest `keep` bytes."""
+    """Claims shared blocks for a loader, so that they stay in memory.
+
+    If the loader reads block by block, it claims the next blocks; otherwise, the newest `keep` bytes of blocks.
+    """
 
     def __init__(
         self, forecast: Forecast, table: str, edges: NDArray[np.int64], kept: LruCache[int, Any], keep: int

@@ -55,8 +55,9 @@ class ByteLock:
     (`F_OFD_SETLK`), so it also works between threads. A forked child closes its copy, so that the lock is released
     when the parent dies.
 
-    Without `patience`, `begin` does not wait. With it, `begin` waits up to `trust.WAIT` seconds or, if `long` is True
-    and the holder is running, `trust.LONGEST` seconds. F_OFD_SETLKW has no time limit, so it is not used.
+    Without `patience`, `begin` does not wait. With it, `begin` waits up to `trust.WAIT` seconds, or up to
+    `trust.LONGEST` seconds if `long` is True and the lock's holder is running. F_OFD_SETLKW is not used, because it
+    has no time limit.
     """
 
     __slots__ = ("_byte", "_fds", "_long", "_opened", "_patience")
@@ -97,7 +98,7 @@ class ByteLock:
             time.sleep(max(_LEAST_PAUSE, min(waited / _SHARE, _MOST_PAUSE)))
 
     def _look(self, patience: LockPatience, waited: float) -> None:
-        """Raises TimeoutError after the time limit, or if the holder is stopped or is not a penstock process."""
+        """Raises TimeoutError if the time is up, or if the lock's holder is stopped or is not a penstock process."""
         holders = [*_holders(self.fd, self._byte)]
         if waited < trust.LONGEST and self._long and all(one.may_work for one in holders):
             return
@@ -111,12 +112,12 @@ class ByteLock:
 
 
 def again(fd: int) -> Callable[[], int]:
-    """Returns a function that reopens the file of a descriptor, because each lock needs its own descriptor."""
+    """Returns a function that opens the descriptor's file again, because each lock needs its own descriptor."""
     return partial(os.open, f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
 
 
 def open_alone(opened: Callable[[], int]) -> int:
-    """Returns the descriptor that `opened()` opens. Forked children close their copies of it."""
+    """Calls `opened()` and returns the new descriptor, which is closed in forked children."""
 
     def alone() -> int:
         with descriptors.no_fork():
@@ -128,7 +129,7 @@ def open_alone(opened: Callable[[], int]) -> int:
 
 
 class _Holder(NamedTuple):
-    """A process that holds a lock. `may_work` is True if it is running and its lock looks like a `ByteLock`."""
+    """A process that holds a lock. `may_work` is True if it is running and the lock looks like a `ByteLock`."""
 
     pid: int
     is_stopped: bool
@@ -136,7 +137,7 @@ class _Holder(NamedTuple):
 
 
 def _holders(fd: int, byte: int) -> Iterator[_Holder]:
-    """Yields this user's processes that hold the lock on a byte, if `/proc` shows them."""
+    """Yields the processes of this user that hold the lock on a byte, as far as `/proc` shows them."""
     file = os.fstat(fd)
     for pid in trust.processes(os.geteuid()):
         with suppress(OSError):  # the process has ended, or is hidden from us
@@ -148,7 +149,7 @@ def _holders(fd: int, byte: int) -> Iterator[_Holder]:
 
 
 def _locks_of(process: str, number: str, file: os.stat_result) -> list[tuple[str, str, str]]:
-    """Returns (kind, first byte, last byte) for each lock on `file` that a process holds through one descriptor."""
+    """Returns (kind, first byte, last byte) of each lock that a process holds on `file` through this descriptor."""
     with suppress(OSError):  # the descriptor was closed
         if os.path.samestat(os.stat(f"{process}/fd/{number}"), file):
             return _LOCK_OF_FILE.findall(_text(f"{process}/fdinfo/{number}"))
@@ -161,7 +162,7 @@ def _text(path: str) -> str:
 
 
 def is_locked(fd: int, byte: int = 0) -> bool:
-    """True if the lock on this byte is held through another descriptor."""
+    """True if the lock on this byte is held through a descriptor other than `fd`."""
     asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
     answer: bytes = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked)
     kind: int = _FLOCK.unpack(answer)[0]

@@ -60,14 +60,17 @@ class Lookout:
         self.forget()
 
     def forget(self) -> None:
-        """Discards the agenda (the list of future uses), because it is outdated or could not be published."""
+        """Discards the agenda (the list of future reads), because it is outdated or could not be published."""
         self._uses: Uses | None = None
         self._listed: list[list[int]] = []  # for each of the first uses: the keys of its pieces
         self._rows = 0  # the number of keys in `_listed`
         self._published = 0  # how many uses are published
 
     def joins(self, other: Lookout) -> bool:
-        """Takes over the datasets of `other` if loader and cache folder are the same. Call this before `agenda()`."""
+        """Takes over the datasets of `other`. Returns False if it has another loader or cache folder.
+
+        Must be called before `agenda()`.
+        """
         if self._forecasts[0].root is not other._forecasts[0].root or repr(self.cache) != repr(other.cache):
             return False
         self._forecasts += other._forecasts
@@ -80,7 +83,7 @@ class Lookout:
         return self._forecasts[0].position
 
     def agenda(self) -> Agenda | None:
-        """Returns the pieces that the loader will need, or None if the last agenda is still good enough."""
+        """Returns a new agenda (the list of future reads), or None if the last one is still good enough."""
         position = self.position
         if self._uses is None or position >= self._uses.until:
             self.forget()
@@ -100,7 +103,7 @@ class Lookout:
         return Agenda(position, rows_of(list(chain.from_iterable(self._listed)), first, stop))
 
     def at_once(self) -> int:
-        """Returns the peak number of bytes that the loader will use at a time, according to the published agenda."""
+        """Returns the largest number of bytes that the loader needs at the same time, by the published agenda."""
         number = self._published
         if self._uses is None or not number:
             return 0
@@ -127,7 +130,7 @@ class Lookout:
             self._rows += len(keys)
 
     def look(self, most: int, coming: Mapping[str, int], failed: Collection[str]) -> list[WantedPiece]:
-        """Returns up to `most` pieces to fetch now, in the order of need, up to the first piece that does not fit."""
+        """Returns up to `most` pieces to fetch now, most urgent first. Stops at the first piece that does not fit."""
         found: list[WantedPiece] = []
         space, ahead = None, 0
         evicted = self.cache.evicted
@@ -152,7 +155,7 @@ class Lookout:
         return found
 
     def _upcoming(self) -> Iterator[WantedPiece]:
-        """Yields the pieces that are in use or will be used, each piece once, in the order of first use."""
+        """Yields each piece that is in use or will be used once, in the order of first use."""
         seen: set[str] = set()
         if self._uses is not None:
             for at in np.flatnonzero(self._uses.stop[: self._published] > self.position).tolist():
@@ -163,7 +166,7 @@ class Lookout:
 
 
 def _asked(datasets: Sequence[InPieces], edges: Sequence[NDArray[np.int64]], block: int) -> Sequence[WantedPiece]:
-    """Returns the pieces of a block. Blocks are numbered across all datasets."""
+    """Returns the pieces that a block consists of. Blocks are numbered across all datasets."""
     for dataset, its in zip(datasets, edges, strict=True):
         if block < len(its) - 1:
             return dataset.pieces_of(block)

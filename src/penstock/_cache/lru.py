@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class LruCache(Generic[K, T]):
-    """Drops the least recently used values beyond `most` bytes in total, but always keeps at least one value.
+    """A cache that drops the least recently used values when they exceed `most` bytes, but always keeps one value.
 
     If several threads request a missing value, one reads it and the others wait. A forked child inherits the values.
     """
@@ -34,7 +34,7 @@ class LruCache(Generic[K, T]):
         self._process = os.getpid()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A pickled copy is empty, and reads values again when they are needed."""
+        """Pickles the cache without its values. The copy reads them again when they are needed."""
         return LruCache, (self._most,)
 
     def __contains__(self, number: K) -> bool:
@@ -57,7 +57,7 @@ class LruCache(Generic[K, T]):
         return found[0]
 
     def get(self, number: K, read: Callable[[K], tuple[T, int]]) -> T:
-        """Returns a value, from the cache if possible. `read(number)` returns the value and its size in bytes."""
+        """Returns a value. If it is not cached, `read(number)` is called for the value and its size in bytes."""
         value = self.found(number)
         if value is not None:
             return value

@@ -51,10 +51,10 @@ def write_all(fd: int, view: memoryview) -> None:
 
 
 def checksum(view: memoryview) -> int:
-    """Returns a hash of the sums of 8-byte words in each page, and of the sums at each offset over all pages.
+    """Returns a hash of two kinds of sums: of the 8-byte words in each page, and of the words at each page offset.
 
-    Missing or swapped pages change the first sums, and damage within a page changes the second. Each process checks
-    every piece that it maps, at 14 GB per second of processor time; CRC-32 would take three to seven times as long.
+    Missing or swapped pages change the first kind, and damage within a page changes the second. Each process checks
+    every piece that it maps, at 14 GB per second of CPU time; CRC-32 would take three to seven times as long.
     """
     count = len(view) // (8 * _WORDS)
     pages = np.frombuffer(view, np.uint64, count * _WORDS).reshape(count, _WORDS)

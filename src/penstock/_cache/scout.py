@@ -48,7 +48,10 @@ class Scout:
         self._thread: threading.Thread | None = None
 
     def joins(self, other: Scout) -> bool:
-        """Takes over the work of `other`, before either is started, if loader and cache folder are the same."""
+        """Takes over the work of `other`. Returns False if it has another loader or cache folder.
+
+        Must be called before either scout is started.
+        """
         return self._lookout.joins(other._lookout)
 
     def start(self) -> None:
@@ -64,7 +67,7 @@ class Scout:
 
 
 class _Stopped(Exception):
-    """The scout was closed while a fetch waited for its next retry."""
+    """Raised if the scout is closed while a fetch waits for its next retry."""
 
 
 class _Fetches:
@@ -88,7 +91,7 @@ class _Fetches:
         self.bell.put(None)
 
     def wait(self, least: float) -> None:
-        """Waits until a fetch has ended, for at most 20 ms, but always for at least `least` seconds."""
+        """Waits until a fetch has ended or 20 ms have passed, but always for at least `least` seconds."""
         until = time.monotonic() + least
         with suppress(queue.Empty):
             self.bell.get(timeout=max(least, _PAUSE))
@@ -127,7 +130,7 @@ class _Fetches:
             started("penstock-fetch", partial(self._fetch, lookout.cache), self.stop)
 
     def _fetch(self, cache: Cache) -> None:
-        """Fetches pieces until none is queued. Main function of a fetching thread."""
+        """Fetches pieces until the queue is empty. Main function of a fetching thread."""
         while (piece := self._next()) is not None:
             failed = True
             with working_at(self._counting), suppress(Exception):

@@ -63,7 +63,7 @@ _UNFINISHED = 0.2  # seconds to wait for the head of an inventory that was opene
 
 
 class Inventory:
-    """The list of a table's shared blocks, with one loader's claim."""
+    """The list of a table's shared blocks, and the blocks that one loader claims (wants to keep)."""
 
     def __init__(self, table: str, claim: Claim) -> None:
         self._name = _NAME + table
@@ -109,7 +109,7 @@ class Inventory:
             _write_rows(lock.fd, rows)
 
     def _move(self, fd: int) -> None:
-        """Moves this loader's claim to the inventory with the descriptor `fd`, under the lowest free number."""
+        """Moves this loader's claim to the inventory with descriptor `fd`, into the lowest free slot."""
         number = next(number for number in count() if not is_locked(fd, _CLAIM_LOCKS + number))
         lock = _claim_lock(fd, number)
         with interrupts_deferred(), descriptors.no_fork():
@@ -122,7 +122,7 @@ class Inventory:
                 lock.end()
 
     def _used(self) -> int:
-        """Returns the descriptor of the oldest inventory, which all use. Raises OSError if this object is closed."""
+        """Returns the descriptor of the oldest inventory, which all processes use. Raises OSError after `close`."""
         found = _first_inventory(self._name) if self._first is None else None
         with interrupts_deferred(), descriptors.no_fork():
             if self._fd != -1:
@@ -145,7 +145,10 @@ def _claim_lock(fd: int, number: int) -> ByteLock:
 
 
 def _check_is_inventory(fd: int, name: str) -> None:
-    """Raises OSError if `fd` is not the inventory with this name. Writers open and check their own descriptor."""
+    """Raises OSError if `fd` is not the inventory with this name.
+
+    Each writer checks a descriptor that it has opened itself, because another thread could close a shared one.
+    """
     # If a thread closes the inventory's descriptor while another one is about to write, the number may be reused for
     # another file, perhaps one of the user's.
     if not trust.is_memfd(f"/proc/self/fd/{fd}", name):
@@ -153,7 +156,10 @@ def _check_is_inventory(fd: int, name: str) -> None:
 
 
 class Shared:
-    """The decoded blocks of one table that this process shares. Without claims, they may take up to `most` bytes."""
+    """The decoded blocks of one table that this process shares with others.
+
+    If no loader claims blocks, they may take up to `most` bytes.
+    """
 
     def __init__(self, table: str, most: int) -> None:
         self._name, self._most = _NAME + table, most
@@ -168,7 +174,7 @@ class Shared:
         self._own: dict[int, int] = {}  # descriptors of blocks, by inode
 
     def get(self, block: int, make: MakeBlock) -> memoryview | None:
-        """Returns a block's bytes, or None if the table has no inventory or the block's lock is held for too long."""
+        """Returns the bytes of a block, or None without an inventory or if waiting for the block's lock timed out."""
         inventory = self._find_inventory()
         if inventory is None:
             return None
@@ -183,7 +189,7 @@ class Shared:
             return None
 
     def _warn(self, error: OSError) -> None:
-        """Warns, only once, if the error means that another program holds a lock for too long."""
+        """Warns, at most once, if another program holds a lock for too long."""
         if error.errno == errno.ETIMEDOUT and not self._is_warned:
             self._is_warned = True
             warn_caller(
@@ -192,7 +198,7 @@ class Shared:
             )
 
     def blocks(self) -> set[int]:
-        """Returns the blocks in the inventory, and closes this process's blocks that are no longer in it."""
+        """Returns the blocks in the inventory. Closes blocks of this process that are no longer listed there."""
         inventory = self._find_inventory()
         if inventory is None:
             return set()
@@ -281,7 +287,7 @@ def _most_own() -> int:
 
 
 def _mapped(inventory: int, block: int) -> memoryview | None:
-    """Maps a block into memory if a live process has decoded it; otherwise returns None."""
+    """Maps a block that a live process has decoded. Returns None if there is no such block."""
     rows = _rows(inventory)
     found = np.flatnonzero((rows["block"] == block) & (rows["pid"] > 0))
     if not len(found):
@@ -311,7 +317,7 @@ def _map_block(path: str, inode: int, nbytes: int) -> memoryview:
 
 
 def _head(fd: int) -> tuple[int, int, int]:
-    """Returns the time when the inventory was opened, its number of rows, and the number of blocks decoded so far."""
+    """Returns the inventory's opening time, its number of rows, and the number of blocks decoded so far."""
     magic, opened, rows, decoded = _HEAD.unpack(os.pread(fd, _HEAD.size, 0).ljust(_HEAD.size, b"\0"))
     if magic != _MAGIC or not 0 <= rows * ROW.itemsize <= _CLAIMS - _HEAD.size:
         raise OSError("not an inventory")
@@ -324,14 +330,14 @@ def _rows(fd: int) -> Rows:
 
 
 def _write_rows(fd: int, rows: Rows, decoded: int | None = None) -> None:
-    """Writes the rows of the inventory. The caller must hold the lock, but others may read at the same time."""
+    """Writes the rows of the inventory. The caller must hold the lock; readers need no lock."""
     opened, _, before = _head(fd)
     os.pwrite(fd, rows.tobytes(), _HEAD.size)
     os.pwrite(fd, _HEAD.pack(_MAGIC, opened, len(rows), before if decoded is None else decoded), 0)
 
 
 def _claims(fd: int) -> list[Claim]:
-    """Returns the claims of live loaders. The caller must hold the lock."""
+    """Returns the claims (lists of blocks to keep) of live loaders. The caller must hold the lock."""
     return [
         _read_claim(fd, number)
         for number in range(-(-(os.fstat(fd).st_size - _CLAIMS) // _CLAIM_SIZE))
@@ -340,14 +346,14 @@ def _claims(fd: int) -> list[Claim]:
 
 
 def _write_claim(fd: int, number: int, claim: Claim) -> None:
-    """Writes a loader's claim. The caller must hold the lock."""
+    """Writes a loader's claim (its list of blocks to keep). The caller must hold the lock."""
     keep = -1 if claim.keep is None else claim.keep
     data = _CLAIM.pack(keep, len(claim.needs)) + claim.needs.astype("<i8").tobytes()
     os.pwrite(fd, data, _CLAIMS + number * _CLAIM_SIZE)
 
 
 def _read_claim(fd: int, number: int) -> Claim:
-    """Reads a claim. Never raises for invalid bytes, because a killed program may leave a claim half written."""
+    """Reads a claim. Invalid bytes do not raise, because a killed program may leave a half-written claim."""
     data = os.pread(fd, _CLAIM_SIZE, _CLAIMS + number * _CLAIM_SIZE)
     numbers = np.frombuffer(data.ljust(_CLAIM_SIZE, b"\0"), "<i8")
     keep, needs = numbers[:2].tolist()
@@ -359,7 +365,7 @@ def _blocks_in(rows: Rows) -> set[int]:
 
 
 def _first_inventory(name: str) -> int | None:
-    """Opens this user's oldest inventory with this name. Returns None if there is none."""
+    """Opens this user's oldest inventory with this name, or returns None if there is none."""
     # All processes must agree on one inventory. An inventory becomes visible before its opening time is taken, so one
     # that is not visible yet is younger than all that have a time. Only those without a time are waited for.
     deadline = time.monotonic() + _UNFINISHED
@@ -374,7 +380,7 @@ def _first_inventory(name: str) -> int | None:
 
 
 def _inventories(name: str) -> Iterator[tuple[int | None, str]]:
-    """Yields (opening time, path) for each inventory with this name. The time is None if it is not written yet."""
+    """Yields (opening time, path) of each inventory with this name. The time is None if it is not written yet."""
     for _, path in memfds(os.geteuid(), name):
         with suppress(OSError):  # the process has ended, or the memfd is no inventory of this user
             yield _opened_at(path, name), path

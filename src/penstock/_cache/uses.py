@@ -17,7 +17,7 @@ _MOST = 1 << 16  # the largest number of uses that are computed from single keys
 
 
 class Uses(NamedTuple):
-    """The next uses of blocks, sorted by `first`. Positions count the samples that the loader reads."""
+    """The next uses of blocks, sorted by `first`. Positions are counted in samples read by the loader."""
 
     until: int  # the position at which the uses must be computed again
     blocks: NDArray[np.int64]
@@ -25,7 +25,10 @@ class Uses(NamedTuple):
     stop: NDArray[np.int64]  # the position after the last one that uses the block
 
     def before(self, number: int, position: int) -> Uses:
-        """Returns the first `number` uses, valid until halfway from `position` to the first omitted use."""
+        """Returns only the first `number` uses.
+
+        They are valid until halfway between `position` and the first omitted use.
+        """
         until = max(position + 1, (position + int(self.first[number])) // 2)
         return Uses(min(self.until, until), self.blocks[:number], self.first[:number], self.stop[:number])
 
@@ -35,7 +38,7 @@ Blocked = tuple[Forecast, NDArray[np.int64]]
 
 
 def uses(sources: Sequence[Blocked]) -> Uses:
-    """Returns the uses of blocks in this epoch and the next. Blocks are numbered across all `sources` of a loader."""
+    """Returns when each block is used in this epoch and the next. Blocks are numbered across all `sources`."""
     forecast = sources[0][0].root.snapshot()
     position = forecast.position
     if not any(size for _, _, size in islice(forecast.epochs(), 2)):
@@ -70,7 +73,7 @@ def _of_spans(sources: Sequence[Blocked], blocks: Sequence[Grouping], epoch: int
 
 
 def _of_keys(forecast: Forecast, sources: Sequence[Blocked], at: int, end: int) -> tuple[list[_UseArrays], int]:
-    """Returns the uses from the position `at` on, and where the search stopped: at `end`, or after `_MOST` uses."""
+    """Returns the uses from position `at` on, and where the search stopped: at `end`, or after `_MOST` uses."""
     parts: list[_UseArrays] = []
     count = 0
     while at < end and count < _MOST:

@@ -9,7 +9,7 @@ from penstock._cache.scout import Scout
 
 
 class Watches:
-    """Several objects that `__foresee__` methods have returned, started and closed together."""
+    """The objects returned by several `__foresee__` methods, started and closed together."""
 
     def __init__(self, *found: Any) -> None:
         self._all: list[Any] = []

@@ -50,7 +50,7 @@ _LOOK_FOR_OUTAGES = 2.5  # after this many seconds without an outcome, the engin
 
 
 class Engine(EngineLifetime):
-    """A crew of workers and its memory. It serves one run (the reading of one epoch) at a time.
+    """A crew of workers and the memory for their batches. It serves one run (one pass over an epoch) at a time.
 
     `look_ahead`: steps of the next run may be prefetched. `bundles`: several small steps may share a task. `hang`: a
     worker that spends more than this many seconds on one step is killed.
@@ -97,7 +97,7 @@ class Engine(EngineLifetime):
 
     @property
     def ahead(self) -> Run | None:
-        """The run (epoch) that is being prefetched, or None."""
+        """The run (one pass over an epoch) that is being prefetched, or None."""
         return self._course.ahead
 
     # Figures. Any thread may ask for them.
@@ -112,7 +112,7 @@ class Engine(EngineLifetime):
 
     @property
     def ready(self) -> int:
-        """The number of batches that are done but not handed out yet. An undelivered bundle counts as one."""
+        """The number of finished batches not handed out yet. An undelivered bundle (several steps) counts as one."""
         return len(self._course.ready) + len(self._course.filled)
 
     def open_answer(self) -> Answer | None:
@@ -120,7 +120,7 @@ class Engine(EngineLifetime):
         return self.stopwatch.open_answer(len(self._course.ready))
 
     def memory(self) -> tuple[int, int, int]:
-        """Returns three sizes in bytes: lent to the caller, kept in the pool for reuse, and outside the pool."""
+        """Returns three numbers of bytes: lent to the caller, kept in the pool for reuse, and outside the pool."""
         # A reader may still refer to a closed engine.
         pooled, strays = (0, 0) if self.closed else self.backend.memory()
         lent = self._leases.nbytes
@@ -148,7 +148,7 @@ class Engine(EngineLifetime):
         self._begun = True
 
     def take_back(self) -> bool:
-        """Takes the engine from an iterator that has only StopIteration left. Returns False if it is still in use."""
+        """Takes the engine from an iterator that has handed out its last batch. Returns False if still in use."""
         taken: list[bool] = []
         self.held(partial(self._take_back, taken), wait=False)
         return bool(taken)
@@ -164,7 +164,7 @@ class Engine(EngineLifetime):
             taken.append(True)
 
     def next(self, timeout: float | None, run: Run | None = None) -> StepResult:
-        """Returns a batch, an error in its place, or the end of the run. After a LoaderTimeout, call it again."""
+        """Returns the next batch, its error, or the end of the run. Can be called again after a LoaderTimeout."""
         if not self._turn.is_ours():
             raise RuntimeError(
                 "This iterator was made before this process was forked, and its workers serve only the process "
@@ -221,7 +221,7 @@ class Engine(EngineLifetime):
                 raise self._turn.closed_error()
 
     def cancel(self, timeout: float | None = None, run: Run | None = None) -> None:
-        """Drops prefetched batches and unfinished steps. Waits for steps only if they are assigned to workers."""
+        """Drops prefetched batches and unfinished steps. Waits only for steps that are fixed to certain workers."""
         if not self.is_ours():
             return
         late: list[bool] = []
@@ -249,7 +249,10 @@ class Engine(EngineLifetime):
     # Changes while it runs.
 
     def update(self, change: bytes) -> None:
-        """Sends an encoded change, and repeats steps not handed out yet. The caller must hold the engine."""
+        """Sends a pickled dataset change to the workers, and repeats the steps that were not handed out yet.
+
+        The caller must hold the engine.
+        """
         if self.closed:
             return
         # This comes first, because a worker that is forked later already has the change, and must not make it again.
@@ -261,7 +264,10 @@ class Engine(EngineLifetime):
         self.backend.flush()
 
     def resize(self, workers: int, window: int) -> None:
-        """Sets the number of workers, and of tasks to prefetch (`window`). The caller must hold the engine."""
+        """Sets the number of workers and the number of tasks to prefetch (`window`).
+
+        The caller must hold the engine.
+        """
         if not self.closed:
             while self._take_in(0):  # so that workers that have left are not counted
                 pass
@@ -295,7 +301,7 @@ class Engine(EngineLifetime):
             event = self._events.popleft()
 
     def _take_in_until(self, deadline: float | None) -> bool:
-        """Waits for outcomes and handles them. Returns False if the deadline has passed."""
+        """Waits for results from the workers and handles them. Returns False if the deadline has passed."""
         left = None if deadline is None else deadline - self.backend.clock()
         if left is not None and left <= 0:
             return False
@@ -308,7 +314,7 @@ class Engine(EngineLifetime):
         return True
 
     def _look_for_outages(self) -> None:
-        """Warns the caller, and tells `penstock top`, if workers wait for a remote store that does not answer."""
+        """Reports workers that wait for an unresponsive remote store: warns the caller and informs `penstock top`."""
         meter = self.stopwatch.meter
         outage = self.backend.gauges.outage(self.seats) or meter.scouts.outage
         if outage is not None and outage.is_long:
@@ -316,7 +322,7 @@ class Engine(EngineLifetime):
             warn_of(outage)
 
     def _end_hung(self, seconds: float) -> float:
-        """Kills workers that hang. Returns the number of seconds until the next check."""
+        """Kills hung workers. Returns the number of seconds until the next check."""
         now = self.backend.clock()
         if now >= self._look_again:
             self._look_again = now + seconds / 4  # not sooner, because each check looks at every worker
@@ -443,7 +449,7 @@ class Engine(EngineLifetime):
         self._answer = self._unwrap()
 
     def _unwrap(self) -> StepResult:
-        """Removes the next step from the delivered task or bundle, and returns its result."""
+        """Removes the next step from the delivered task, and returns its result."""
         task, outcome = self._course.ready.popleft()
         if outcome.mark is not None:
             task = task._replace(mark=outcome.mark)

@@ -39,7 +39,10 @@ class EngineLifetime:
         return self.is_ours() and self._turn.is_used_here()
 
     def held(self, work: Callable[[], object], wait: bool = True) -> bool:
-        """Calls `work` while no other thread can use the engine. With `wait=False`, returns False if one does."""
+        """Calls `work` while no other thread can use the engine.
+
+        With `wait=False`, returns False at once if another thread is using it.
+        """
         turn, hold = self._turn, (get_ident(), CHANGE)
         try:
             if wait:
@@ -58,29 +61,29 @@ class EngineLifetime:
                 self._let_go()
 
     def close(self) -> None:
-        """Stops the workers, or wakes the thread that waits for a batch, which stops them. Batches stay valid."""
+        """Stops the workers. If another thread waits for a batch, wakes it to stop them. Batches stay valid."""
         with interrupts_deferred():
             self._turn.ended_by = self._turn.ended_by or "was closed"
             if self.is_ours() and not self._end_if_free():
                 self.backend.wake()
 
     def at_exit(self) -> None:
-        """Stops the workers. If a daemon thread is using the engine, the workers end with this process instead."""
+        """Stops the workers. If a daemon thread is using the engine, they end together with this process instead."""
         self._finalizer()
 
     def _let_go(self) -> None:
-        """Stops the workers if another thread has called close(), and wakes threads that wait for the engine."""
+        """Stops the workers if another thread has called close(). Wakes the threads that wait for the engine."""
         if self._turn.ended_by and self._finalizer.alive:
             self._end_if_free()
         if self._turn.waiting:
             self._turn.changes.tell()
 
     def _end_if_free(self) -> bool:
-        """Stops the workers. Returns False if another thread is using the engine, which will stop them."""
+        """Stops the workers. Returns False if another thread is using the engine; that thread will then stop them."""
         return self.held(partial(self._end, self._turn.ended_by), wait=False)
 
     def _end(self, by: str) -> None:
-        """Stops the workers. `by` completes the message "This iterator ...", for example with "was closed"."""
+        """Stops the workers. `by` completes the error message "This iterator ...", for example "was closed"."""
         raise NotImplementedError
 
     # This runs before `_finalizer` would run on its own, and it defers interrupts. If an interrupt comes at its very

@@ -13,7 +13,7 @@ _SLOW = 1e-3  # seconds that a step is assumed to take until it is measured: ste
 
 
 class Pace:
-    """Computes `bundle`, the number of steps that the next task should have. It is never more than `most`."""
+    """Decides how many steps the next task should have (`bundle`, at most `most`)."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -21,7 +21,7 @@ class Pace:
         self.forget()
 
     def forget(self) -> None:
-        """Forgets how long a step takes, because later steps may be faster or slower."""
+        """Discards the measured duration of a step, because later steps may be faster or slower."""
         self._seconds = _SLOW  # moving average for one step
         self.bundle = 1
 

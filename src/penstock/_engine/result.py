@@ -8,7 +8,7 @@ from penstock._wire.task import Mended, Task
 
 
 class StepResult(NamedTuple):
-    """The result of one step: a batch, an error in its place, or the end of the run (then `task` is None)."""
+    """The result of one step: a batch, the error that replaces it, or the end of the run (then `task` is None)."""
 
     task: Task | None
     data: Any = None

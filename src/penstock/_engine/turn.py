@@ -39,7 +39,10 @@ os.register_at_fork(after_in_child=_be_another_process)
 
 
 class Turn:
-    """The right to use an engine. `ended_by` says why the engine has ended or will end; "" means that it has not."""
+    """The right to use an engine, held by one thread at a time.
+
+    `ended_by` says why the engine has ended or will end, and is "" before that.
+    """
 
     def __init__(self) -> None:
         self.changes = InterruptSafeCondition()  # wakes waiting threads when the turn is free
@@ -50,7 +53,7 @@ class Turn:
         self._process = _this_process
 
     def is_ours(self) -> bool:
-        """False in a forked child of the process that created the turn."""
+        """False in a forked child of the process that created this object."""
         return self._process is _this_process
 
     def take(self, hold: Hold) -> None:
@@ -84,7 +87,7 @@ class Turn:
         return any(use is CHANGE for _, use in tuple(self.waiting.values()))
 
     def _refuse(self, hold: Hold) -> None:
-        """Raises if the thread would wait for itself, or calls `next` after the end or beside another thread."""
+        """Raises if this thread would deadlock, or calls `next` after the end or while another thread does."""
         if hold[1] is CHANGE:
             if self.is_used_here():
                 raise RuntimeError(INSIDE)
@@ -104,7 +107,7 @@ class Turn:
         return RuntimeError(f"This iterator {self.ended_by}. Call iter(loader) for a new one.")
 
     def is_used_here(self) -> bool:
-        """True if this thread already has the turn, further up its call stack."""
+        """True if this thread is already using the engine, further up its call stack."""
         return self.holder is not None and self.holder[0] == get_ident()
 
 

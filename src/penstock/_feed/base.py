@@ -37,7 +37,7 @@ Borrow = Callable[..., Loan]
 
 
 class Begin(NamedTuple):
-    """The position at which a run (the reading of one epoch) begins."""
+    """The position at which a run (one pass over an epoch) begins."""
 
     steps: int = 0  # the first steps, which were already handed out
     beyond: frozenset[int] = frozenset()  # later steps that were handed out, too
@@ -46,18 +46,17 @@ class Begin(NamedTuple):
 
 
 class Run:
-    """The steps of one epoch, in order. Only its methods change a run.
+    """The steps of one epoch, in order. Only the methods of a run change it.
 
     An exception in the user's sampler or stream takes the place of one step. Any other exception while drawing ends
     the run.
 
-    - `keys` begins with the step `at.steps`. The steps in `at.beyond` are left out, because they were handed out.
-    - `repeats`: these steps are drawn again and the consumer skips them: the reader of a stream must read every step.
+    - `keys` begins with the step `at.steps`. The steps in `at.beyond` are left out, because they were handed out. -
+    `repeats`: steps that are drawn again but skipped by the consumer, because a stream's reader must read every step.
     - `read_from`: the sampler or stream that the keys come from, if it may have a state; `what`: its name in errors.
-    - `numbers` gives each run its number.
-    - `seat`: the index of the worker that gets the first step (torch semantics only).
-    - `raises_at_once`: an error that ends the run is raised by the `next()` call that tried to draw. Otherwise it is
-      raised after the steps that were drawn before it.
+    - `numbers` gives each run its number. - `seat`: the index of the worker that gets the first step (torch semantics
+    only). - `raises_at_once`: an error that ends the run is raised by the `next()` call that tried to draw. Otherwise
+    it is raised after the steps that were drawn before it.
     """
 
     def __init__(
@@ -98,12 +97,12 @@ class Run:
         self._what = what
 
     def follow(self) -> Run | None:
-        """Returns the run of the next epoch, or None if drawing it could have side effects."""
+        """Returns the run for the next epoch, or None if drawing its keys early could have side effects."""
         plan, epoch = None if self.plan is None else self.plan.after(), self.epoch + 1
         return None if plan is None else Run(self._numbers, epoch, plan.draw(epoch), plan, Begin())
 
     def draw(self, seq: int, most: int = 1) -> Task | None:
-        """Returns up to `most` steps as a task with the number `seq`, or None at the end and after an error."""
+        """Returns a task with number `seq` and up to `most` steps. Returns None at the end or after an error."""
         task = self._draw(seq, 1 if self._skip else most)
         while task is not None and task.step in self._skip:
             self._skip.discard(task.step)
@@ -146,25 +145,25 @@ class Run:
         self.error = error
 
     def take_error(self) -> BaseException | None:
-        """Returns the run's error, if any, and forgets it, so that it is raised only once."""
+        """Returns the run's error, if any, and clears it, so that it is raised only once."""
         error, self.error = self.error, None
         return error
 
     def ended(self, worker: int, mark: bytes) -> None:
-        """Records that this worker's stream has ended. `mark` is the position that the next epoch starts from."""
+        """Records that this worker's stream has ended. `mark` is the position where the next epoch starts."""
         self.end = self.ends[worker] = mark
 
     def finish(self) -> BaseException | None:
-        """Returns the error, if any, that the caller gets instead of the end of the epoch."""
+        """Ends the run. Returns the error to raise instead of StopIteration, if any."""
         self.is_over = True
         return self.take_error()
 
     def leave(self) -> None:
-        """Records that the next epoch began before the caller asked for the end of this one, after its last batch."""
+        """Records that the next epoch has begun although the caller never received this epoch's StopIteration."""
         self.is_left = True
 
     def continued(self, task: Task, position: bytes | None) -> Task:
-        """Returns the task for a new reader of the stream, which first opens the stream at this position."""
+        """Returns the task for a replacement worker, which first opens the stream at this position."""
         mark = opened(position)
         if mark is None or isinstance(task.keys, Opening):  # the first task of the run says where it begins
             return task
@@ -172,7 +171,10 @@ class Run:
 
 
 class Feed:
-    """The caller's side of a feed. It makes runs, finds the keys of rows, and describes itself in resume states."""
+    """The part of a feed in the caller's process: makes runs, finds the keys of rows, and describes itself.
+
+    The description is stored in resume states.
+    """
 
     names: ClassVar[tuple[str, str]]  # in resume states: if samples are batched, and if they are not
     fetch: ClassVar[type[Fetch]]  # the worker's half
@@ -206,20 +208,23 @@ class Feed:
         return None
 
     def keeps_state(self) -> bool:
-        """True if a dataset with keys has a state. False for a stream: its state is saved as its position."""
+        """True if a dataset with keys has a state. Always False for a stream, whose state is part of its position."""
         return False
 
     # One epoch.
 
     def plan(self, seed: int, start: int | None = 0) -> AnyPlan | None:
-        """Returns the keys of each step from position `start` of the order, or None for a stream."""
+        """Returns the keys of each step, from position `start` of the order on, or None for a stream."""
         return None
 
     def run(self, numbers: Iterator[int], epoch: int, seed: int, plan: AnyPlan | None, at: Begin) -> Run:
         raise NotImplementedError
 
     def drawing(self, seed: int, epoch: int, number: int, work: Callable[..., T], *args: Any) -> T:
-        """Calls `work` with generators seeded from (seed, epoch, number): equal on all ranks and after a resume."""
+        """Calls `work` with random generators seeded from (seed, epoch, number).
+
+        The random numbers are the same on all ranks and after a resume.
+        """
         import_whole("penstock._work.seeding")
         from penstock._work.seeding import READ, Borrowed  # late: see InlineBackend
 
@@ -241,7 +246,10 @@ class Feed:
         return initial(self.read_from(), is_fresh=is_fresh)
 
     def replacements(self, plan: AnyPlan | None) -> Any:
-        """Returns the order that replacements are drawn from. None: unknown, or on_error is not "replace"."""
+        """Returns the order from which replacement samples are drawn.
+
+        None if the order is unknown or `on_error` is not "replace".
+        """
         return None
 
     def steps(self, epoch: int, plan: AnyPlan | None) -> int:
@@ -249,12 +257,12 @@ class Feed:
         raise NotImplementedError
 
     def count(self, yielded: int) -> None:
-        """Called with the number of batches that have been handed out so far in this epoch."""
+        """Receives the number of batches handed out so far in this epoch."""
 
     # One batch.
 
     def index(self, task: Task, rows: int, mended: Mended | None) -> NDArray[np.uint64] | None:
-        """Returns the key, or position in the stream, of each row. None if a key is not an integer >= 0."""
+        """Returns the key of each row, or its position in a stream. None if any key is not an integer >= 0."""
         if mended is not None:
             return as_index(mended.keys)
         rank, world = self.options.shard
@@ -262,13 +270,13 @@ class Feed:
         return np.arange(start, start + rows, dtype=np.uint64)
 
     def pad(self, plan: AnyPlan | None, task: Task, mended: Mended | None) -> int:
-        """Returns the number of padding rows at the end of the batch."""
+        """Returns the number of padding rows at the end of a batch."""
         return 0
 
     # For the attributes of the loader.
 
     def sampler(self, now: Now) -> Any:
-        """Returns the user's sampler, or the current epoch's keys. None for a stream or with a batch_sampler."""
+        """Returns the user's sampler, or else the keys of the current epoch. None for a stream or batch_sampler."""
         return self.options.sampler
 
     def batch_sampler(self, now: Now) -> Any:
@@ -288,7 +296,7 @@ def as_index(keys: Any) -> NDArray[np.uint64] | None:
 
 
 class StepSource(Source):
-    """Provides `penstock.rng()` while the keys or light items of a step are read in the caller's process."""
+    """Provides `penstock.rng()` while the caller's process reads the keys or light items of a step."""
 
     def __init__(self, seed: int, epoch: int, step: int, use: int) -> None:
         self._of = seed, epoch, step, use

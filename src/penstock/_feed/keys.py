@@ -26,7 +26,7 @@ from penstock.source._nested import blocks_of, method_of
 
 
 class KeyFetch(Fetch):
-    """The worker's side of the feed: calls the dataset's `__gather__`, `__getitems__` or `__getitem__`."""
+    """The worker's part of the feed: calls the dataset's `__gather__`, `__getitems__` or `__getitem__`."""
 
     _one_by_one: Task | None = None  # the task whose samples are fetched one by one, because some fail
     _getitems: Callable[[Any], Any] | None = None
@@ -72,7 +72,7 @@ class KeyFetch(Fetch):
         return self._samples.fetch(self._dataset.__getitem__, keys)
 
     def _may_go_on(self, error: BaseException, task: Task) -> bool:
-        """True if the samples of a failed batch may be fetched one by one, to find which of them fail."""
+        """True if the samples of a failed batch may be fetched one by one, to find out which of them fail."""
         if not self._samples.mends or not isinstance(ordinary(error), Exception):
             self._focus.name_sample()
             return False
@@ -87,7 +87,7 @@ class KeyFetch(Fetch):
 
 
 class ByKey(Feed):
-    """The caller's side of the feed. Keys come from one of penstock's orders, or from the user's sampler."""
+    """The caller's part of the feed. Keys come from one of penstock's orders or from the user's sampler."""
 
     names = "keys", "key"
     fetch = KeyFetch

@@ -26,7 +26,7 @@ from penstock.source._dataset import to_load_in_parallel
 
 
 class Stream(Feed):
-    """The base of both feeds for streams. A stream has no plan, and its length is known only from its `__len__`."""
+    """Base class of both feeds for streams. A stream has no plan, and its length is known only from its `__len__`."""
 
     _promised: int | None = None
 
@@ -54,7 +54,7 @@ class Stream(Feed):
 
 
 class ItemFetch(Fetch):
-    """The worker's side of the feed for light items: calls the dataset's `load` with each item."""
+    """The worker's part of the feed for light items (such as file names): calls the dataset's `load` for each."""
 
     def look_up(self) -> None:
         self._load: Callable[[Any], Any] = self._job.dataset.load
@@ -65,12 +65,12 @@ class ItemFetch(Fetch):
 
     @staticmethod
     def key(job: Job, task: Task, item: Any, row: int) -> int:
-        """Returns the position of the item in the stream. Positions are unique, but items may be equal."""
+        """Returns the position of an item in the stream. Positions are unique, but items may be equal."""
         return job.number(task.step) * job.batch_size + row
 
 
 class ByItem(Stream):
-    """The caller's side of the feed for light items, such as file names: reads the items from the stream."""
+    """The caller's part of the feed for light items, such as file names: reads the items from the stream."""
 
     names = "items", "item"
     fetch = ItemFetch
@@ -82,7 +82,7 @@ class ByItem(Stream):
         return Run(numbers, epoch, steps.simplified(), None, at, read_from=reading, what="the stream")
 
     def _items(self, reading: Reading, mark: Mark | None, first: int, seed: int, epoch: int, number: int) -> Any:
-        """Reads the light items of batch `number`, the same on every rank. Returns END if no batch is left."""
+        """Reads the light items of batch `number`, which are the same on every rank. Returns END after the last."""
         size = self.options.batch_size or 1
 
         def read() -> list[Any] | None:
@@ -100,7 +100,7 @@ class ByItem(Stream):
 
 
 class StreamFetch(Fetch):
-    """The worker's side of the feed for a stream with one reader: skips the batches of other ranks."""
+    """The worker's part of the feed for a stream with one reader: skips the batches of other ranks."""
 
     _stream: Reading
     _run = -1  # the run that the stream is open for
@@ -134,7 +134,7 @@ class StreamFetch(Fetch):
         return samples, None
 
     def _timed(self, task: Task, number: int, items: Iterator[Any]) -> Iterator[Any]:
-        """Yields the items of batch `number` and times each. An item's position in the stream is its key."""
+        """Yields the items of batch `number`, and times each. The key of an item is its position in the stream."""
         gauge = self._focus.gauge
         gauge.begin_epoch(task.epoch)
         before = perf_counter_ns()
@@ -164,7 +164,7 @@ class StreamFetch(Fetch):
         self._focus.doing(f"the stream's next {'sample' if n == 1 else f'{n} samples'}, ", None)
 
     def _pass_over(self, until: int) -> None:
-        """Skips the batches of other ranks, and those from before a resume, each with its own random numbers."""
+        """Skips the batches of other ranks and those before a resume. Each is read with its own random numbers."""
         if self._stream.read >= until:
             return
 
@@ -194,7 +194,7 @@ class StreamFetch(Fetch):
 
 
 class ByStream(Stream):
-    """The caller's side of the feed for a stream with one reader. Each task says how many samples to read."""
+    """The caller's part of the feed for a stream with one reader. Each task says how many samples to read."""
 
     names = "pull", "pull_one"
     fetch = StreamFetch

@@ -23,7 +23,7 @@ _LEAST, _MOST = 1 << 30, 100 << 30  # bounds of the default size of a cache, in 
 
 
 class RemoteOptions(TypedDict, total=False):
-    """The keyword arguments for remote files, which all formats take: see `penstock.formats`."""
+    """The keyword arguments for remote files, which every format accepts: see `penstock.formats`."""
 
     storage: Storage | None
     cache: CachePath
@@ -32,7 +32,7 @@ class RemoteOptions(TypedDict, total=False):
 
 
 class FileOptions(RemoteOptions, total=False):
-    """The keyword arguments that all formats have in common: see `penstock.formats`.
+    """The keyword arguments that every format accepts: see `penstock.formats`.
 
     A format takes them as `**files: Unpack[FileOptions]` and passes them on to `Format`.
     """
@@ -48,13 +48,13 @@ class Access(NamedTuple):
 
     @classmethod
     def of(cls, reader: str, files: RemoteOptions) -> Access:
-        """Raises TypeError for an unknown argument; the message names the class `reader`."""
+        """Raises TypeError for an unknown argument. The message names the class `reader`."""
         if unknown := sorted(files.keys() - set(cls._fields)):
             raise TypeError(f"{reader}.__init__() got an unexpected keyword argument {unknown[0]!r}")
         return cls(**files)
 
     def check(self) -> None:
-        """Raises TypeError or ValueError for a wrong value. Called for local files too: the next run may use URLs."""
+        """Raises TypeError or ValueError for an invalid value, even if all files are local and it is unused."""
         if self.storage is not None and not isinstance(self.storage, Mapping):
             raise TypeError(f"storage must be a dict of options, but it is a {type(self.storage).__name__}.")
         if self.cache_bytes is not None:
@@ -103,7 +103,7 @@ class Access(NamedTuple):
 
 
 class PiecesOnDisk:
-    """Keeps pieces of remote files in a folder. Each piece is fetched once for all processes on this machine."""
+    """Keeps pieces of remote files in a folder. Each piece is fetched only once for all processes on this machine."""
 
     def __init__(self, cache: Cache) -> None:
         self.cache = cache
@@ -130,13 +130,13 @@ def check_bytes(name: str, value: object) -> None:
 
 
 def _nearest(path: Path) -> Path:
-    """Returns the path or, if it does not exist, its nearest parent folder that does."""
+    """Returns the path itself if it exists, otherwise its nearest existing parent folder."""
     path = path.absolute()
     return next(each for each in (path, *path.parents) if os.path.exists(each))
 
 
 def _size_for(folder: Path) -> int:
-    """Returns the default size of the cache: half of its current size and the free space, from 1 GB to 100 GB."""
+    """Returns the default size limit of the cache: half of (cached bytes + free bytes), between 1 GB and 100 GB."""
     free = used = 0
     with suppress(OSError):  # if the folder is missing or not readable, the cache warns about it
         free = shutil.disk_usage(_nearest(folder)).free

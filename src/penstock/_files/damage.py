@@ -11,7 +11,7 @@ _ALLOCATION = re.compile(r"alloc of size (\d+) failed")  # pyarrow's message
 
 
 def is_damage(error: Exception) -> bool:
-    """True if a decoder's error is about the bytes that it was given, and not about the system or its memory."""
+    """True if a decoder's error was caused by its input bytes, and not by the system or a lack of memory."""
     if isinstance(error, MemoryError):
         wanted = _ALLOCATION.search(str(error))
         # If a decoder requests more memory than this machine has, a length in the file must be wrong.
@@ -23,7 +23,7 @@ def is_damage(error: Exception) -> bool:
 
 
 def raise_unless_damage(error: Exception, where: str) -> None:
-    """Raises the error again, with a note that says `where` it occurred, unless it means that the file is damaged."""
+    """Raises the error again unless it means that the file is damaged. Adds a note that says `where` it occurred."""
     if is_damage(error):
         return
     error.add_note(f"While reading {where}.")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Identity(NamedTuple):
-    """Identifies the content of a file, in all processes if `lasts` is True."""
+    """Identifies the content of a file. If `lasts` is True, the identity is valid in all processes."""
 
     name: str  # unique to the file, and never shown (see `identified`)
     size: int
@@ -16,7 +16,7 @@ class Identity(NamedTuple):
 
     @property
     def lasts(self) -> bool:
-        """True if the identity also identifies this content in other processes and in later runs."""
+        """True if the identity is also valid in other processes and in later runs of the program."""
         return bool(self.version)
 
     @property
@@ -25,12 +25,12 @@ class Identity(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Digest of the name alone, which stays the same when the content changes."""
+        """A digest of the file's name alone, which stays the same when the content changes."""
         return hashlib.sha256(self.name.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 def fingerprint(files: Iterable[tuple[str, int, object]]) -> str:
-    """Returns a short text that is the same for all copies of the files, whose times and ETags may differ."""
+    """Returns a short text that is the same for all copies of the files, even if their times and ETags differ."""
     listed = [(path.rpartition("/")[2], size, check) for path, size, check in files]
     digest = hashlib.sha256(repr(listed).encode()).hexdigest()[:16]
     what = "1 file" if len(listed) == 1 else f"{len(listed):,} files"

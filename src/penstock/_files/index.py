@@ -49,7 +49,7 @@ class OtherIndexes(Protocol):
     def arrays(self, file: AnyFile) -> Arrays | None: ...
 
     def all_others(self, files: Sequence[AnyFile]) -> None:
-        """Called with the files for which `arrays` has returned None, before their indexes are made."""
+        """Receives all files for which `arrays` returned None, before penstock makes their indexes."""
 
 
 _MAGIC, _VERSION = b"penstock", 1
@@ -64,7 +64,7 @@ _QUIET = 1.0  # seconds before a progress bar is shown
 
 
 class Index(Mapping[str, NDArray[Any]]):
-    """The arrays of an index, by name. If they are stored in a file, a pickled copy reads them from there."""
+    """The arrays of an index, by name. If they are stored in a file, a pickled copy reads that file."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Index(Mapping[str, NDArray[Any]]):
         return self._origin[0].path
 
     def check(self, name: str) -> int:
-        """Returns the CRC-32 of an array. It is computed only if the index was not read from a file."""
+        """Returns the CRC-32 of an array. It is computed only if the index does not come from a file."""
         if name not in self._checks:
             self._checks[name] = zlib.crc32(np.ascontiguousarray(self._arrays[name]).data)
         return self._checks[name]
@@ -103,10 +103,10 @@ class Index(Mapping[str, NDArray[Any]]):
 
 
 def cached(file: AnyFile, kind: str, make: MakeIndex, elsewhere: OtherIndexes | None = None) -> Index:
-    """Returns the stored index of a file, or one from `elsewhere`, or else `make(file)`, and stores it if possible.
+    """Returns the index of a file: the stored one, or one from `elsewhere`, or a new one made by `make(file)`.
 
-    `kind` is the kind of index and its version, such as "tar-1". Change it whenever `make` changes. `make` must be a
-    module-level function, so that it can be pickled.
+    A new index is stored if possible. `kind` is the kind of index and its version, such as "tar-1". Change it
+    whenever `make` changes. `make` must be a module-level function, so that it can be pickled.
     """
     kept = _loaded(file, kind, make)
     if kept is None and elsewhere is not None and (arrays := elsewhere.arrays(file)) is not None:
@@ -145,7 +145,7 @@ def _made_each(files: Sequence[AnyFile], kind: str, make: MakeIndex) -> Iterator
 
 
 class _Making(Dataset[dict[str, NDArray[Any]]]):
-    """A dataset that makes indexes in workers. Sample i is the index of file i, or {} if it was stored on disk."""
+    """A dataset whose workers make indexes. Sample i is the index of file i, or {} if it was stored on disk."""
 
     def __init__(self, files: Sequence[AnyFile], kind: str, make: MakeIndex) -> None:
         self._files, self._kind, self._make = files, kind, make
@@ -168,7 +168,7 @@ def with_progress_bar(made: Iterable[Any], total: int | None, what: str = _WHAT)
 
 
 def for_each(call: Callable[[AnyFile], T], files: Sequence[AnyFile], threads: int = 1) -> Iterator[T]:
-    """Yields `call(file)` for each file, in order, with a progress bar. Reads many remote files at the same time."""
+    """Yields `call(file)` for each file, in order, with a progress bar. Remote files are read in parallel."""
     if any(isinstance(file, RemoteFile) for file in files):
         threads = IN_FLIGHT
     return with_progress_bar(in_parallel(lambda file, _: call(file), files, threads), len(files))
@@ -205,7 +205,7 @@ def _loaded(file: AnyFile, kind: str, make: MakeIndex) -> Index | None:
 
 
 def _places(file: AnyFile, kind: str) -> Iterator[_IndexBeside | _InCache]:
-    """Yields the places where an index may be stored: beside a local file, and in the cache folder."""
+    """Yields the paths where an index may be stored: beside a local file, and in the cache folder."""
     path = Path(file.path)
     if isinstance(file, File):
         yield _IndexBeside(path.with_name(f".{path.name}.penstock-{kind}"), file.path)
@@ -215,7 +215,7 @@ def _places(file: AnyFile, kind: str) -> Iterator[_IndexBeside | _InCache]:
 
 
 def _is_shared(file: AnyFile, folder: Path) -> bool:
-    """True if the file's pieces are in this folder and shared with a group. Then the index is shared too."""
+    """True if the file's pieces are in this folder and shared with a group. The index is then shared as well."""
     pieces = file.pieces if isinstance(file, RemoteFile) else None
     if not isinstance(pieces, PiecesOnDisk):
         return False
@@ -223,7 +223,10 @@ def _is_shared(file: AnyFile, folder: Path) -> bool:
 
 
 class _IndexBeside(NamedTuple):
-    """An index beside its file. Readers of the file can read it. It is used only if its owner can write the file."""
+    """An index stored beside its file, and readable by everyone who can read the file.
+
+    It is used only if its owner may also write the file.
+    """
 
     path: Path
     of: str
@@ -232,7 +235,7 @@ class _IndexBeside(NamedTuple):
         return trust.check_beside(os.fspath(self.path), self.of)
 
     def write(self, write: Callable[[int], None]) -> None:
-        """Writes the index. Raises OSError instead of replacing an untrusted index that belongs to another user."""
+        """Writes the index. Raises OSError if an untrusted index of another user is in the way."""
         with suppress(FileNotFoundError):
             if os.lstat(self.path).st_uid != os.geteuid():
                 self.check()
@@ -246,7 +249,7 @@ class _IndexBeside(NamedTuple):
 
 
 class _InCache(NamedTuple):
-    """An index in the cache folder. It belongs to this user or, if it is shared, to the folder's group."""
+    """An index in the cache folder. It belongs to this user, or to the folder's group if it is shared."""
 
     path: Path
     is_shared: bool
@@ -312,7 +315,7 @@ def _read(place: _IndexBeside | _InCache, file: AnyFile, kind: str) -> tuple[Arr
 
 
 def _check(index: File, start: int, stop: int) -> int:
-    """Returns the CRC-32 of these bytes. They are not mapped, because mapped pages would count as used memory."""
+    """Returns the CRC-32 of these bytes. They are read, not mapped: mapped pages would count as used memory."""
     check = 0
     for at in range(start, stop, _PIECE):
         check = zlib.crc32(index.read(at, min(_PIECE, stop - at)), check)

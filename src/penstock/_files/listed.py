@@ -19,7 +19,7 @@ _MAGIC = re.compile(r"[*?[]")
 
 
 def find_remote(urls: list[str], suffixes: tuple[str, ...], reader: str, access: Access) -> Iterator[RemoteFile]:
-    """Yields the files that the URLs name. A URL may be a pattern or a folder. Many URLs are looked up at a time."""
+    """Yields the files that the URLs name. A URL may be a pattern or a folder. URLs are looked up in parallel."""
     if not urls:
         return
     pieces = access.pieces()
@@ -40,7 +40,7 @@ class _GivenUrl:
         self._is_pattern = _MAGIC.search(key) is not None
 
     def named(self, pause: Pause) -> StoredObject | None:
-        """Returns the file with this URL. Returns None if the URL is a pattern, or may be a folder: see `below`."""
+        """Returns the file with this URL, or None if the URL is a pattern or may be a folder (see `below`)."""
         is_folder = not self._key or self._key.endswith("/")
         if not self._is_web and (is_folder or self._is_pattern):
             return None
@@ -58,7 +58,7 @@ class _GivenUrl:
             raise
 
     def below(self) -> list[StoredObject]:
-        """Returns the files that match the pattern, or that are below the folder."""
+        """Returns the files that match the pattern, or all files below the folder."""
         if self._is_pattern:
             found = list(self._matching())
             if not found:
@@ -80,7 +80,7 @@ class _GivenUrl:
         return inside.lower().endswith(self._suffixes) and not any(p.startswith(".") for p in inside.split("/"))
 
     def _matching(self) -> Iterator[StoredObject]:
-        """Yields the files that match the pattern. Lists only folders that match the beginning of the pattern."""
+        """Yields the files that match the pattern. Lists only folders that match the start of the pattern."""
         segments = self._key.split("/")
         first = next(at for at, segment in enumerate(segments) if _MAGIC.search(segment))
         folders, pattern = ["/".join(segments[:first])], translated(self._key)
@@ -107,7 +107,7 @@ class _GivenUrl:
 
 
 def translated(pattern: str) -> re.Pattern[str]:
-    """Returns a regular expression for a shell pattern: `*` matches neither a slash nor a dot that starts a name."""
+    """Converts a shell pattern to a regular expression. `*` matches no slash, and no dot at the start of a name."""
     parts: list[str] = []
     segments = pattern.split("/")
     for at, segment in enumerate(segments):
@@ -144,7 +144,7 @@ def _segment(segment: str) -> str:
 
 
 def _choice(inside: str) -> str:
-    """Returns a regular expression for `[inside]`. As in a shell, an empty range such as [9-0] matches nothing."""
+    """Converts `[inside]` to a regular expression. As in a shell, an empty range such as [9-0] matches nothing."""
     text = inside.replace("\\", r"\\").replace("[", r"\[")
     try:
         found = f"[{'^' + text[1:] if text[0] == '!' else text}]"

@@ -27,7 +27,7 @@ _DAMAGED = "The file is damaged, or has another format than its name says: copy 
 class AnyFile:
     """A file that is read by position and must not change: a `File` or a `RemoteFile`.
 
-    A format has its files as `self.files`. They may be pickled, and read from any number of threads.
+    The files of a format are in `self.files`. They can be pickled, and read from any number of threads.
 
     `path` names the file in messages, without credentials. `modified` shows whether the content has changed: it is
     the modification time of a local file in nanoseconds, or the ETag or modification time of a remote one.
@@ -52,7 +52,7 @@ class AnyFile:
         raise NotImplementedError
 
     def peek(self, start: int, length: int) -> bytes:
-        """Reads a few bytes, such as a header. Unlike `read`, it does not fetch a whole piece of a remote file."""
+        """Reads a few bytes, such as a header. Unlike `read`, does not fetch a whole piece of a remote file."""
         return self.read(start, length)
 
     def neighbour(self, name: str) -> AnyFile:
@@ -68,11 +68,11 @@ class AnyFile:
         return cast(BinaryIO, _FileObject(self))
 
     def beyond(self, start: int, length: int) -> NoReturn:
-        """Raises FormatError. Called if bytes beyond the end of the file are requested."""
+        """Raises the FormatError for a read beyond the end of the file."""
         self.damaged(start, f"{length:,} bytes were expected here, but the file ends at byte {self.size:,}")
 
     def refused(self, place: int, what: str) -> NoReturn:
-        """Raises FormatError. `place` is an offset in the file. `what` says what is wrong there and how to fix it."""
+        """Raises FormatError for the byte offset `place`. `what` says what is wrong there and how to fix it."""
         raise FormatError(f"{self.path}, byte {place:,}: {what}.")
 
     def damaged(self, place: int, what: str) -> NoReturn:
@@ -107,12 +107,12 @@ class AnyFile:
 
 
 class File(AnyFile):
-    """A local file that is read by position. Reading a file that has changed raises FormatError."""
+    """A local file that is read by position. Reading raises FormatError if it has changed since it was opened."""
 
     __slots__ = ("__weakref__", "_descriptor")
 
     def __init__(self, path: str, known: tuple[int, int] | None = None) -> None:
-        """`known` is (size, modification time) of a pickled copy; None means that they are looked up."""
+        """`known` is the (size, modification time) from a pickled copy. If it is None, they are looked up."""
         if known is None:
             found = os.stat(path)
             if not stat.S_ISREG(found.st_mode):
@@ -152,13 +152,13 @@ class File(AnyFile):
         return map(self.read, starts, lengths)
 
     def map(self) -> NDArray[np.uint8]:
-        """Maps the file, read-only. If another program truncates it, reading beyond its new end kills the process."""
+        """Maps the file, read-only. If another program truncates it, reading past the new end kills the process."""
         from penstock._files.mapping import mapped
 
         return mapped([self])[0][: self.size]
 
     def descriptor(self) -> Descriptor:
-        """Returns the file's descriptor. It stays open for as long as the caller has a reference to it."""
+        """Returns the file's descriptor, which stays open as long as the caller keeps a reference to it."""
         descriptor = self._descriptor
         if descriptor is None:
             descriptor = Descriptor(self.path)
@@ -187,7 +187,7 @@ _open_files: deque[weakref.ref[File]] = deque()
 
 
 class _FileObject(io.RawIOBase):
-    """An unbuffered file object. Libraries read only what they need, and remote files are read in pieces."""
+    """An unbuffered file object, because libraries read only what they need and remote files are read in pieces."""
 
     def __init__(self, file: AnyFile) -> None:
         self._file, self._at = file, 0
@@ -220,7 +220,7 @@ class _FileObject(io.RawIOBase):
 
 
 class Descriptor:
-    """A file descriptor that is closed when this object is freed, and so never while a thread reads from it."""
+    """A file descriptor that is closed when this object is freed, so never while a thread is reading from it."""
 
     __slots__ = ("number",)
 

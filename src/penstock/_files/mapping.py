@@ -21,7 +21,7 @@ _FIXED = 0x10  # MAP_FIXED, which the module mmap does not have
 
 
 def mapped(files: Sequence[File]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Returns the bytes of all files as one read-only array, and the offset (page-aligned) of each file in it."""
+    """Maps all files into one read-only array of bytes. Returns it and the page-aligned offset of each file."""
     sizes = np.array([file.size for file in files], np.int64)
     edges = np.concatenate([[0], (-(-sizes // mmap.PAGESIZE) * mmap.PAGESIZE).cumsum()])
     if not edges[-1]:
@@ -33,7 +33,7 @@ def mapped(files: Sequence[File]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
 def reserved(nbytes: int) -> NDArray[np.uint8]:
-    """Reserves a range of addresses, as a read-only array of zeros. Dropping it unmaps the files in the range."""
+    """Reserves a range of addresses as a read-only array of zeros. Files mapped there are unmapped with it."""
     room = mmap.mmap(-1, nbytes, flags=_NOTHING, prot=mmap.PROT_READ)
     return np.frombuffer(room, np.uint8)  # keeps the map alive
 
@@ -55,7 +55,7 @@ def map_file(file: File, address: int) -> None:
 
 
 def map_again(memory: memoryview, address: int) -> bool:
-    """Maps the file behind `memory` a second time, even if it was deleted. Returns False if the system refuses."""
+    """Maps the file behind `memory` a second time, even if it was deleted. Returns False if that fails."""
     try:
         copy_map(np.frombuffer(memory, np.uint8).ctypes.data, len(memory), address)
     except OSError:
@@ -65,6 +65,6 @@ def map_again(memory: memoryview, address: int) -> bool:
 
 
 def clear(address: int, nbytes: int) -> None:
-    """Unmaps a part of a reserved range, so that it contains zeros again."""
+    """Unmaps part of a reserved range, which then reads as zeros again."""
     with suppress(OSError):  # if there are too many maps, it stays mapped
         map_memory(address, nbytes, mmap.PROT_READ, _NOTHING | _FIXED, -1, 0)

@@ -23,7 +23,7 @@ _ALMOST_URL = re.compile(r"pipe:|[A-Za-z][A-Za-z0-9]+(:/|//)")  # s3:/bucket, s3
 
 
 def find_files(paths: Paths, suffixes: Collection[str], reader: str, access: Access) -> list[AnyFile]:
-    """Returns the files that paths, folders, patterns and ranges (`{000..099}`) name, each once, sorted by path."""
+    """Returns the files that paths, folders, patterns and ranges (`{000..099}`) name, sorted, without duplicates."""
     access.check()
     found: dict[str, AnyFile] = {}  # by the identity's name, because URLs may differ in parts that `path` hides
     local: list[str] = []
@@ -55,7 +55,7 @@ def _spelt_out(path: str) -> list[str]:
 
 
 def given_paths(paths: Paths, reader: str) -> list[FilePath | AnyFile]:
-    """Returns the paths as a list. Raises TypeError, which names `reader`, if one of them is not a path."""
+    """Returns the paths as a list. Raises TypeError if one of them is not a path; the message names `reader`."""
     if isinstance(paths, (str, os.PathLike, AnyFile)):
         return [paths]
     if isinstance(paths, bytes) or not isinstance(paths, Iterable):

@@ -20,7 +20,7 @@ class Piece(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name of the piece in a cache, the same in all processes and unique to the piece."""
+        """The name of the piece in a cache: unique to the piece, and the same in all processes."""
         return f"{self.identity} {self.start} {self.stop}"
 
 
@@ -36,12 +36,12 @@ class Pieces(Protocol):
         """Keeps the pieces of files whose version is unknown. Only this process may use them: see `Identity`."""
 
     def get(self, piece: Piece, fetch: FetchPiece) -> memoryview:
-        """Returns the bytes of a piece. Calls `fetch(piece)` if they are not kept here."""
+        """Returns the bytes of a piece, calling `fetch(piece)` if they are not stored here."""
 
     def found(self, piece: Piece) -> memoryview | None: ...
 
     def mapped(self, piece: Piece) -> memoryview | None:
-        """Returns a piece that is kept in a mapped file (the same object until it is dropped), otherwise None."""
+        """Returns a piece that is kept in a mapped file, otherwise None. Until dropped, it is the same object."""
 
 
 class PiecesInMemory:

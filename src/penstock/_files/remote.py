@@ -30,7 +30,7 @@ _FAR = 8  # a read beyond this many pieces does not fetch the pieces in between
 
 
 class RemoteFile(AnyFile):
-    """A remote file that is read in pieces, by position. Reading a file that has changed raises FormatError."""
+    """A remote file that is read in pieces, by position. If the file has changed, reading raises FormatError."""
 
     __slots__ = ("_digest", "_identity", "_remote", "_stored", "edges", "pieces")
 
@@ -136,7 +136,7 @@ class RemoteFile(AnyFile):
         return self.has_changed()
 
     def beside(self, suffix: str) -> RemoteFile:
-        """Returns the file in the same folder that has the same name, but this suffix."""
+        """Returns the file in the same folder that has the same name but this suffix."""
         stem = self._stored.key.rpartition(".")[0]
         return RemoteFile(self._remote, self._remote.find(stem + suffix), self.pieces)
 
@@ -151,7 +151,7 @@ class RemoteFile(AnyFile):
         return folder + slash + name
 
     def _views(self, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, memoryview]]:
-        """Yields (piece, bytes), cached pieces first. The caller must drop each view before it takes the next one."""
+        """Yields (piece, bytes), cached pieces first. The caller must drop each view before requesting the next."""
         # All views together may not fit into memory.
         missing = []
         for piece in pieces:
@@ -177,7 +177,7 @@ class RemoteFile(AnyFile):
 
 
 class FromTheStart(AnyFile):
-    """A remote file that is read from beginning to end. The next pieces are fetched ahead of time."""
+    """A remote file that is read from start to end. The next pieces are fetched ahead of time."""
 
     __slots__ = ("_coming", "_file", "_have")
 

@@ -58,7 +58,7 @@ class Span:
             self._note(slot, is_mapped=True)
 
     def has(self, at: NDArray[np.int64], nbytes: int) -> bool:
-        """True if `nbytes` bytes are mapped at each of these offsets. `nbytes` is at most a piece's size."""
+        """True if `nbytes` bytes are mapped at each of these offsets. `nbytes` is at most the size of a piece."""
         slots = set((at // self._size).tolist())
         if not slots <= self._ready and not self._slots(at, nbytes) <= self._mapped:
             return False
@@ -67,7 +67,10 @@ class Span:
         return True
 
     def map(self, at: NDArray[np.int64], nbytes: int) -> None:
-        """Maps the pieces that this process's cache has mapped, unless another thread is mapping pieces."""
+        """Maps the pieces at these offsets that the process's cache has mapped.
+
+        Does nothing if another thread is mapping pieces.
+        """
         with interrupts_deferred():
             if self._lock.acquire(blocking=False):
                 try:
@@ -106,7 +109,7 @@ class Span:
 
 
 def span_of(files: Sequence[AnyFile], nbytes: int) -> Span | None:
-    """Returns a `Span` for reads of `nbytes` bytes, or None if it cannot be made or no piece could be mapped."""
+    """Returns a `Span` for reads of `nbytes` bytes, or None if it could not be made or no piece could be mapped."""
     if all(isinstance(file, RemoteFile) and isinstance(file.pieces, PiecesInMemory) for file in files):
         return None
     if nbytes > _remotefile.PIECE or _remotefile.PIECE % mmap.PAGESIZE:

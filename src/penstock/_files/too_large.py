@@ -15,7 +15,7 @@ AT_ONCE = 16
 
 
 def checked_limit(value: object) -> int | None:
-    """Returns the value of `max_sample_bytes=`. Raises ValueError unless it is a number of bytes, or None."""
+    """Returns the value of `max_sample_bytes=`. Raises ValueError unless it is None or a number of bytes."""
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and value > 0):
         return value
     raise ValueError(f"max_sample_bytes must be a number of bytes, such as 4 << 30, or None, but it is {value!r}.")
@@ -32,6 +32,6 @@ def refuse_large(name: object, nbytes: int, limit: int) -> NoReturn:
 
 
 def check_block(name: object, rows: int, nbytes: int, limit: int) -> None:
-    """Raises SampleTooLarge if a block exceeds `limit` bytes per sample, or 16 times `limit` in total."""
+    """Raises SampleTooLarge if a block has more than `limit` bytes per sample, or 16 times `limit` in total."""
     if nbytes > limit * min(max(rows, 1), AT_ONCE):
         refuse_large(f"{name} of {rows:,} rows", nbytes // max(rows, 1), limit)

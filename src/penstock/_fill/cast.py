@@ -36,9 +36,9 @@ _NUMBERS = frozenset("iuf")  # numpy's codes for kinds of dtypes
 class Cast:
     """The argument `dtype=` as plain data, which is sent to workers.
 
-    `fields` holds pairs of a field's path and its new dtype, or None if the field stays unchanged. The path () means
-    the whole batch. `named` is True if `dtype=` is a mapping. If `checked`, a value that does not fit raises
-    CastError.
+    `fields` holds pairs of a field's path and its new dtype, which is None if the field stays unchanged. The path ()
+    means the whole batch. `named` is True if `dtype=` is a mapping. If `checked` is True, a value that does not fit
+    raises CastError.
     """
 
     fields: tuple[tuple[tuple[str, ...], str | None], ...]
@@ -118,7 +118,7 @@ class FieldCast:
         return f"the field {'.'.join(self.path)!r}" if self.path else "the batch"
 
     def below(self, keys: Iterable[Any]) -> list[FieldCast]:
-        """Returns the conversion for each key of a container. Raises CastError if `dtype=` names any other key."""
+        """Returns the conversion for each key of a container. Raises CastError if `dtype=` names a missing key."""
         names = list(map(str, keys))
         missing = self._children.keys() - set(names)
         if missing:
@@ -130,7 +130,7 @@ class FieldCast:
         return FieldCast((*self.path, name), self._children.get(name, ()), self._dtype, self.checked, True)
 
     def of(self, spec: Spec) -> list[FieldCast]:
-        """Returns the conversion for each leaf of a tree. In a `Batch`, only its data are converted."""
+        """Returns the conversion for each leaf of a tree. In a `Batch`, only the data is converted."""
         return self._specs[spec]
 
     def _walk(self, spec: Spec | None) -> list[FieldCast]:
@@ -148,7 +148,10 @@ class FieldCast:
         return [leaf for field, child in zip(fields, spec.below, strict=True) for leaf in field._walk(child)]
 
     def wanted(self, kind: str, what: str, of: object = "") -> str | None:
-        """Returns the dtype name for arrays of this numpy kind, or None. `what` and `of` go into errors."""
+        """Returns the name of the dtype to which arrays of this numpy kind are converted, or None if they are not.
+
+        `what` and `of` describe the field in error messages.
+        """
         if self._children:
             named = ".".join((*self.path, min(self._children)))
             raise CastError(f"dtype= names the field {named!r}, but {self} is {what}{of} and has no fields.")
@@ -173,7 +176,7 @@ class FieldCast:
         return None if goal == dtype else goal
 
     def write(self, out: NDArray[Any], source: NDArray[Any], first: int = 0) -> None:
-        """Like `out[...] = source`, with checks unless `casting="unsafe"`. Errors number rows from `first`."""
+        """Like `out[...] = source`, but checked unless `casting="unsafe"`. Row numbers in errors start at `first`."""
         if _limits(source.dtype, out.dtype) is None:  # nothing can be lost, so numpy has nothing to warn about
             np.copyto(out, source, casting="unsafe")
             return
@@ -199,7 +202,7 @@ class FieldCast:
                 self._write(out[row], source, row, source.size or 1)
 
     def _write(self, out: NDArray[Any], source: NDArray[Any], first: int, per_row: int) -> None:
-        """Writes and checks one part after the other. `per_row` is the number of elements in a row."""
+        """Writes and checks the array in parts. `per_row` is the number of elements in a row."""
         limits = _limits(source.dtype, out.dtype) if self.checked else None
         if limits is None or not source.size:
             np.copyto(out, source, casting="unsafe")
@@ -241,7 +244,7 @@ _UNCHANGED = FieldCast((), (), None, False, False)
 
 @lru_cache(maxsize=256)
 def _limits(source: np.dtype[Any], goal: np.dtype[Any]) -> tuple[float, float] | None:
-    """Returns bounds between which (exclusive) all values fit into `goal`, or None if every value of `source` fits.
+    """Returns exclusive bounds for the values that fit into `goal`, or None if every value of `source` fits.
 
     Rounding a float is allowed, as in numpy's "same_kind". A finite value that would become infinite does not fit.
     """
@@ -270,7 +273,7 @@ def _lost(source: NDArray[Any], out: NDArray[Any], high: float) -> NDArray[np.bo
 
 
 class FieldMemory:
-    """A `FieldCast` together with the function that allocates memory. Callable like any other `Empty`."""
+    """A `FieldCast` and the function that allocates its memory. Can be called like any other `Empty` function."""
 
     __slots__ = ("empty", "field")
 
@@ -285,7 +288,7 @@ class FieldMemory:
         return [FieldMemory(field, self.empty) for field in self.field.below(keys)]
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Allocates an array with the dtype to which arrays of `dtype` are converted."""
+        """Allocates an array with the dtype that arrays of `dtype` are converted to."""
         return self.empty(shape, self.field.target(dtype) or dtype)
 
     def put(self, array: NDArray[Any]) -> NDArray[Any]:
@@ -294,7 +297,7 @@ class FieldMemory:
         return out
 
     def stack(self, rows: Sequence[NDArray[Any]], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Stacks and converts arrays of the same shape. `dtype` can hold the values of all of them."""
+        """Stacks and converts arrays of the same shape. `dtype` must be able to hold all their values."""
         out = self.allocate((len(rows), *rows[0].shape), dtype)
         self.field.stack(out, rows, dtype)
         return out
@@ -312,7 +315,7 @@ class FieldMemory:
         return out
 
     def finish(self, tree: object, rows: int) -> Any:
-        """Converts the arrays of a batch of `rows` samples that are not converted yet. Returns the batch."""
+        """Converts the arrays of a batch that were not converted yet, and returns the batch. `rows` is its size."""
         leaves, spec = flatten(tree)
         made = []
         for leaf, field in zip(leaves, self.field.of(spec), strict=True):
@@ -326,7 +329,7 @@ class FieldMemory:
 
 
 def converted(leaf: Any, field: FieldCast, empty: Empty) -> Any:
-    """Returns the leaf itself if it needs no conversion, otherwise a converted copy in memory from `empty`."""
+    """Returns the leaf itself if it needs no conversion, otherwise a converted copy. `empty` allocates the copy."""
     kind = type(leaf)
     if kind is np.ndarray or kind is np.memmap:
         return leaf if field.target(leaf.dtype) is None else FieldMemory(field, empty).put(leaf)

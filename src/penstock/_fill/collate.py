@@ -110,7 +110,7 @@ def _dicts(values: Sequence[dict[Any, Any]], empty: Empty, depth: int) -> dict[A
 
 
 def _mappings(values: Sequence[Mapping[Any, Any]], kind: type, empty: Empty, depth: int) -> Mapping[Any, Any]:
-    """Like `_dicts`, but for any Mapping. Returns a plain dict if `kind` cannot be made from a dict."""
+    """Like `_dicts`, but for any Mapping. Returns a plain dict if `kind` cannot be created from a dict."""
     plain: list[dict[Any, Any]] = [{key: value[key] for key in value} for value in values]
     batch = _dicts(plain, empty, depth)
     if kind is defaultdict:
@@ -129,7 +129,7 @@ def _sequences(values: Sequence[Sequence[Any]], empty: Empty, depth: int) -> lis
 
 
 def _dataclasses(values: Sequence[Any], kind: Any, empty: Empty, depth: int) -> Any:
-    """Collates only the fields. Other attributes, such as those set in `__post_init__`, belong to a single sample."""
+    """Collates only dataclass fields. Other attributes, as set in `__post_init__`, are specific to one sample."""
     missing = object()
     names: list[str] = []
     columns: list[Column] = []
@@ -229,7 +229,7 @@ def _arrays(values: Sequence[Array], empty: Empty) -> Array:
 
 
 def _common_dtype(values: Sequence[Array]) -> np.dtype[Any]:
-    """Returns the dtype that can hold the values of all arrays. Raises Misfit if none can (numbers and text)."""
+    """Returns the dtype that can hold the values of all arrays. Raises Misfit if there is none (numbers and text)."""
     dtype: np.dtype[Any] = values[0].dtype
     try:
         holds_all = np.result_type(*values) is dtype

@@ -15,10 +15,10 @@ Array = np.ndarray[Any, Any]
 
 
 class Misfit(Exception):
-    """Raised if a column cannot be collated. Each level of nesting adds its key to `path`, the innermost first."""
+    """Raised if a column cannot be collated. Each level of nesting appends its key to `path`, innermost first."""
 
     def __init__(self, text: str, rows: Sequence[int] = (), groups: dict[Any, list[int]] | None = None) -> None:
-        """`groups` maps each value to its rows, if rows are compared with each other."""
+        """`groups` maps each value to the rows that have it, if the error comes from comparing rows."""
         super().__init__(text)
         self.rows = tuple(rows)
         compared = [row for some in sorted((groups or {}).values(), key=len, reverse=True) for row in some]
@@ -31,7 +31,7 @@ class Misfit(Exception):
 
     @classmethod
     def of(cls, what: str, groups: dict[Any, list[int]], remedy: str) -> Misfit:
-        """Returns the error for rows that should have the same value. `groups` maps each value to its rows."""
+        """Returns the error for rows whose values should be equal. `groups` maps each value to its rows."""
         return cls(f"{what}: {listed_rows(groups)}{remedy}, or pass collate_fn=", odd_rows(groups), groups)
 
     @classmethod

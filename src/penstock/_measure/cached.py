@@ -15,7 +15,7 @@ _SILENT = 600.0  # seconds between two warnings about the same store; requests r
 
 
 class OngoingOutage(NamedTuple):
-    """A store that does not answer: its name with the failure, and when it began (`time.perf_counter_ns`)."""
+    """A store that does not answer. `store` is its name and the failure; `since` is a `perf_counter_ns()` time."""
 
     store: str
     since: int
@@ -33,7 +33,7 @@ _warned: dict[str, float] = {}  # by store: the time of the last warning
 
 
 def warn_of(outage: OngoingOutage) -> None:
-    """Warns the caller that a store does not answer, at most once in ten minutes for each store."""
+    """Warns the caller that a store does not answer, at most once every ten minutes for each store."""
     name, now = outage.store.partition(" (")[0], time.monotonic()
     if now - _warned.get(name, -_SILENT) >= _SILENT:
         _warned[name] = now
@@ -76,15 +76,16 @@ class CacheCounts:
 
 
 class Request:
-    """A request to a store. After a failed attempt, the counters show an outage until the end of the `with` block."""
+    """A request to a store. After a failed attempt, the counters show an outage until the `with` block ends."""
 
     def __init__(self, counts: CacheCounts) -> None:
         self._counts = counts
 
     def failed(self, came: str, elapsed: float, until: float) -> None:
-        """Records that an attempt failed. `came` is a text that names the store and the failure.
+        """Records that an attempt failed. `came` names the store and the failure.
 
-        `elapsed` is when it failed, and `until` when the next attempt starts, in seconds since the request was sent.
+        `elapsed` is the time of the failure and `until` the time of the next attempt, in seconds since the request
+        was sent.
         """
         outage = OngoingOutage(came, time.perf_counter_ns() - int(elapsed * 1e9))
         self._counts.outages[self] = outage
@@ -105,7 +106,7 @@ outside = CacheCounts()
 
 
 class Counting(Source):
-    """Holds counters for `with working_at(...)`. Inside the block, `counting()` returns these counters."""
+    """A `Source` for `with working_at(...)`: inside the block, `counting()` returns these counters."""
 
     def __init__(self, counts: CacheCounts) -> None:
         self._counts = counts

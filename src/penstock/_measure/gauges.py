@@ -72,12 +72,12 @@ class Counts(NamedTuple):
         return self.busy - self.fetch - self.write
 
     def plus(self, other: Counts) -> Counts:
-        """Adds the counters of an earlier worker in the same seat (worker slot)."""
+        """Adds the counters of an earlier worker in the same seat (a worker's slot)."""
         sums = {name: getattr(self, name) + getattr(other, name) for name in _ADDED}
         return self._replace(pil=self.pil | other.pil, born=other.born, ready=other.ready, first=other.first, **sums)
 
     def minus(self, before: Counts) -> Counts:
-        """Subtracts the counters of the same seat (worker slot) at an earlier time."""
+        """Subtracts earlier counters of the same seat (a worker's slot)."""
         return self._replace(**{name: getattr(self, name) - getattr(before, name) for name in _ADDED})
 
 
@@ -85,7 +85,7 @@ _ADDED = Counts._fields[7:]
 
 
 class Slow(NamedTuple):
-    """A slow sample. `path` is the path of its file, or the end of a long path, or "" if the path is unknown."""
+    """A slow sample. `path` is the path of its file: only the end if it is long, and "" if it is unknown."""
 
     ns: int
     epoch: int
@@ -95,9 +95,9 @@ class Slow(NamedTuple):
 
 
 class TracedTask(NamedTuple):
-    """When a task began, and when its batch was fetched, made and sent, for a trace.
+    """The times at which a task began, and at which its batch was fetched, made and sent. Used in traces.
 
-    Of a bundle (several steps in one task), only the first step is timed; `fetched` and `made` are estimated from it.
+    In a bundle (several steps in one task), only the first step is timed; `fetched` and `made` are estimated from it.
     """
 
     seat: int
@@ -193,12 +193,12 @@ class Gauges:
         return self.row(seat)[0][_TIMES : _TIMES + BUCKETS].tobytes()
 
     def slowest(self, seat: int, epoch: int | None = None) -> list[Slow]:
-        """Returns this worker's slowest samples, in all epochs or only in `epoch` (one of the last two)."""
+        """Returns the slowest samples of this worker, in all epochs or only in `epoch` (one of the last two)."""
         found = self.table(seat, 0 if epoch is None else 1 + epoch % 2)
         return [slow for slow in found if epoch in (None, slow.epoch)]
 
     def table(self, seat: int, number: int) -> list[Slow]:
-        """Returns a table of slowest samples: 0 for all epochs, 1 for the last even epoch, 2 for the last odd one."""
+        """Returns a table of slowest samples. `number`: 0 all epochs, 1 the last even one, 2 the last odd one."""
         found = []
         for at in range(MOST_SLOW):
             start = self.entry(seat, number) + at * _ENTRY * 8
@@ -228,7 +228,7 @@ class Gauges:
         self.words[_TRACING] = on
 
     def records(self, seat: int) -> list[TracedTask]:
-        """Returns the task records that the worker has made since the last call, but at most the newest 512."""
+        """Returns the task records that a worker has written since the last call, but at most the newest 512."""
         words, start = self.row(seat)
         recorded = words[_RECORDED]
         places = _record_places(start, self._read.get(seat, 0), recorded)
@@ -240,7 +240,8 @@ class Gauges:
     def tell(self, seat: int, *, whole: bool = True, since: int | None = None) -> bytes:
         """Returns a worker's counters as bytes, to be sent to another process.
 
-        With `whole`, the histogram and the slowest samples are added; with `since`, the task records from there on.
+        With `whole`, the histogram and the slowest samples are included. With `since`, so are the task records from
+        that number on.
         """
         words, start = self.row(seat)
         recorded = words[_RECORDED]
@@ -250,7 +251,7 @@ class Gauges:
         return _TOLD.pack(len(told) // 8, len(places)) + told + records
 
     def hear(self, seat: int, told: bytes | bytearray, shift: int) -> None:
-        """Stores a result of `tell` from another process. `shift` (ns) corrects times, because clocks differ."""
+        """Stores a result of `tell` from another process. `shift` is the difference between the clocks, in ns."""
         count, records = _TOLD.unpack_from(told)
         row = array("q", told[_TOLD.size : _TOLD.size + 8 * count])
         for at in _MOMENTS:
@@ -268,7 +269,7 @@ class Gauges:
         return self.words[_WAITED] + (_clock() - since if since else 0)
 
     def hear_caller(self, waited: int, tracing: int) -> None:
-        """Stores the values of `waited` and `tracing` that a caller in another process has sent."""
+        """Stores the `waited` and `tracing` values sent by a caller in another process."""
         self.words[_WAITED], self.words[_TRACING] = waited, tracing
 
     @property
@@ -279,11 +280,11 @@ class Gauges:
         return self.row(seat)[0][_RECORDED]
 
     def begun(self, seat: int, at: int) -> None:
-        """Records when this worker began its current task, or 0 if it has no task."""
+        """Records when this worker began its current task. The time 0 means that it has no task."""
         self.row(seat)[0][_SINCE] = at
 
     def row(self, seat: int) -> tuple[memoryview[int], int]:
-        """Returns the 8-byte words of a worker's row, and the row's byte offset in the memory."""
+        """Returns a worker's row as 8-byte words, and the row's byte offset in memory."""
         start = _HEAD // 8 + seat % _ROWS * _ROW
         return self.words[start : start + _ROW], start * 8
 
@@ -292,12 +293,12 @@ class Gauges:
 
 
 def _record_places(start: int, first: int, stop: int) -> list[int]:
-    """Returns the byte offsets of task records `first` to `stop - 1`, without those that were overwritten."""
+    """Returns the byte offsets of task records `first` to `stop - 1`, except those that were overwritten."""
     return [start + (_RING + number % _RECORDS * 8) * 8 for number in range(max(first, stop - _RECORDS), stop)]
 
 
 class _PublishedCounts(CacheCounts):
-    """The cache counters of a worker, which also show outages of stores to the caller."""
+    """The cache counters of a worker. They also report store outages to the caller."""
 
     __slots__ = ("_gauges", "_seat")
 
@@ -310,7 +311,7 @@ class _PublishedCounts(CacheCounts):
 
 
 class Gauge:
-    """Measures one worker: the current step by parts if `detailed` is True, and each sample if `times` is True."""
+    """Measures one worker: the parts of the current step if `detailed` is True, each sample if `times` is True."""
 
     def __init__(self, gauges: Gauges, seat: int, pid: int, cpu_ns: Callable[[], int]) -> None:
         self._memory, self._head = gauges.memory, gauges.words
@@ -349,7 +350,7 @@ class Gauge:
             self.flush(now)
 
     def stepped(self, samples: int) -> None:
-        """Records the times of a task's first step, if it was timed in detail; other steps are assumed to be similar.
+        """Records the times of a task's first step, if it was timed in detail. Other steps are assumed to be similar.
 
         `samples` is the number of samples in the step, or 0 if the step failed or the number is unknown.
         """
@@ -385,7 +386,7 @@ class Gauge:
             self._record(began, now, task, steps)
 
     def flush(self, now: int = 0) -> None:
-        """Updates the worker's idle time, its CPU time, and the time in which it was ready to run but had no CPU.
+        """Updates the worker's idle time, its CPU time, and the time that it was runnable but had no CPU.
 
         Called between two tasks, and once without `now` after the last task.
         """
@@ -431,14 +432,14 @@ class Gauge:
                 _SLOW.pack_into(self._memory, self._tables[table] + at * _ENTRY * 8, 0, 0, 0, 0, b"")
 
     def sample(self, ns: int) -> bool:
-        """Counts the time of a sample. Returns True if the sample is slow enough to be passed to `note`."""
+        """Counts the time of a sample. Returns True if it is slow enough to be passed to `note`."""
         self._words[_TIMES + bucket(ns)] += 1
         if ns < TIMED:
             return False
         return len(slow := self._slow[self._epoch]) < MOST_SLOW or ns > slow[0][0]
 
     def note(self, slow: Slow) -> None:
-        """Adds a sample to the tables of slowest samples, for this epoch and for all epochs, if it is slow enough."""
+        """Adds a sample to the tables of slowest samples of this epoch and of all epochs, if it is slow enough."""
         text = _named(slow)
         for table in (0, self._epoch):
             heap = self._slow[table]
@@ -454,7 +455,7 @@ class Gauge:
 
 
 def _named(slow: Slow) -> bytes:
-    """Returns the sample's key and path as bytes. If the path does not fit, its beginning is cut off."""
+    """Returns the sample's key and path as bytes. A path that is too long loses its beginning."""
     key, path = slow.key.encode().replace(b"\0", b" ")[:_NAME], os.fsencode(slow.path)
     room = _NAME - len(key) - 1
     if not path or room < 16:
@@ -463,7 +464,7 @@ def _named(slow: Slow) -> bytes:
 
 
 class NoGauge:
-    """Measures nothing, in place of a `Gauge`."""
+    """A stand-in for `Gauge` that measures nothing."""
 
     detailed = times = False
     fetched = made = 0

@@ -36,6 +36,6 @@ def quantile(counts: Sequence[int], share: float) -> float:
 
 
 def buckets(ns: NDArray[np.int64], counts: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-    """Returns a histogram of durations in nanoseconds. `counts` says how often each occurs; the default is once."""
+    """Returns a histogram of durations in nanoseconds. `counts` is how often each duration occurs (default: once)."""
     at = (np.log2(np.maximum(ns, 1)) * _FINE).astype(np.int64) - _FIRST
     return np.bincount(at.clip(0, BUCKETS - 1), counts, BUCKETS).astype(np.int64)

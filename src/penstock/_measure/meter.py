@@ -30,7 +30,7 @@ _MOST = 1024
 
 
 class Answer(NamedTuple):
-    """The measurements of one task, whose steps are handed out to the caller one by one. Times are in nanoseconds."""
+    """The measurements of one task, whose steps the caller gets one by one. Times are in nanoseconds."""
 
     wait: int  # how long the caller waited for the first step; it does not wait for the others
     work: int  # from the first step until the caller asked for the next task
@@ -41,7 +41,7 @@ class Answer(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """The caller's totals over a period. `waits` and `works` are histograms with one duration for each batch."""
+    """The caller's totals over a period. `waits` and `works` are histograms of one duration per batch."""
 
     tasks: int
     sums: Answer
@@ -128,7 +128,7 @@ class Meter:
         self._slowest: list[tuple[int, Slow]] = []
 
     def answered(self, wait: int, work: int, steps: int, rows: int, nbytes: int, ready: int) -> int:
-        """Keeps a complete answer until `add_up`, and returns how many answers are kept."""
+        """Stores a task's measurements until `add_up` is called. Returns how many tasks are stored."""
         self._kept[next(self._numbers)] = _ANSWER.pack(wait, work, steps, rows, nbytes, ready)
         longest = self.longest
         if wait > longest[0] or work > longest[1] * steps:
@@ -138,7 +138,7 @@ class Meter:
         return len(self._kept)
 
     def add_up(self) -> None:
-        """Adds the kept answers to the totals. Finalizers must not call this method; `keep` explains why."""
+        """Adds the stored measurements to the totals. Finalizers must not call this method; `keep` explains why."""
         with interrupts_deferred():
             if self._adding.acquire(blocking=False):  # otherwise another thread is doing it
                 try:
@@ -152,7 +152,7 @@ class Meter:
                     self._adding.release()
 
     def snapshot(self, live: list[Gauges], open_answers: Sequence[Answer] = ()) -> MeterSnapshot:
-        """Returns a copy of all counters. `open_answers` are those of tasks that are still being handed out."""
+        """Returns a copy of all counters. `open_answers` belong to tasks that are still being handed out."""
         state, kept = None, self._kept
         while state is not self._state:
             state = self._state
@@ -168,7 +168,7 @@ class Meter:
         return MeterSnapshot(totals, answers, (*troubles, cpu, *ahead), self.workers(live), times)
 
     def keep(self, gauges: Gauges) -> None:
-        """Keeps the counters of these workers, which are about to end.
+        """Saves the counters of these workers, which are about to end.
 
         This method does not compute with numpy, because a finalizer may call it. A finalizer may run while a context
         variable, such as that of `np.errstate`, is being set. If numpy reads the variable at that moment, CPython
@@ -189,14 +189,14 @@ class Meter:
         return found
 
     def nodes(self, live: list[Gauges]) -> dict[int, str]:
-        """Returns the machine names of remote workers, by seat (worker slot), including workers that have ended."""
+        """Returns the machine names of remote workers by seat (a worker's slot), including those that have ended."""
         found = dict(self._nodes)
         for gauges in live:
             found.update(gauges.nodes)
         return found
 
     def slowest(self, live: list[Gauges], epoch: int | None = None) -> list[tuple[int, Slow]]:
-        """Returns pairs of seat (worker slot) and sample, slowest first, of one epoch or of all epochs."""
+        """Returns (seat, sample) pairs of one epoch or of all epochs, slowest first. A seat is a worker's slot."""
         found = [one for one in self._slowest if epoch in (None, one[1].epoch)]
         for gauges in live:
             found += [(seat, slow) for seat in gauges.seats for slow in gauges.slowest(seat, epoch)]
@@ -225,7 +225,7 @@ class Stopwatch:
         self._in_hand = False  # the answer is being handed out
 
     def ask(self) -> int:
-        """Records that the caller asks for a batch, and so has finished the previous task. Returns the time now."""
+        """Records that the caller asks for a batch, and so is done with the last task. Returns the current time."""
         now, meter = clock(), self.meter
         self._asked = meter.asked = now
         if self._in_hand:
@@ -248,7 +248,7 @@ class Stopwatch:
             self.tracer.delivers(seq)
 
     def answer(self, ready: bool) -> None:
-        """Records the end of the caller's request. If it timed out, its waiting time counts for the next batch."""
+        """Records the end of the caller's request. After a timeout, the time waited counts for the next batch."""
         now = self._answered = clock()
         self._wait += now - self._asked
         self._ready = ready
@@ -258,14 +258,14 @@ class Stopwatch:
             self.meter.first = now
 
     def stop(self, left: int) -> None:
-        """Records that the caller stops reading, with `left` steps of the last task not handed out."""
+        """Records that the caller stops reading while `left` steps of the last task were not handed out."""
         if self._in_hand:
             self._in_hand = False
             self.meter.answered(*self.in_hand(left, clock()))
         self._wait = 0
 
     def in_hand(self, left: int, now: int) -> Answer:
-        """Returns the current task's measurements without the `left` steps that have not been handed out."""
+        """Returns the measurements of the current task, without the `left` steps that were not handed out yet."""
         steps, rows, nbytes = self._delivered
         done = max(0, steps - left)
         rows, nbytes = rows * done // max(1, steps), nbytes * done // max(1, steps)
@@ -281,7 +281,7 @@ class Stopwatch:
             self.tracer.hired(seat, replaces)
 
     def lost(self, who: str, how: str, steps: int) -> None:
-        """Records that a worker has died, so that `steps` steps are repeated."""
+        """Records that a worker has died, and that `steps` steps must be repeated."""
         self.meter.replaced += 1
         self.meter.repeated += steps
         if self.tracer is not None:

@@ -58,9 +58,9 @@ its file descriptor entirely in C code.
 
 
 def publish(by: object, text: bytes) -> None:
-    """Publishes `text` on the page of `by`, which is created if necessary and closed when `by` is deallocated.
+    """Publishes `text` on the page (shared memory) of the object `by`, unless the text is too long.
 
-    Text that is too long is not published.
+    The page is created if necessary, and closed when `by` is deallocated.
     """
     page = _pages.get(id(by)) or _opened(by)
     if page is None or len(text) > PUBLICATION_BYTES - _HEAD.size:
@@ -102,7 +102,7 @@ os.register_at_fork(after_in_child=_pages.clear)
 
 
 class FoundPage(NamedTuple):
-    """A page that was found in a process. `inode` is different for each page."""
+    """A page (published statistics) that was found in a process. `inode` is different for each page."""
 
     pid: int
     inode: int
@@ -110,7 +110,7 @@ class FoundPage(NamedTuple):
 
 
 def find(uid: int) -> Iterator[FoundPage]:
-    """Yields the readable pages of all processes of a user, and again for a child process that inherited the page."""
+    """Yields the readable pages of a user's processes. A page that a child has inherited is yielded again."""
     for pid, path in memfds(uid, NAME):
         with suppress(OSError, struct.error):  # a memfd of the same name that is not a page, or is another user's
             inode, text = _read(path, uid)
@@ -130,7 +130,10 @@ def memfds(uid: int, name: str) -> Iterator[tuple[int, str]]:
 
 
 def _read(path: str, uid: int) -> tuple[int, bytes | None]:
-    """Returns a page's inode number and newest text, which is None if it is missing or changed during each read."""
+    """Returns the inode number and newest text of a page.
+
+    The text is None if it is missing or has changed during each attempt to read it.
+    """
     fd = trust.open_sealed(path, NAME, trust.OF_ONE_SIZE, owner=uid)
     try:
         inode = os.fstat(fd).st_ino

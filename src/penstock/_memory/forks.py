@@ -24,7 +24,7 @@ MOST = 64
 
 
 class Fork:
-    """The witness of one fork (see the module): shared memory that shows whether the child is still alive."""
+    """Shared memory that shows whether a forked child is still alive (see the module's docstring)."""
 
     __slots__ = ("__weakref__", "_address", "_fd")
 
@@ -37,7 +37,7 @@ class Fork:
         _living.add(self)
 
     def has_happened(self) -> None:
-        """Unmaps the witness in the parent, after the fork."""
+        """Unmaps the shared memory in the parent. Called after the fork."""
         unmap(self._address, mmap.PAGESIZE)
 
     def is_over(self) -> bool:
@@ -53,7 +53,7 @@ _living = LiveObjects[Fork]()
 
 
 def begun() -> Fork | None:
-    """Returns the `Fork` object for a fork that is about to happen, or None if it cannot be made."""
+    """Returns a `Fork` object for a fork that is about to happen, or None if none can be created."""
     if len(_living) >= MOST:
         return None
     try:

@@ -26,7 +26,7 @@ _V = TypeVar("_V")
 
 
 class MemoTable(dict[_K, _V]):
-    """A dict that computes missing values. It is cleared when it is full, so that its size stays limited."""
+    """A dict that computes missing values. It is cleared when it is full, to limit its size."""
 
     def __init__(self, make: Callable[[_K], _V], most: int = TABLE_LIMIT) -> None:
         self._make = make
@@ -41,7 +41,7 @@ class MemoTable(dict[_K, _V]):
 
 
 def remake(kind: type, values: Mapping[Any, Any] | list[Any]) -> Any:
-    """Returns `kind(values)` if it is of class `kind` and contains exactly these values, otherwise None."""
+    """Returns `kind(values)` if its class is exactly `kind` and it contains exactly these values, otherwise None."""
     constructor: Callable[[Any], Any] = kind
     with suppress(Exception):  # a user's class may raise anything for values that it does not accept
         made = constructor(values)
@@ -68,7 +68,7 @@ def _state(node: object) -> dict[str, Any]:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """True if two attributes are certainly equal. False if they differ, or if only a user's `==` could tell."""
+    """True if two attributes are certainly equal. False if they differ, or if only a user-defined `==` could tell."""
     if one is other:
         return True
     kind = type(one)
@@ -111,12 +111,12 @@ def _open_dataclass(node: Any) -> tuple[Hashable, Sequence[Any]]:
 
 
 def close_named(kind: type, keys: object, values: Iterable[Any]) -> Any:
-    """Makes a namedtuple without its `__new__`, which may take other arguments."""
+    """Creates a namedtuple without calling its `__new__`, which may expect different arguments."""
     return tuple.__new__(kind, values)
 
 
 def close_dataclass(kind: type, names: Iterable[str], values: Iterable[Any]) -> Any:
-    """Makes a dataclass instance without `__init__`. The class may be frozen or slotted."""
+    """Creates a dataclass instance without calling `__init__`. The class may be frozen or slotted."""
     made: Any = object.__new__(kind)
     for name, value in zip(names, values, strict=True):
         object.__setattr__(made, name, value)
@@ -147,7 +147,7 @@ def is_namedtuple(kind: type) -> bool:
 
 
 def is_dataclass(kind: type) -> bool:
-    """True for a dataclass whose instances can be made without `__init__`."""
+    """True for a dataclass whose instances can be created without calling `__init__`."""
     if not dataclasses.is_dataclass(kind) or issubclass(kind, Enum):
         return False
     try:
@@ -158,7 +158,7 @@ def is_dataclass(kind: type) -> bool:
 
 
 def _form(kind: type) -> Form | None:
-    """Returns the form of a class, or None if its instances are leaves."""
+    """Returns the form of a class (how to take its instances apart), or None if they are leaves."""
     if kind in _BUILT_IN:
         return _BUILT_IN[kind]
     if is_namedtuple(kind):
@@ -182,7 +182,7 @@ FORMS: MemoTable[type, Form | None] = MemoTable(_form)
 
 
 class Attributes:
-    """First key of a form: the object is rebuilt from its attributes, as in pickle, and not from its items."""
+    """Marker, as the first key of a form: objects are rebuilt from attributes (as pickle does), not from items."""
 
 
 def _open_attributes(node: Any) -> tuple[Hashable, Sequence[Any]] | None:
@@ -204,7 +204,7 @@ _ATTRIBUTES = Form(_open_attributes, _close_attributes)
 
 
 class Items:
-    """First key of a form: the instance of a dict subclass is rebuilt from its items, without `__init__`."""
+    """Marker, as the first key of a form: dict subclass instances are rebuilt from items, without `__init__`."""
 
 
 def _close_items(kind: type, keys: tuple[Any, ...], values: list[Any]) -> Any:
@@ -218,7 +218,7 @@ MARKED: dict[Any, Form] = {Attributes: _ATTRIBUTES, Items: _ITEMS}
 
 
 def _exact_form(kind: type) -> Form | None:
-    """Returns the form of a class, or None if pickle would rebuild its instances from other parts."""
+    """Returns the form of a class (how to take its instances apart), or None if pickle would use other parts."""
     if kind in _BUILT_IN:
         return _BUILT_IN[kind]
     if kind in copyreg.dispatch_table or not _inherits(kind, object, "__reduce__", "__reduce_ex__"):
@@ -244,7 +244,7 @@ def _inherits(kind: type, base: type, *names: str) -> bool:
 
 
 def _is_generated(kind: type) -> bool:
-    """True if a namedtuple class makes and pickles its instances with the methods that `namedtuple` generated."""
+    """True if a namedtuple class creates and pickles instances only with the methods that `namedtuple` generated."""
     maker = next(base for base in kind.__mro__ if "_fields" in vars(base))
     written = maker.__base__ is tuple and "_field_defaults" in vars(maker)
     return written and _inherits(kind, maker, "__new__", "__getnewargs__", "__getstate__")

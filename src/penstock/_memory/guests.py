@@ -42,7 +42,7 @@ RANKS: dict[str, Callable[[Any], tuple[int, int] | None]] = {
 
 
 def ranks_of_libraries() -> tuple[int, int] | None:
-    """Asks the imported libraries for (rank, number of ranks). None if no library has assigned ranks."""
+    """Asks the imported libraries for (rank, number of ranks). Returns None if none of them has assigned ranks."""
     for name, ranks in RANKS.items():
         module = sys.modules.get(name)
         with suppress(Exception):  # the library has not started this process, or its interface has changed
@@ -79,16 +79,16 @@ class Handler(NamedTuple):
 
 
 class Guest(Protocol):
-    """What the core needs to know about a guest library: the interface of its `GUEST` object."""
+    """The interface of a guest's `GUEST` object: what penstock must know about a library such as torch."""
 
     reducers: Mapping[type, Reduce]
     """For each exact class, a function that pickles its instances when they are inside other objects of a batch."""
 
     def handler(self, kind: type) -> Handler | None:
-        """Returns the handler for leaves (values in a batch) of this class, or None if they need none."""
+        """Returns the handler for leaves (values in a batch) of this class, or None if none is needed."""
 
     def shipping(self) -> Mapping[type, Reduce]:
-        """Returns pickling functions by exact class, for one pickle of a dataset. They may remember its contents."""
+        """Returns functions that pickle exactly these classes, for one dataset. They may remember what they saw."""
 
     def is_parameters(self, state_dict: Any) -> bool:
         """True if this `state_dict` method returns a model's parameters, rather than a position in a stream."""
@@ -106,7 +106,10 @@ REDUCERS: dict[type, Reduce] = {}
 
 
 def guest_in(module: object) -> Guest | None:
-    """Returns the guest whose package contains this module name, or None. Imports penstock's module for it."""
+    """Returns the guest (a library such as torch) that a module name belongs to, or None.
+
+    Imports penstock's own module for that guest.
+    """
     name = module.partition(".")[0] if isinstance(module, str) else ""
     if name not in GUESTS:
         return None
@@ -119,13 +122,13 @@ def guest_in(module: object) -> Guest | None:
 
 
 def guest_of(kind: type) -> str | None:
-    """Returns the package name, such as "torch", of the guest that a class belongs to, or None."""
+    """Returns the package name of the guest library that a class belongs to, such as "torch", or None."""
     packages = [base.__module__.partition(".")[0] for base in kind.__mro__]
     return next((name for name in packages if name in GUESTS), None)
 
 
 def all_met() -> bool:
-    """True if penstock's own module is loaded for every guest that is imported."""
+    """True if penstock's own module is loaded for every guest (library such as torch) that is imported."""
     for name in GUESTS:  # noqa: SIM110 - any() takes 0.3 us more for each pickle
         if name not in _met and name in sys.modules:
             return False
@@ -133,7 +136,7 @@ def all_met() -> bool:
 
 
 def can_pin() -> bool:
-    """True if a guest, such as torch, is installed and finds an accelerator. Imports the guests."""
+    """True if a guest library, such as torch, is installed and finds an accelerator. Imports the guests."""
     for name in GUESTS:
         with suppress(ImportError):
             guest = guest_in(name)
@@ -143,7 +146,7 @@ def can_pin() -> bool:
 
 
 def meet_imported() -> None:
-    """Imports penstock's own module for each guest that is imported. Called before the process is forked."""
+    """Imports penstock's own module for each imported guest (library such as torch). Called before a fork."""
     for name in GUESTS:
         if name in sys.modules:
             guest_in(name)
@@ -168,7 +171,7 @@ HANDLERS: Mapping[type, Handler | None] = MemoTable(_handler)
 
 
 class Shipping(dict[type, "Reduce | None"]):
-    """Maps each class to the function that pickles its instances, or to None. Used for one dataset's pickle."""
+    """Maps each class to the function that pickles its instances, or to None. Used while one dataset is pickled."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -23,13 +23,13 @@ ALIGN = 64
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The structure of a batch, and each leaf's spot in the slab, which is None for a pickled leaf."""
+    """The structure of a batch, and the location of each leaf in the slab (memory block); None for a pickled leaf."""
 
     spec: Spec
     spots: tuple[Spot | None, ...]
 
     def open(self, root: NDArray[np.uint8], rest: Sequence[object]) -> object:
-        """Returns the batch. Its arrays are views of the slab's `root`, and its other leaves come from `rest`."""
+        """Returns the batch. Its arrays are views of the slab's array `root`; its other leaves come from `rest`."""
         spots: Any = self.spots
         if not rest:  # none of the spots is None
             return unflatten(self.spec, [make(shape, dtype, root, at) for make, shape, dtype, at in spots])
@@ -39,7 +39,7 @@ class Layout:
 
 
 class Writer:
-    """Writes one batch into one slab: allocates memory for collate, and later determines the layout of the batch.
+    """Writes one batch into one slab (memory block): allocates arrays for collate, then determines the layout.
 
     An array that does not fit is put into ordinary memory, and `overflow` becomes True.
     """
@@ -83,7 +83,7 @@ class Writer:
         return start if 0 <= start <= self._size - nbytes else None
 
     def copy(self, address: int, nbytes: int, owner: object) -> int:
-        """Copies bytes that belong to `owner` into the slab. Returns their offset, or -1 if they do not fit."""
+        """Copies bytes of the object `owner` into the slab. Returns their offset, or -1 if they do not fit."""
         start = self.reserve(nbytes)
         if start is None:
             return -1
@@ -113,10 +113,11 @@ class Writer:
     def place(self, tree: object) -> tuple[Spec, tuple[Spot | None, ...], list[object]]:
         """Puts the arrays of a tree (a nested batch) into the slab.
 
-        Returns the tree's structure, the location of each array, and the other leaves. The whole tree is one leaf, to
-        be pickled, if it has leaves other than arrays and atoms (values such as numbers, which refer to no other
-        object), or if an array occurs twice or two arrays share memory: a pickle preserves sharing, a layout does
-        not.
+        Returns the tree's structure, the location of each array, and the other leaves.
+
+        In two cases the whole tree is treated as one leaf, to be pickled. The first is a leaf that is neither an
+        array nor an atom (a value such as a number, which refers to no other object). The second is an array that
+        occurs twice or shares memory with another one: a pickle preserves sharing, but a layout does not.
         """
         pickled: tuple[Spec, tuple[Spot | None, ...], list[object]] = LEAF, (None,), [tree]
         found = flatten_exactly(tree)
@@ -164,7 +165,7 @@ def _address(array: NDArray[Any]) -> int:
 
 
 def _repeats(leaves: Sequence[object]) -> bool:
-    """True if a leaf that is not an atom (such as a number) occurs twice."""
+    """True if any leaf occurs twice, not counting atoms (values such as numbers)."""
     ids = [id(leaf) for leaf in leaves if type(leaf) not in _ATOMS]
     return len(set(ids)) < len(ids)
 
@@ -186,7 +187,7 @@ def _can_be_placed(kind: type) -> bool:
 
 
 def _overlapping(spans: Iterable[tuple[int, int, int]]) -> Iterator[list[tuple[int, int, int]]]:
-    """Yields groups of memory spans (address, size, tag) that overlap. The tag can be any number."""
+    """Yields groups of overlapping memory spans. A span is (address, size, tag), where the tag can be any number."""
     group: list[tuple[int, int, int]] = []
     end = 0
     for span in sorted(spans):

@@ -37,7 +37,7 @@ def map_memory(address: int | None, length: int, access: int, flags: int, fd: in
 
 
 def copy_map(address: int, length: int, to: int) -> None:
-    """Maps the same shared memory a second time, at the address `to`: mremap(2) with an old size of 0."""
+    """Maps the same shared memory a second time, at the address `to`, by calling mremap(2) with an old size of 0."""
     if _libc.mremap(address, 0, length, _COPY, to) == _FAILED:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

@@ -77,7 +77,7 @@ class _Words(ISpawnableSeedSequence):
 
 
 def number_of(key: object) -> int:
-    """Returns an integer for a key. It is the same in every process, unlike Python's `hash` and many pickles."""
+    """Returns an integer for a key that is the same in every process, unlike `hash` and many pickles."""
     if isinstance(key, (int, np.integer)):
         return int(key)
     if isinstance(key, tuple):  # item by item, because a pickle depends on which items are the same object
@@ -134,7 +134,7 @@ class Lending:
         self._open: dict[int, GeneratorLoan] = {}  # the outermost loan of each thread
 
     def _adopt(self) -> None:
-        """In a forked child, where only this thread exists: takes back what other threads had borrowed."""
+        """Ends the loans of the parent's other threads, in a forked child, where only this thread exists."""
         mine, others = self._open.get(threading.get_ident()), [*self._open.values()]
         saved = next((lent.saved for lent in others if lent.saved is not None), None)
         self._renew()
@@ -168,7 +168,7 @@ class Lending:
 
 
 class GeneratorLoan:
-    """`saved` is the state to restore at the end of the loan, or None if another loan restores it."""
+    """A loan of generators. `saved` is the state to restore at its end, or None if another loan restores it."""
 
     saved: SavedGenerators | None = None
 

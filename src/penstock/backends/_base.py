@@ -48,7 +48,7 @@ class Doing(NamedTuple):
 
     `who` names the worker ("worker 2 (pid 8127)"), and `stack` lists its calls, innermost first. `seq` is the number
     of the task that the worker is running, or None. `epoch` and `step` identify the current step of that task.
-    `likely` is the likely cause of a hang, with a remedy, if the worker's state shows one, and "" otherwise.
+    `likely` is the likely cause of a hang, together with a remedy, or "" if the worker's state does not show a cause.
     """
 
     who: str
@@ -184,16 +184,16 @@ class Backend(Protocol):
     def end_hung(self, seconds: float) -> list[Doing]:
         """Kills the workers that have been running the same task for more than this many seconds.
 
-        Returns descriptions of what these workers were doing. `poll` reports each of them as `Lost`. This method is
-        called only if the backend was registered with `kills=True`.
+        Returns descriptions of what these workers were doing. `poll` reports each killed worker as `Lost`. This
+        method is called only if the backend was registered with `kills=True`.
         """
         return []
 
     @abstractmethod
     def wake(self) -> None:
-        """Makes the thread that waits in `poll` return, even without an outcome.
+        """Makes a thread that is waiting in `poll` return, even if there is no outcome.
 
-        If no thread waits, the next call to `poll` returns at once.
+        If no thread is waiting, the next call to `poll` returns at once.
         """
 
     @abstractmethod

@@ -27,7 +27,7 @@ def _no_changes(end: int) -> Iterable[Change]:
 
 
 class TaskExecutor:
-    """Runs the tasks of one worker. `changes(end)` reads the dataset's changes from their log, up to offset `end`."""
+    """Runs the tasks of one worker. `changes(end)` reads the log of dataset changes, up to the offset `end`."""
 
     def __init__(
         self, job: Job, seat: int, who: str, gauge: Gauge, replier: Replier, changes: Changes = _no_changes
@@ -42,7 +42,7 @@ class TaskExecutor:
         self._runner.change(changes)
 
     def do(self, notice: Notice, root: NDArray[np.uint8], begin: Callable[[int], bool]) -> bytes:
-        """Runs a task and returns the encoded reply. `begin(at)` is False if step `at` of a bundle is unwanted."""
+        """Runs a task and returns the encoded reply. If `begin(at)` returns False, step `at` is not run."""
         seq, count, updates, replier = notice.seq, notice.steps, notice.updates, self._replier
         try:
             task = notice.task(root)
@@ -73,7 +73,7 @@ class TaskExecutor:
         return reply
 
     def _do_step(self, task: Task, updates: int, writer: Writer, base: int = 0) -> bytes:
-        """Runs one step, after changes up to log offset `updates`. `base` is the writer's offset in the slab."""
+        """Runs a step, after dataset changes up to log offset `updates`. `base`: the writer's slab offset."""
         head, used = (task.seq, base, perf_counter_ns()), writer.used
         if self._log.end < updates:
             self._runner.change(self._changes(updates))

@@ -154,7 +154,7 @@ class InlineBackend(_LocalBackend):
 
 
 class ThreadBackend(_LocalBackend):
-    """Runs tasks in threads. Tasks wait in a deque; for each, a permit in a queue wakes one thread."""
+    """Runs tasks in threads. Tasks wait in a deque, and one permit per task, in a queue, wakes a thread."""
 
     shares_gauges = True
 
@@ -261,7 +261,7 @@ class ThreadBackend(_LocalBackend):
         gauge.flush()
 
     def _takes_leave(self, worker: int) -> bool:
-        """Accepts a request to exit for this thread. Returns False if there is none."""
+        """Accepts a pending request to exit for this thread. Returns False if no request is pending."""
         try:
             self._leaves.pop()
         except IndexError:

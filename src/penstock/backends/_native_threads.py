@@ -63,7 +63,7 @@ _stops: list[Callable[[], object]] = []
 
 
 def count() -> int:
-    """Returns the number of threads that each pool may have in each worker, or 0 if the libraries may choose."""
+    """Returns how many threads each native library may use in a worker, or 0 if the libraries may choose."""
     given = os.environ.get(_VARIABLE, "1")
     if not given.isdecimal():
         raise ValueError(
@@ -79,7 +79,7 @@ def variables() -> dict[str, str]:
 
 
 def look_up() -> int:
-    """Finds the functions that set thread counts, which forked children inherit. Returns `count()`."""
+    """Finds the functions that set thread counts, so that forked children inherit them. Returns `count()`."""
     global _looked_up, _setters, _stops
     most = count()
     if most and _looked_up != len(sys.modules):  # a library is loaded by importing a module
@@ -101,7 +101,7 @@ def stop_openblas() -> None:
 
 
 def limit() -> None:
-    """Limits the threads of all libraries in this worker, loaded now or later. `worker_init_fn` may override this."""
+    """Limits the threads of all libraries in this worker, now and later. `worker_init_fn` may override this."""
     most = look_up()
     if not most:
         return
@@ -122,7 +122,7 @@ def limit() -> None:
 
 @contextmanager
 def opencv_stopped() -> Iterator[None]:
-    """Stops OpenCV's threads around a fork. In the child, stopping them might wait forever for their locks."""
+    """Stops OpenCV's threads during a fork, because stopping them in the child could block forever on a lock."""
     module: Any = sys.modules.get("cv2")
     before = getattr(module, "getNumThreads", int)() if count() else 0
     if before > 1:

@@ -36,7 +36,7 @@ _WAITING = (
 
 
 def tell_when_asked(fd: int) -> None:
-    """Makes this process write its stack to its own file, at descriptor `fd`, whenever `ask` sends the signal."""
+    """Makes this process write its stack to the file descriptor `fd` whenever `ask` sends the signal."""
     # Not shared: a stack is written in many pieces, and those of several processes would be mixed up.
     own = os.memfd_create(_NAME, os.MFD_CLOEXEC)
     os.dup2(own, fd, inheritable=False)
@@ -62,7 +62,10 @@ class _StackRequest:
 
 
 def ask(processes: Sequence[tuple[int, int]], fd: int) -> list[str]:
-    """Returns the stacks of workers (pid, pidfd), innermost call first; "" if one is idle or does not answer."""
+    """Returns each worker's stack, innermost call first, or "" if the worker is idle or does not answer.
+
+    Each worker is given as (pid, pidfd).
+    """
     asked = [_asked(pid, pidfd, fd) for pid, pidfd in processes]
     waited_for = [one for one in asked if one is not None]
     deadline = time.monotonic() + _PATIENCE
@@ -102,7 +105,7 @@ _FUTEX = {"x86_64": "202", "aarch64": "98"}
 
 
 def waits_for_thread(pid: int) -> bool:
-    """True if the main thread waits for another thread (a lock, a pool), or if the system does not show it."""
+    """True if the main thread is waiting for another thread (a lock, a pool), or if this cannot be determined."""
     try:
         calls = Path(f"/proc/{pid}/syscall").read_text().split()
     except OSError:
@@ -118,7 +121,7 @@ def of_thread(ident: int | None) -> str:
 
 
 def _user_calls(calls: list[str]) -> str:
-    """Joins the calls, without penstock's frames around the user's code; "" if the worker waits for a task."""
+    """Joins the calls, without penstock's frames around the user's code. Returns "" if the worker is idle."""
     if calls and re.search(_WAITING, calls[0]):
         return ""
     first = next((at for at, call in enumerate(calls) if re.search(_OURS, call)), len(calls))

@@ -38,7 +38,7 @@ _GNU_NAME, _GNU_LINK, _GNU_SPARSE, _PAX, _PAX_FOR_ALL = b"L", b"K", b"S", b"x", 
 
 
 class TarPart(AnyFile):
-    """A part of a tar file in memory. Offsets, and `size`, count from the beginning of the whole file."""
+    """A part of a tar file in memory. Offsets, and `size`, are relative to the whole file."""
 
     __slots__ = ("_raw", "_start")
 

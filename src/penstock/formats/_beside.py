@@ -150,7 +150,7 @@ def unpacked(content: bytes, kind: str) -> dict[str, Entry]:
 
 
 class LateIndex(Index):
-    """A tar's index that is loaded or built when the first sample is read. A wids index may tell `count` earlier."""
+    """A tar's index, loaded or built when the first sample is read. A wids index may provide `count` earlier."""
 
     def __init__(
         self, file: AnyFile, kind: str, make: MakeIndex, count: int | None, elsewhere: OtherIndexes | None = None
@@ -192,7 +192,7 @@ class LateIndex(Index):
 
 
 class Beside:
-    """Looks up tars in the index files of their folders, or in the index file that the user has passed (`given`)."""
+    """Looks up tars in the index files of their folders, or in the index file that the user passed (`given`)."""
 
     def __init__(self, files: Sequence[AnyFile], given: AnyFile | None, kind: str, warns: bool = True) -> None:
         self._kind, self._given, self._warns = kind, given, warns
@@ -278,7 +278,7 @@ def _index_beside(file: AnyFile) -> AnyFile | None:
 
 
 def neighbour(file: AnyFile, name: str) -> AnyFile | None:
-    """Returns the file `name` beside `file`, or None if missing or not trusted. An outage raises RemoteError."""
+    """Returns the file `name` beside `file`, or None if it is missing or untrusted. Outages raise RemoteError."""
     if isinstance(file, RemoteFile):
         try:
             return file.neighbour(name)
@@ -295,7 +295,7 @@ def neighbour(file: AnyFile, name: str) -> AnyFile | None:
 
 
 def _shards(index: AnyFile, must: bool) -> dict[str, list[Any]]:
-    """Returns the entries of a wids index by tar name. An invalid index has none, or raises FormatError if `must`."""
+    """Returns the entries of a wids index by tar name. An invalid index has none, or raises if `must` is True."""
     found: dict[str, list[Any]] = {}
     try:
         if index.size > _MOST_WIDS:
@@ -314,7 +314,7 @@ def _shards(index: AnyFile, must: bool) -> dict[str, list[Any]]:
 
 
 def _nearest(path: str, shards: list[Any]) -> Any:
-    """Returns the shard whose URL shares the longest path ending with `path`, or None if two are equally long."""
+    """Returns the shard whose URL has the longest path ending in common with `path`, or None if two tie."""
 
     def common(shard: Any) -> int:
         pairs = zip(reversed(path.split("/")), reversed(shard["url"].partition("?")[0].split("/")), strict=False)

@@ -65,7 +65,7 @@ class Cells:
         raise NotImplementedError
 
     def put(self, out: Any, places: Sequence[int], rows: list[int]) -> bool:
-        """Writes rows to `out[places]` (a range if consecutive). Returns False if one has a null or another shape."""
+        """Writes rows to `out[places]` (a range if consecutive). Returns False for a null or another shape."""
         if self.plain is not None and not self.plain[rows].all():
             return False
         return self._put(out, places, rows)
@@ -293,7 +293,7 @@ def _has_times(kind: Any) -> bool:
 
 
 def _numbers(array: Any) -> tuple[Values, NDArray[np.bool_] | None]:
-    """Returns the values, as a view if possible, and a mask of the rows without nulls (None if no row has a null)."""
+    """Returns the values, as a view if possible, and a mask of rows without nulls (None if no row has one)."""
     kind, count = array.type, len(array)
     if isinstance(kind, pa.FixedShapeTensorType):
         values, plain = _numbers(array.storage)
@@ -310,7 +310,7 @@ def _numbers(array: Any) -> tuple[Values, NDArray[np.bool_] | None]:
 
 
 def _flat(array: Any) -> Values:
-    """Returns one number for each row, which is arbitrary if the row is null."""
+    """Returns one number for each row. The number is arbitrary for a null row."""
     kind, count, offset = array.type, len(array), array.offset
     dtype = number_dtype(kind)
     assert dtype is not None
@@ -382,7 +382,7 @@ def _memory(buffer: Any) -> memoryview:
 
 
 def _edges(array: Any, dtype: str, end: int) -> Values:
-    """Returns the offset of each row's start and the end of the last row. Raises ValueError if they are invalid."""
+    """Returns the offset of each row and the end of the last row. Raises ValueError if they are invalid."""
     buffer, width = array.buffers()[1], int(dtype[1])
     if buffer is None or len(array) == 0:
         return np.zeros(len(array) + 1, dtype)

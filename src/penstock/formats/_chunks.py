@@ -43,7 +43,7 @@ class ColumnChunk(NamedTuple):
 
 
 def chunks(footer: bytes, columns: Iterable[str]) -> RowGroups:
-    """Returns the chunks of the columns by row group, parsed on demand. ValueError if the footer is damaged."""
+    """Returns the columns' chunks by row group, parsed on demand. Raises ValueError if the footer is damaged."""
     try:
         about = _struct(footer, 0, _OF_FILE, last=_ROW_GROUPS)[0]
         leaves = _leaves(about[_SCHEMA])
@@ -59,7 +59,7 @@ class RowGroups(Sequence[list[ColumnChunk]]):
     """The chunks of some columns in each row group of a footer.
 
     Only row groups that are asked for are parsed, and only the wanted columns in them; the rest is skipped, in 3 µs
-    for each column of a row group. As in pyarrow, the position of a chunk in its row group tells the column:
+    for each column of a row group. As in pyarrow, the position of a chunk in its row group identifies the column:
     `wanted` maps positions to the path and the type of a column.
     """
 
@@ -130,7 +130,7 @@ def _chunk(about: dict[int, Any], path: str, kind: str) -> ColumnChunk:
 
 
 def places(chunks: Sequence[Sequence[ColumnChunk]]) -> NDArray[np.int64]:
-    """Returns the chunks' byte ranges as rows (row group, start, end). Ranges with a small gap between are joined."""
+    """Returns the chunks' byte ranges as rows (row group, start, end). Joins ranges separated by a small gap."""
     found: list[tuple[int, int, int]] = []
     for number, group in enumerate(chunks):
         found += [(number, *extent) for extent in joined((chunk.extent for chunk in group), _GAP)]
@@ -209,7 +209,10 @@ def _list(footer: bytes, at: int, read: ReadValue) -> tuple[list[Any], int]:
 
 
 def _struct(footer: bytes, at: int, wanted: Mapping[int, Wanted], last: int = -1) -> tuple[dict[int, Any], int]:
-    """Returns the wanted fields by number, and the offset after the struct, or that of the field `last`, unread."""
+    """Returns the wanted fields by number, and the offset after the struct.
+
+    If the field `last` is reached, parsing stops there, and the offset of its value is returned instead.
+    """
     # Unwanted integers, the most frequent fields, are skipped without a function call.
     found: dict[int, Any] = {}
     number = 0
@@ -252,8 +255,8 @@ def _simple_fields() -> re.Pattern[bytes]:
     """Returns a pattern that matches any number of fields of a struct: those that are usual in a footer.
 
     A match takes a third of the time of a loop over the fields. Values of other types, and long strings and lists,
-    are not matched. Compiled late, because that takes 2 ms. Every repetition is possessive: the pattern never goes
-    back to try another match.
+    are not matched. The pattern is compiled only when needed, because that takes 2 ms. Every repetition is
+    possessive, so the pattern never backtracks.
     """
 
     def fields(*kinds: int) -> bytes:

@@ -42,7 +42,7 @@ def crc32c(data: bytes) -> int:
 
 
 def masked(crc: int) -> int:
-    """Returns the CRC as TFRecord stores it: masked, because the CRC of data that contains CRCs is weak."""
+    """Returns the CRC as TFRecord stores it: masked, because a CRC of data that contains CRCs is weak."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 

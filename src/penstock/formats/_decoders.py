@@ -97,13 +97,13 @@ def same_ends(end: str) -> tuple[str, ...]:
 
 
 def unused_ends(given: Iterable[str], fields: Iterable[str]) -> list[str]:
-    """Returns those of the given extensions that no field has, neither as a whole nor after its last dot."""
+    """Returns the given extensions that match no field, neither as a whole nor the part after its last dot."""
     known = {end for field in fields for end in (field, field.rpartition(".")[2])}
     return [end for end in given if known.isdisjoint(same_ends(end.lower().lstrip(".")))]
 
 
 def is_known(end: str) -> bool:
-    """True if penstock has a function of its own for this extension."""
+    """True if penstock has its own function for this extension."""
     return end.lower().lstrip(".") in _DECODERS
 
 
@@ -174,7 +174,7 @@ SIZED = frozenset((np.ndarray, dict))
 
 
 def nbytes_of(value: Any) -> int:
-    """Returns the bytes of an array or of a dict of arrays, and 0 for JSON, whose size is already limited."""
+    """Returns the size in bytes of an array or a dict of arrays; 0 for JSON, whose size is already limited."""
     arrays = value.values() if type(value) is dict else (value,)
     return sum(each.nbytes for each in arrays) if isinstance(next(iter(arrays), None), np.ndarray) else 0
 

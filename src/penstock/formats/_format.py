@@ -96,10 +96,7 @@ class Format(Dataset[Any]):
         self.files = find_files(paths, self.suffixes, name, Access.of(name, files))
 
     def __init_subclass__(cls, **keywords: Any) -> None:
-        """Spells out `**files` in the signature of a subclass, for `help`, code completion and `penstock.open`.
-
-        Also removes a `__gather__` of penstock that would bypass `sample` or `samples` of the subclass.
-        """
+        """Lists the `**files` arguments in a subclass's signature, for `help`, completion and `penstock.open`."""
         super().__init_subclass__(**keywords)
         remove_bypass(cls, "__gather__", ("sample", "samples"))
         if "__init__" in vars(cls):

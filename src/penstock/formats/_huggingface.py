@@ -182,7 +182,7 @@ def _picture_columns(dataset: Any) -> list[str]:
 
 
 def _pixel_bytes(image: Any) -> int:
-    """Returns the bytes of an image's pixels according to its header, or 0 if the header cannot be read."""
+    """Returns the size in bytes of an image's pixels according to its header, or 0 if that cannot be read."""
     from PIL import Image  # late, because other datasets do not need it
 
     if not image or not (image["bytes"] or image["path"]):

@@ -185,7 +185,7 @@ class LitData(Sharded):
 
 
 class _ArrowTable(NamedTuple):
-    """The part of a chunk that is an Arrow file, as `find_messages` needs it."""
+    """The part of a chunk that is an Arrow file, with the interface that `find_messages` needs."""
 
     file: AnyFile
     start: int
@@ -229,7 +229,7 @@ def _built(form: Any, leaves: Iterator[Any]) -> Any:
 
 
 def _dtype(encoding: str) -> np.dtype[Any] | None:
-    """Returns the dtype of arrays that are stored without a header, or None if numpy does not have it (bfloat16)."""
+    """Returns the dtype of arrays stored without a header, or None if numpy does not support it (bfloat16)."""
     kind, _, code = encoding.partition(":")
     name = (_NUMPY if kind.endswith("numpy") else _TENSORS)[int(code)]
     return None if name == "bfloat16" else np.dtype(name)

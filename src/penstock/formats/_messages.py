@@ -168,7 +168,7 @@ def _blocks(footer: Any, table: _FlatBufferTable, field: int) -> list[MessageRan
 
 
 def look_ahead(file: AnyFile) -> Look:
-    """Returns a `Look` for a remote file that has fetched the metadata of all messages in advance, in parallel."""
+    """Fetches the metadata of all messages of a remote file in parallel. Returns a `Look` that serves it."""
     looks = _Looks(file)
     try:
         if looks(0, min(6, file.size)) == b"ARROW1":

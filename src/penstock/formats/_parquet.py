@@ -140,7 +140,7 @@ class Parquet(Table):
 
 
 def _check_size(chunks: Sequence[ColumnChunk], rows: int, name: str, limit: int) -> None:
-    """Raises SampleTooLarge if, according to the footer, a row group is too large for its number of rows."""
+    """Raises SampleTooLarge if the footer shows that a row group is too large for its number of rows."""
     # Values are counted too, because a long run of equal values takes only a few bytes in the file. A value of text
     # or binary data has an offset of at least 4 bytes.
     nbytes = sum(max(chunk.nbytes, chunk.values * _WIDTHS.get(chunk.type, 4)) for chunk in chunks)
@@ -190,7 +190,7 @@ def _dictionaries(column: Any) -> Iterator[Any]:
 
 
 def _longest(column: Any) -> int:
-    """Returns the longest entry of a column's dictionaries, in bytes, or 0 if one is empty or there are none."""
+    """Returns the size in bytes of the longest dictionary entry; 0 if there is none or a dictionary is empty."""
     import pyarrow.compute as pc
 
     found = [pc.max(pc.binary_length(each.dictionary)).as_py() or 0 for each in _dictionaries(column)]
@@ -242,7 +242,7 @@ class _Ends:
 
 
 def _footer(file: AnyFile) -> Mapping[str, NDArray[Any]]:
-    """Like `_described`, but stored if the footer is large. For a remote file, adds its final bytes as `end`."""
+    """Like `_described`, but stored if the footer is large. Adds the final bytes of a remote file as `end`."""
     if not isinstance(file, RemoteFile):
         (length,) = _LENGTH.unpack(_checked(file, file.read(max(0, file.size - 8), min(8, file.size)))[-8:-4])
         return cached(file, "parquet-2", _described) if length > _LARGE else _described(file)
@@ -264,7 +264,7 @@ def _end(file: AnyFile) -> bytes:
 
 
 def _checked(file: AnyFile, end: bytes) -> bytes:
-    """Returns `end`, the file's final bytes. Raises FormatError if the file is not a Parquet file."""
+    """Returns `end`, the final bytes of a file. Raises FormatError if the file is not a Parquet file."""
     if file.size < 12:
         _not_parquet(file, f"it has only {file.size:,} bytes")
     if end.endswith(b"PARE"):

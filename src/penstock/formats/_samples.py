@@ -35,7 +35,7 @@ class TarFault(FormatError):
 
 
 class FaultRaisingFile(AnyFile):
-    """A file whose `refused` and `damaged` raise `TarFault`."""
+    """A file whose methods `refused` and `damaged` raise `TarFault`."""
 
     def __init__(self, file: AnyFile) -> None:
         self.path, self.size = file.path, file.size

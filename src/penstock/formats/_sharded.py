@@ -46,7 +46,10 @@ class Shard(NamedTuple):
 
 
 class Sharded(Extents):
-    """A dataset of shards that index files list, each of them a block. A subclass defines `listed` and `decoded`."""
+    """A dataset of shards that are listed in index files. A shard is a block. Subclasses define two methods.
+
+    `listed` returns the shards in an index, and `decoded` converts the bytes of a sample.
+    """
 
     suffixes = ("index.json",)
 
@@ -65,7 +68,7 @@ class Sharded(Extents):
         self.set_rows([self.rows_of(shard) for shard in self._shards])
 
     def listed(self, index: AnyFile, about: Any) -> list[Shard]:
-        """Returns the shards that an index lists. `about` is its parsed JSON. Any error means a damaged index."""
+        """Returns the shards in an index, whose parsed JSON is `about`. Any exception means a damaged index."""
         raise NotImplementedError
 
     def rows_of(self, shard: Shard) -> int:
@@ -85,7 +88,7 @@ class Sharded(Extents):
         return start, int(starts[row + 1]) - start
 
     def _head(self, number: int) -> tuple[NDArray[np.uint32], int]:
-        """Returns the offset of each sample with the end of the last one, and the size of this array in bytes."""
+        """Returns the offset of each sample and the end of the last one, and the size of this array in bytes."""
         file, n = self.files[number], self._shards[number].samples
         head = np.frombuffer(file.read(0, min(file.size, 4 * (n + 2))), "<u4", min(file.size // 4, n + 2))
         if len(head) < n + 2 or head[0] != n:

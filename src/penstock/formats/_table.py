@@ -213,7 +213,7 @@ class Table(Format):
 
     @gathers_numpy
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
-        """Leaves the batch to the loader (NotImplemented) if it needs Python objects, or rows are null or ragged."""
+        """Returns NotImplemented (the loader then collates) for Python objects and for null or ragged rows."""
         rows = checked_keys(keys, len(self))
         outs: list[_Out] = []
         for number, places, local in self._groups(rows):
@@ -249,7 +249,7 @@ class Table(Format):
 
 
 def serialized(schema: Any, batches: list[Any]) -> NDArray[np.uint8]:
-    """Returns the batches in Arrow's IPC format, as a numpy array because arrays can be pickled out of band."""
+    """Returns the batches in Arrow's IPC format, as a numpy array, which can be pickled out of band."""
     import pyarrow as pa
 
     sink = pa.BufferOutputStream()
@@ -268,7 +268,7 @@ def deserialized(data: Any) -> list[Any]:
 
 
 def unreadable(where: str, error: Exception, remedy: str = "") -> NoReturn:
-    """Raises FormatError for a pyarrow error, or `error` itself if the file's content is not its cause."""
+    """Raises FormatError for a pyarrow error, or `error` itself if the file's content did not cause it."""
     raise_unless_damage(error, where)
     said = " ".join(str(error).split()).rstrip(".")[:300]
     raise FormatError(

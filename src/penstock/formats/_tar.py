@@ -179,7 +179,7 @@ class Tar(Extents):
         self._decode, self._decoders = decode, decoders(decode, self._wanted is not None)
 
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
-        """Leaves the batch to the loader (NotImplemented) unless a `ShapedDecoder` can write into it."""
+        """Returns NotImplemented (the loader then collates) unless a `ShapedDecoder` can write into the batch."""
         if type(empty) is FieldMemory or all(each is None or each.shape is None for each in self._decoders.values()):
             return NotImplemented
         rows = self.checked(keys)
@@ -234,7 +234,7 @@ class Tar(Extents):
         return sample
 
     def _left(self, left: int, value: Any, where: _Where) -> int:
-        """Returns how many of `left` bytes remain for the other members. Raises SampleTooLarge if none do."""
+        """Returns `left` (remaining bytes) less the size of `value`. Raises SampleTooLarge if none remain."""
         left -= nbytes_of(value)
         if left <= 0:
             assert self.max_sample_bytes is not None
@@ -242,7 +242,7 @@ class Tar(Extents):
         return left
 
     def _members(self, part: TarPart, start: int, read: Set[str] | None) -> tuple[str, dict[str, Member]]:
-        """Returns the key of the sample at the offset `start`, and its members by field. `read` limits the fields."""
+        """Returns the key of the sample at offset `start`, and its members by field. `read` limits the fields."""
         key: str | None = None
         members: dict[str, Member] = {}
         at = start

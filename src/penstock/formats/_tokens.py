@@ -250,7 +250,7 @@ class _MappedSamples:
 
 
 class _PartlyMappedSamples:
-    """Samples of files that include remote ones. A batch is read unless all pieces it needs are memory-mapped."""
+    """Samples of files that include remote ones. A batch is read unless all its pieces are memory-mapped."""
 
     def __init__(self, tokens: Tokens, span: Span) -> None:
         self._span, self._read = span, _ReadSamples(tokens)

@@ -20,7 +20,7 @@ class Box(NamedTuple):
         return slice(self.top, self.top + self.height), slice(self.left, self.left + self.width)
 
     def shrinking(self, to: Size) -> int:
-        """Returns the largest factor (1, 2, 4 or 8) by which the box can be shrunk to no less than `to`."""
+        """Returns the largest factor (1, 2, 4 or 8) that shrinks the box without making it smaller than `to`."""
         for times in (8, 4, 2):
             if self.height // times >= to[0] and self.width // times >= to[1]:
                 return times
@@ -58,7 +58,7 @@ def covering(image: Size, crop: Size) -> Size:
 
 
 def crop_box(image: Size, crop: Size, down: float, right: float) -> Box:
-    """Returns the box of a crop. `down` and `right`, from 0 to just below 1, choose its position."""
+    """Returns the box of a crop. `down` and `right`, at least 0 and less than 1, choose its position."""
     return Box(int(down * (image[0] - crop[0] + 1)), int(right * (image[1] - crop[1] + 1)), *crop)
 
 
@@ -69,8 +69,8 @@ def centre_box(image: Size, crop: Size) -> Box:
 def random_box(image: Size, area: tuple[float, float], ratio: tuple[float, float], drawn: Sequence[float]) -> Box:
     """Returns a random window. Its area and the logarithm of its ratio are uniformly distributed.
 
-    `area`: the least and greatest share of the image that it covers. `ratio`: the least and greatest width divided by
-    height. `drawn`: 2 + 2 * TRIES random numbers between 0 and 1.
+    `area` holds the smallest and the largest share of the image that the window may cover. `ratio` holds the smallest
+    and the largest width divided by height. `drawn` holds 2 + 2 * TRIES random numbers between 0 and 1.
     """
     height, width = image
     low, high = math.log(ratio[0]), math.log(ratio[1])

@@ -167,7 +167,7 @@ class ImageFolder(Format, Images):
 
     @property
     def edges(self) -> NDArray[np.int64]:
-        """The index of the first row of each file, and the number of rows. Each image is a file and a block."""
+        """The index of each file's first row, and the total number of rows. Each image is a file and a block."""
         return np.arange(len(self) + 1)
 
     blocks = edges
@@ -237,7 +237,7 @@ class ImageFolder(Format, Images):
         return paths, targets
 
     def _check_root(self, listing: str) -> None:
-        """Raises FileNotFoundError if none of the first few files exist: `root` must be wrong."""
+        """Raises FileNotFoundError if none of the first few files exists, because `root` is then wrong."""
         first = list(self.paths[:CHECKED])
         if not any(map(self._folder.has, first)):
             lost = os.path.join(self.root, first[0])
@@ -290,7 +290,7 @@ def _read_list(file: AnyFile, folder: LocalFolder | RemoteFolder, labels: bool) 
 
 
 def _without_labels(lines: list[str], is_file: Callable[[str], bool]) -> list[str]:
-    """Returns the paths in a list. A number at the end of a line is a label, unless a file has that name."""
+    """Returns the paths in a listing. A number at the end of a line is a label, unless a file has that name."""
     found = [path if label is not None else "" for path, label in map(_read_line, lines)]
     # Only the first few files are looked up, because a list may have millions of lines.
     if all(found) and not any(map(is_file, lines[:CHECKED])):

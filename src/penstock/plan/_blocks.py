@@ -89,7 +89,7 @@ class BlockOrder:
 class _Arrangement(NamedTuple):
     """The blocks of one epoch, laid end to end in random order.
 
-    A place is the index of a sample in this sequence. A position is its index in the final order.
+    A place is the index of a sample in this sequence. A position is the sample's index in the final order.
     """
 
     key: int
@@ -167,7 +167,7 @@ def _arrangement(order: BlockOrder, epoch: int) -> _Arrangement:
 
 
 def division(blocks: int, window: int) -> tuple[NDArray[np.int64], int]:
-    """Returns the edges of groups of (nearly) equal size, and the number of parts of each (K in `BlockOrder`)."""
+    """Returns the edges of groups of nearly equal size, and the number of parts per group (K in `BlockOrder`)."""
     size = max(1, window // 8)
     groups, parts = (1, 1) if blocks <= window else (-(-blocks // size), max(1, window // size - 1))
     return np.arange(groups + 1) * blocks // groups, parts

@@ -85,7 +85,7 @@ class Forecast:
         return keys
 
     def knows(self, blocks: Grouping) -> bool:
-        """True if the order tells when each of these blocks is needed, so that `spans` may be called."""
+        """True if the order determines when each of these blocks is needed, so that `spans` may be called."""
         return blocks.is_of(self.order) or (type(self.order) is Sequential and blocks.keys is None)
 
     def spans(self, blocks: Grouping, epoch: int) -> tuple[KeyArray, KeyArray, KeyArray]:

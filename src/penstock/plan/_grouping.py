@@ -57,7 +57,7 @@ def _equal(one: KeyArray | range | None, other: KeyArray | range | None) -> bool
 
 
 class InnerBlocks(NamedTuple):
-    """Maps block b of an outer dataset to block `numbers[b]` of a nested one; -1 if it belongs to another dataset."""
+    """Maps block b of an outer dataset to block `numbers[b]` of a nested one, or to -1 if it is not in it."""
 
     outer: Grouping
     inner: Grouping

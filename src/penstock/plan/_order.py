@@ -262,7 +262,7 @@ class Permutation:
 
 @lru_cache(maxsize=64)
 def _rectangle(n: int) -> tuple[int, int]:
-    """Returns the sides, both near sqrt(n), of a rectangle with at least n cells and few to spare."""
+    """Returns the sides, both near sqrt(n), of a rectangle with at least n cells and only a few extra cells."""
     root = math.isqrt(n - 1) + 1
     rows = np.arange(root, root + 1 + min(root // 4, 1023), dtype=np.int64)
     columns = -(-n // rows)

@@ -26,7 +26,7 @@ class Plan(Protocol):
     """Gives the keys of each step of an epoch."""
 
     def after(self) -> Plan | None:
-        """Returns the plan of the next epoch, or None if that plan cannot be drawn early without side effects."""
+        """Returns the plan of the next epoch, or None if drawing it early would have side effects."""
 
     def steps(self, epoch: int) -> int | None:
         """Returns the number of steps in the epoch, or None if it is not known before the epoch ends."""
@@ -162,7 +162,7 @@ class OrderPlan:
 
     @property
     def _stride(self) -> int:
-        """Distance in positions between two consecutive steps of a rank."""
+        """The distance, in positions, between two consecutive steps of a rank."""
         return self._size * self.world
 
     def _carried(self, epoch: int) -> int:

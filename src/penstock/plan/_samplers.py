@@ -310,7 +310,7 @@ class DistributedSampler(Sampler[int]):
 
 
 def order_of(sampler: object, seed: int) -> Order | None:
-    """Returns the order that replaces one of our samplers, or None if the sampler must be iterated over."""
+    """Returns the order that replaces a penstock sampler, or None if the sampler must be iterated over."""
     # A subclass may yield anything, and a generator is the caller's own randomness: both must be iterated.
     if type(sampler) is SequentialSampler:
         return Sequential(len(sampler))
@@ -367,7 +367,7 @@ def _check_sized(taker: str, name: str, value: object) -> None:
 
 
 def check_drop_last(value: object) -> bool:
-    """Returns the value if it is a bool, otherwise raises ValueError: a misplaced batch size would count as True."""
+    """Returns the value if it is a bool, or raises ValueError: a misplaced batch size would count as True."""
     if not isinstance(value, bool):
         raise ValueError(f"drop_last must be True or False, but it is {value!r}.")
     return value

@@ -60,7 +60,7 @@ def _fold(number: int) -> int:
 
 
 def draw_key(generator: np.random.Generator | None) -> int:
-    """Draws a key from the generator, or from numpy's global state if it is None."""
+    """Draws a key from the generator, or from numpy's global state if the generator is None."""
     if generator is None:
         import_whole("numpy.random")
         return int(np.random.randint(0, 1 << 63, dtype=np.uint64))

@@ -45,7 +45,7 @@ def framed(content: bytes) -> list[bytes]:
 
 
 class NotARecord(ValueError):
-    """The bytes are not a valid record. `what` describes the problem, and `at` is its offset."""
+    """Raised if bytes are not a valid record. `what` describes the problem, and `at` is its offset."""
 
     def __init__(self, at: int, what: str) -> None:
         super().__init__(what)
@@ -75,7 +75,7 @@ def record(raw: bytes) -> memoryview:
 
 
 def beginning(raw: bytes) -> bytes | None:
-    """Returns the start of the content in a record's first bytes, or None if it is in parts or damaged."""
+    """Returns the content found in a record's first bytes, or None if the record is split or damaged."""
     mark, word = _HEAD.unpack_from(raw)
     return raw[8 : 8 + word] if mark == MARK and word >> 29 == _ALONE else None
 
@@ -113,7 +113,7 @@ def read_heads(file: AnyFile, starts: NDArray[Any], size: int) -> Iterator[bytes
 
 
 def _end(file: AnyFile, at: int) -> int:
-    """Returns where the record at offset `at` ends; for a damaged record the file's end, where none can begin."""
+    """Returns the offset after the record at `at`, or the end of the file if the record is damaged."""
     flag = _LAST
     while at <= file.size - 8:
         mark, word = _HEAD.unpack(file.read(at, 8))

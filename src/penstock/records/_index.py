@@ -55,7 +55,7 @@ def _refuse(path: str, lines: list[bytes], row: int) -> NoReturn:
 
 
 def _wrong(starts: NDArray[np.int64], file: AnyFile) -> str:
-    """Returns why this is not the complete index of the file, or "" if it is."""
+    """Returns why this is not a complete index of the file, or "" if it is one."""
     if len(starts) == 0:
         return f"it is empty, but the file has {file.size:,} bytes" if file.size else ""
     if starts[0] != 0:

@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Checks the options up front, so that a mistake is not reported only after an hour of work."""
+    """Checks the options in advance, so that a mistake is reported before hours of work."""
     if not options.out.endswith(".rec"):
         raise ValueError(f"the name of the file to write must end in .rec, but it is {options.out}.")
     if options.quality is not None and options.resize is None:
@@ -95,7 +95,7 @@ def _images(options: argparse.Namespace) -> ImageFolder:
 
 
 def _pack(images: ImageFolder, options: argparse.Namespace) -> tuple[list[tuple[Any, Exception]], int, float]:
-    """Returns the skipped samples, the size of the file in bytes, and the time taken in seconds."""
+    """Packs the samples. Returns the skipped samples, the file's size in bytes, and the time taken in seconds."""
     start = time.perf_counter()
     dataset = Encoded(images, options.resize, options.quality or QUALITY)
     loader: DataLoader[Any] = DataLoader(

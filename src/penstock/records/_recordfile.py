@@ -119,7 +119,7 @@ class RecordFile(RecordSamples):
         return index.path, Index(file, self.kind, self.find, arrays, False)
 
     def _idx_of(self, file: AnyFile, access: Access) -> AnyFile | None:
-        """Returns the `.idx`, or None. One that belongs to a user who may not change the record file is ignored."""
+        """Returns the `.idx` file or None. Ignores one owned by a user who may not change the record file."""
         if self._idx is False:
             return None
         if self._idx is not None:

@@ -60,7 +60,7 @@ class ArrayDataset(Dataset[Any]):
 
     @gathers_numpy
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
-        """Returns the batch for these keys, as if collated one by one. `empty(shape, dtype)` allocates its memory."""
+        """Returns the batch for these keys, as collation would. `empty(shape, dtype)` allocates its memory."""
         checked = checked_keys(keys, len(self))
         if type(empty) is FieldMemory:
             columns = zip(self._views, self._into(empty), strict=True)

@@ -400,7 +400,7 @@ def _counts(lengths: Sequence[float], n: int) -> list[int]:
 
 
 def fetch(dataset: Any, keys: Sequence[Any]) -> list[Any]:
-    """Returns the samples of these keys, in the same order; all at once if the dataset has `__getitems__`."""
+    """Returns the samples of these keys in order, with a single call if the dataset has `__getitems__`."""
     getitems = method_of(dataset, "__getitems__")
     if not getitems:
         return [dataset[key] for key in each(keys)]
@@ -438,7 +438,7 @@ def _check_keyed(taker: str, name: str, dataset: object) -> None:
 
 
 def _shown(value: object) -> str:
-    """Returns a short value as text, and otherwise only its type."""
+    """Returns a short value as text. For a longer value, returns only its type."""
     if value is None or isinstance(value, (int, float)):
         return repr(value)
     return f"a value of type {type(value).__name__}"

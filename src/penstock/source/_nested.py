@@ -156,7 +156,7 @@ def fingerprint_of(dataset: Any) -> str | None:
 
 
 def foresee_of(dataset: Any) -> Foresee | None:
-    """Returns a function that passes a forecast to the dataset or those inside it; None if none has `__foresee__`."""
+    """Returns a function that passes a forecast to the dataset and nested ones; None if none accepts it."""
     if _is("Subset", dataset, "__foresee__"):
         return foresee_of_subset(dataset)
     if _is("ConcatDataset", dataset, "__foresee__"):

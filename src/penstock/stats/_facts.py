@@ -17,7 +17,7 @@ LEAST_SECONDS = 0.2
 
 
 class Facts:
-    """The numbers for a verdict, from the current epoch or, if that is too short, from the loader's whole life."""
+    """The numbers behind a verdict, from the current epoch or, if that is too short, from all epochs."""
 
     def __init__(self, stats: Stats) -> None:
         self.stats = stats
@@ -130,7 +130,7 @@ class Facts:
 
     @property
     def would_do(self) -> int:
-        """The number of workers that would have been enough, with a reserve of 25 %."""
+        """The number of workers that would have been enough, including a reserve of 25 %."""
         return max(1, math.ceil(1.25 * self.busy / self.whole))
 
     @property
@@ -234,7 +234,7 @@ class Facts:
 
     @property
     def slow(self) -> list[SlowSample]:
-        """Those of the ten slowest samples that took at least 20 times the median, slowest first, each key once."""
+        """Those of the ten slowest samples that took at least 20 times the median; slowest first, each once."""
         slow: dict[int | str, SlowSample] = {}
         for sample in self.period.slowest:
             if sample.seconds >= 20 * self.median_sample:

@@ -91,7 +91,7 @@ def _mounts(root: Path, controller: str, kind: str) -> Iterator[tuple[str, str]]
 
 
 def _quota(group: str) -> float | None:
-    """Returns the number of CPUs that the cgroup may use, or None without a limit."""
+    """Returns the number of CPUs that the cgroup may use, or None if there is no limit."""
     quota, period = [*_read(f"{group}/cpu.max").split(), "", ""][:2]
     if not quota:
         quota, period = _read(f"{group}/cpu.cfs_quota_us"), _read(f"{group}/cpu.cfs_period_us")

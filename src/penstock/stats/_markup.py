@@ -35,7 +35,7 @@ def text(value: object, most: int = 300) -> str:
 def plot(
     marks: Iterable[str], ys: Iterable[tuple[float, str]], xs: Iterable[tuple[float, str]], label: str, kind: str = ""
 ) -> str:
-    """Returns a chart with axis labels at `xs` and `ys`, from 0 to 1. `label` describes it for screen readers."""
+    """Returns a chart with axis labels at the positions `xs` and `ys` (0 to 1). `label` is for screen readers."""
     ys = list(ys)
     grid = "".join(f"M0 {HIGH * (1 - y):.4g}H{WIDE}" for y, _ in ys)
     return (
@@ -152,7 +152,7 @@ def folded(summary: str, inner: str) -> str:
 
 
 def log_scale(limits: Sequence[float], show: Callable[[float], str]) -> list[tuple[float, str]]:
-    """Returns labels at powers of ten for columns of equal width, whose edges have the values `limits`."""
+    """Returns labels at powers of ten for columns of equal width. `limits` holds the values at their edges."""
     places = []
     for column, (low, high) in enumerate(pairwise(limits)):
         power = 10.0 ** math.ceil(math.log10(low) - 1e-9)

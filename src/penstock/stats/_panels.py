@@ -48,7 +48,10 @@ PARTS = (
 
 
 def thinned(history: Sequence[Moment]) -> list[Moment]:
-    """Returns BEGINNING and at most MOST_MOMENTS evenly spaced moments, including the last; empty without history."""
+    """Returns BEGINNING and at most MOST_MOMENTS evenly spaced moments, including the last one.
+
+    If the history is empty, the result is empty.
+    """
     step = math.ceil(len(history) / MOST_MOMENTS) or 1
     return [BEGINNING, *history[::-1][::step][::-1]] if history else []
 
@@ -97,7 +100,7 @@ def _waiting(before: Moment, after: Moment) -> float | None:
 def _over_time(
     columns: str, moments: Sequence[Moment], ys: list[tuple[float, str]], marks: list[str], label: str
 ) -> str:
-    """Returns a chart. On hover, the script shows `columns` (indices separated by spaces) of the history table."""
+    """Returns a chart. On hover, its script shows `columns` (indices separated by spaces) of the history."""
     end = moments[-1].at
     drawn = plot(marks, ys, time_scale(end), label)
     return f'<div data-columns="{columns}" data-end="{end:.3f}">{drawn}</div>'

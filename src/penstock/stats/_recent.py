@@ -12,7 +12,7 @@ RECENT_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Recent:
-    """Batches per second, share of time that the caller waited, average number of busy workers, number of workers."""
+    """Recent figures: batches per second, share of time waiting, average busy workers, number of workers."""
 
     rate: float
     waiting: float

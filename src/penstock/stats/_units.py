@@ -36,7 +36,7 @@ def count(value: float) -> str:
 
 
 def share(value: float) -> str:
-    """Formats a share from 0 to 1 as `34 %`, or as `0.4 %` below 1 %, or as `<0.1 %` if it would be rounded to 0."""
+    """Formats a share from 0 to 1 as `34 %`, as `0.4 %` below 1 %, or as `<0.1 %` instead of rounding to 0."""
     if 0 < value < 0.0005:
         return "<0.1 %"
     return f"{value:.1%}".replace("%", " %") if 0 < value < 0.00995 else f"{value:.0%}".replace("%", " %")

@@ -17,7 +17,7 @@ from penstock.stats._words import say
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A condition, and the text of the verdict if it is true, with names from `_words.PIECES` in braces."""
+    """A condition, and the verdict to give if it is true. Names in braces stand for texts in `_words.PIECES`."""
 
     name: str
     holds: Callable[[Facts], bool]
@@ -25,7 +25,7 @@ class Rule:
 
 
 def verdict(stats: Stats) -> str:
-    """Returns one or two sentences with numbers and advice, or a sentence that there is too little data."""
+    """Returns one or two sentences with numbers and advice, or a sentence that says there is too little data."""
     rule, facts = rule_of(stats), Facts(stats)
     return say(rule.text if rule else TOO_EARLY if facts.period.batches else NOTHING_YET, facts)
 
@@ -39,7 +39,7 @@ def rule_of(stats: Stats) -> Rule | None:
 
 
 def judgement(stats: Stats) -> str:
-    """Returns "good", "fair" or "poor": how well the loader keeps up with the loop. "none": too little data."""
+    """Returns how well the loader keeps up: "good", "fair" or "poor", or "none" if there is too little data."""
     rule, facts = rule_of(stats), Facts(stats)
     if rule is None:
         return "none"

@@ -90,7 +90,7 @@ def law(method: Callable[..., None]) -> Callable[..., None]:
 
 
 class Stated:
-    """The base of suites of laws. A law is a method whose name is `test_` followed by a sentence."""
+    """The base class of suites of laws. A law is a test method whose name, after `test_`, is a sentence."""
 
     def __init_subclass__(cls) -> None:
         for name, value in list(vars(cls).items()):
@@ -99,7 +99,7 @@ class Stated:
 
 
 class Laws(Stated):
-    """The base of all laws for backends, with the settings of the suite and tools for writing laws."""
+    """The base class of all laws for backends, with the suite's settings and tools for writing laws."""
 
     backend: str = ""
     settings: Mapping[str, Any] = {}
@@ -115,7 +115,7 @@ class Laws(Stated):
             worker.join(10)
 
     def nothing_is_left(self) -> None:
-        """Raises if a worker, a file or memory is left behind. Called after each law, when all loaders are closed."""
+        """Checks that no worker, file or memory is left. Called after each law, when all loaders are closed."""
 
     def setup_method(self) -> None:
         self._made = ExitStack()
@@ -156,7 +156,7 @@ class Laws(Stated):
         return both
 
     def crew(self, dataset: Any, hired: int | None = None, **job: Any) -> Backend:
-        """Returns the backend with `hired` workers, by default `workers` of them. Worker i is in seat i."""
+        """Returns the backend with `hired` workers (by default, `workers`). Worker i is in seat (slot) i."""
         number = max(1, self.workers)
         # The job is kept here, as the engine keeps it, because a backend may have only a weak reference to it.
         self._job = Job(dataset, KeyFetch, None, None, number, seed=1, drop_last=False, **job)

@@ -128,7 +128,7 @@ def assert_resumes_everywhere(
 
 
 def _states(loader: Any, steps: int | None) -> Iterator[tuple[str, int, int, Any]]:
-    """Yields (position in words, epoch to resume in, batches done in it, state) before, within and after an epoch."""
+    """Yields (position in words, epoch to resume, batches done in it, state) before, in and after an epoch."""
     yield "before the first batch", 0, 0, _state(loader)
     done = 0
     for done, _ in enumerate(islice(loader, steps), 1):
@@ -229,9 +229,10 @@ def _between_parts(one: Any, other: Any, at: str, within: _Within) -> str | None
 
 
 def _parts(whole: Any) -> tuple[str, list[tuple[Any, str, Any]]]:
-    """Splits an object into parts to compare: "keys", "elements" or "attributes", and tuples (name, path, value).
+    """Splits an object into parts to compare. Returns their kind and tuples (name, path, value).
 
-    Data that pickle saves besides the attributes has the name and path "".
+    The kind is "keys", "elements" or "attributes". For data that pickle saves in addition to the attributes, the name
+    and the path are "".
     """
     if isinstance(whole, Mapping):
         return "keys", [(key, f"[{key!r}]", whole[key]) for key in whole]

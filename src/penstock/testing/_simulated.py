@@ -46,7 +46,7 @@ class Action(NamedTuple):
 
 
 class Stuck(AssertionError):
-    """Raised if the loader waits but nothing can ever happen again."""
+    """Raised if the loader waits for something that can never happen."""
 
 
 _slept: list[float] = []  # how long each step that is being filled has slept, the innermost step last
@@ -173,7 +173,7 @@ class SimulatedBackend(Backend):
                 worker.runner.look_up()
 
     def flush(self) -> None:
-        """Lets workers act until `choose` picks "return": real workers act at any time, not only during `poll`."""
+        """Lets workers act until `choose` picks "return", because real workers act at any time."""
         while len(actions := [Action("return"), *self._actions()]) > 1:
             action = self._simulation.chosen(actions)
             if action.kind == "return":
@@ -267,13 +267,13 @@ class SimulatedBackend(Backend):
         return None if task is None else Action("claim", worker.id, task.step)
 
     def _task(self, worker: _SimulatedWorker, kind: str) -> Task | None:
-        """Returns the task that an action of this kind is about, or None. For "fill", only its next step."""
+        """Returns the task that an action of this kind concerns, or None. For "fill", returns one step of it."""
         if worker.posted is None:
             return self._next_task(worker.seat) if kind == "claim" else None
         return worker.posted.current() if kind == "fill" else worker.posted.task
 
     def _next_task(self, seat: int) -> Task | None:
-        """Returns the first unclaimed task for this seat. A stream with one reader depends on their order."""
+        """Returns the first unclaimed task for this seat (worker slot). Streams rely on the order of tasks."""
         unclaimed = (p.task for p in self._board.values() if p.worker is None and p.seat in (-1, seat))
         return min(unclaimed, key=lambda task: task.seq, default=None)
 
@@ -315,7 +315,7 @@ class SimulatedBackend(Backend):
 
     @contextmanager
     def _at_work(self, worker: _SimulatedWorker) -> Iterator[None]:
-        """Lets the calling thread act as this worker. The worker then stays busy for the virtual time it slept."""
+        """Makes the calling thread act as this worker, which stays busy for the virtual time that it sleeps."""
         outer = get_worker_info()
         set_worker_info(worker.info, of_process=False)
         _slept.append(0.0)

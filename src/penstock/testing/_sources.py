@@ -21,7 +21,7 @@ from penstock.source._dataset import Keyed
 
 @dataclass(eq=False, repr=False)
 class _Around(Dataset[Any]):
-    """Wraps a dataset, and calls `befall(key)` before it fetches a sample whose key is in `keys`."""
+    """Wraps a dataset, and calls `befall(key)` before fetching a sample whose key is in `keys`."""
 
     dataset: Keyed[Any]
     keys: Collection[Any]
@@ -115,7 +115,7 @@ class Numbers(Dataset[Any]):
 
 
 def once_more(dataset: Any) -> None:
-    """A change for `update`. It increments `times`, so that a test notices if it is applied twice."""
+    """A change for `update` that increments `times`, so that a test notices if the change is applied twice."""
     dataset.times += 1
 
 

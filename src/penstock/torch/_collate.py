@@ -126,7 +126,7 @@ def _apply(rule: Callable[..., Any], empty: Empty, alone: bool, batch: Any, coll
 
 
 def _converted(batch: Any, into: FieldMemory) -> torch.Tensor | None:
-    """Converts a column to its field's dtype while writing it, or returns None if torch's result might differ."""
+    """Converts a column to its field's dtype while writing it. Returns None if torch's result might differ."""
     first, kinds = batch[0], set(map(type, batch))
     if kinds == {torch.Tensor} and set(map(attrgetter("dtype"), batch)) <= NATIVE.keys():
         if any(each.requires_grad or each.layout is not torch.strided for each in batch):

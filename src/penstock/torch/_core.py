@@ -148,7 +148,7 @@ _lending = Lending(_TorchState)
 
 
 class Core(SeedSession):
-    """The session of a torch loader with a seed; it continues where `before`, the previous session, stopped."""
+    """The session of a torch loader with a seed. It continues where the previous session, `before`, stopped."""
 
     def __init__(self, settings: dict[str, Any], before: Core | None = None) -> None:
         given = {**_DEFAULTS, **settings, "sampler": _seedable(settings.get("sampler"))}
@@ -170,7 +170,7 @@ class Core(SeedSession):
         self.show_numbers()
 
     def show_numbers(self) -> None:
-        """Copies the current values of the tuned settings to the torch loader."""
+        """Copies the current values of automatically tuned settings to the torch loader."""
         loader = self.face()
         for name in self.options.auto if loader is not None else ():
             loader.__dict__[name] = getattr(self.options, name)
@@ -249,7 +249,7 @@ def _order(loader: Any) -> dict[str, Any]:
 
 
 def _seedable(sampler: Any) -> Any:
-    """Returns penstock's equivalent of a torch sampler, which draws from the loader's seed, or the sampler itself."""
+    """Returns penstock's equivalent of a torch sampler (which uses the loader's seed), or the sampler itself."""
     if type(sampler) is RandomSampler:
         return penstock.RandomSampler(sampler.data_source, sampler.replacement, sampler.num_samples)
     if type(sampler) is theirs.SubsetRandomSampler:

@@ -37,21 +37,24 @@ PART = "torch"
 
 
 class CopyPosition:
-    """Position of one copy of the dataset, a worker's or the caller's: its last mark, and `more` batches after it."""
+    """The position of one copy of the dataset: `more` batches after its last mark (saved position).
+
+    Each worker has its own copy of the dataset, and so does the caller.
+    """
 
     def __init__(self, mark: bytes | Mark | None = None, more: int = 0) -> None:
         self.mark = mark
         self.more = more
 
     def moved(self, mark: bytes | None) -> None:
-        """Records that this copy returned a batch or an error. `mark` is None if its position was not saved."""
+        """Records that this copy returned a batch or an error. `mark` is its saved position, or None."""
         if mark is None:
             self.more += 1
         else:
             self.mark, self.more = mark, 0
 
     def next_epoch(self) -> CopyPosition:
-        """Returns a stream's position at the start of the next epoch; unknown if this epoch's end has no mark."""
+        """Returns a stream's position at the next epoch's start (unknown if this epoch's end was not saved)."""
         mark = known(self.mark)
         return CopyPosition(self.mark if mark is None else mark.next_epoch())
 
@@ -71,8 +74,9 @@ class CopyPosition:
 class LoadedState(NamedTuple):
     """A resume state, parsed and checked.
 
-    `origin` and `given` are those of `Sampling`; `states` has the random states in `origin`, for `TemporaryStates`.
-    `ahead` is the argument of `Ahead.of`, empty if the order and the base seed were drawn before the state was taken.
+    `origin` and `given` are attributes of `Sampling`. `states` holds the random states in `origin`, for
+    `TemporaryStates`. `ahead` is the argument of `Ahead.of`. It is empty if the order and the base seed were drawn
+    before the state was taken.
     """
 
     plain: Mapping[str, Any]
@@ -152,7 +156,7 @@ class Cursor:
 
     @property
     def seat(self) -> int:
-        """The index of the worker that gets the next step; workers whose stream has ended are passed over."""
+        """The index of the worker that gets the next step. Workers whose stream has ended are skipped."""
         return self._seat if self.is_stream else self.progress.steps % max(1, self._workers)
 
     @property
@@ -187,7 +191,7 @@ class Cursor:
                 self._reading.prepare(mark)
 
     def begin(self, work: Callable[[], object], iterator: Any = None, *, sampler: bool = True) -> None:
-        """Calls `work`: torch's code that draws the base seed of `iterator`, calls `iter()` on the sampler, or both.
+        """Calls `work`, torch's code that draws the base seed of `iterator`, calls `iter(sampler)`, or both.
 
         Random numbers drawn before the state was taken are replayed without advancing the caller's generators.
         """
@@ -207,7 +211,7 @@ class Cursor:
             iterator._base_seed = self.base_seed
 
     def keys(self, iterator: Any) -> Iterator[Any]:
-        """Returns the keys of the steps not handed out yet. `iterator` holds torch's own iterator over all steps."""
+        """Returns the keys of the steps not handed out yet. `iterator` holds torch's iterator over all steps."""
         begun: Iterator[Any] = iterator._sampler_iter
         saved = self._saved
         if self.sampling is None or not self.is_tracked:
@@ -228,7 +232,7 @@ class Cursor:
             self._fetcher = fetcher
 
     def passed(self, step: int, mark: bytes | None, worker: int) -> None:
-        """Records that a worker's step was handed out, as a batch or an error; `mark` is what was sent with it."""
+        """Records that a worker's batch or error was handed out. `mark` is the position sent with it, if any."""
         self.progress.passed(step, None if self.sampling is None else self.sampling.handed_out(step))
         if self._copies:
             self._copies[worker].moved(mark)
@@ -241,7 +245,7 @@ class Cursor:
         return begin.steps + len(begin.beyond)
 
     def passed_inline(self, *, failed: bool) -> None:
-        """Like `passed`, in a loader without workers."""
+        """Like `passed`, but for a loader without workers."""
         step = self.progress.steps
         self.progress.passed(step, None if self.sampling is None else self.sampling.handed_out(step))
         if self._copies:
@@ -250,7 +254,7 @@ class Cursor:
             self._reading.note_error() if failed else self._reading.note_batch()
 
     def finish(self, end: bytes | None, ends: Mapping[int, bytes]) -> None:
-        """Records that the caller has seen the end of the epoch. `ends` has the last mark of each worker's stream."""
+        """Records that the caller has reached the epoch's end. `ends` maps workers to final stream positions."""
         self.progress.is_over = True
         for worker, mark in ends.items():
             self._copies[worker].moved(mark)
@@ -263,7 +267,7 @@ class Cursor:
 
 
 def state_of(loader: Any) -> dict[str, Any]:
-    """Returns the state of the iterator that was started last, as plain data."""
+    """Returns the state of the most recently started iterator, as plain data."""
     if isinstance(loader.dataset, private.PIPES):
         warnings.warn(
             "torch's engine reads DataPipes and does not report its position, so this state is empty: loading it "
@@ -295,7 +299,7 @@ def state_of(loader: Any) -> dict[str, Any]:
 
 
 def _ahead(loader: Any, cursor: Cursor) -> dict[str, Any]:
-    """Returns the states of the global random generators that the rest of the epoch will draw from."""
+    """Returns the states of the global random generators that the rest of the epoch will use."""
     names = set() if cursor.sampling is None else cursor.sampling.draws_from
     if loader.num_workers and loader.generator is None and cursor.base_seed is None:
         names |= {"torch"}
@@ -319,7 +323,7 @@ def _about(loader: Any, cursor: Cursor) -> dict[str, Any]:
 
 
 def check_maker(value: object, seed: int | None) -> None:
-    """Raises a StateError if the state was taken with a seed and the loader has none, or the other way round."""
+    """Raises StateError if only one of the two, the state or the loader, has a seed."""
     if isinstance(value, Mapping) and "penstock" in value and (PART in value) != (seed is None):
         then = "without a seed" if seed is not None else f"with seed={value.get('seed')}"
         raise StateError(

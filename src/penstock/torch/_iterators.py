@@ -168,7 +168,7 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
 
 
 class _ClosedBatches:
-    """The batches of a closed iterator, which the garbage collector may have closed at any moment."""
+    """The batches of a closed iterator, which raise an error. The garbage collector may close one at any time."""
 
     def __next__(self) -> Any:
         raise RuntimeError("This iterator was closed. Call iter(loader) for a new one.")

@@ -61,11 +61,11 @@ _TUNED = {name: option.tuned for name, option in OPTIONS.items() if option.tuned
 
 
 class _Newer(TypedDict, total=False):
-    """An empty type for arguments that only newer torch versions have: passed on, but rejected by type checkers."""
+    """Arguments that only newer torch versions have. They are passed on, but type checkers reject them."""
 
 
 class _NonDataProperty(Generic[T]):
-    """A property that an instance attribute of the same name hides, so that subclasses can use the name."""
+    """A property that an instance attribute with the same name overrides, so that subclasses can use the name."""
 
     def __init__(self, read: Callable[[Any], T]) -> None:
         self._read = read
@@ -335,7 +335,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     @_NonDataProperty
     def _is_accelerate_prepared(self) -> bool:
-        """Always False; accelerate reads it before it makes a torch loader from this loader.
+        """Always False. The accelerate library reads this before it makes a torch loader from this loader.
 
         Reading it warns if that new loader would run on torch's engine.
         """
@@ -372,7 +372,7 @@ def _check(given: Given, generator: object) -> None:
 
 
 def _is_sequential(sampler: Any, batch_sampler: Any) -> bool:
-    """True if the sampler, or that of the batch sampler, is sequential, as in a loader for predictions."""
+    """True if the sampler, or the sampler of the batch sampler, is sequential, as in a loader for predictions."""
     within = getattr(batch_sampler, "_batch_sampler", batch_sampler)  # Lightning wraps it for predictions
     sampler = getattr(within, "sampler", None) if sampler is None else sampler
     return isinstance(sampler, torch.utils.data.SequentialSampler)

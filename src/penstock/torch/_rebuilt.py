@@ -35,9 +35,9 @@ def is_default(name: str, value: object) -> bool:
 
 @dataclass(frozen=True)
 class Given:
-    """The arguments, other than defaults, that a loader was given and that torch's constructor does not have.
+    """The arguments of a loader that are not defaults and that torch's constructor does not have.
 
-    `auto` has the names of the settings that penstock tunes, `by_blocks` is True for `shuffle="blocks"`, and
+    `auto` holds the names of the settings that penstock tunes, `by_blocks` is True for `shuffle="blocks"`, and
     `own_order` is True if no sampler was given.
     """
 
@@ -48,7 +48,7 @@ class Given:
     own_order: bool
 
     def split(self) -> tuple[dict[str, Any], dict[str, str], dict[str, Any]]:
-        """Returns penstock's arguments including defaults, the "auto" settings, and those of `shuffle="blocks"`.
+        """Returns penstock's arguments with defaults, the "auto" settings, and those of `shuffle="blocks"`.
 
         `dtype` and `casting` are left out, because `cast` holds them.
         """
@@ -105,9 +105,9 @@ def given_in(timeout: object) -> Given | None:
 
 
 def adopt(loader: Any) -> bool:
-    """Gives penstock's arguments to a loader that another library made from one of ours; returns False for others.
+    """Gives penstock's arguments to a loader that another library made from one of ours.
 
-    Raises ValueError if the loader cannot keep an argument.
+    Returns False for other loaders. Raises ValueError if the loader cannot keep an argument.
     """
     given = given_in(getattr(loader, "timeout", None))
     if given is None:
@@ -148,7 +148,7 @@ def refusal(loader: Any, reason: str) -> str:
 
 
 def _samplers(loader: Any) -> Iterator[Any]:
-    """Yields the samplers of a loader, including those inside other samplers, each once."""
+    """Yields each sampler of a loader once, including samplers nested inside other samplers."""
     left = [getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None)]
     seen: set[int] = set()
     while left:

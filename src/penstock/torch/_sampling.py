@@ -32,7 +32,7 @@ _TORCHS = {*_RANDOM, SequentialSampler, data.DistributedSampler}
 
 
 def sampler_of(loader: Any) -> Any:
-    """Returns the user's own batch sampler if there is one, or else the loader's sampler of single keys."""
+    """Returns the user's own batch sampler, or the loader's sampler of single keys if there is none."""
     index = loader._index_sampler
     return index.sampler if type(index) is BatchSampler else index
 
@@ -100,7 +100,7 @@ class Sampling:
 
     @property
     def given(self) -> list[str]:
-        """The states of `generators` before the sampler drew; before and after the pass, the current states."""
+        """The states of `generators` before the sampler drew its keys. Outside a pass, their current states."""
         given = self._given
         if given is None or self._progress.steps == self._last:
             return texts_of(self.generators)
@@ -109,17 +109,17 @@ class Sampling:
         return texts
 
     def handed_out(self, step: int) -> bytes | None:
-        """Returns the step's mark (the sampler's saved position) and forgets it; None if the sampler has no state."""
+        """Removes and returns the sampler position saved for the step, or None if the sampler has no state."""
         return self._marks.pop(step, None)
 
     def restore(self) -> None:
-        """Restores the sampler's state from the end of the previous epoch, if any; advances no random generator."""
+        """Restores the sampler's state after the previous epoch, if any. Does not advance random generators."""
         mark = opened(self._progress.begin.mark)
         if mark is not None and not mark.at_end and mark.kept:
             with_loan(TemporaryStates({}, self.generators), self._reading.prepare, mark)
 
     def prepare(self) -> None:
-        """Saves the random states. Called before torch's `iter()` on the index sampler, which may draw numbers."""
+        """Saves the random states. Called before torch calls `iter()` on the sampler, which may draw numbers."""
         if not self._batched and not self._is_torchs:
             self._before = take_states()
             self._given = [each.get_state() for each in self.generators]
@@ -134,7 +134,7 @@ class Sampling:
         return self._marked(begun) if self._has_state(begun) else begun
 
     def _from_first(self, begun: Iterator[Any]) -> Iterator[Any]:
-        """Like `fresh`, but a generator, because the sampler draws no random numbers before its first keys."""
+        """Like `fresh`, but runs when the first keys are requested, before the sampler draws random numbers."""
         self._given = [each.get_state() for each in self.generators]
         self._note({})
         if self._is_torchs:
@@ -154,7 +154,7 @@ class Sampling:
         yield from chain(first, steps)
 
     def _note(self, before: dict[str, Any]) -> None:
-        """Records which global generators the sampler drew from: those whose state differs from `before`."""
+        """Records which global generators the sampler has used: those whose state differs from `before`."""
         after = take_states() if before else {}
         self._origin = {name: state for name, state in before.items() if after[name] != state}
         epoch = getattr(self.sampler, "epoch", None)
@@ -162,7 +162,7 @@ class Sampling:
             self._origin["epoch"] = epoch
 
     def resumed(self, begun: Iterator[Any], saved: LoadedState) -> Iterator[Any]:
-        """Returns the keys of the rest of an epoch, drawn again from `saved.origin` or continued from a mark."""
+        """Returns the keys of the rest of an epoch, drawn from `saved.origin` again or from a saved position."""
         self._origin, self._given, mark = dict(saved.origin or {}), [*saved.given], opened(self._progress.begin.mark)
         if mark is not None and mark.kept and not mark.at_end:
             mark = None  # `restore` has used it
@@ -194,7 +194,7 @@ class Sampling:
         return self._marked()
 
     def _has_drawn(self, begun: Iterator[Any]) -> bool:
-        """True if `iter()` of the sampler may have drawn random numbers, as only a user's own sampler can."""
+        """True if the sampler's `iter()` may have drawn random numbers. Only a user's own sampler does this."""
         return not (self._batched or self._is_torchs or inspect.isgenerator(begun))
 
     def _steps(self, keys: Iterator[Any]) -> Iterator[Any]:
@@ -205,7 +205,7 @@ class Sampling:
         return has_state(self.sampler) or has_state(source)
 
     def _marked(self, source: Iterator[Any] | None = None) -> Iterator[Any]:
-        """Returns the steps of a sampler with a state, and keeps the mark of each step until it is handed out."""
+        """Returns the steps of a sampler with a state, and keeps its position at each until it is handed out."""
         if source is not None:
             self._reading.begin(source)
         return Calls(self._marked_step, self._progress.steps)
@@ -238,7 +238,7 @@ class Sampling:
 
 
 def _from(sampler: Any, seed: int | None, skip: int) -> Iterator[Any]:
-    """Returns the keys of a torch sampler without the first `skip` keys, which are not drawn at all if possible."""
+    """Returns the keys of a torch sampler from key `skip` on. Earlier keys are not drawn, if possible."""
     if type(sampler) is SequentialSampler:
         return iter(range(len(sampler.data_source))[skip:])
     if seed is not None:
@@ -254,7 +254,7 @@ def _from(sampler: Any, seed: int | None, skip: int) -> Iterator[Any]:
 def _shuffled(n: int, generator: torch.Generator, skip: int) -> Iterator[int]:
     """Yields the keys of torch's RandomSampler, without the first `skip` keys.
 
-    At its end it draws a permutation and ignores it, as torch's does, so that the generator ends in the same state.
+    At the end it draws and ignores a permutation, as torch does, so that the generator ends in the same state.
     """
     yield from torch.randperm(n, generator=generator)[skip:].tolist()
     torch.randperm(n, generator=generator)
@@ -265,7 +265,7 @@ def _next_of(make: Callable[[], Iterator[Any]]) -> Any:
 
 
 def _passed(steps: Iterator[Any], skip: int) -> Iterator[Any]:
-    """Skips `skip` steps, and reads at least one step immediately, so that the sampler draws its numbers now."""
+    """Skips `skip` steps, and reads at least one step at once, so that the sampler draws its numbers now."""
     for _ in range(skip):
         with suppress(Exception):  # it was raised before the state was taken
             next(steps, None)
@@ -285,7 +285,7 @@ def _raise(error: Exception) -> NoReturn:
 
 
 def text_of(state: Any) -> str:
-    """Encodes a generator's state (a tensor or an array) as text; that of torch's generator takes 5 KB."""
+    """Encodes a generator's state (a tensor or an array) as text. The state of torch's generator takes 5 KB."""
     return b64encode(np.asarray(state).tobytes()).decode()
 
 
@@ -370,16 +370,17 @@ class TemporaryStates:
 
     @classmethod
     def keep(cls, states: Mapping[str, Any]) -> None:
-        """Sets the states that global generators will have when the current loans end."""
+        """Sets the states that the global generators will have after the current loans end."""
         for loan in cls._begun:
             loan._before |= states
 
 
 class Ahead:
-    """The states of the global generators in a resume state whose epoch had not drawn its base seed or order yet.
+    """The global generators' states in a resume state whose epoch had not drawn its base seed or order yet.
 
-    Both are drawn from these states, and the caller's generators do not change. If those are already in
-    these states, no Ahead is made: the loader draws from them and advances them, as torch does.
+    Base seed and order are then drawn from these states, without changing the caller's generators. If the caller's
+    generators already have these states, no Ahead is made: the loader draws from the generators and advances them, as
+    torch does.
     """
 
     def __init__(self, states: dict[str, Any]) -> None:
@@ -387,15 +388,15 @@ class Ahead:
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> Ahead | None:
-        """Makes an Ahead from a result of `take_states`; None if the caller's generators are in these states."""
+        """Makes an Ahead from a result of `take_states`, or None if the caller's generators have these states."""
         return None if take_states(plain) == dict(plain) else cls(parse_states(plain))
 
     def lent(self, work: Callable[..., Any], *args: Any) -> Any:
-        """Calls `work(*args)` with the global generators in these states, and saves their new states here."""
+        """Calls `work(*args)` with the global generators in these states, and stores their new states here."""
         return with_loan(_Continued(self), work, *args)
 
     def steps(self, steps: Iterator[Any]) -> Iterator[Any]:
-        """Returns `steps`, with the first read in these states: a sampler draws its whole order at its first step."""
+        """Returns `steps`. The first step is read in these states, because a sampler then draws its order."""
         return map(partial(self._next, steps), count())
 
     def _next(self, steps: Iterator[Any], number: int) -> Any:
@@ -403,7 +404,7 @@ class Ahead:
 
 
 class _Continued(TemporaryStates):
-    """A loan that begins with the states that the generators had at the end of the previous loan."""
+    """A loan of the global generators that starts from the states at the end of the previous loan."""
 
     def __init__(self, ahead: Ahead) -> None:
         super().__init__(ahead.states)
@@ -426,7 +427,7 @@ class Restored(Reading):
 
 
 def given_to(*holders: object) -> list[torch.Generator]:
-    """Returns the torch generators that these objects were given as `generator`, without duplicates."""
+    """Returns the torch generators in the `generator` attributes of these objects, without duplicates."""
     found = (getattr(holder, "generator", None) for holder in holders)
     return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
 

@@ -129,7 +129,7 @@ class TorchSemantics:
         return {}  # nothing is bundled, retried or read ahead of the epoch
 
     def run(self, session: Session) -> Run:
-        """Returns the steps not handed out yet. torch's iterator has already called `iter()` on the sampler."""
+        """Returns a run over the steps not handed out yet. torch has already called `iter()` on the sampler."""
         cursor = self._cursor
         keys = cursor.keys(self._iterator)
         if private.is_batched(self._loader):  # a task of a stream has the number of samples to read

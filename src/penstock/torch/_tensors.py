@@ -77,7 +77,7 @@ def strided(shape: Shape, how: tuple[MakeLeaf, Any, int, Shape], root: Any, at: 
 
 
 def store(tensor: torch.Tensor, writer: Writer) -> Spot | None:
-    """Writes a tensor into the slab and returns its place, or None if only torch can pickle the tensor."""
+    """Writes a tensor into the batch's memory and returns its location, or None if only torch can pickle it."""
     described = _describe(tensor)
     if described is None:
         return None
@@ -93,7 +93,7 @@ def store(tensor: torch.Tensor, writer: Writer) -> Spot | None:
 
 
 def reduce(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Like `__reduce_ex__`, for tensors inside other objects; the tensor's bytes are pickled out of band."""
+    """Like `__reduce_ex__`, for tensors inside other objects. The tensor's bytes are pickled out of band."""
     described = None if tensor.__dict__ else _describe(tensor)
     if described is None:
         if tensor.requires_grad and not tensor.is_leaf:
@@ -120,7 +120,7 @@ def _quietly(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def cast(tensor: torch.Tensor, field: FieldCast, empty: Empty) -> torch.Tensor:
-    """Converts to the field's dtype, in memory from `empty` if possible; may return the tensor itself."""
+    """Converts a tensor to the field's dtype, in memory from `empty` if possible. May return the same tensor."""
     known = NATIVE.get(tensor.dtype)
     kind = "f" if tensor.is_floating_point() else "" if known is None else known.kind
     name = field.wanted(kind, "a tensor of ", tensor.dtype)
@@ -145,14 +145,14 @@ def cast(tensor: torch.Tensor, field: FieldCast, empty: Empty) -> torch.Tensor:
 
 
 def pinned(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a copy in pinned memory, which torch recycles, or an ordinary copy if the tensor cannot be pinned."""
+    """Returns a copy in pinned memory, which torch recycles, or a normal copy if the tensor cannot be pinned."""
     # Not pin_memory(), which does not copy a tensor that is pinned already.
     can = tensor.is_cpu and tensor.layout is torch.strided
     return torch.empty_like(tensor, pin_memory=True).copy_(tensor) if can else tensor.clone()
 
 
 def _storage_reducer() -> Reduce:
-    """Makes a reducer for a single pickle; memory that several tensors use is pickled once, out of band."""
+    """Makes a reducer for a single pickle. Memory that several tensors share is pickled once, out of band."""
     of_memory: dict[int, Any] = {}
 
     def reduce_storage(storage: Any) -> Any:
@@ -179,7 +179,7 @@ def reduce_storage(storage: Any) -> Any:
 
 
 def rebuild_storage(first: Any, dtype: torch.dtype) -> Any:
-    """Returns a storage that uses the memory of `first`, which is an array or another storage."""
+    """Returns a storage that uses the memory of `first`, an array or another storage."""
     array = isinstance(first, np.ndarray)
     memory = torch.frombuffer(first, dtype=torch.uint8).untyped_storage() if array else first._untyped_storage
     return torch.TypedStorage(wrap_storage=memory, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
@@ -196,7 +196,7 @@ def rebuild_sparse(layout: torch.layout, parts: tuple[Any, ...], requires_grad: 
 
 
 def _describe(tensor: torch.Tensor) -> tuple[MakeLeaf, Shape, Any, torch.Tensor] | None:
-    """Returns a MakeLeaf, the shape, the dtype and the bytes as a tensor, or None if only torch can pickle it."""
+    """Returns a MakeLeaf, the shape, the dtype and the bytes as a tensor; None if only torch can pickle it."""
     plain = tensor.layout is torch.strided and tensor.is_cpu and not tensor.is_nested
     if not plain or tensor.requires_grad or tensor.is_conj() or tensor.is_neg():
         return None

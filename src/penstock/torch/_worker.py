@@ -60,7 +60,7 @@ class Replica:
         self._gather = TensorGather(job) if job.batched and job.collate_fn is None and not stream else None
 
     def begin(self, seat: int, *, alone: bool) -> None:
-        """Seeds the generators, once for all tasks, as torch does: each number depends on all earlier ones."""
+        """Seeds the generators once for all tasks, as torch does: random numbers depend on earlier tasks."""
         job = self._job
         self._seat = seat
         self._resumed = self._all_resumed[seat] if self._all_resumed else None
@@ -121,7 +121,7 @@ class Replica:
             raise
 
     def failed(self, error: BaseException, task: Task, mark: bytes | None) -> Errored:
-        """Returns the outcome of a task that raised; SystemExit and the like are raised again, to end the worker."""
+        """Returns the outcome of a task that raised. Raises SystemExit and the like again, to end the worker."""
         error = ordinary(error)
         if not isinstance(error, Exception):
             raise error
@@ -213,7 +213,7 @@ class Replica:
 
 
 class TorchFailure(NamedTuple):
-    """A worker's exception, wrapped by torch: it keeps its type, and its text has the worker's traceback."""
+    """A worker's exception, wrapped by torch. It keeps its type, and its text includes the worker's traceback."""
 
     wrapped: bytes  # pickled; empty if the exception cannot be pickled
     text: str
@@ -235,7 +235,7 @@ class TorchFailure(NamedTuple):
 
 
 def sealed(keys: Any) -> Any:
-    """Packs the keys of a batch for sending, so that `_keys` restores exactly what the sampler yielded."""
+    """Packs the keys of a batch for sending. `_keys` restores exactly what the sampler yielded."""
     return keys if type(keys) is list and set(map(type, keys)) == {int} else (keys,)
 
 

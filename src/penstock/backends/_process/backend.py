@@ -53,7 +53,7 @@ _FORKED_BESIDE = (
 
 
 class ProcessBackend(Backend):
-    """Moves bytes to and from workers: tasks over a board, tokens and replies over pipes. Use `start` to make one."""
+    """Sends tasks in shared memory, and tokens and replies through pipes. Use `start` to create one."""
 
     shares_gauges = True  # workers write to them at any time, even while they are busy
     clock = staticmethod(time.monotonic)
@@ -135,7 +135,7 @@ class ProcessBackend(Backend):
         return self._launchers[-1].start(number)
 
     def _launch_by(self, method: str, number: int) -> WorkerProcess:
-        """Starts this worker, and all later ones, by another start method, with the current dataset and log."""
+        """Starts this worker and all later ones with another start method, the current dataset and change log."""
         known = len(self._launchers)
         try:
             Launcher(method, main, self._job(), self._theirs, among=self._launchers)
@@ -315,7 +315,7 @@ class ProcessBackend(Backend):
                     close(fd)
 
     def _send_tokens_again(self) -> None:
-        """Sends new tokens for open tasks and leaves: a token that a dead worker had read is lost."""
+        """Announces open tasks and exit requests again, because a token read by a worker that died is lost."""
         tokens = self._theirs["tokens 0"]
         if not self._workers and select.select([tokens], [], [], 0)[0]:
             # No worker is left to read the tokens in the pipe. They are all sent again, so that the only reader of a
@@ -333,7 +333,7 @@ class ProcessBackend(Backend):
         return root
 
     def _read(self, everything: bool = False) -> list[Outcome] | None:
-        """Returns the outcomes read from the pipe, or None if it was empty. A wake-up alone gives []."""
+        """Returns the outcomes read from the pipe ([] for a wake-up alone), or None if the pipe was empty."""
         outcomes: list[Outcome] | None = None
         while True:
             try:

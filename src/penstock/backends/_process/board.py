@@ -75,7 +75,7 @@ class Board:
         return slot
 
     def claim(self, slot: int, seq: int, worker: int) -> Notice | None:
-        """Claims task `seq` for a worker. Returns its notice, or None if the slot holds no such open task."""
+        """Claims the task numbered `seq` for a worker. Returns its notice, or None if it is no longer open."""
         fcntl.lockf(self._fd, fcntl.LOCK_EX, 1, slot)
         try:
             base = slot * _STRIDE
@@ -92,7 +92,7 @@ class Board:
             fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, slot)
 
     def rescind(self, slot: int) -> bool:
-        """Takes back an open task. Returns False if a worker has claimed it or is about to. Never waits."""
+        """Takes back an open task. Returns False if a worker has claimed or is claiming the task. Never waits."""
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
         except OSError:
@@ -106,7 +106,7 @@ class Board:
             fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, slot)
 
     def void(self, slot: int) -> None:
-        """Marks the task as unwanted: its worker stops before the next step."""
+        """Marks the task as unwanted. The worker that runs the task stops before the next step."""
         self._memory[slot * _STRIDE + _VOID] = 1
 
     def clear(self, slot: int) -> None:
@@ -121,7 +121,7 @@ class Board:
         return self._words[slot * _WORDS + _CLAIMANT] if is_claimed else None
 
     def begin(self, slot: int, at: int) -> bool:
-        """Records that the worker begins step `at` of the task, from 0. Returns False if the task is unwanted."""
+        """Records that step `at` (from 0) of the task begins. Returns False if the task is unwanted."""
         self._memory[slot * _STRIDE + _AT] = at
         return not self._memory[slot * _STRIDE + _VOID]
 
@@ -134,7 +134,7 @@ class Board:
         return notice.seq, notice.epoch, notice.step + self.at(slot)
 
     def want_leave(self) -> None:
-        """Requests a leave. The caller must also send NO_TASK, which wakes a waiting worker."""
+        """Requests that any one worker exit. The caller must also send NO_TASK, which wakes a waiting worker."""
         self._words[_WANTED] += 1
 
     @property
@@ -142,7 +142,7 @@ class Board:
         return self._words[_WANTED] - self._words[_TAKEN]
 
     def withdraw_leaves(self) -> int:
-        """Withdraws the leaves not taken yet and returns their number; 0 if a worker is just taking one."""
+        """Withdraws the open requests to exit. Returns their number, or 0 if a worker is accepting one now."""
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _NO_SLOT)
         except OSError:
@@ -173,7 +173,7 @@ class Board:
         return worker in self._words[_TAKERS:][: self._words[_TAKEN]]
 
     def end(self, worker: int) -> None:
-        """Records that a worker has done its last task. Its exit functions may still run."""
+        """Records that a worker has finished its last task. The worker's exit functions may still run."""
         self._memory[_ENDINGS + worker % SLOTS] = 1
 
     def is_ending(self, worker: int) -> bool:

@@ -65,7 +65,7 @@ def threads_beside() -> int:
 
 
 def _left_after_a_trial() -> frozenset[_Thread]:
-    """Returns the other threads that would exist during a fork, or a dummy entry if they cannot be read."""
+    """Returns the other threads that would exist during a fork, or a dummy entry if they cannot be listed."""
     global _stayed
     try:
         others = _others()
@@ -87,7 +87,7 @@ def _left_after_a_trial() -> frozenset[_Thread]:
 
 
 def _others() -> frozenset[_Thread]:
-    """Returns the live threads, without the caller's and those of jemalloc, which do no harm at a fork."""
+    """Returns the live threads except the caller's and those of jemalloc, which are harmless in a fork."""
     tasks = os.listdir("/proc/self/task")
     if len(tasks) == 1:
         return frozenset()

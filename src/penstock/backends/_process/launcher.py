@@ -69,11 +69,11 @@ enter(boot, role, number, child)
 
 
 class Launcher:
-    """Starts workers that run `main(number, payload, fds)`. They have the descriptors under the same numbers.
+    """Starts workers that run `main(number, payload, fds)`. Descriptors have the same numbers in the workers.
 
     With spawn and forkserver, the constructor pickles the payload, and raises UnshippableDataset before any process
-    starts. `explicit` means that the program named the start method, and is warned if another one must be used. The
-    launcher adds itself to `among` before it acquires any resource (see `_system/interrupts.py`).
+    starts. `explicit` is True if the program named the start method; the program is then warned if another method
+    must be used. The launcher adds itself to `among` before it acquires any resource (see `_system/interrupts.py`).
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Launcher:
             raise
 
     def _ship(self, payload: object) -> None:
-        """Writes the files for fresh interpreters: the pickled payload, and their settings (`boot`)."""
+        """Writes the files for new interpreters: the pickled payload and the interpreters' settings (`boot`)."""
         descriptors: list[int] = []
         try:
             self.own["shipment"] = pack((self._main, payload), descriptors)
@@ -132,7 +132,7 @@ class Launcher:
         os.write(self.own["boot"], marshal.dumps(boot))
 
     def start(self, number: int) -> WorkerProcess:
-        """Starts a worker. With forkserver, waits for the template, and raises its error if it has failed."""
+        """Starts a worker. With forkserver, first waits for the template process, and raises if it has failed."""
         if self._closed or self.owner != os.getpid():
             raise InternalError(
                 f"worker {seat_of(number)} cannot be started: its launcher is closed, or belongs to another process"
@@ -143,7 +143,7 @@ class Launcher:
         return acquire(lambda: self._start(number), WorkerProcess.release)
 
     def close(self) -> None:
-        """Frees the memory of the pickled job at once. The template runs until the last worker has exited."""
+        """Frees the memory of the pickled job. The template process runs until the last worker has exited."""
         with interrupts_deferred():
             if self._closed or self.owner != os.getpid():
                 return
@@ -207,7 +207,7 @@ class Launcher:
                 close(theirs.detach())
 
     def _await_template(self) -> None:
-        """Waits, interruptibly, for the template. Restarts a dead one once; an unforkable one means spawn."""
+        """Waits, interruptibly, for the template process. Restarts it once; if it cannot fork, uses spawn."""
         if self.template is None:  # another thread has just given it up
             return
         if not self.template.ready():
@@ -236,7 +236,7 @@ def _require_linux() -> None:
 
 
 class Template(Handle):
-    """The parent's handle to the template. `release` kills it: it may be busy unpickling, and has nothing to save."""
+    """The handle of the template (the process that forks workers). `release` kills it; it has nothing to save."""
 
     def __init__(self, pid: int, pidfd: int, link: socket.socket) -> None:
         super().__init__(pid, pidfd)
@@ -248,7 +248,7 @@ class Template(Handle):
         self.obstacle = ""  # why it must not be forked
 
     def ready(self) -> bool:
-        """Waits until the template has unpacked the payload. Returns False if the template has died."""
+        """Waits until the template process has unpickled the payload. Returns False if the process has died."""
         if not self._is_ready and self.is_alive():
             self._ask()
         return self._is_ready and self.is_alive()
@@ -329,7 +329,7 @@ def tracker_fd() -> int | None:
 
 
 def start_python(boot: int, role: str, number: int, child: int, fds: tuple[int, ...]) -> int:
-    """Starts a Python interpreter that runs `enter` and inherits these descriptors. Returns its pid."""
+    """Starts a Python interpreter that runs `enter` and inherits these file descriptors. Returns its pid."""
     import_whole("subprocess")
     import subprocess  # late: fork does not need it
 
@@ -357,7 +357,7 @@ def start_python(boot: int, role: str, number: int, child: int, fds: tuple[int, 
 
 
 def enter(boot: dict[str, Any], role: str, number: int, child: int) -> NoReturn:
-    """Runs this fresh interpreter as a worker, or as the template, where `number` is the socket's descriptor."""
+    """Runs a new interpreter as a worker, or as the template process; `number` is then a socket descriptor."""
     called_through("<string>")  # _ENTER is not the user's code
     sys.argv[:] = boot["argv"]
     sentinel = processes.settle(boot["lifeline"])
@@ -390,7 +390,7 @@ def enter(boot: dict[str, Any], role: str, number: int, child: int) -> NoReturn:
 
 
 def _serve(requests: socket.socket, main: Main, payload: object, boot: dict[str, Any]) -> NoReturn:
-    """Runs the template: forks and reaps workers on request."""
+    """Runs the template process, which forks and reaps workers on request."""
     gc.freeze()  # the payload too, so that a collection in a worker copies none of its pages
     limit()  # workers inherit the limit
     # Unpickling may have imported JAX or started threads. Then the launcher spawns all workers, from the same pickle.

@@ -20,7 +20,7 @@ _MUST_BE = f"multiprocessing_context must be one of {', '.join(METHODS)}"
 
 
 def choose_method(asked: str | BaseContext | None) -> str:
-    """Returns the requested start method, else the one set in multiprocessing, else a safe one."""
+    """Returns the requested start method or, by default, the one set in multiprocessing, or a safe one."""
     method, is_pythons = _asked(asked)
     used = method or _configured() or _safe()
     if not is_pythons:  # of a library's context, only the start method is used, if penstock knows it
@@ -29,12 +29,12 @@ def choose_method(asked: str | BaseContext | None) -> str:
 
 
 def is_chosen(asked: str | BaseContext | None) -> bool:
-    """True if the program has chosen the start method. If not, penstock may change it later."""
+    """True if the program has chosen the start method. Otherwise penstock may change it later."""
     return _asked(asked)[0] is not None
 
 
 def configured_method() -> str:
-    """Returns the start method that is set in multiprocessing, or else multiprocessing's default."""
+    """Returns the start method that is set in multiprocessing, or multiprocessing's default if none is set."""
     import_whole("multiprocessing")
     import multiprocessing
 
@@ -66,7 +66,7 @@ _told: set[bool] = set()
 
 
 def give_up_templates(obstacle: str, *, asked: bool) -> None:
-    """Makes spawn the default instead of forkserver. Warns once if the program asked for forkserver, else logs."""
+    """Makes spawn the default instead of forkserver. Logs this, or warns once if forkserver was requested."""
     global _without_fork
     _without_fork = "spawn"
     if asked in _told:
@@ -84,7 +84,7 @@ def give_up_templates(obstacle: str, *, asked: bool) -> None:
 
 
 def _asked(asked: Any) -> tuple[str | None, bool]:
-    """Returns the requested method (None if there is none, or it is unknown), and whether the context is Python's."""
+    """Returns the requested method (None if missing or unknown), and whether its context is Python's own."""
     if asked is None:
         return None, True
     if isinstance(asked, str):
@@ -107,7 +107,7 @@ def _asked(asked: Any) -> tuple[str | None, bool]:
 
 
 def _is_pythons(process: Any) -> bool:
-    """True for Python's own Process classes, and for the method `Process` of Python's default context."""
+    """True for Python's own Process classes, and for the `Process` method of Python's default context."""
     return getattr(process, "__module__", "").partition(".")[0] == "multiprocessing"
 
 

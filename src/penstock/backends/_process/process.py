@@ -53,7 +53,7 @@ _SHARED_MEMORY = (
 
 
 class Handle:
-    """The parent's handle to a process. In a forked child of the parent, it does nothing."""
+    """The parent's handle to a process. In a forked child of the parent, its methods do nothing."""
 
     def __init__(self, pid: int, pidfd: int, template: Template | None = None) -> None:
         self._pid = pid
@@ -81,7 +81,7 @@ class Handle:
 
     @property
     def exitcode(self) -> int | None:
-        """None while the process runs, negative for a signal, 256 if the system did not report it."""
+        """The exit code: None while the process runs, negative for a signal, and 256 if it is unknown."""
         self._look()
         return self._exitcode
 
@@ -92,7 +92,7 @@ class Handle:
         self._send(signal.SIGTERM)
 
     def release(self) -> None:
-        """Closes the handle, and kills the process if it still runs. The exit code stays readable."""
+        """Closes the handle, and kills the process if it is still running. The exit code stays readable."""
         with interrupts_deferred():
             if self._usable():
                 self.kill()
@@ -187,7 +187,7 @@ class WorkerProcess(Handle, Child):
 
 
 def _reap_later(pidfd: int) -> None:
-    """Reaps, in a thread, a killed process that is stuck in the kernel, so that no zombie remains."""
+    """Starts a thread that reaps a killed process which is stuck in the kernel, so that no zombie remains."""
 
     stopped: list[bool] = []  # filled at the interpreter's exit
 
@@ -205,7 +205,7 @@ def _reap_later(pidfd: int) -> None:
 
 
 def leave_last_words(words: int, exc: BaseException, where: str) -> None:
-    """Runs in a worker that cannot start: appends its error to the file `words`, atomically, for the parent."""
+    """Called in a worker that cannot start: atomically appends its error to the file `words`, for the parent."""
     data = Failure.capture(exc, where=where)
     os.write(words, _LAST_WORDS.pack(os.getpid(), len(data)) + data)
 
@@ -234,7 +234,7 @@ def fate(exitcode: int | None) -> tuple[str, str]:
 
 
 def phrase(pid: int, exitcode: int | None) -> str:
-    """Returns torch's two texts for a dead worker, as one sentence: programs written for torch search for either."""
+    """Returns torch's two messages for a dead worker in one sentence, because programs may search for either."""
     said = f"DataLoader worker (pid(s) {pid}) exited unexpectedly"
     if exitcode is None or exitcode == UNKNOWN:
         return f"{said}."
@@ -283,7 +283,7 @@ def live(
     lifeline: int | None = None,
     sentinel: int = -1,
 ) -> NoReturn:
-    """Runs `main`, then exits without running the parent's cleanup code. A forked process is given `lifeline`."""
+    """Runs `main`, then exits without running the parent's cleanup code. `lifeline` is for forked processes."""
     code = 1
     try:
         if lifeline is not None:
@@ -316,7 +316,7 @@ def _complain(number: int) -> None:
 
 
 def settle(lifeline: int) -> int:
-    """Sets up signals, standard input and the lifeline. The result is readable once the parent is dead."""
+    """Sets up signals, stdin and the lifeline pipe. Returns a descriptor, readable once the parent is dead."""
     # Only the parent may finalize the cyclic garbage that it left, and a collection that looks at inherited objects
     # would copy their memory pages.
     gc.freeze()
@@ -334,7 +334,7 @@ def settle(lifeline: int) -> int:
 
 
 def _arm(lifeline: int) -> int:
-    """Makes the kernel kill this process when the parent's end of the lifeline closes, even during a long C call."""
+    """Makes the kernel kill this process when the parent closes the lifeline pipe, even during a long C call."""
     try:
         with no_fork():
             # The owner and the signal belong to a file description, so this process opens one of its own.

@@ -25,7 +25,7 @@ _atexit: Any = atexit
 
 
 class Lineage(NamedTuple):
-    """What multiprocessing hands down from a process to its children, in types that marshal can write."""
+    """The settings that child processes inherit in multiprocessing, in types that marshal can write."""
 
     identity: tuple[int, ...]
     config: dict[str, Any]
@@ -46,7 +46,7 @@ def next_child() -> int:
 
 
 class Relative(BaseProcess):
-    """A process with the name, flags and authentication key that multiprocessing would have given it."""
+    """A process with the name, flags and authentication key that multiprocessing would give it."""
 
     def __init__(self, lineage: Lineage, child: int) -> None:
         # BaseProcess.__init__ is not called, because it describes a child that this process is about to start.
@@ -85,7 +85,7 @@ class CurrentWorker(Relative):
 
 @contextmanager
 def inheriting(itself: Relative) -> Iterator[None]:
-    """Gives a fresh interpreter a worker's name and key while it unpickles. Manager proxies register later."""
+    """Sets a worker's name and key while a new interpreter unpickles. Manager proxies register afterwards."""
     current: Any = multiprocessing.current_process()
     current.name, current.authkey, current._inheriting = itself.name, itself.authkey, True
     try:
@@ -95,7 +95,7 @@ def inheriting(itself: Relative) -> Iterator[None]:
 
 
 class Child(Relative):
-    """A worker that `multiprocessing.active_children()` lists. The subclass `WorkerProcess` adds the handle."""
+    """A worker as listed by `multiprocessing.active_children()`. The subclass `WorkerProcess` adds the handle."""
 
     def register(self) -> None:
         self._popen = _ChildPopen(self)
@@ -107,7 +107,7 @@ class Child(Relative):
 
 
 class _ChildPopen:
-    """Stands in for multiprocessing's Popen: `active_children()` polls it, and interpreter exit terminates it."""
+    """Replaces multiprocessing's Popen: `active_children()` polls it, and interpreter exit terminates it."""
 
     def __init__(self, child: Child) -> None:
         self._child = child
@@ -122,7 +122,7 @@ class _ChildPopen:
 
 
 def _disown() -> None:
-    """Makes a forked process forget the parent's workers, which it must neither list nor end."""
+    """Makes a forked process forget its parent's workers, which it must neither list nor terminate."""
     _known._children = {child for child in _known._children if not isinstance(child, Child)}
 
 

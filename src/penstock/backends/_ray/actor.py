@@ -61,7 +61,10 @@ _NOTHING = bytes(REPLY.size)
 
 
 def serve(call: tuple[Any, ...], node: str, fetch: Callable[[], Any]) -> None:
-    """Serves the driver until told to leave or cut off. `call` has a `Call`'s fields; `fetch` returns the job."""
+    """Runs the driver's tasks until told to exit or disconnected.
+
+    `call` holds the fields of a `Call`, and `fetch` returns the job.
+    """
     address, encrypted, token, worker, seat = Call._make(call)
     link = connect(address, encrypted, token, this_process(worker, node, perf_counter_ns()))
     ended = threading.Event()
@@ -103,7 +106,7 @@ def _serve(link: Link, worker: int, seat: int, node: str, fetch: Callable[[], An
 
 
 class StrayArrays:
-    """The strays of one reply (batches that did not fit their slab), which are sent after the reply."""
+    """The strays of one reply (batches that did not fit into their slab), which are sent after the reply."""
 
     def __init__(self) -> None:
         self.made: list[tuple[int, NDArray[np.uint8]]] = []
@@ -117,7 +120,7 @@ class StrayArrays:
 
 
 class Inbox:
-    """Receives frames in a separate thread. `orders` queues tasks and dataset changes; None marks its end."""
+    """Receives frames in its own thread. `orders` is a queue of tasks and dataset changes; None ends it."""
 
     def __init__(self, link: Link, gauges: Gauges, ended: threading.Event) -> None:
         self._link, self._gauges, self._ended = link, gauges, ended
@@ -157,7 +160,7 @@ class Inbox:
 
 
 class Loop:
-    """Does the tasks and applies the changes to the dataset that arrive in the inbox, in order."""
+    """Runs the tasks and applies the dataset changes that arrive in the inbox, in order."""
 
     def __init__(
         self, link: Link, inbox: Inbox, executor: TaskExecutor, gauges: Gauges, strays: StrayArrays, seat: int
@@ -200,7 +203,7 @@ class Loop:
         return seq not in self._inbox.void
 
     def _slab(self, capacity: int) -> NDArray[np.uint8]:
-        """Returns memory for a batch, the same for all batches, because each is sent before the next begins."""
+        """Returns memory for a batch. All batches share it, because each is sent before the next one begins."""
         if len(self._memory) < capacity:
             self._memory = np.frombuffer(mapped(None, capacity), np.uint8)
         return self._memory[:capacity]

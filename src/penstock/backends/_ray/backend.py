@@ -28,7 +28,7 @@ _GRACE = 1.0
 
 
 class RayBackend(Exchange, Backend):
-    """Use `start` to create one. If no worker has started after `patience` seconds, `poll` raises."""
+    """Runs workers on Ray. Use `start` to create one. `poll` raises if none starts in `patience` seconds."""
 
     copies_dataset = True
     leaves_nothing = False
@@ -192,7 +192,7 @@ class RayBackend(Exchange, Backend):
     # Patience.
 
     def _check_patience(self) -> float:
-        """Returns the seconds that `poll` may wait until the next check. Raises if no worker started in time."""
+        """Returns how many seconds `poll` may wait before the next check. Raises if no worker started in time."""
         with self._lock:
             if self._ledger.all_joined:
                 return LONGEST_WAIT

@@ -36,7 +36,7 @@ _LENGTH = struct.Struct("<I")
 
 
 class ChallengeState(enum.Enum):
-    """What one end of the connection is waiting for."""
+    """The message that one end of a new connection is waiting for."""
 
     GREETED = "the preface and the nonce of the other end; from the driver also its proof"
     PROVED = "the proof of the worker"
@@ -46,7 +46,7 @@ class ChallengeState(enum.Enum):
 
 
 class Refused(Exception):
-    """The other end is not the expected one. `answer` may be sent to it before the connection is closed."""
+    """Raised if the other end is not the expected one. `answer` may be sent before the connection is closed."""
 
     def __init__(self, why: str, answer: bytes = b"") -> None:
         super().__init__(why)
@@ -54,7 +54,7 @@ class Refused(Exception):
 
 
 class Challenge:
-    """One end of a connection. It waits for `wants` bytes, and sends `greeting` first."""
+    """Authenticates one end of a connection. Sends `greeting` first, and then waits for `wants` bytes."""
 
     greeting = b""
 
@@ -79,7 +79,7 @@ class Challenge:
         return self._answer(message)
 
     def _check_preface(self, begun: bytes) -> None:
-        """Raises Refused at the first wrong byte, because another protocol may never send a whole preface."""
+        """Raises Refused at the first wrong byte: a peer with another protocol may never send the rest."""
         if not NAME.startswith(begun[: len(NAME)]):
             raise Refused("it does not speak penstock's protocol")
         if not PREFACE.startswith(begun):
@@ -125,7 +125,7 @@ class DriverEnd(Challenge):
 
 
 class WorkerEnd(Challenge):
-    """The worker's end, which begins. It sends its hello only after the driver has proved that it has the token."""
+    """The worker's end, which sends first. It describes itself only after the driver has proved its identity."""
 
     def __init__(self, token: bytes, nonce: bytes, hello: bytes) -> None:
         super().__init__(token, nonce, len(PREFACE) + NONCE_SIZE + PROOF_SIZE)

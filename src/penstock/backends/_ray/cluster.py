@@ -167,6 +167,6 @@ _CAUSES = re.compile(r"\s*(Some common causes include|There are some potential r
 
 
 def _reason(error: BaseException) -> str:
-    """Returns the last line of Ray's error message, which says how the actor died."""
+    """Returns the last line of Ray's error message, which tells how the actor died."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {_CAUSES.sub('', lines[-1]).rstrip('.')}" if lines else type(error).__name__

@@ -124,7 +124,7 @@ class Door:
                 self._drop(stranger)
 
     def _wait(self, paused: float) -> float | None:
-        """Returns the milliseconds until the next handshake deadline or the end of the pause, or None."""
+        """Returns the milliseconds until a handshake times out or accepting resumes; None if neither is due."""
         oldest = next(iter(self.strangers.values()), None)
         due = [] if oldest is None else [oldest.deadline]
         if paused:
@@ -157,7 +157,7 @@ class Door:
             self._expel(secrets.choice([each for each in self.strangers.values() if each.network == network]))
 
     def _expel(self, stranger: Stranger) -> None:
-        """Drops a stranger, unless bytes that have just arrived prove that it has the token."""
+        """Drops an unauthenticated connection, unless bytes that just arrived prove that it has the token."""
         self._hear(stranger)
         if stranger.sock.fileno() in self.strangers:
             self._drop(stranger)
@@ -240,7 +240,7 @@ class Door:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def leave_to_parent(self) -> None:
-        """Closes the port and all strangers in a forked child. They stay open in the parent."""
+        """Closes the port and unauthenticated connections in a forked child. They stay open in the parent."""
         for sock in (self._listener, *(stranger.sock for stranger in self.strangers.values())):
             with suppress(OSError):
                 os.close(sock.detach())

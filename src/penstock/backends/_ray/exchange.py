@@ -78,7 +78,7 @@ class Posted(NamedTuple):
 
 
 class LinkStrays:
-    """Strays (batches that did not fit their slab) that have arrived. `nbytes` also counts those taken and in use."""
+    """Received strays (batches that did not fit into their slab). `nbytes` also counts those still in use."""
 
     def __init__(self) -> None:
         self._arrived: dict[tuple[int, int], NDArray[np.uint8]] = {}
@@ -148,7 +148,7 @@ class Exchange:
             remote.ended.set()
 
     def _welcomed(self, link: Link, hello: Hello) -> RemoteWorker | None:
-        """Welcomes the worker at the other end. Returns None if it is unexpected or cannot be used."""
+        """Admits the worker at the other end. Returns None if the worker is unexpected or cannot be used."""
         with self._lock:
             remote = self._remotes.get(hello.worker)
             if remote is None or remote.state is not RemoteWorkerState.COMING or self._closed:
@@ -196,7 +196,7 @@ class Exchange:
     def _receive_reply(
         self, remote: RemoteWorker, link: Link, seq: int, piece: tuple[int, int], strays: int, figures: int
     ) -> None:
-        """Receives a reply, the bytes for the slab (`piece` is their offset and size), and the strays."""
+        """Receives a reply, its bytes for the slab (`piece`: offset and size), and batches that did not fit."""
         start, size = piece
         data = link.receive(REPLY.size + figures + strays * STRAY.size)
         reply, told = bytes(data[: REPLY.size]), data[REPLY.size : REPLY.size + figures]
@@ -226,13 +226,13 @@ class Exchange:
             each.push()
 
     def _begin(self, remote: RemoteWorker) -> None:
-        """Records that the worker begins its next task now, or is idle if it has none."""
+        """Records that the worker begins its next task, or that it is idle if it has none."""
         is_busy = self._ledger.has(remote.id) is not None
         remote.began = time.monotonic()
         self.gauges.begun(remote.seat, time.perf_counter_ns() if is_busy else 0)
 
     def _dealt(self) -> list[Link]:
-        """Queues tasks and requests to exit. Returns the links to `push`. The caller must hold the lock."""
+        """Queues tasks and exit requests, and returns the links to `push`. The caller must hold the lock."""
         links: dict[Link, None] = {}
         for worker in self._ledger.leave():
             remote = self._remotes[worker]
@@ -301,7 +301,7 @@ class Exchange:
         return Lost(remote.id, seq, at, remote.who, how, signal, end.cause)
 
     def _forget(self, remote: RemoteWorker) -> tuple[int | None, int]:
-        """Removes a worker. Returns the task that it may have been running, or None, and the task's steps."""
+        """Removes a worker. Returns the task it may have been running (or None), and that task's step count."""
         with self._lock:
             remote.state = RemoteWorkerState.GONE
             seq = self._ledger.lose(remote.id)
@@ -315,14 +315,14 @@ class Exchange:
         return seq, steps
 
     def _silent_nodes(self) -> dict[str, float]:
-        """Maps silent nodes to their seconds of silence. After a minute, a node is left out and tried again."""
+        """Maps silent nodes to their seconds of silence. A node is listed for at most a minute, then retried."""
         now = time.monotonic()
         with self._lock:
             self._silent = {node: since for node, since in self._silent.items() if now < since + _SILENT}
             return {node: now - since for node, since in self._silent.items()}
 
     def _kill(self, remotes: list[RemoteWorker]) -> None:
-        """Cuts the workers' connections and lets Ray kill them. Waits at most a second: the cluster may be gone."""
+        """Cuts the connections and makes Ray kill the workers. Waits at most 1 s: the cluster may be gone."""
         for remote in remotes:
             if remote.link is not None:
                 remote.link.cut()

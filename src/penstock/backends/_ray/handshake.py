@@ -76,7 +76,7 @@ class TlsFiles(NamedTuple):
         return cls(*files)
 
     def context(self, *, server: bool) -> ssl.SSLContext:
-        """Returns a TLS context with which each side shows its own certificate and checks the other side's."""
+        """Returns a TLS context in which each side presents its certificate and verifies the other side's."""
         purpose = ssl.Purpose.CLIENT_AUTH if server else ssl.Purpose.SERVER_AUTH
         context = ssl.create_default_context(purpose, cafile=self.authority)
         context.load_cert_chain(self.certificate, self.key)
@@ -85,7 +85,7 @@ class TlsFiles(NamedTuple):
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of Python and of the packages that must or should be the same on both sides."""
+    """Returns the versions of Python and of the packages that must or should match on both sides."""
     ours: str = sys.modules["penstock"].__version__
     found = {"python": platform.python_version(), "penstock": ours, "numpy": np.__version__}
     for guest in GUESTS:
@@ -112,7 +112,10 @@ def refusal(ours: Mapping[str, str], theirs: Mapping[str, str], node: str) -> st
 
 
 def difference(ours: Mapping[str, str], theirs: Mapping[str, str], node: str) -> str:
-    """Returns a warning if the node has other versions of array libraries, which may change batches, or ""."""
+    """Returns a warning if the node's array libraries have other versions, which may change batches.
+
+    Returns "" if they have the same versions.
+    """
     names = ["numpy", *(guest for guest in GUESTS if guest in sys.modules)]
     found = [
         f"{name} {theirs[name]}, and the driver has {name} {ours[name]}"
@@ -145,7 +148,7 @@ class Handshake:
 
     @property
     def wants(self) -> int:
-        """The maximum number of bytes to receive now: bytes after the handshake belong to the link."""
+        """The maximum number of bytes to receive now. Bytes that follow the handshake belong to the link."""
         return self._challenge.wants if self.secure is None else _PIECE
 
     def begin(self) -> bytes:
@@ -239,7 +242,7 @@ def _shake_hands(sock: socket.socket, handshake: Handshake, deadline: float) -> 
 
 
 def told(said: bytes) -> Hello:
-    """Parses a worker's hello. Raises ValueError if the bytes are not a hello."""
+    """Parses a hello (a worker's description of itself). Raises ValueError if the bytes are not a hello."""
     try:
         worker, pid, node, clock, versions = json.loads(said)
     except (ValueError, TypeError, RecursionError):

@@ -25,7 +25,7 @@ _MOST = 2  # tasks that one worker may have
 
 
 class Ledger:
-    """The state of all tasks and workers. `assigned` means that each task is for the worker in a particular seat."""
+    """The state of all tasks and workers. `assigned` is True if each task is for one seat (worker slot)."""
 
     def __init__(self, assigned: bool = False) -> None:
         self._assigned = assigned
@@ -66,7 +66,7 @@ class Ledger:
         return True
 
     def answering(self, worker: int, seq: int) -> bool:
-        """Records that an answer arrives for the worker's oldest task. Returns False if the task is unwanted."""
+        """Records that the answer to the worker's oldest task is arriving. Returns False if it is unwanted."""
         hand = self._hands.get(worker)
         if not hand or hand[0] != seq:
             raise ValueError(f"worker {worker} answers task {seq}, but it has the tasks {list(hand or ())}")
@@ -76,7 +76,7 @@ class Ledger:
         return True
 
     def answered(self, worker: int, quick: bool) -> None:
-        """Records that the worker's oldest task is answered. After a quick one, it may get a task in advance."""
+        """Records that the worker's oldest task is done. A quick worker may get its next task in advance."""
         self._forget(self._hands[worker].popleft())
         (self._quick.add if quick else self._quick.discard)(worker)
         self._sort(worker)
@@ -88,7 +88,7 @@ class Ledger:
         self._arriving.discard(seq)
 
     def deal(self) -> list[tuple[int, int]]:
-        """Assigns waiting tasks, lowest seq first. Returns (worker, seq) pairs in the order to send them."""
+        """Assigns waiting tasks, lowest number (`seq`) first. Returns (worker, seq) pairs in sending order."""
         dealt: list[tuple[int, int]] = []
         for seat, waiting in self._waiting.items():
             while waiting and (worker := self._next_worker(seat)) is not None:
@@ -107,7 +107,7 @@ class Ledger:
         return None
 
     def _sort(self, worker: int) -> None:
-        """Records whether a worker is free or may get a second task. While a leave is pending, none gets a second."""
+        """Records whether a worker is free, or may get a second task (never while a request to exit is open)."""
         self._free.pop(worker, None)
         self._ready.pop(worker, None)
         if worker in self._halted:
@@ -129,13 +129,13 @@ class Ledger:
         self._sort(worker)
 
     def halt(self, worker: int) -> None:
-        """Stops giving tasks to a worker whose connection has ended: they would be lost with the worker."""
+        """Stops giving tasks to a worker whose connection has ended, because they would be lost with it."""
         if worker in self._hands:
             self._halted.add(worker)
             self._sort(worker)
 
     def lose(self, worker: int) -> int | None:
-        """Removes a dead worker and returns the task it may have been running; its other tasks wait again."""
+        """Removes a dead worker. Returns the task it may have been running. Its other tasks wait again."""
         hand = self._hands.get(worker, deque())
         first = hand[0] if hand and hand[0] not in self._void else None
         for at, seq in enumerate(hand):
@@ -171,7 +171,7 @@ class Ledger:
     # Leaving.
 
     def want_leave(self, seat: int = ANY) -> None:
-        """Asks a worker to leave: the first one without a task, or the one in `seat`, after all its tasks."""
+        """Asks one worker to exit: the first without a task, or the one in `seat` once its tasks are done."""
         if seat == ANY:
             self._leaves += 1
             for worker in tuple(self._ready):
@@ -186,7 +186,7 @@ class Ledger:
         return withdrawn
 
     def leave(self) -> list[int]:
-        """Removes and returns the workers that should leave now, first those that have not joined yet."""
+        """Removes and returns the workers that should exit now, beginning with those not connected yet."""
         if not self._leaves and not self._ended:
             return []
         left = [*self._coming, *self._free][: self._leaves]

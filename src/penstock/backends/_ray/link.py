@@ -43,7 +43,7 @@ _ZEROS = (0,) * 5
 
 
 def head(kind: int, *numbers: int) -> bytes:
-    """Packs the head of a frame. Missing numbers are 0."""
+    """Packs the header of a frame (a message on a connection). Missing numbers are 0."""
     return HEAD.pack(kind, *numbers, *_ZEROS[len(numbers) :])
 
 
@@ -79,7 +79,7 @@ class Link:
         return data
 
     def receive_into(self, buffer: Any) -> None:
-        """Fills the buffer. Raises EOFError if the connection ends before that."""
+        """Fills the buffer. Raises EOFError if the connection ends before the buffer is full."""
         view = memoryview(buffer).cast("B")
         while view:
             if self._tls is not None:
@@ -103,7 +103,7 @@ class Link:
         self._outbox.extend(_views(parts))  # atomic for other threads: guaranteed by the GIL
 
     def push(self) -> None:
-        """Sends queued frames, unless another thread does. If that fails, cuts the link; only the receiver raises."""
+        """Sends queued frames, unless another thread does. A failure cuts the link, so only `receive` raises."""
         if self._outbox and self._sending.acquire(blocking=False):
             if sum(map(len, tuple(self._outbox))) > _LARGE:
                 # The new thread releases the lock when it is done.
@@ -152,7 +152,7 @@ class Link:
 
 
 def _send_unpaced(sock: socket.socket) -> None:
-    """Replaces BBR if it is the default: it paces packets with timers, which cost CPU time in a cluster."""
+    """Replaces BBR congestion control if it is the default: its timers cost CPU time in a cluster."""
     if sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).startswith(b"bbr"):
         for algorithm in (b"cubic", b"reno"):  # Linux's default, and one that every user may choose
             with suppress(OSError):
@@ -165,7 +165,7 @@ def _views(parts: Sequence[Any]) -> list[memoryview]:
 
 
 class Secure:
-    """TLS over two buffers, without I/O. `server` names the other end; "" if this end accepted the connection."""
+    """TLS over two buffers, without I/O. `server` names the other end, or is "" if this end is the server."""
 
     def __init__(self, context: ssl.SSLContext, server: str = "") -> None:
         self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()

@@ -22,7 +22,7 @@ class ProcessEnd(NamedTuple):
 
 
 class Call(NamedTuple):
-    """The data with which a worker's process connects to the driver: the first argument of `actor.serve`."""
+    """The data with which a worker process connects to the driver: the first argument of `actor.serve`."""
 
     address: tuple[str, int]
     encrypted: bool
@@ -46,7 +46,7 @@ class Cluster(Protocol):
         """Makes these bytes available on all nodes."""
 
     def start(self, call: Call, shipped: object, told: Any, avoid: Collection[str]) -> KillWorker:
-        """Starts a worker as soon as a node has room, preferably not in `avoid`. Returns a function that kills it.
+        """Starts a worker once a node has room, preferably not in `avoid`. Returns a function that kills it.
 
         `told(end)` is called once, in any thread, when the process has ended.
         """
@@ -55,7 +55,7 @@ class Cluster(Protocol):
         """False if the cluster was shut down. No other method may be called after that."""
 
     def shortage(self, workers: int) -> str:
-        """Returns a message: what this many workers need, what is free, and what to do if that is not enough."""
+        """Returns a message: what this many workers need, what is free, and how to get enough resources."""
 
 
 class RemoteWorkerState(enum.Enum):
