@@ -112,7 +112,6 @@ def identity_of(measured: MappedDataset[Any]) -> str | None:
 
 def _source(module: str) -> str:
     path = getattr(sys.modules.get(module), "__file__", None)
-    with suppress(OSError, TypeError):
-        with open(path, "rb") as file:  # type: ignore[arg-type]
-            return hashlib.sha256(file.read()).hexdigest()
+    with suppress(OSError, TypeError), open(path, "rb") as file:  # type: ignore[arg-type]
+        return hashlib.sha256(file.read()).hexdigest()
     return module

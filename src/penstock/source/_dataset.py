@@ -227,7 +227,7 @@ class Dataset(Generic[T_co]):
 
 
 def _stages_of(dataset: object, method: str) -> Any:
-    """Returns the module `_stages`, whose classes derive from Dataset. Raises TypeError if the dataset is a stream."""
+    """Returns the module `_stages`, whose classes derive from Dataset. Raises TypeError for a stream."""
     if is_stream(dataset):
         raise TypeError(
             f"{type(dataset).__name__} is a stream, whose samples have no keys, and {method}() needs keys. Streams "

@@ -59,7 +59,7 @@ def dataset(source: Any) -> Any:
     """
     if isinstance(source, Dataset):
         return source
-    if isinstance(source, os.PathLike) or isinstance(source, type):
+    if isinstance(source, (os.PathLike, type)):
         kind = "a class" if isinstance(source, type) else "a path"
         raise TypeError(
             f"penstock.dataset takes a dataset, but got {kind}, {source!r}. penstock.open(path) reads files, and "
@@ -88,7 +88,7 @@ def name_of(fn: Any) -> str:
 
 
 def noted(error: Exception, note: str) -> Exception:
-    """Returns a copy of an exception that was just caught, with this note. The caller raises it after its `except`."""
+    """Returns a copy of an exception that was just caught, with this note. Raise it after the `except` block."""
     # A copy, because the exception is the user's object: a program may raise it many times, for many samples.
     copy = annotate(copied(error), note)
     trace = copy.__traceback__
@@ -183,7 +183,7 @@ class MappedDataset(SameKeys[T_co]):
 
     @property
     def __getitems__(self) -> Callable[[Sequence[Any]], list[Any]]:
-        """Missing if the dataset inside has no `__getitems__`: then each sample is passed on as soon as it is read."""
+        """Missing if the dataset inside has no `__getitems__`. Each sample is then passed on when it is read."""
         if not method_of(self.dataset, "__getitems__"):
             raise AttributeError(f"{type(self.dataset).__name__} has no __getitems__")
         return self._get_many

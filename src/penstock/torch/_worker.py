@@ -28,7 +28,7 @@ from penstock._work.outcomes import AtEnd, Done, Errored
 from penstock._work.paths import path_of
 from penstock.errors import InternalError, RemoteTraceback
 from penstock.torch import _private as private
-from penstock.torch._collate import collate, explain
+from penstock.torch._collate import PadTensors, collate, explain
 from penstock.worker_info import WorkerInfo
 
 Resumed = tuple[Mark | None, int]
@@ -107,6 +107,8 @@ class Replica:
             except Exception as error:
                 explain(error, samples)
                 raise
+        elif isinstance(job.collate_fn, PadTensors) and job.batched:
+            batch = job.collate_fn.into(samples, writer.empty)
         else:
             batch = job.collate_fn(samples)
         if into is not None:
