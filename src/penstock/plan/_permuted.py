@@ -18,7 +18,7 @@ class Permuted(Sequence[int]):
     """Each of 0..n-1 once, in an order that is determined by `seed`. Any element can be computed by itself.
 
     >>> Permuted(5, seed=1)[0], sorted(Permuted(5, seed=1))
-    (4, [0, 1, 2, 3, 4])
+    (0, [0, 1, 2, 3, 4])
     """
 
     __slots__ = ("_permutation", "n", "seed")

@@ -207,7 +207,7 @@ class Dataset(Generic[T_co]):
 
         >>> import penstock
         >>> list(penstock.dataset("abcd").shuffle(seed=1))
-        ['b', 'c', 'd', 'a']
+        ['a', 'c', 'b', 'd']
         """
         made: Subset[T_co] = _stages_of(self, "shuffle").ShuffledDataset(self, seed)
         return made
