@@ -347,7 +347,11 @@ def lengths_within(dataset: Any) -> Lengths | None:
         return some[0] if len(some) == 1 else None
     if _is("RepeatedDataset", dataset, "__lengths__"):
         inner = lengths_within(dataset.dataset)
-        return None if inner is None else partial(_lengths_in_turn, [inner] * (dataset.times or 1))
+        return (
+            None
+            if inner is None
+            else partial(_lengths_in_turn, [inner] * (1 if dataset.times is None else dataset.times))
+        )
     if _is("SameKeys", dataset, "__lengths__"):
         return lengths_within(dataset.dataset)
     found: Lengths | None = method_of(dataset, "__lengths__")
