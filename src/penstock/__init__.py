@@ -2,12 +2,13 @@
 
 from importlib import import_module as _import_module
 from types import ModuleType as _ModuleType
+from typing import Any as _Any
 
 from penstock._memory.guests import GUESTS as _GUESTS
 from penstock._open import open
 from penstock._progress import progress
 from penstock.batch import Batch
-from penstock.collate import default_collate
+from penstock.collate import default_collate, pad
 from penstock.errors import (
     CastError,
     CollateError,
@@ -40,8 +41,10 @@ from penstock.source import (
     PackedList,
     StackDataset,
     Subset,
+    dataset,
     random_split,
 )
+from penstock.source._stages import survey_by as _survey_by
 from penstock.stats._hooks import on_stats
 from penstock.worker_info import WorkerInfo, get_worker_info
 
@@ -58,6 +61,15 @@ def __getattr__(name: str) -> _ModuleType:
         except ImportError as error:  # without torch, hasattr(penstock, "torch") is False, and does not raise
             raise AttributeError(str(error)) from error
     raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+
+
+def _survey(*args: _Any) -> _Any:
+    from penstock._survey import survey  # late: few programs need it and its imports
+
+    return survey(*args)
+
+
+_survey_by(_survey)
 
 
 def __dir__() -> list[str]:
@@ -93,11 +105,13 @@ __all__ = [
     "WeightedRandomSampler",
     "WorkerInfo",
     "WorkerLost",
+    "dataset",
     "default_collate",
     "each",
     "get_worker_info",
     "on_stats",
     "open",
+    "pad",
     "prefetch",
     "progress",
     "random_split",

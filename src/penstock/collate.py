@@ -1,4 +1,4 @@
-"""`penstock.default_collate`, which makes a batch from samples if a loader has no `collate_fn`."""
+"""Functions that make a batch from samples: `penstock.default_collate`, and `penstock.pad` for variable lengths."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from penstock._fill.collate import collate
+from penstock._fill.pad import pad
 
-__all__ = ["default_collate"]
+__all__ = ["default_collate", "pad"]
 
 
 def default_collate(samples: Sequence[object]) -> Any:

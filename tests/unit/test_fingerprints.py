@@ -152,7 +152,7 @@ def test_a_slice_is_a_subset(tmp_path: Path) -> None:
     ("key", "said"),
     [
         ("x", r"an int from 0 to 19.* If 'x' is a field, it is data\[0\]\['x'\] .* columns=\[\.\.\.\]"),
-        ([1, 2], r"For several keys use penstock\.Subset\(data, keys\); got \[1, 2\], of type list"),
+        ([1, 2], r"For several keys use data\.select\(keys\); got \[1, 2\], of type list"),
         (1.0, r"got 1\.0, of type float"),
     ],
 )

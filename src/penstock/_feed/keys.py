@@ -21,8 +21,9 @@ from penstock._work.job import Job
 from penstock._work.samples import plain
 from penstock.errors import CollateError
 from penstock.plan import Order, OrderPlan, SamplerPlan, Sequential, Shuffled
+from penstock.plan._order import Passes
 from penstock.plan._samplers import BatchSampler, order_of
-from penstock.source._nested import blocks_of, method_of
+from penstock.source._nested import blocks_of, method_of, pass_of
 
 
 class KeyFetch(Fetch):
@@ -144,7 +145,11 @@ class ByKey(Feed):
         return options.sampler if options.batch_sampler is None else options.batch_sampler
 
     def length(self) -> int | None:
-        return len(self.dataset) if isinstance(self.dataset, Sized) else None
+        has_length = isinstance(self.dataset, Sized) and not self._is_endless()
+        return len(self.dataset) if has_length else None
+
+    def _is_endless(self) -> bool:
+        return getattr(self.dataset, "endless", False) is True
 
     def keeps_state(self) -> bool:
         return has_state(self.dataset)
@@ -171,7 +176,10 @@ class ByKey(Feed):
         """Returns the order of the keys as a pure function, or None if the sampler must be iterated."""
         if self.options.sampler is not None:
             return order_of(self.options.sampler, seed)
-        n = len(self.dataset)
+        once = pass_of(self.dataset)
+        if once is not None and self.options.shuffle != "blocks":
+            return Passes(once, seed if self.options.shuffle else None)
+        n = 0 if once is not None else len(self.dataset)
         if self.options.shuffle == "blocks":
             return blocks_of(self.dataset).order(self.options.window or 1, seed)
         return Shuffled(n, seed) if self.options.shuffle else Sequential(n)
@@ -192,6 +200,8 @@ class ByKey(Feed):
 
     def steps(self, epoch: int, plan: AnyPlan | None) -> int:
         assert plan is not None
+        if isinstance(plan, OrderPlan) and self._is_endless():
+            raise TypeError(f"{self.dataset!r} has no end, so the loader has no len().")
         steps = plan.steps(epoch)
         if steps is None:
             raise TypeError(f"{type(self.read_from()).__name__} has no len(), so the loader has none.")

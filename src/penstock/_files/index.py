@@ -272,7 +272,31 @@ class _InCache(NamedTuple):
         return group
 
 
-def _write(file: AnyFile, kind: str, arrays: Arrays, fd: int) -> None:
+class _NoFile(NamedTuple):
+    """Takes the place of the indexed file for arrays that are not the index of one file."""
+
+    size: int = 0
+    modified: int = 0
+
+
+def computed(name: str, kind: str) -> Arrays | None:
+    """Returns the arrays that `keep_computed` has kept under this name, or None. `name` identifies their content."""
+    with suppress(Exception):  # there is no home folder, or the file may contain anything
+        return _read(_computed_in(name, kind), _NoFile(), kind)[0]
+    return None
+
+
+def keep_computed(name: str, kind: str, arrays: Arrays) -> None:
+    """Keeps arrays in the cache folder, if it is writable, for this user."""
+    with suppress(RuntimeError, OSError):  # no home folder, or one that cannot be written or trusted
+        _computed_in(name, kind).write(partial(_write, _NoFile(), kind, arrays))
+
+
+def _computed_in(name: str, kind: str) -> _InCache:
+    return _InCache(cache_folder() / f"{name}.penstock-{kind}", False)
+
+
+def _write(file: AnyFile | _NoFile, kind: str, arrays: Arrays, fd: int) -> None:
     described = [[name, array.dtype.str, array.shape, zlib.crc32(array.data)] for name, array in arrays.items()]
     description = json.dumps(
         {"kind": kind, "size": file.size, "modified": file.modified, "arrays": described}
@@ -285,7 +309,7 @@ def _write(file: AnyFile, kind: str, arrays: Arrays, fd: int) -> None:
             out.write(array.data)
 
 
-def _read(place: _IndexBeside | _InCache, file: AnyFile, kind: str) -> tuple[Arrays, dict[str, int]]:
+def _read(place: _IndexBeside | _InCache, file: AnyFile | _NoFile, kind: str) -> tuple[Arrays, dict[str, int]]:
     """Returns the arrays of an index and their CRC-32s. Raises if it is damaged, untrusted or of another file."""
     index = File(os.fspath(place.path))
     if not os.path.samestat(place.check(), os.fstat(index.descriptor().number)):

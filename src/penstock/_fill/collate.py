@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from penstock._fill.cast import Empty, FieldMemory
-from penstock._fill.misfit import Array, Column, Misfit, in_rows, is_arraylike, rows_of_each
+from penstock._fill.misfit import PAD_OR_PACK, Array, Column, Misfit, in_rows, is_arraylike, rows_of_each
 from penstock._memory.forms import close_dataclass, close_named, is_dataclass, is_namedtuple, remake
 from penstock._memory.tree import MAX_DEPTH
 from penstock._wire.failure import safe_text, type_name
@@ -122,7 +122,8 @@ def _mappings(values: Sequence[Mapping[Any, Any]], kind: type, empty: Empty, dep
 def _sequences(values: Sequence[Sequence[Any]], empty: Empty, depth: int) -> list[Any]:
     if len(set(map(len, values))) != 1:
         groups = rows_of_each(map(len, values))
-        remedy = ". Pad them to one length, make them arrays of one shape"
+        of_numbers = all(map(is_arraylike, {type(item) for value in values for item in value}))
+        remedy = f". {PAD_OR_PACK}" if of_numbers else ". Pad them to one length, make them arrays of one shape"
         raise Misfit.of("sequences of different lengths cannot be collated", groups, remedy)
     columns = list(zip(*values, strict=True))
     return _fields(columns, range(len(columns)), "[{}]", empty, depth)
@@ -204,7 +205,7 @@ def _arrays(values: Sequence[Array], empty: Empty) -> Array:
     """Stacks arrays of the same shape. Their class must be np.ndarray or np.memmap."""
     first = values[0]
     shape, size = first.shape, len(values)
-    dtype = _common_dtype(values)
+    dtype = common_dtype(values)
     if not shape:
         if any(value.ndim for value in values):
             raise Misfit.of_shapes(values)
@@ -228,8 +229,8 @@ def _arrays(values: Sequence[Array], empty: Empty) -> Array:
     return out
 
 
-def _common_dtype(values: Sequence[Array]) -> np.dtype[Any]:
-    """Returns the dtype that can hold the values of all arrays. Raises Misfit if there is none (numbers and text)."""
+def common_dtype(values: Sequence[Array]) -> np.dtype[Any]:
+    """Returns the dtype that can hold the values of all arrays. Raises Misfit if none can (numbers and text)."""
     dtype: np.dtype[Any] = values[0].dtype
     try:
         holds_all = np.result_type(*values) is dtype
@@ -261,7 +262,7 @@ def _storable(dtype: np.dtype[Any], rows: Sequence[int]) -> None:
         )
 
 
-def _as_arrays(values: Column, kinds: set[type]) -> list[Array]:
+def as_arrays(values: Column, kinds: set[type]) -> list[Array]:
     arrays: list[Array] = []
     if len(kinds) == 1 and hasattr(kind := type(values[0]), "numpy"):
         # A tensor's __array__ calls numpy(); this is the same, in 0.9 us instead of 2.
@@ -312,7 +313,7 @@ def _unusual(values: Column, empty: Empty, depth: int) -> Any:
     if all(issubclass(kind, (str, bytes)) for kind in kinds):
         return _text(values, empty)
     if all(map(is_arraylike, kinds)):
-        return _arrays(_as_arrays(values, kinds), empty)
+        return _arrays(as_arrays(values, kinds), empty)
     if len(kinds) == 1:
         kind: Any = next(iter(kinds))
         if is_namedtuple(kind):

@@ -10,6 +10,7 @@ import numpy as np
 from penstock._memory.forms import is_dataclass
 from penstock._wire.failure import type_name
 
+PAD_OR_PACK = "Pad them (collate_fn=penstock.pad()), fill rows with them (penstock.pack)"
 Column = Sequence[Any]
 Array = np.ndarray[Any, Any]
 
@@ -37,7 +38,10 @@ class Misfit(Exception):
     @classmethod
     def of_shapes(cls, values: Sequence[Array]) -> Misfit:
         groups = rows_of_each(value.shape for value in values)
-        return cls.of("arrays of different shapes cannot be stacked", groups, ". Pad them to one shape")
+        remedy = ". Pad them to one shape"
+        if all(value.ndim == 1 for value in values):
+            remedy = f". {PAD_OR_PACK}"
+        return cls.of("arrays of different shapes cannot be stacked", groups, remedy)
 
     @classmethod
     def of_types(cls, values: Column) -> Misfit:

@@ -27,7 +27,7 @@ from penstock.formats._inspection import FieldInfo, Inspection, fields_of
 from penstock.plan._forecast import Forecast
 from penstock.random import each
 from penstock.source._array import checked_keys
-from penstock.source._dataset import Dataset, Subset, remove_bypass
+from penstock.source._dataset import Dataset, remove_bypass, sliced
 
 BLOCK = 8 << 20
 """Approximate bytes per block if files have no blocks of their own: the size in which remote files are fetched."""
@@ -240,7 +240,7 @@ class Format(Dataset[Any]):
         """Returns the sample for an int key, as a list does, or a `Subset` of the samples for a slice."""
         n = len(self)
         if isinstance(key, slice):
-            return Subset(self, np.arange(*key.indices(n)))
+            return sliced(self, key)
         try:
             row = as_int(key)
         except TypeError:
@@ -256,7 +256,7 @@ class Format(Dataset[Any]):
             what += f". If {key!r} is a field, it is data[0][{key!r}] of the first sample"
             what += ", and columns=[...] reads some fields only" if hasattr(self, "columns") else ""
         elif isinstance(key, (list, tuple, np.ndarray)):
-            what += ". For several keys use penstock.Subset(data, keys)"
+            what += ". For several keys use data.select(keys)"
         raise TypeError(f"{what}; got {safe_text(key, repr)}, of type {type(key).__name__}.") from None
 
     def __getitems__(self, keys: Sequence[int]) -> list[Any]:

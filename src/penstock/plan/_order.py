@@ -75,6 +75,38 @@ class Shuffled:
         return keys
 
 
+ENDLESS = 1 << 62
+"""The size of an order without an end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """0..n-1, n..2n-1 and so on, without end. With a seed, each pass over n keys is in a random order of its own.
+
+    >>> Passes(3).at(0, np.array([0, 4, 7])).tolist()
+    [0, 4, 7]
+    """
+
+    n: int
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_sizes(1, self.n)
+
+    def size(self, epoch: int) -> int:
+        return ENDLESS
+
+    def at(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        positions = _checked(positions, ENDLESS)
+        if self.seed is None:
+            return positions
+        passes, keys = np.divmod(positions, self.n)
+        for number in np.unique(passes).tolist():
+            here = passes == number
+            keys[here] = _permutation(self.n, mix(self.seed, epoch, number)).at(keys[here])
+        return passes * self.n + keys
+
+
 @dataclass(frozen=True, slots=True)
 class Drawn:
     """`count` keys drawn uniformly from 0..n-1, with replacement."""

@@ -11,6 +11,7 @@ from penstock.source._dataset import (
     random_split,
 )
 from penstock.source._packed import PackedList
+from penstock.source._stages import dataset
 
 __all__ = [
     "ArrayDataset",
@@ -21,5 +22,6 @@ __all__ = [
     "PackedList",
     "StackDataset",
     "Subset",
+    "dataset",
     "random_split",
 ]

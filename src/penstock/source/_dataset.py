@@ -11,27 +11,38 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from itertools import accumulate
 from numbers import Integral
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from penstock._at_work import among
+from penstock._fill.cast import FieldMemory
 from penstock._printable import counted
+from penstock._system.interrupts import import_whole
 from penstock._system.warnings import warn_caller
 from penstock.plan._grouping import Grouping, joined
 from penstock.plan._order import Permutation
+from penstock.plan._permuted import Permuted
 from penstock.plan._seeds import check_generator, draw_key
 from penstock.random import each
 from penstock.source._nested import (
     blocks_of_parts,
+    blocks_of_stack,
     blocks_of_subset,
     foresee_of_parts,
+    foresee_of_stack,
     foresee_of_subset,
     gathers_numpy,
     is_of_numpy,
+    lengths_within,
     method_of,
+    shown,
+    side_by_side,
 )
+
+if TYPE_CHECKING:
+    from penstock.source import _stages, _streams
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -90,7 +101,9 @@ class Dataset(Generic[T_co]):
       samples at once is cheaper than one by one (a database, a remote store, a compressed block).
     - `__foresee__(forecast)`, if defined, is told which keys a loader will ask for (docs/cache.md).
     - `__fingerprint__() -> str`, if defined, returns a text that is kept in resume states (docs/resume.md).
-    - `a + b` concatenates two datasets.
+    - `__lengths__() -> array`, if defined, returns the length of each sample, such as its number of tokens.
+    - `map`, `filter`, `select`, `concat` (or `a + b`), `zip`, `repeat`, `shuffle` and `with_lengths` return datasets
+      that are made of this one (docs/datasets.md). A subclass may use these names for something else.
 
     >>> class Squares(Dataset[int]):
     ...     def __getitem__(self, key: int) -> int:
@@ -117,6 +130,128 @@ class Dataset(Generic[T_co]):
     def __add__(self, other: Keyed[Any]) -> ConcatDataset[Any]:
         return ConcatDataset([self, other])
 
+    def map(
+        self, fn: Callable[..., T], *, with_key: bool = False, keeps_lengths: bool = False
+    ) -> _stages.MappedDataset[T]:
+        """Returns the dataset whose sample for a key is `fn(sample)`, or `fn(sample, key)` if `with_key` is True.
+
+        `fn` is called each time that a sample is read, in the worker that reads it, and may use `penstock.rng()`.
+        Pass `keeps_lengths=True` if `fn` does not change the lengths that `__lengths__()` returns.
+
+        >>> import penstock
+        >>> list(penstock.dataset([1, 2, 3]).map(lambda x: x * 10))
+        [10, 20, 30]
+        """
+        stages = _stages_of(self, "map")
+        made: _stages.MappedDataset[T] = stages.MappedDataset(
+            self, fn, with_key=with_key, keeps_lengths=keeps_lengths
+        )
+        return made
+
+    def filter(self, predicate: Callable[..., Any], *, with_key: bool = False) -> Subset[T_co]:
+        """Returns the samples for which `predicate(sample)` is true, or `predicate(sample, key)` with `with_key`.
+
+        All samples are read once, now: in parallel and with a progress bar if that takes longer than a moment. The
+        result is kept in the cache folder if the samples come from files, so that the same filter of the same files
+        reads nothing the next time (docs/datasets.md).
+
+        >>> import penstock
+        >>> list(penstock.dataset([4, 7, 10]).filter(lambda x: x % 2 == 0))
+        [4, 10]
+        """
+        made: Subset[T_co] = _stages_of(self, "filter").filtered(self, predicate, with_key)
+        return made
+
+    def select(self, keys: ArrayLike) -> Subset[T_co]:
+        """Returns the samples with these keys, in this order. Negative keys count from the end.
+
+        >>> import penstock
+        >>> list(penstock.dataset("abcdef").select([4, 0, 4]))
+        ['e', 'a', 'e']
+        """
+        made: Subset[T_co] = _stages_of(self, "select").selected(self, keys)
+        return made
+
+    def concat(self, *others: Keyed[Any]) -> ConcatDataset[Any]:
+        """Returns this dataset and the others, one after the other. `a + b` is `a.concat(b)`.
+
+        >>> import penstock
+        >>> list(penstock.dataset([1, 2]).concat([3], [4]))
+        [1, 2, 3, 4]
+        """
+        return ConcatDataset([self, *others])
+
+    def zip(self, *others: Keyed[Any], **named: Keyed[Any]) -> StackDataset:
+        """Returns this dataset and others of the same length side by side. A sample is a tuple of their samples.
+
+        With names, a sample is a dict, and this dataset is given a name too: `a.zip(image=a, label=b)`.
+
+        >>> import penstock
+        >>> list(penstock.dataset("ab").zip([0, 1]))
+        [('a', 0), ('b', 1)]
+        """
+        _stages_of(self, "zip")
+        if named and not any(part is self for part in named.values()):
+            names = ", ".join(f"{name}=..." for name in named)
+            raise ValueError(f"zip by name names every dataset, this one too: data.zip(name=data, {names}).")
+        return StackDataset(**named) if named and not others else StackDataset(self, *others, **named)
+
+    def repeat(self, times: int | None = None) -> _stages.RepeatedDataset[T_co]:
+        """Returns this dataset `times` times in a row, or without end if `times` is None.
+
+        The key of a sample is `number of the pass * len(self) + key`. So random numbers differ in each pass. A loader
+        with `shuffle=True` shuffles each pass of an endless dataset by itself.
+
+        >>> import penstock
+        >>> list(penstock.dataset("ab").repeat(2))
+        ['a', 'b', 'a', 'b']
+        """
+        made: _stages.RepeatedDataset[T_co] = _stages_of(self, "repeat").RepeatedDataset(self, times)
+        return made
+
+    def shuffle(self, seed: int) -> Subset[T_co]:
+        """Returns the samples in a random order that depends only on `seed`. It takes no time and no memory.
+
+        The order is the same in each epoch. `DataLoader(shuffle=True)` shuffles anew in each epoch.
+
+        >>> import penstock
+        >>> list(penstock.dataset("abcd").shuffle(seed=1))
+        ['a', 'c', 'b', 'd']
+        """
+        made: Subset[T_co] = _stages_of(self, "shuffle").ShuffledDataset(self, seed)
+        return made
+
+    def with_lengths(self, lengths: ArrayLike | Callable[[Any], int]) -> _stages.MeasuredDataset[T_co]:
+        """Returns this dataset with a length for each sample, such as its number of tokens, for `__lengths__()`.
+
+        `lengths` is an array, or a function that returns the length of a sample. The function is called for all
+        samples when the lengths are first needed, and the result is kept as that of `filter`.
+
+        >>> import penstock
+        >>> penstock.dataset(["a", "bcd"]).with_lengths(len).__lengths__()
+        array([1, 3])
+        """
+        made: _stages.MeasuredDataset[T_co] = _stages_of(self, "with_lengths").MeasuredDataset(self, lengths)
+        return made
+
+
+def _stages_of(dataset: object, method: str) -> Any:
+    """Returns the module `_stages`, whose classes derive from Dataset. Raises TypeError for a stream."""
+    if is_stream(dataset):
+        raise TypeError(
+            f"{type(dataset).__name__} is a stream, whose samples have no keys, and {method}() needs keys. Streams "
+            "have map, filter, batch, shuffle and concat."
+        )
+    import_whole("penstock.source._stages")
+    from penstock.source import _stages
+
+    return _stages
+
+
+def sliced(dataset: Keyed[T], part: slice) -> Subset[T]:
+    """Returns the samples of `dataset[part]`, where `part` is a slice."""
+    return Subset(dataset, range(*part.indices(len(dataset))))  # type: ignore[arg-type]
+
 
 class IterableDataset(Dataset[T_co]):
     """A stream of samples. `__iter__` yields them in order and is called again for each epoch.
@@ -125,7 +260,8 @@ class IterableDataset(Dataset[T_co]):
     let `__iter__` yield light items (a path, an offset) and define `load(item)`. The workers then call `load` in
     parallel, and the order stays the same.
 
-    `a + b` chains two streams.
+    `a + b` chains two streams, and `map`, `filter`, `batch` and `shuffle` return streams that are made of this one
+    (docs/datasets.md). Those can be resumed exactly if this one can.
     """
 
     def __iter__(self) -> Iterator[T_co]:
@@ -133,6 +269,53 @@ class IterableDataset(Dataset[T_co]):
 
     def __add__(self, other: Iterable[Any]) -> ChainDataset[Any]:  # type: ignore[override]
         return ChainDataset([self, other])
+
+    def concat(self, *others: Iterable[Any]) -> ChainDataset[Any]:  # type: ignore[override]
+        """Returns this stream and the others, one after the other."""
+        return ChainDataset([self, *others])
+
+    def map(self, fn: Callable[[Any], T]) -> _streams.MappedStream[T]:  # type: ignore[override]
+        """Returns the stream of `fn(sample)`.
+
+        If this stream defines `load`, workers call `fn` in parallel. If not, its one reader does.
+
+        >>> import penstock
+        >>> list(penstock.dataset(iter([1, 2, 3])).map(lambda x: x * 10))
+        [10, 20, 30]
+        """
+        made: _streams.MappedStream[T] = _streams_module().MappedStream(self, fn)
+        return made
+
+    def filter(self, predicate: Callable[[Any], Any]) -> _streams.FilteredStream[T_co]:  # type: ignore[override]
+        """Returns the stream of the samples for which `predicate(sample)` is true."""
+        made: _streams.FilteredStream[T_co] = _streams_module().FilteredStream(self, predicate)
+        return made
+
+    def batch(self, size: int, *, drop_last: bool = False) -> _streams.BatchedStream:
+        """Returns the stream of lists of `size` samples. The last list may be shorter, unless `drop_last` is True.
+
+        >>> import penstock
+        >>> list(penstock.dataset(iter("abc")).batch(2))
+        [['a', 'b'], ['c']]
+        """
+        made: _streams.BatchedStream = _streams_module().BatchedStream(self, size, drop_last)
+        return made
+
+    def shuffle(self, buffer: int, seed: int = 0) -> _streams.ShuffledStream[T_co]:  # type: ignore[override]
+        """Returns the stream with every `buffer` samples in a row in random order, which differs in each epoch.
+
+        `buffer` samples are held in memory. The first sample comes after `buffer` were read, and after that one
+        sample is read for each that comes.
+        """
+        made: _streams.ShuffledStream[T_co] = _streams_module().ShuffledStream(self, buffer, seed)
+        return made
+
+
+def _streams_module() -> Any:
+    import_whole("penstock.source._streams")
+    from penstock.source import _streams
+
+    return _streams
 
 
 class ConcatDataset(Dataset[T_co]):
@@ -162,16 +345,40 @@ class ConcatDataset(Dataset[T_co]):
     @property
     def blocks(self) -> NDArray[np.int64]:
         """The first key of each block of the datasets, followed by the end of the last block."""
-        return _in_sequence(joined(blocks_of_parts(self)), "parts")
+        return in_sequence(joined(blocks_of_parts(self)), "parts")
 
     @property
     def __foresee__(self) -> Callable[[Any], Any]:
         """Passes a forecast to the datasets. The attribute is missing if none of them has `__foresee__`."""
-        return _not_missing(foresee_of_parts(self))
+        return not_missing(foresee_of_parts(self))
 
-    def __getitem__(self, index: int) -> T_co:
+    @property
+    def __gather__(self) -> Callable[[Any, Any], Any]:
+        """Gathers a batch whose samples are all in one dataset. Missing if no dataset has `__gather__`."""
+        if not any(method_of(dataset, "__gather__") for dataset in self.datasets):
+            raise AttributeError("no dataset inside has __gather__")
+        return self._gather
+
+    def _gather(self, keys: NDArray[Any], empty: Any) -> Any:
+        places = [self._locate(key) for key in _plain(keys)]
+        parts = {part for part, _ in places}
+        gather = method_of(self.datasets[parts.pop()], "__gather__") if len(parts) == 1 else None
+        return NotImplemented if gather is None else gather(np.array([key for _, key in places], np.int64), empty)
+
+    @property
+    def __lengths__(self) -> Callable[[], NDArray[np.int64]]:
+        """Returns the length of each sample. Missing if one of the datasets has no `__lengths__`."""
+        return not_missing(lengths_within(self), "__lengths__")
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return sliced(self, index)
         part, key = self._locate(index)
         return self.datasets[part][key]
+
+    def __repr__(self) -> str:
+        first, *others = map(shown, self.datasets)
+        return f"{first}.concat({', '.join(others)})"
 
     def __getitems__(self, keys: Sequence[int]) -> list[T_co]:
         parts: dict[int, tuple[list[int], list[int]]] = {}  # rows and keys, by part
@@ -265,7 +472,9 @@ class Subset(Dataset[T_co]):
     def __len__(self) -> int:
         return len(self.indices)
 
-    def __getitem__(self, index: Any) -> T_co:
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return sliced(self, index)
         if isinstance(index, list):
             return self.dataset[self._underlying(index)]
         key = self.indices[index]
@@ -289,16 +498,30 @@ class Subset(Dataset[T_co]):
     @property
     def blocks(self) -> NDArray[np.int64]:
         """The first key of each block, and the end of the last. Missing if the indices are not sorted by block."""
-        return _in_sequence(blocks_of_subset(self).outer, "indices")
+        return in_sequence(blocks_of_subset(self).outer, "indices")
 
     @property
     def __foresee__(self) -> Callable[[Any], Any]:
         """Passes a forecast to the dataset. The attribute is missing if the dataset has no `__foresee__`."""
-        return _not_missing(foresee_of_subset(self))
+        return not_missing(foresee_of_subset(self))
+
+    @property
+    def __lengths__(self) -> Callable[[], NDArray[np.int64]]:
+        """Returns the length of each sample. The attribute is missing if the dataset has no `__lengths__`."""
+        return not_missing(lengths_within(self), "__lengths__")
+
+    def __repr__(self) -> str:
+        indices = self.indices
+        if isinstance(indices, range) and min(indices.start, indices.stop, indices.step) >= 0:
+            step = "" if indices.step == 1 else f":{indices.step}"
+            return f"{shown(self.dataset)}[{indices.start}:{indices.stop}{step}]"
+        return f"{shown(self.dataset)}.select({len(self):,} keys)"
 
     def _underlying(self, keys: Sequence[int] | NDArray[Any]) -> list[Any]:
         if isinstance(self.indices, np.ndarray):
             return cast("list[Any]", self.indices[keys].tolist())
+        if isinstance(self.indices, Permuted):
+            return cast("list[Any]", self.indices.at(keys).tolist())
         return [self.indices[key] for key in keys]
 
 
@@ -322,8 +545,45 @@ class StackDataset(Dataset[Any]):
     def __len__(self) -> int:
         return self._length
 
+    @property
+    def __gather__(self) -> Callable[[Any, Any], Any]:
+        """Gathers from all datasets. The attribute is missing if one of them has no `__gather__`."""
+        gathers = [method_of(dataset, "__gather__") for dataset in self._parts()]
+        if None in gathers:
+            raise AttributeError("not all datasets have __gather__")
+        return lambda keys, empty: self._gather(gathers, keys, empty)
+
+    def _gather(self, gathers: Sequence[Callable[[Any, Any], Any]], keys: NDArray[Any], empty: Any) -> Any:
+        names = list(self.datasets) if isinstance(self.datasets, dict) else range(len(gathers))
+        below = empty.below(names) if type(empty) is FieldMemory else [empty] * len(gathers)
+        parts = [gather(keys, its) for gather, its in zip(gathers, below, strict=True)]
+        return NotImplemented if any(part is NotImplemented for part in parts) else self._sample(parts)
+
+    @property
+    def blocks(self) -> NDArray[np.int64]:
+        """The blocks of the first dataset that has any. The attribute is missing if none has."""
+        return in_sequence(blocks_of_stack(self), "parts")
+
+    @property
+    def __foresee__(self) -> Callable[[Any], Any]:
+        """Passes a forecast to the datasets. The attribute is missing if none of them has `__foresee__`."""
+        return not_missing(foresee_of_stack(self))
+
+    @property
+    def __lengths__(self) -> Callable[[], NDArray[np.int64]]:
+        """Returns the length of each sample. Missing unless exactly one of the datasets has `__lengths__`."""
+        return not_missing(lengths_within(self), "__lengths__")
+
     def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return sliced(self, index)
         return self._sample([dataset[index] for dataset in self._parts()])
+
+    def __repr__(self) -> str:
+        if isinstance(self.datasets, dict):
+            return f"zip({', '.join(f'{name}={shown(part)}' for name, part in self.datasets.items())})"
+        first, *others = map(shown, self.datasets)
+        return f"{first}.zip({', '.join(others)})"
 
     def __getitems__(self, keys: Sequence[Any]) -> list[Any]:
         keys = _plain(keys)
@@ -331,7 +591,7 @@ class StackDataset(Dataset[Any]):
         return [self._sample(parts) for parts in zip(*columns, strict=True)]
 
     def _parts(self) -> list[Any]:
-        return list(self.datasets.values() if isinstance(self.datasets, dict) else self.datasets)
+        return side_by_side(self)
 
     def _sample(self, parts: Iterable[Any]) -> Any:
         named = isinstance(self.datasets, dict)
@@ -412,7 +672,7 @@ def fetch(dataset: Any, keys: Sequence[Any]) -> list[Any]:
     return cast("list[Any]", samples)
 
 
-def _in_sequence(blocks: Grouping, what: str) -> NDArray[np.int64]:
+def in_sequence(blocks: Grouping, what: str) -> NDArray[np.int64]:
     """Returns the edges of the blocks. Raises AttributeError if a block is not a range of consecutive keys."""
     if blocks.keys is not None:
         # A loader of the subset itself does not need them sorted.
@@ -420,10 +680,10 @@ def _in_sequence(blocks: Grouping, what: str) -> NDArray[np.int64]:
     return blocks.edges
 
 
-def _not_missing(foresee: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
-    if foresee is None:
-        raise AttributeError("no dataset inside has __foresee__")
-    return foresee
+def not_missing(found: Callable[..., T] | None, name: str = "__foresee__") -> Callable[..., T]:
+    if found is None:
+        raise AttributeError(f"no dataset inside has {name}")
+    return found
 
 
 def _listed(taker: str, datasets: Any) -> list[Any]:

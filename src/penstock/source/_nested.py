@@ -1,9 +1,13 @@
-"""Makes blocks, forecasts and fingerprints work through `Subset` and `ConcatDataset`, both penstock's and torch's."""
+"""Maps the keys of a dataset that contains others to theirs: for blocks, forecasts, lengths, fingerprints and errors.
+
+It knows `Subset`, `ConcatDataset` and `StackDataset`, both penstock's and torch's, and the stages of `_stages.py`.
+"""
 
 from __future__ import annotations
 
+import bisect
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from hashlib import blake2b
 from typing import Any, TypeVar
@@ -12,11 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._system.interrupts import import_whole
+from penstock._wire.failure import safe_text
 from penstock.plan._forecast import Forecast, InnerForecast
 from penstock.plan._grouping import Grouping, InnerBlocks, KeyArray, chosen, joined
+from penstock.plan._permuted import Permuted
 
 Foresee = Callable[[Forecast], Any]
 Gather = TypeVar("Gather", bound=Callable[..., Any])
+Lengths = Callable[[], NDArray[np.int64]]
 
 
 def method_of(dataset: object, name: str) -> Any:
@@ -44,11 +51,17 @@ def is_of_numpy(gather: object) -> bool:
 
 
 # Recognised by the names of the class and its attributes, so that other libraries need not be imported.
-_ATTRIBUTES = {"Subset": ("dataset", "indices"), "ConcatDataset": ("datasets", "cumulative_sizes")}
+_ATTRIBUTES = {
+    "Subset": ("dataset", "indices"),
+    "ConcatDataset": ("datasets", "cumulative_sizes"),
+    "StackDataset": ("datasets",),
+    "SameKeys": ("dataset",),
+    "RepeatedDataset": ("dataset", "times"),
+}
 
 
 def _is(kind: str, dataset: object, name: str) -> bool:
-    """True for an instance of `kind` ("Subset" or "ConcatDataset"), unless a subclass of it defines `name` itself."""
+    """True for an instance of `kind` (see `_ATTRIBUTES`), unless a subclass of it defines `name` itself."""
     for cls in type(dataset).__mro__:
         if cls.__name__ == kind:
             return all(hasattr(dataset, each) for each in _ATTRIBUTES[kind])
@@ -57,13 +70,69 @@ def _is(kind: str, dataset: object, name: str) -> bool:
     return False
 
 
+def side_by_side(stack: Any) -> list[Any]:
+    """Returns the datasets inside a StackDataset."""
+    return list(stack.datasets.values() if isinstance(stack.datasets, dict) else stack.datasets)
+
+
+def leaves_of(dataset: Any) -> Iterator[Any]:
+    """Yields the innermost datasets."""
+    if any(_is(kind, dataset, "") for kind in ("Subset", "SameKeys", "RepeatedDataset")):
+        yield from leaves_of(dataset.dataset)
+    elif _is("ConcatDataset", dataset, "") or _is("StackDataset", dataset, ""):
+        for part in side_by_side(dataset):
+            yield from leaves_of(part)
+    else:
+        yield dataset
+
+
+# Names in messages.
+
+
+def origin(dataset: Any, key: Any) -> tuple[Any, Any]:
+    """Returns the innermost dataset that the sample comes from, and the key of the sample there."""
+    while True:
+        if _is("SameKeys", dataset, ""):
+            dataset = dataset.dataset
+        elif _is("RepeatedDataset", dataset, ""):
+            dataset, key = dataset.dataset, key % len(dataset.dataset)
+        elif _is("Subset", dataset, ""):
+            dataset, key = dataset.dataset, dataset.indices[key]
+            key = key.item() if isinstance(key, np.integer) else key
+        elif _is("ConcatDataset", dataset, ""):
+            key += dataset.cumulative_sizes[-1] if key < 0 else 0
+            part = bisect.bisect_right(dataset.cumulative_sizes, key)
+            dataset, key = dataset.datasets[part], key - (0, *dataset.cumulative_sizes)[part]
+        else:
+            return dataset, key
+
+
+_MOST_SHOWN = 200  # characters
+
+
+def shown(dataset: Any) -> str:
+    """Returns a short text for a dataset: its repr if that is short, or else its class and length."""
+    plain = type(dataset).__repr__ in _LONG
+    text = "" if plain else safe_text(dataset, repr)
+    if text and len(text) <= _MOST_SHOWN and "\n" not in text:
+        return text
+    try:
+        n = len(dataset)
+        return f"{type(dataset).__name__}({n:,} sample{'' if n == 1 else 's'})"
+    except Exception:
+        return type(dataset).__name__
+
+
+_LONG: list[Any] = [kind.__repr__ for kind in (object, list, tuple, str, bytes, dict, np.ndarray)]
+
+
 # Blocks.
 
 
 def blocks_of(dataset: Any) -> Grouping:
     """Returns the blocks (groups of keys that are read together). Raises TypeError if the dataset has none."""
     try:
-        return _grouping(dataset)
+        return grouping_of(dataset)
     except AttributeError as error:
         raise TypeError(
             f'shuffle="blocks" needs a dataset that knows its blocks, but {type(dataset).__name__} has none: '
@@ -73,12 +142,20 @@ def blocks_of(dataset: Any) -> Grouping:
         ) from error
 
 
-def _grouping(dataset: Any) -> Grouping:
+def grouping_of(dataset: Any) -> Grouping:
     """Returns the blocks of a dataset. Raises AttributeError if the dataset, or one inside it, has none."""
     if _is("Subset", dataset, "blocks"):
         return blocks_of_subset(dataset).outer
     if _is("ConcatDataset", dataset, "blocks"):
         return joined(blocks_of_parts(dataset))
+    if _is("SameKeys", dataset, "blocks"):
+        return grouping_of(dataset.dataset)
+    if _is("StackDataset", dataset, "blocks"):
+        return blocks_of_stack(dataset)
+    if _is("RepeatedDataset", dataset, "blocks"):
+        if dataset.times is None:
+            raise AttributeError("a dataset that is repeated without end has no list of blocks")
+        return joined([grouping_of(dataset.dataset)] * dataset.times)
     blocks = np.asarray(dataset.blocks)
     n, end = len(dataset), blocks.reshape(-1)[-1:].tolist()
     if end != [n]:
@@ -96,7 +173,7 @@ _known: weakref.WeakKeyDictionary[Any, tuple[Any, InnerBlocks]] = weakref.WeakKe
 def blocks_of_subset(subset: Any) -> InnerBlocks:
     """Returns the blocks of a Subset. Samples from the same block of the inner dataset form one block."""
     try:
-        inner = _grouping(subset.dataset)
+        inner = grouping_of(subset.dataset)
     except AttributeError as error:
         raise AttributeError(f"the dataset of the Subset has none: {error}") from error
     indices, is_hashable = subset.indices, type(subset).__hash__ is not None
@@ -117,15 +194,27 @@ def blocks_of_parts(joint: Any) -> list[Grouping]:
     found = []
     for number, part in enumerate(joint.datasets):
         try:
-            found.append(_grouping(part))
+            found.append(grouping_of(part))
         except AttributeError as error:
             what = f"part {number} of the ConcatDataset, a {type(part).__name__}, has no `blocks`"
             raise AttributeError(what) from error
     return found
 
 
+def blocks_of_stack(stack: Any) -> Grouping:
+    """Returns the blocks of the first dataset of a StackDataset that has any. Raises AttributeError if none has."""
+    for part in side_by_side(stack):
+        try:
+            return grouping_of(part)
+        except AttributeError:
+            continue
+    raise AttributeError("none of the datasets of the StackDataset has `blocks`")
+
+
 def _keys(indices: Any, length: int) -> KeyArray | None:
     """Returns the indices of a Subset as an array of non-negative keys, or None if they are not integers."""
+    if isinstance(indices, range):  # numpy would iterate over it
+        indices = np.arange(indices.start, indices.stop, indices.step)
     found: NDArray[Any] = np.asarray(indices)
     if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
         return None
@@ -141,10 +230,13 @@ def fingerprint_of(dataset: Any) -> str | None:
 
     It may be shown in error messages, and does not depend on where the files are.
     """
-    if _is("Subset", dataset, "__fingerprint__"):
-        return fingerprint_of(dataset.dataset)
-    if _is("ConcatDataset", dataset, "__fingerprint__"):
-        found = [fingerprint_of(part) for part in dataset.datasets]
+    if any(_is(kind, dataset, "__fingerprint__") for kind in ("Subset", "SameKeys", "RepeatedDataset")):
+        inner = fingerprint_of(dataset.dataset)
+        indices = getattr(dataset, "indices", None)
+        return f"{inner}, shuffled by {indices.seed}" if inner and isinstance(indices, Permuted) else inner
+    several = _is("ConcatDataset", dataset, "__fingerprint__") or _is("StackDataset", dataset, "__fingerprint__")
+    if several:
+        found = [fingerprint_of(part) for part in side_by_side(dataset)]
         if len(found) > 1 and any(found):
             return f"{len(found)} datasets, {blake2b(repr(found).encode(), digest_size=8).hexdigest()}"
         return found[0]
@@ -161,42 +253,77 @@ def foresee_of(dataset: Any) -> Foresee | None:
         return foresee_of_subset(dataset)
     if _is("ConcatDataset", dataset, "__foresee__"):
         return foresee_of_parts(dataset)
+    if _is("SameKeys", dataset, "__foresee__"):
+        return foresee_of(dataset.dataset)
+    if _is("StackDataset", dataset, "__foresee__"):
+        return foresee_of_stack(dataset)
+    if _is("RepeatedDataset", dataset, "__foresee__"):
+        return foresee_of_repeated(dataset)
     found: Foresee | None = method_of(dataset, "__foresee__")
     return found
 
 
 def foresee_of_subset(subset: Any) -> Foresee | None:
     foresee = foresee_of(subset.dataset)
-    keys = None if foresee is None else _keys(subset.indices, len(subset.dataset))
-    if foresee is None or keys is None:
+    if foresee is None:
+        return None
+    if isinstance(subset.indices, Permuted):
+        take: Callable[[KeyArray], KeyArray] = subset.indices.at  # computed when needed: no array of all keys
+    else:
+        keys = _keys(subset.indices, len(subset.dataset))
+        if keys is None:
+            return None
+        take = keys.__getitem__
+    n = len(subset.indices)
+
+    def inner(outer: KeyArray) -> KeyArray:
+        return np.where(outer < 0, -1, take(outer.clip(0))) if n else outer
+
+    return lambda forecast: foresee(InnerForecast(forecast, inner, partial(_or_none, blocks_of_subset, subset)))
+
+
+def foresee_of_repeated(repeated: Any) -> Foresee | None:
+    foresee, n = foresee_of(repeated.dataset), len(repeated.dataset)
+    if foresee is None:
         return None
 
     def inner(outer: KeyArray) -> KeyArray:
-        return np.where(outer < 0, -1, keys[outer]) if len(keys) else outer
+        return np.where(outer < 0, -1, outer % n) if n else outer
 
-    return lambda forecast: foresee(InnerForecast(forecast, inner, partial(_or_none, blocks_of_subset, subset)))
+    # A block is needed in each pass, so its span cannot be computed from the blocks alone.
+    return lambda forecast: foresee(InnerForecast(forecast, inner, lambda: None))
+
+
+def foresee_of_stack(stack: Any) -> Foresee | None:
+    parts = [foresee_of(part) for part in side_by_side(stack)]
+    return partial(_told, [part for part in parts if part]) if any(parts) else None
 
 
 def foresee_of_parts(joint: Any) -> Foresee | None:
     parts = [foresee_of(part) for part in joint.datasets]
     if not any(parts):
         return None
+    found = [partial(_tell_part, joint, number, part) for number, part in enumerate(parts) if part is not None]
+    return partial(_told, found)
 
-    def foresee(forecast: Forecast) -> Any:
-        import_whole("penstock._cache.watches")
-        from penstock._cache.watches import Watches  # late, because few loaders need it and its imports
 
-        watches = Watches()
-        try:
-            for number, each in enumerate(parts):
-                if each is not None:
-                    watches.add(each(_of_part(forecast, joint, number)))
-        except BaseException:
-            watches.close()
-            raise
-        return watches
+def _told(parts: Sequence[Foresee], forecast: Forecast) -> Any:
+    """Passes a forecast to several datasets."""
+    import_whole("penstock._cache.watches")
+    from penstock._cache.watches import Watches  # late, because few loaders need it and its imports
 
-    return foresee
+    watches = Watches()
+    try:
+        for foresee in parts:
+            watches.add(foresee(forecast))
+    except BaseException:
+        watches.close()
+        raise
+    return watches
+
+
+def _tell_part(joint: Any, number: int, foresee: Foresee, forecast: Forecast) -> Any:
+    return foresee(_of_part(forecast, joint, number))
 
 
 def _of_part(forecast: Forecast, joint: Any, number: int) -> InnerForecast:
@@ -220,3 +347,56 @@ def _or_none(blocks: Callable[..., InnerBlocks], *args: Any) -> InnerBlocks | No
         return blocks(*args)
     except AttributeError:
         return None
+
+
+# Lengths.
+
+
+def lengths_within(dataset: Any) -> Lengths | None:
+    """Returns a function that returns the length of each sample, or None if no dataset inside has `__lengths__`."""
+    if _is("Subset", dataset, "__lengths__"):
+        inner = lengths_within(dataset.dataset)
+        return None if inner is None else partial(_lengths_of_subset, dataset, inner)
+    if _is("ConcatDataset", dataset, "__lengths__"):
+        parts = [lengths_within(part) for part in dataset.datasets]
+        return None if None in parts else partial(_lengths_in_turn, parts)
+    if _is("StackDataset", dataset, "__lengths__"):
+        some = [found for found in map(lengths_within, side_by_side(dataset)) if found is not None]
+        return some[0] if len(some) == 1 else None
+    if _is("RepeatedDataset", dataset, "__lengths__"):
+        inner = lengths_within(dataset.dataset)
+        return (
+            None
+            if inner is None
+            else partial(_lengths_in_turn, [inner] * (1 if dataset.times is None else dataset.times))
+        )
+    if _is("SameKeys", dataset, "__lengths__"):
+        return lengths_within(dataset.dataset)
+    found: Lengths | None = method_of(dataset, "__lengths__")
+    return found
+
+
+def _lengths_of_subset(subset: Any, lengths: Lengths) -> NDArray[np.int64]:
+    found = lengths()
+    keys = _keys(subset.indices, len(found))
+    if keys is None:
+        raise TypeError(
+            f"the indices of {shown(subset)} are not integers, so the lengths of its samples are unknown."
+        )
+    return found[keys]
+
+
+def _lengths_in_turn(parts: Sequence[Any]) -> NDArray[np.int64]:
+    return np.concatenate([np.asarray(lengths(), np.int64) for lengths in parts] or [np.empty(0, np.int64)])
+
+
+# Endless datasets.
+
+
+def pass_of(dataset: Any) -> int | None:
+    """Returns the samples in one pass of a dataset that is repeated without end, or None for any other dataset."""
+    while _is("SameKeys", dataset, "endless"):
+        dataset = dataset.dataset
+    if _is("RepeatedDataset", dataset, "endless") and dataset.times is None:
+        return len(dataset.dataset)
+    return None

@@ -26,6 +26,8 @@ from torch.utils.data._utils import collate as theirs
 
 import penstock.collate
 from penstock._fill.cast import DTYPES, Empty, FieldMemory
+from penstock._fill.pad import Pad
+from penstock._memory.tree import flatten, unflatten
 from penstock.errors import CollateError
 from penstock.torch._tensors import NATIVE, blank
 
@@ -82,6 +84,31 @@ def explain(error: Exception, samples: Any) -> None:
         error.add_note(str(found))
     except Exception:
         pass  # the samples are not even a batch
+
+
+class PadTensors:
+    """`penstock.pad` with tensors in place of arrays. They use the memory that the arrays were written to."""
+
+    def __init__(self, pad: Pad) -> None:
+        self._pad = pad
+
+    def __call__(self, samples: Any) -> Any:
+        return _as_tensors(self._pad(samples))
+
+    def into(self, samples: Any, empty: Empty) -> Any:
+        return _as_tensors(self._pad.into(samples, empty))
+
+
+def with_tensors(collate_fn: Any) -> Any:
+    """Returns `collate_fn`, or a function that makes tensors of its arrays if it is a `penstock.pad`."""
+    return PadTensors(collate_fn) if isinstance(collate_fn, Pad) else collate_fn
+
+
+def _as_tensors(batch: Any) -> Any:
+    leaves, spec = flatten(batch)
+    known = _DTYPES | {np.dtype(np.bool_)}
+    made = [torch.from_numpy(leaf) if getattr(leaf, "dtype", None) in known else leaf for leaf in leaves]
+    return unflatten(spec, made)
 
 
 def _collate(batch: Any, empty: Empty, alone: bool) -> Any:

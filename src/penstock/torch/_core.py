@@ -30,7 +30,7 @@ from penstock.backends import _base as backends
 from penstock.backends._process.methods import configured_method
 from penstock.source._dataset import is_stream
 from penstock.torch import _private as private
-from penstock.torch._collate import collate, explain, explained
+from penstock.torch._collate import collate, explain, explained, with_tensors
 from penstock.torch._gather import TensorGather, is_closed
 
 
@@ -211,6 +211,8 @@ def _settings(loader: Any) -> dict[str, Any]:
         settings["max_workers"] = None
     if loader.collate_fn is default_collate:
         settings["collate_fn"] = _STACKED
+    elif "collate_fn" in settings:
+        settings["collate_fn"] = with_tensors(settings["collate_fn"])
     argument = backends.registered(loader._ours["backend"] or backends.DEFAULT).argument
     if loader.num_workers and argument == _CONTEXT and loader.multiprocessing_context is None:
         # torch's default, not ours: a program that works with torch's loader works here without changes.

@@ -24,7 +24,7 @@ from penstock._session.reading import Batches
 from penstock._system.ending import END, never_ends, raises_instead
 from penstock._system.interrupts import finalizer, interrupts_deferred
 from penstock.torch import _private as private
-from penstock.torch._collate import explained
+from penstock.torch._collate import explained, with_tensors
 from penstock.torch._core import Core, core_of
 from penstock.torch._cursor import Cursor
 from penstock.torch._semantics import TorchReader, TorchSemantics, delivery, session_of
@@ -57,10 +57,11 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
     def _begin(self, loader: Any) -> None:
         super().__init__(loader)
         fetcher = self._dataset_fetcher
-        if fetcher.collate_fn is default_collate:
-            fetcher.collate_fn = explained
+        fetcher.collate_fn = explained if fetcher.collate_fn is default_collate else with_tensors(fetcher.collate_fn)
         if self._cursor.is_stream:
-            fetcher.collate_fn = never_ends(fetcher.collate_fn)  # its StopIteration would look like the stream's end
+            fetcher.collate_fn = never_ends(
+                with_tensors(fetcher.collate_fn)
+            )  # its StopIteration would look like the stream's end
             self._cursor.open_stream(fetcher, getattr(loader, "batch_size", None) or 1)
 
     @raises_instead

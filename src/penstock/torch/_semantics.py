@@ -26,6 +26,7 @@ from penstock.backends._process.forking import breaks_in_child
 from penstock.backends._process.methods import configured_method
 from penstock.stats import Stats
 from penstock.torch import _private as private
+from penstock.torch._collate import with_tensors
 from penstock.torch._core import core_of
 from penstock.torch._cursor import Cursor
 from penstock.torch._worker import Replica, sealed
@@ -96,7 +97,7 @@ class TorchSemantics:
         return Job(
             dataset=loader.dataset,
             fetch=None,  # the replica fetches by itself
-            collate_fn=None if loader.collate_fn is default_collate else loader.collate_fn,
+            collate_fn=None if loader.collate_fn is default_collate else with_tensors(loader.collate_fn),
             worker_init_fn=loader.worker_init_fn,
             num_workers=loader.num_workers,
             seed=self._iterator._base_seed,

@@ -28,7 +28,7 @@ from penstock._work.outcomes import AtEnd, Done, Errored
 from penstock._work.paths import path_of
 from penstock.errors import InternalError, RemoteTraceback
 from penstock.torch import _private as private
-from penstock.torch._collate import collate, explain
+from penstock.torch._collate import PadTensors, collate, explain
 from penstock.torch._gather import Gathered, TensorGather
 from penstock.worker_info import WorkerInfo
 
@@ -106,14 +106,17 @@ class Replica:
             batch, rows = fetched.batch, fetched.rows
             return Done(batch if into is None else into.finish(batch, rows), rows, None, self._mark)
         samples: Any = fetched[0]
-        batch = self._collate(samples, empty)
+        batch = self._collate(samples, empty, writer)
         if into is not None:
             batch = into.finish(batch, len(samples) if self._job.batched else 0)
         return Done(batch, fetched[1], None, self._mark)
 
-    def _collate(self, samples: Any, empty: Empty) -> Any:
-        if self._job.collate_fn is not None:
-            return self._job.collate_fn(samples)
+    def _collate(self, samples: Any, empty: Empty, writer: Writer) -> Any:
+        custom = self._job.collate_fn
+        if isinstance(custom, PadTensors) and self._job.batched:
+            return custom.into(samples, writer.empty)
+        if custom is not None:
+            return custom(samples)
         try:
             return collate(samples, empty, alone=False)
         except Exception as error:

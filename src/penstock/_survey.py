@@ -1,0 +1,117 @@
+"""Reads all samples of a dataset once, to judge or measure each, and keeps the result if it comes from files."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock._at_work import is_worker_process
+from penstock._files.index import computed, keep_computed, with_progress_bar
+from penstock._wire.pickling import dumps
+from penstock.loader import DataLoader
+from penstock.source._nested import fingerprint_of, leaves_of
+from penstock.source._stages import MappedDataset
+
+_ALONE = 0.5  # seconds; a survey that takes longer gets workers
+_AT_ONCE = 64  # samples in a batch while the survey has no workers, and at least that many with them
+_MOST_AT_ONCE = 4096
+
+
+def survey(measured: MappedDataset[Any], dtype: Any, what: str) -> NDArray[Any]:
+    """Returns the sample of each key in an array of this dtype. Samples are numbers."""
+    name = identity_of(measured)
+    kept = None if name is None else computed(name, "survey-1")
+    n = len(measured)
+    if kept is not None and kept["found"].shape == (n,) and kept["found"].dtype == dtype:
+        return kept["found"]
+    found = np.empty(n, dtype)
+    at = 0
+    for values in _read(measured, what):
+        found[at : at + len(values)] = values
+        at += len(values)
+    if name is not None:
+        keep_computed(name, "survey-1", {"found": found})
+    return found
+
+
+def _read(measured: MappedDataset[Any], what: str) -> Iterator[NDArray[Any]]:
+    n, read, begun = len(measured), 0, time.monotonic()
+    cpus = 1 if is_worker_process() else len(os.sched_getaffinity(0))
+    # With a seed, the random numbers of a sample depend only on its key, not on who reads it.
+    with DataLoader(measured, batch_size=_AT_ONCE, seed=0, shard=(0, 1)) as loader:
+        for values in loader if cpus == 1 else _until(loader, begun + _ALONE):
+            read += len(values)
+            yield values
+    if read == n:
+        return
+    rate = read / (time.monotonic() - begun)
+    size = min(_MOST_AT_ONCE, max(_AT_ONCE, int(rate / 10)))
+    rest: DataLoader[Any] = DataLoader(
+        measured, sampler=range(read, n), batch_size=size, num_workers=cpus, seed=0, shard=(0, 1)
+    )
+    with rest:
+        yield from with_progress_bar(rest, len(rest), what)
+
+
+def _until(loader: Any, stop: float) -> Iterator[Any]:
+    """Yields the batches of the loader until it ends, or this time is over."""
+    for batch in loader:
+        yield batch
+        if time.monotonic() > stop:
+            return
+
+
+def identity_of(measured: MappedDataset[Any]) -> str | None:
+    """Returns a text that identifies the samples of a dataset, or None if it is not made of files or not known.
+
+    It is a digest of the files' identities, of the pickled dataset with all functions in it, and of the files with
+    their code. A function in a module that one of these imports may change without a change of this text.
+    """
+    if fingerprint_of(measured) is None:
+        return None
+    files: list[Any] = []
+    for leaf in leaves_of(measured):
+        its = getattr(leaf, "files", None)
+        if isinstance(its, list) and its and all(hasattr(file, "identity") for file in its):
+            if not all(file.identity.lasts for file in its):
+                return None
+            files.append([tuple(file.identity) for file in its])
+        else:
+            files.append(fingerprint_of(leaf))
+    modules: set[str] = set()
+
+    def note(obj: Any, otherwise: Callable[[Any], Any]) -> Any:
+        if isinstance(obj, (FunctionType, BuiltinFunctionType, type)):
+            modules.add(getattr(obj, "__module__", None) or "")
+        return otherwise(obj)
+
+    buffers: list[Any] = []
+    try:
+        code = dumps(measured, buffers, override=note)
+        if "__main__" in modules:  # in a program or a notebook: its functions by value, with the globals they use
+            buffers.clear()
+            code = dumps(measured, buffers, by_value=True)
+        sources = [_source(name) for name in sorted(modules)]
+    except Exception:  # something in it cannot be pickled
+        return None
+    digest = hashlib.sha256(repr((files, sources, np.__version__)).encode())
+    digest.update(code)
+    for buffer in buffers:
+        digest.update(buffer.raw())
+    return digest.hexdigest()[:32]
+
+
+def _source(module: str) -> str:
+    path = getattr(sys.modules.get(module), "__file__", None)
+    with suppress(OSError, TypeError), open(path, "rb") as file:  # type: ignore[arg-type]
+        return hashlib.sha256(file.read()).hexdigest()
+    return module

@@ -1,0 +1,371 @@
+"""The datasets that the methods of `Dataset` return: `map`, `filter`, `select`, `repeat`, `shuffle`, `with_lengths`.
+
+`Subset`, `ConcatDataset` and `StackDataset`, which other methods return, are in `_dataset.py`. How keys map to those
+of the datasets inside is in `_nested.py`.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Callable, Iterator, Sequence, Sized
+from functools import partial
+from itertools import count
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from penstock._wire.failure import annotate, copied
+from penstock.plan._permuted import Permuted
+from penstock.random import each
+from penstock.source._array import ArrayDataset, checked_keys
+from penstock.source._dataset import Dataset, Keyed, Subset, fetch, in_sequence, is_stream, not_missing, sliced
+from penstock.source._nested import (
+    Lengths,
+    foresee_of,
+    grouping_of,
+    lengths_within,
+    method_of,
+    origin,
+    shown,
+)
+
+T_co = TypeVar("T_co", covariant=True)
+
+Survey = Callable[["MappedDataset[Any]", Any, str], NDArray[Any]]
+"""Reads all samples of a dataset of numbers once, and returns them as an array of this dtype."""
+
+_survey: Survey | None = None
+
+
+def survey_by(survey: Survey) -> None:
+    """Sets the function that reads all samples in parallel: it uses a loader, which this package cannot import."""
+    global _survey
+    _survey = survey
+
+
+def dataset(source: Any) -> Any:
+    """Returns `source` as a dataset with the methods of `penstock.Dataset`: `map`, `filter`, `shuffle` and so on.
+
+    `source` is anything that a `DataLoader` takes: a list, an array, a dataset of torch or Hugging Face, a reader of
+    `penstock.formats`, or a stream (an iterable without `__getitem__`). A dataset that has these methods already is
+    returned unchanged, and an array becomes an `ArrayDataset`. Samples, keys and speed stay as they are.
+
+    >>> import penstock
+    >>> data = penstock.dataset(["a", "b", "c", "d"]).select([0, 2, 3]).map(str.upper)
+    >>> list(data), data
+    (['A', 'C', 'D'], list(4 samples).select(3 keys).map(upper))
+    """
+    if isinstance(source, Dataset):
+        return source
+    if isinstance(source, (os.PathLike, type)):
+        kind = "a class" if isinstance(source, type) else "a path"
+        raise TypeError(
+            f"penstock.dataset takes a dataset, but got {kind}, {source!r}. penstock.open(path) reads files, and "
+            "Class(...) makes a dataset."
+        )
+    if isinstance(source, np.ndarray):
+        return ArrayDataset(source)
+    if is_stream(source) or (not hasattr(source, "__getitem__") and hasattr(source, "__iter__")):
+        from penstock.source._streams import WrappedStream  # here, because it needs this module
+
+        return WrappedStream(source)
+    if not hasattr(source, "__getitem__"):
+        raise TypeError(
+            f"penstock.dataset takes a dataset, but a {type(source).__name__} has neither __getitem__ (samples by "
+            "key) nor __iter__ (a stream)."
+        )
+    return SameKeys(source)
+
+
+def name_of(fn: Any) -> str:
+    """Returns the name of a function for a repr or a message."""
+    while isinstance(fn, partial):
+        fn = fn.func
+    name = getattr(fn, "__name__", None) or type(fn).__name__
+    return "lambda" if name == "<lambda>" else str(name)
+
+
+def noted(error: Exception, note: str) -> Exception:
+    """Returns a copy of an exception that was just caught, with this note. Raise it after the `except` block."""
+    # A copy, because the exception is the user's object: a program may raise it many times, for many samples.
+    copy = annotate(copied(error), note)
+    trace = copy.__traceback__
+    return copy.with_traceback(trace and trace.tb_next)  # type: ignore[return-value]  # it is raised here again
+
+
+def _passed(name: str) -> Any:
+    """Returns a property that is the attribute of the dataset inside, and missing if that has none."""
+
+    def get(self: Any) -> Any:
+        found = method_of(self.dataset, name) if name.startswith("__") else getattr(self.dataset, name, None)
+        if found is None:
+            raise AttributeError(f"{type(self.dataset).__name__} has no {name}")
+        return found
+
+    return property(get)
+
+
+class SameKeys(Dataset[T_co]):
+    """A dataset with the keys of the dataset inside it. By itself, it has the same samples too."""
+
+    def __init__(self, dataset: Keyed[Any]) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)  # type: ignore[arg-type]
+
+    def __getitem__(self, key: Any) -> Any:
+        return sliced(self, key) if isinstance(key, slice) else self.dataset[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.__getitem__, count() if self.endless else range(len(self)))
+
+    __getitems__ = _passed("__getitems__")
+    __gather__ = _passed("__gather__")
+
+    # Of a mixture, or of a dataset that is repeated without end.
+    __order__ = _passed("__order__")
+    reweigh = _passed("reweigh")
+    names_of = _passed("names_of")
+    state_dict = _passed("state_dict")
+    load_state_dict = _passed("load_state_dict")
+
+    @property
+    def endless(self) -> bool:
+        """True if the keys have no end."""
+        return bool(getattr(self.dataset, "endless", False))
+
+    @property
+    def blocks(self) -> NDArray[np.int64]:
+        """The first key of each block, and the end of the last. Missing if the dataset inside has no blocks."""
+        return in_sequence(grouping_of(self.dataset), "dataset")
+
+    @property
+    def __foresee__(self) -> Callable[[Any], Any]:
+        """Passes a forecast to the dataset inside. Missing if that has no `__foresee__`."""
+        return not_missing(foresee_of(self.dataset))
+
+    @property
+    def __lengths__(self) -> Lengths:
+        """Returns the length of each sample. Missing if the dataset inside has no `__lengths__`."""
+        return not_missing(lengths_within(self.dataset), "__lengths__")
+
+    def __repr__(self) -> str:
+        return shown(self.dataset)
+
+
+class MappedDataset(SameKeys[T_co]):
+    """The samples of a dataset, each passed through a function: see `Dataset.map`.
+
+    `called` is the name of the method in messages. `convert` makes a plain number of what the function returns.
+    """
+
+    def __init__(
+        self,
+        dataset: Keyed[Any],
+        fn: Callable[..., Any],
+        *,
+        with_key: bool = False,
+        keeps_lengths: bool = False,
+        called: str = "map",
+        convert: Callable[[Any], Any] | None = None,
+    ) -> None:
+        super().__init__(dataset)
+        if not callable(fn):
+            raise TypeError(f"{called}() takes a function, but got a {type(fn).__name__}.")
+        self.fn, self.with_key, self.keeps_lengths = fn, with_key, keeps_lengths
+        self._called, self._convert = called, convert
+
+    def __getitem__(self, key: Any) -> Any:
+        return sliced(self, key) if isinstance(key, slice) else self._applied(self.dataset[key], key)
+
+    @property
+    def __getitems__(self) -> Callable[[Sequence[Any]], list[Any]]:
+        """Missing if the dataset inside has no `__getitems__`. Each sample is then passed on when it is read."""
+        if not method_of(self.dataset, "__getitems__"):
+            raise AttributeError(f"{type(self.dataset).__name__} has no __getitems__")
+        return self._get_many
+
+    def _get_many(self, keys: Sequence[Any]) -> list[Any]:
+        samples = fetch(self.dataset, keys)
+        return [self._applied(sample, key) for key, sample in zip(each(keys), samples, strict=True)]
+
+    __gather__ = None
+
+    @property
+    def __lengths__(self) -> Lengths:
+        """Returns the length of each sample. Missing unless `map` was told that lengths stay the same."""
+        return not_missing(lengths_within(self.dataset) if self.keeps_lengths else None, "__lengths__")
+
+    def _applied(self, sample: Any, key: Any) -> Any:
+        try:
+            made = self.fn(sample, self._from_start(key)) if self.with_key else self.fn(sample)
+            return made if self._convert is None else self._convert(made)
+        except Exception as error:
+            failed = noted(error, self._where(key))
+        try:
+            raise failed
+        finally:
+            del failed  # its traceback refers to this frame
+
+    def _from_start(self, key: Any) -> Any:
+        return key + len(self) if isinstance(key, int) and key < 0 else key
+
+    def _where(self, key: Any) -> str:
+        inner, its = origin(self, key)
+        return f"In {self._stage()}, of sample {its!r} of {shown(inner)}."
+
+    def _stage(self) -> str:
+        return f".{self._called}({name_of(self.fn)})"
+
+    def __repr__(self) -> str:
+        return f"{shown(self.dataset)}{self._stage()}"
+
+
+class MeasuredDataset(SameKeys[T_co]):
+    """A dataset whose samples have known lengths: see `Dataset.with_lengths`."""
+
+    def __init__(self, dataset: Keyed[Any], lengths: ArrayLike | Callable[[Any], int]) -> None:
+        super().__init__(dataset)
+        self._measure = lengths if callable(lengths) else None
+        self._lengths = None if callable(lengths) else _checked_lengths(lengths, dataset)
+
+    def __lengths__(self) -> NDArray[np.int64]:
+        """Returns the length of each sample, as int64. A function measures all samples in the first call."""
+        if self._lengths is None:
+            assert self._measure is not None
+            measured: Any = MappedDataset(self.dataset, self._measure, called="with_lengths", convert=operator.index)
+            self._lengths = _checked_lengths(_surveyed(measured, np.int64, "measuring lengths"), self.dataset)
+        return self._lengths
+
+    def __repr__(self) -> str:
+        return f"{shown(self.dataset)}.with_lengths({name_of(self._measure) if self._measure else 'array'})"
+
+
+def _checked_lengths(lengths: ArrayLike, dataset: Any) -> NDArray[np.int64]:
+    found = np.asarray(lengths)
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        raise TypeError(
+            f"lengths must be integers along one axis, but they are {found.dtype} of shape {found.shape}."
+        )
+    n = _length(dataset)
+    if n is not None and n != len(found):
+        raise ValueError(f"there must be one length for each sample, but {len(found)} are given for {n} samples.")
+    if found.size and found.min() < 0:
+        at = int(found.argmin())
+        raise ValueError(f"the length of a sample is 0 or more, but that of sample {at} is {found[at]}.")
+    return found.astype(np.int64, copy=False)
+
+
+def _length(dataset: Any) -> int | None:
+    """Returns the length of the dataset, or None if it has none or is endless."""
+    is_finite = isinstance(dataset, Sized) and not getattr(dataset, "endless", False)
+    return len(dataset) if is_finite else None
+
+
+class RepeatedDataset(Dataset[T_co]):
+    """A dataset several times in a row: see `Dataset.repeat`. `times` is None if it is repeated without end."""
+
+    def __init__(self, dataset: Keyed[Any], times: int | None = None) -> None:
+        if times is not None and (isinstance(times, bool) or not hasattr(times, "__index__") or times < 0):
+            raise ValueError(f"times must be an integer of 0 or more, or None for no end, got {times!r}.")
+        self.dataset, self.times = dataset, None if times is None else operator.index(times)
+        if self.times is None and not len(dataset):  # type: ignore[arg-type]
+            raise ValueError(f"{shown(dataset)} has no samples, so it cannot be repeated without end.")
+
+    @property
+    def endless(self) -> bool:
+        """True if the keys have no end."""
+        return self.times is None
+
+    def __len__(self) -> int:
+        if self.times is None:
+            raise TypeError(f"{self!r} has no end, and so no len(). repeat(times) has one.")
+        return self.times * len(self.dataset)  # type: ignore[arg-type]
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, slice):
+            return sliced(self, key)
+        return self.dataset[self._inner([key]).item()]
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.__getitem__, count() if self.times is None else range(len(self)))
+
+    @property
+    def __getitems__(self) -> Callable[[Sequence[int]], list[Any]]:
+        """Missing if the dataset inside has no `__getitems__`."""
+        not_missing(method_of(self.dataset, "__getitems__"), "__getitems__")
+        return lambda keys: fetch(self.dataset, self._inner(keys).tolist())
+
+    @property
+    def __gather__(self) -> Callable[[Any, Any], Any]:
+        """Missing if the dataset inside has no `__gather__`."""
+        gather: Callable[[Any, Any], Any] = not_missing(method_of(self.dataset, "__gather__"), "__gather__")
+        return lambda keys, empty: gather(self._inner(keys), empty)
+
+    def _inner(self, keys: Any) -> NDArray[np.int64]:
+        n: int = len(self.dataset)  # type: ignore[arg-type]
+        return checked_keys(keys, (1 << 62) if self.times is None else len(self)) % n
+
+    @property
+    def blocks(self) -> NDArray[np.int64]:
+        """The blocks of each pass. Missing if the dataset inside has none, or is repeated without end."""
+        return in_sequence(grouping_of(self), "dataset")
+
+    @property
+    def __foresee__(self) -> Callable[[Any], Any]:
+        """Passes a forecast to the dataset inside. Missing if that has no `__foresee__`."""
+        return not_missing(foresee_of(self))
+
+    @property
+    def __lengths__(self) -> Lengths:
+        """Returns the length of each sample; of one pass if there is no end: the length of key k is that of k % n."""
+        return not_missing(lengths_within(self), "__lengths__")
+
+    def __repr__(self) -> str:
+        return f"{shown(self.dataset)}.repeat({'' if self.times is None else self.times})"
+
+
+class ShuffledDataset(Subset[T_co]):
+    """The samples of a dataset in a random order that is computed when it is needed: see `Dataset.shuffle`."""
+
+    def __init__(self, dataset: Keyed[Any], seed: int) -> None:
+        super().__init__(dataset, Permuted(len(dataset), operator.index(seed)))  # type: ignore[arg-type]
+        self.seed = seed
+
+    def __repr__(self) -> str:
+        return f"{shown(self.dataset)}.shuffle({self.seed})"
+
+
+class FilteredDataset(Subset[T_co]):
+    """The samples of a dataset that a function has chosen: see `Dataset.filter`. `indices` are their keys."""
+
+    def __init__(self, dataset: Keyed[Any], indices: NDArray[np.int64], by: str) -> None:
+        super().__init__(dataset, indices)
+        self._by = by
+
+    def __repr__(self) -> str:
+        return f"{shown(self.dataset)}.filter({self._by})"
+
+
+def filtered(dataset: Any, predicate: Callable[..., Any], with_key: bool) -> FilteredDataset[Any]:
+    judged: Any = MappedDataset(dataset, predicate, with_key=with_key, called="filter", convert=bool)
+    kept = np.flatnonzero(_surveyed(judged, np.bool_, f"filter({name_of(predicate)})"))
+    return FilteredDataset(dataset, kept, name_of(predicate))
+
+
+def selected(dataset: Any, keys: ArrayLike) -> Subset[Any]:
+    given = np.asarray(keys)
+    if given.dtype == np.bool_:
+        raise TypeError("select() takes keys, but got bools. np.flatnonzero(mask) makes keys of a mask.")
+    n = _length(dataset)
+    return Subset(dataset, checked_keys(given, 1 << 62 if n is None else n))
+
+
+def _surveyed(judged: MappedDataset[Any], dtype: Any, what: str) -> NDArray[Any]:
+    if getattr(judged, "endless", False):
+        raise TypeError(f"{judged.dataset!r} has no end, so its samples cannot all be read. Do this before repeat().")
+    assert _survey is not None, "set when penstock is imported"
+    return _survey(judged, dtype, what)
