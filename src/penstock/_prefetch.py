@@ -159,7 +159,7 @@ def _copied(leaf: Any, field: FieldCast | None, writer: Writer, pin: bool) -> An
 
 
 class Producer:
-    """Reads the source and copies its batches. Only the holder of `turn` may use it, apart from `wanted`."""
+    """Reads the source and copies its batches. Except for `wanted`, only the holder of `turn` may use it."""
 
     def __init__(self, source: Any, copies: Copies) -> None:
         kind = type(source)

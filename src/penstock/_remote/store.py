@@ -88,7 +88,7 @@ def attempt(store: Store, call: Callable[[], T]) -> T:
 
 
 class Remote:
-    """The store of a URL. Each process connects on its own, because a library's threads do not survive a fork."""
+    """The store behind a URL. Each process has its own connection: library threads do not survive a fork."""
 
     def __init__(self, root: str, user: str, storage: Storage, places: str | None = None) -> None:
         """`places` is what `_places` returned in the original's process, whose environment may differ."""

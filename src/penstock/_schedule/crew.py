@@ -40,7 +40,7 @@ class Crew:
         return worker in self.seats
 
     def hire(self, out: list[Command]) -> None:
-        """Hires the missing workers, into the lowest-numbered empty seats (slots) that are not given up."""
+        """Hires the missing workers into the lowest-numbered empty seats (slots) not yet given up."""
         taken = {*self.seats.values(), *self.given_up()}
         missing = self.size + self.leaving - len(taken)
         seat = 0

@@ -120,7 +120,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """A new number of workers, and of batches that each worker may work ahead of the caller."""
+    """A new number of workers, and a new limit on how many batches each may work ahead of the caller."""
 
     workers: int
     prefetch_factor: int

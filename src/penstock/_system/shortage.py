@@ -18,7 +18,7 @@ _WORDS = re.compile(
 
 
 def is_shortage(error: BaseException | None) -> bool:
-    """True if a shortage, and not the sample, has caused an error. Another attempt or machine may succeed."""
+    """True if a shortage caused the error, not the sample. A retry or another machine may succeed."""
     # An error that was raised `from` a shortage counts as well, except a FormatError, which says that a file is
     # damaged.
     while error is not None and not isinstance(error, FormatError):

@@ -145,7 +145,7 @@ def _stays_here() -> bool:
 
 @contextmanager
 def _passing_on(descriptors: list[int]) -> Iterator[None]:
-    """Makes multiprocessing pickle as for a process that it starts, and collects the descriptors to inherit."""
+    """Makes multiprocessing pickle as if starting a process, and collects the descriptors to inherit."""
     import_whole("multiprocessing.context")
     from multiprocessing import context
 

@@ -153,7 +153,7 @@ class Backend(Protocol):
 
     @abstractmethod
     def rescind(self, seq: int) -> bool:
-        """Takes back a task that no worker has begun. Returns False if a worker has begun the task."""
+        """Takes back a task that no worker has started. Returns False if one already has."""
 
     @abstractmethod
     def poll(self, timeout: float | None) -> list[Outcome]:

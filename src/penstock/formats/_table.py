@@ -155,7 +155,7 @@ class Table(Format):
 
     @cached_property
     def _lasts(self) -> bool:
-        """True if each file's identity changes with its content. Only then can processes share decoded blocks."""
+        """True if any change to a file changes its identity. Only then can processes share decoded blocks."""
         return all(file.identity.lasts for file in self.files)
 
     def _check_use(self) -> None:

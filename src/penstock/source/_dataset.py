@@ -485,7 +485,7 @@ class Subset(Dataset[T_co]):
 
     @property
     def __gather__(self) -> Callable[[Any, Any], Any]:
-        """Gathers from the dataset (see `ArrayDataset`). The attribute is missing if it has no `__gather__`."""
+        """Gathers from the dataset (see `ArrayDataset`). Missing if the dataset has no `__gather__`."""
         gather = method_of(self.dataset, "__gather__")
         if gather is None:
             raise AttributeError(f"a {type(self.dataset).__name__} has no __gather__")

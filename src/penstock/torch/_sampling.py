@@ -67,7 +67,7 @@ class Sampling:
 
     @property
     def about(self) -> dict[str, Any]:
-        """A description of the sampler. A state can be loaded only with a sampler of the same description."""
+        """A description of the sampler. A state can be loaded only if the sampler's description is the same."""
         return {
             "order": type(self.sampler).__name__,
             "samples": self._samples,

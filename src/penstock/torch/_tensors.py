@@ -70,7 +70,7 @@ def reinterpreted(shape: Shape, dtype: torch.dtype, root: Any, at: int) -> torch
 
 
 def strided(shape: Shape, how: tuple[MakeLeaf, Any, int, Shape], root: Any, at: int) -> torch.Tensor:
-    """Returns a tensor view of `root`, from the byte offset `at` on, with permuted axes or repeated rows."""
+    """Returns a tensor view of `root` starting at byte `at`, with permuted axes or repeated rows."""
     make, dtype, span, stride = how
     view: torch.Tensor = make((span,), dtype, root, at)
     return view.as_strided(shape, stride).detach()
@@ -120,7 +120,7 @@ def _quietly(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def cast(tensor: torch.Tensor, field: FieldCast, empty: Empty) -> torch.Tensor:
-    """Converts a tensor to the field's dtype, in memory from `empty` if possible. May return the same tensor."""
+    """Converts to the field's dtype, in memory from `empty` if possible. May return the tensor itself."""
     known = NATIVE.get(tensor.dtype)
     kind = "f" if tensor.is_floating_point() else "" if known is None else known.kind
     name = field.wanted(kind, "a tensor of ", tensor.dtype)

@@ -186,7 +186,7 @@ class Ledger:
         return withdrawn
 
     def leave(self) -> list[int]:
-        """Removes and returns the workers that should exit now, beginning with those not connected yet."""
+        """Removes and returns the workers that should exit now, starting with those not yet connected."""
         if not self._leaves and not self._ended:
             return []
         left = [*self._coming, *self._free][: self._leaves]
