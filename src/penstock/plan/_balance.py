@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from penstock.plan._samplers import KEYS_AT_ONCE, positive
 
 Numbers = NDArray[np.int64]
 
-# Exchanges stop when the largest cost is within 1/512 of the mean, or after this many.
+# Exchanges stop when the largest cost is within 1/512 of the mean, or after this many plus two for each rank.
 _CLOSE, _EXCHANGES = 512, 48
 
 
@@ -47,7 +47,7 @@ def _exchange(dealt: Numbers, costs: Numbers, loads: Numbers) -> None:
     """Exchanges samples between two ranks at a time, in place, while this lowers the highest cost."""
     ranks = len(loads)
     total = int(loads.sum())
-    for _ in range(_EXCHANGES):
+    for _ in range(_EXCHANGES + 2 * ranks):
         high, low = int(loads.argmax()), int(loads.argmin())
         gap = int(loads[high] - loads[low])
         if gap < 2 or (int(loads[high]) * ranks - total) * _CLOSE <= total:
@@ -70,9 +70,9 @@ class BalancedPlan(OrderPlan):
     """An `OrderPlan` that deals the samples of each step of all ranks by their cost, and not by their position.
 
     The cost of a sample is its length to the power of `power`. With `accumulate=k`, the samples of k steps are dealt
-    together, so that each rank has about the same cost over these steps, and each of the steps of a rank, too. The set
-    of samples of each step of all ranks (or of the k steps) is the same as without dealing. Steps that are left over
-    at the end are dealt one by one, and an incomplete last step is not dealt.
+    together: each rank has about the same cost over these steps, and each of its steps about the same as the others.
+    The set of samples of each step of all ranks (or of the k steps) is the same as without dealing. Steps that are
+    left over at the end are dealt one by one, and an incomplete last step is not dealt.
 
     >>> from penstock.plan._order import Sequential
     >>> lengths = Lengths([9, 8, 1, 2])
@@ -80,7 +80,7 @@ class BalancedPlan(OrderPlan):
     [[0, 2], [1, 3]]
     """
 
-    lengths: Lengths = Lengths([1])
+    lengths: Lengths = field(default_factory=lambda: Lengths([1]))
     power: int = 1
     accumulate: int = 1
 
@@ -98,7 +98,7 @@ class BalancedPlan(OrderPlan):
         return max(1, KEYS_AT_ONCE // self._stride // self.accumulate) * self.accumulate
 
     def consumed(self, epoch: int, step: int) -> int:
-        """Returns the beginning of the steps that are dealt together with this step: no other position is a prefix."""
+        """Returns the position at which the steps that are dealt together with this step begin."""
         return self.reached(epoch, step - (step - self.first_step) % self.accumulate)
 
     def check_regrouped(self, steps: int, stride: int, start: int) -> None:
@@ -106,9 +106,9 @@ class BalancedPlan(OrderPlan):
         inside = steps - -(-start // stride)
         if inside % self.accumulate:
             raise StateError(
-                f"The resume state was taken after {inside % self.accumulate} of {self.accumulate} steps whose samples "
-                f"were dealt together (accumulate={self.accumulate}), so other ranks cannot continue it. Continue "
-                f"with the same number of ranks, or take the state after every {self.accumulate} steps."
+                f"The resume state was taken after {inside % self.accumulate} of {self.accumulate} steps whose "
+                f"samples were dealt together (accumulate={self.accumulate}), so another number of ranks cannot "
+                f"continue it. Continue with the same number, or take the state after every {self.accumulate} steps."
             )
 
     def block(self, epoch: int, first: int, last: int) -> Numbers:
@@ -136,4 +136,5 @@ class BalancedPlan(OrderPlan):
         mine = deal(costs, self.world, count * self._size)[self.rank]
         if count > 1:
             mine = mine[deal(costs[mine], count, self._size)]
-        return keys[mine].reshape(count, self._size)
+        dealt: Numbers = keys[mine].reshape(count, self._size)
+        return dealt

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import NamedTuple, NoReturn
 
 import numpy as np
@@ -128,7 +129,7 @@ class BudgetWindows:
         return budget if self.max_length is None or self.truncates else min(budget, self.max_length)
 
     def check(self) -> None:
-        """Raises ValueError if any sample of the dataset is too long. Otherwise `table` raises it when it gets there."""
+        """Raises ValueError if any sample is too long. Without this call, `table` raises it for the window."""
         self._capped(np.arange(len(self.lengths)))
 
     def count(self, epoch: int) -> int | None:
@@ -192,7 +193,7 @@ class BudgetWindows:
         """Returns the keys and the lengths of a window's samples."""
         first = number * self.window
         keys = self.order.at(epoch, np.arange(first, min(first + self.window, self.order.size(epoch))))
-        return keys, _small(self._capped(keys))
+        return keys, self._capped(keys)
 
     def _capped(self, keys: Numbers) -> Numbers:
         """Returns the length of each sample, as it is after truncation. Raises ValueError if one is too long."""
@@ -207,18 +208,20 @@ class BudgetWindows:
     def _refuse(self, key: int, length: int) -> NoReturn:
         what = f"sample {key} has {length} tokens, but "
         if self.max_length is not None and not self.truncates and length > self.max_length:
-            raise ValueError(f"{what}max_length is {self.max_length}. Leave it out, truncate it, or raise max_length.")
+            raise ValueError(
+                f"{what}max_length is {self.max_length}. Leave it out, truncate it, or raise max_length."
+            )
         if self.buckets and length > self.buckets[-1]:
             raise ValueError(f"{what}the largest bucket is {self.buckets[-1]}. Add a bucket, or truncate the sample.")
         width = int(self.widths(np.array([length]))[0])
         padded = f", padded to {width}" if width > length else ""
         raise ValueError(
-            f"{what[:-5]}{padded}, but a batch has at most {self.batch_tokens}: no batch can hold it. Raise "
+            f"{what[:-6]}{padded}, but a batch has at most {self.batch_tokens}: no batch can hold it. Raise "
             "batch_tokens, or truncate or leave out the sample."
         )
 
     def _starts(self, widths: Numbers) -> Numbers:
-        """Returns where each batch begins, and the end of the last, if the samples have these widths, longest first."""
+        """Returns where each batch of samples with these widths begins, and the end of the last. Longest first."""
         starts, at, n, item = [0], 0, len(widths), widths.item
         while at < n:
             at = min(n, at + self.rows(item(at)))
@@ -227,7 +230,7 @@ class BudgetWindows:
 
 
 def _small(lengths: Numbers) -> NDArray[np.integer]:
-    """Returns the lengths with 16 bits if they fit, because numpy sorts such numbers ten times as fast."""
+    """Returns the numbers with 16 bits if they fit, because numpy sorts such numbers ten times as fast."""
     return lengths.astype(np.uint16) if lengths.max(initial=0) < 1 << 16 else lengths
 
 
@@ -343,7 +346,7 @@ class BudgetPlan:
             batches = self._sequence(epoch, window)[first:]
             rows = np.concatenate([np.arange(starts[batch], starts[batch + 1]) for batch in np.sort(batches)])
             edges = _even(self.windows, self.windows.widths(lengths[rows]), self.world, self.power)
-            parts = [keys[rows[begin:end]] for begin, end in zip(edges[:-1], edges[1:], strict=True)]
+            parts = [keys[rows[begin:end]] for begin, end in pairwise(edges)]
             missing = self.world - len(parts)
             parts += [keys[rows[at % len(rows)]][None] for at in range(missing)]
             if self.windows.seed is None:
@@ -398,7 +401,7 @@ def _even(windows: BudgetWindows, widths: Numbers, parts: int, power: int) -> li
             most, edges = middle, found
         else:
             least = middle
-    costs = [(end - begin) * int(widths[begin]) ** power for begin, end in zip(edges[:-1], edges[1:], strict=True)]
+    costs = [(end - begin) * int(widths[begin]) ** power for begin, end in pairwise(edges)]
     while len(costs) < min(parts, len(widths)):
         # The costliest batch that can be split: the first one, if several cost the same.
         at = max((i for i in range(len(costs)) if edges[i + 1] - edges[i] > 1), key=costs.__getitem__)
@@ -406,7 +409,10 @@ def _even(windows: BudgetWindows, widths: Numbers, parts: int, power: int) -> li
         half = -(-(end - begin) // 2)
         half = half // windows.batch_multiple * windows.batch_multiple or half
         edges.insert(at + 1, begin + half)
-        costs[at : at + 1] = [half * int(widths[begin]) ** power, (end - begin - half) * int(widths[begin + half]) ** power]
+        costs[at : at + 1] = [
+            half * int(widths[begin]) ** power,
+            (end - begin - half) * int(widths[begin + half]) ** power,
+        ]
     return edges
 
 

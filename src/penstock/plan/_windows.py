@@ -20,7 +20,7 @@ class Table(NamedTuple):
     offsets: NDArray[np.int64]
     parts: NDArray[np.int64]
 
-    def __len__(self) -> int:  # type: ignore[override]
+    def __len__(self) -> int:
         return len(self.offsets) - 1
 
 
@@ -214,7 +214,7 @@ class WindowPlan:
         return 0 if total is None else min(end - total, self.batch_size)
 
     def consumed(self, epoch: int, step: int) -> int:
-        """Returns the place after the items that all ranks together consume before this step: the `start` for the rest.
+        """Returns the place that all ranks together have reached before this step: the `start` of a plan for the rest.
 
         The code is that of a `Place`. At the end of a window it is the beginning of the next window.
         """
@@ -243,7 +243,7 @@ class WindowPlan:
         return encode_rows(slices)
 
     def _slices(self, epoch: int, begin: int, end: int) -> list[tuple[Table, int, int]]:
-        """Returns the items with the indices `begin` to `end - 1`, counted from the first item of the first window."""
+        """Returns the items `begin` to `end - 1`, counted from the first item of the first window."""
         slices = []
         while begin < end:
             found = self._edges.find(epoch, begin)
@@ -256,7 +256,7 @@ class WindowPlan:
         return slices
 
     def _first_items(self, epoch: int, skip: int, count: int) -> list[tuple[Table, int, int]]:
-        """Returns `count` items from the beginning of the epoch, after the first `skip`. After the last comes item 0."""
+        """Returns `count` items of the epoch, after the first `skip`. After the last item comes the first."""
         whole = replace(self, start=0, first_step=0) if self.start else self
         total = whole._edges.total(epoch) or 0
         slices = []
