@@ -12,13 +12,13 @@ from penstock.plan._budget import Lengths
 from penstock.plan._plan import OrderPlan
 from penstock.plan._samplers import KEYS_AT_ONCE, positive
 
-Numbers = NDArray[np.int64]
+Int64s = NDArray[np.int64]
 
 # Exchanges stop when the largest cost is within 1/512 of the mean, or after this many plus two for each rank.
 _CLOSE, _EXCHANGES = 512, 48
 
 
-def deal(costs: Numbers, ranks: int, each: int) -> Numbers:
+def deal(costs: Int64s, ranks: int, each: int) -> Int64s:
     """Returns the numbers of the samples of each rank, `each` in each row, so that the rows' costs are about even.
 
     There are ranks * each samples. In each round, the costliest of the samples that are left go to the ranks, the
@@ -43,7 +43,7 @@ def deal(costs: Numbers, ranks: int, each: int) -> Numbers:
     return dealt
 
 
-def _exchange(dealt: Numbers, costs: Numbers, loads: Numbers) -> None:
+def _exchange(dealt: Int64s, costs: Int64s, loads: Int64s) -> None:
     """Exchanges samples between two ranks at a time, in place, while this lowers the highest cost."""
     ranks = len(loads)
     total = int(loads.sum())
@@ -111,7 +111,7 @@ class BalancedPlan(OrderPlan):
                 f"continue it. Continue with the same number, or take the state after every {self.accumulate} steps."
             )
 
-    def block(self, epoch: int, first: int, last: int) -> Numbers:
+    def block(self, epoch: int, first: int, last: int) -> Int64s:
         blocks, step, begin = [np.empty(0, np.int64)], first, self.first_step
         whole = begin + max(0, self.order.size(epoch) - self.start) // self._stride  # steps that are complete
         together = begin + (whole - begin) // self.accumulate * self.accumulate
@@ -128,7 +128,7 @@ class BalancedPlan(OrderPlan):
         keys.flags.writeable = False
         return keys
 
-    def _dealt(self, epoch: int, step: int, count: int) -> Numbers:
+    def _dealt(self, epoch: int, step: int, count: int) -> Int64s:
         """Returns this rank's keys of `count` complete steps whose samples are dealt together, one row for each."""
         first = self.start + (step - self.first_step) * self._stride
         keys = self.order.at(epoch, np.arange(first, first + count * self._stride))
@@ -136,5 +136,5 @@ class BalancedPlan(OrderPlan):
         mine = deal(costs, self.world, count * self._size)[self.rank]
         if count > 1:
             mine = mine[deal(costs[mine], count, self._size)]
-        dealt: Numbers = keys[mine].reshape(count, self._size)
+        dealt: Int64s = keys[mine].reshape(count, self._size)
         return dealt

@@ -14,9 +14,9 @@ from penstock.plan._order import Order, Permutation
 from penstock.plan._plan import check_shape, check_start
 from penstock.plan._samplers import positive
 from penstock.plan._seeds import hashes, mix
-from penstock.plan._windows import MOST_RANKS, Edges, Place, Recent, Table
+from penstock.plan._windows import MOST_RANKS, Edges, Memo, Place, Table
 
-Numbers = NDArray[np.int64]
+Int64s = NDArray[np.int64]
 
 WINDOW = 1 << 19
 """Default number of samples whose batches are cut together."""
@@ -44,9 +44,9 @@ class Lengths:
         if found.size and found.min() < 0:
             at = int(found.argmin())
             raise ValueError(f"a length must be 0 or more, but the length of sample {at} is {found[at]}.")
-        self.numbers: Numbers = found.astype(np.int64, copy=False)
+        self.numbers: Int64s = found.astype(np.int64, copy=False)
 
-    def of(self, keys: Numbers) -> Numbers:
+    def of(self, keys: Int64s) -> Int64s:
         n = len(self.numbers)
         return self.numbers[keys % n if keys.size and keys.max() >= n else keys]
 
@@ -64,12 +64,12 @@ class Lengths:
         return f"Lengths of {len(self)} samples"
 
 
-class _Cut(NamedTuple):
+class _CutWindow(NamedTuple):
     """The batches of a window, longest samples first. Batch i is `keys[starts[i] : starts[i + 1]]`."""
 
-    keys: Numbers
-    lengths: Numbers
-    starts: Numbers
+    keys: Int64s
+    lengths: Int64s
+    starts: Int64s
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +104,8 @@ class BudgetWindows:
     buckets: tuple[int, ...] = ()
     window: int = WINDOW
     ranks: int = 1
-    _cuts: Recent[_Cut] = field(default_factory=lambda: Recent(2), init=False, compare=False, repr=False)
-    _sizes: Recent[int] = field(default_factory=lambda: Recent(1 << 16), init=False, compare=False, repr=False)
+    _cuts: Memo[_CutWindow] = field(default_factory=lambda: Memo(2), init=False, compare=False, repr=False)
+    _sizes: Memo[int] = field(default_factory=lambda: Memo(1 << 16), init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("batch_tokens", "batch_multiple", "multiple", "window", "ranks"):
@@ -148,18 +148,18 @@ class BudgetWindows:
         rows = np.arange(offsets[-1]) + np.repeat(cut.starts[sequence] - offsets[:-1], counts)
         return Table(offsets, cut.keys[rows, None])
 
-    def cut(self, epoch: int, number: int) -> _Cut:
+    def cut(self, epoch: int, number: int) -> _CutWindow:
         """Returns the batches of a window before they are shuffled."""
 
-        def make() -> _Cut:
+        def make() -> _CutWindow:
             keys, lengths = self._samples(epoch, number)
             by_length = np.argsort(_small(lengths.max(initial=0) - lengths), kind="stable")
             keys, lengths = keys[by_length], lengths[by_length]
-            return _Cut(keys, lengths, self._starts(self.widths(lengths)))
+            return _CutWindow(keys, lengths, self._starts(self.widths(lengths)))
 
         return self._cuts.get((epoch, number), make)
 
-    def sequence(self, epoch: int, number: int, ranks: int) -> Numbers:
+    def sequence(self, epoch: int, number: int, ranks: int) -> Int64s:
         """Returns the numbers of the window's batches in the order in which they are dealt.
 
         Each `ranks` batches that are dealt together have consecutive widths. The batches that are left over, with the
@@ -176,7 +176,7 @@ class BudgetWindows:
         dealt = (groups * ranks)[:, None] + within[groups]
         return np.concatenate([dealt.ravel(), whole + numbers[whole:].argsort()])
 
-    def widths(self, lengths: Numbers) -> Numbers:
+    def widths(self, lengths: Int64s) -> Int64s:
         """Returns the padded width of a batch whose longest sample has this length, for each length."""
         lengths = np.maximum(lengths, 1)
         if self.buckets:
@@ -189,13 +189,13 @@ class BudgetWindows:
         rows = self.batch_tokens // width
         return rows // self.batch_multiple * self.batch_multiple or rows
 
-    def _samples(self, epoch: int, number: int) -> tuple[Numbers, Numbers]:
+    def _samples(self, epoch: int, number: int) -> tuple[Int64s, Int64s]:
         """Returns the keys and the lengths of a window's samples."""
         first = number * self.window
         keys = self.order.at(epoch, np.arange(first, min(first + self.window, self.order.size(epoch))))
         return keys, self._capped(keys)
 
-    def _capped(self, keys: Numbers) -> Numbers:
+    def _capped(self, keys: Int64s) -> Int64s:
         """Returns the length of each sample, as it is after truncation. Raises ValueError if one is too long."""
         lengths = self.lengths.of(keys)
         if self.max_length is not None and self.truncates:
@@ -220,7 +220,7 @@ class BudgetWindows:
             "batch_tokens, or truncate or leave out the sample."
         )
 
-    def _starts(self, widths: Numbers) -> Numbers:
+    def _starts(self, widths: Int64s) -> Int64s:
         """Returns where each batch of samples with these widths begins, and the end of the last. Longest first."""
         starts, at, n, item = [0], 0, len(widths), widths.item
         while at < n:
@@ -229,15 +229,15 @@ class BudgetWindows:
         return np.array(starts, np.int64)
 
 
-def _small(lengths: Numbers) -> NDArray[np.integer]:
+def _small(lengths: Int64s) -> NDArray[np.integer]:
     """Returns the numbers with 16 bits if they fit, because numpy sorts such numbers ten times as fast."""
     return lengths.astype(np.uint16) if lengths.max(initial=0) < 1 << 16 else lengths
 
 
-class _Step(NamedTuple):
+class _LastStep(NamedTuple):
     """The last step of a window: a batch for each rank, and which of them consist of padding."""
 
-    batches: list[Numbers]
+    batches: list[Int64s]
     padding: frozenset[int]
 
 
@@ -265,8 +265,8 @@ class BudgetPlan:
     first_step: int = 0
     power: int = 1
     _edges: Edges = field(init=False, compare=False, repr=False)
-    _sequences: Recent[Numbers] = field(default_factory=lambda: Recent(2), init=False, compare=False, repr=False)
-    _lasts: Recent[_Step] = field(default_factory=lambda: Recent(2), init=False, compare=False, repr=False)
+    _sequences: Memo[Int64s] = field(default_factory=lambda: Memo(2), init=False, compare=False, repr=False)
+    _lasts: Memo[_LastStep] = field(default_factory=lambda: Memo(2), init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check_shape(1, self.drop_last, self.rank, self.world)
@@ -289,7 +289,7 @@ class BudgetPlan:
         total = self._edges.total(epoch)
         return None if total is None else self.first_step + total
 
-    def keys(self, epoch: int, step: int) -> Numbers:
+    def keys(self, epoch: int, step: int) -> Int64s:
         """Returns the keys of one step. Raises IndexError if the epoch has no such step."""
         found = self._edges.find(epoch, step - self.first_step) if step >= self.first_step else None
         if found is None:
@@ -315,14 +315,14 @@ class BudgetPlan:
         """Returns the first position of the order that a later step may need: the beginning of the step's window."""
         return min(Place.of(self.consumed(epoch, step)).window * self.windows.window, self.order.size(epoch))
 
-    def draw(self, epoch: int, start: int = 0) -> Iterator[Numbers]:
+    def draw(self, epoch: int, start: int = 0) -> Iterator[Int64s]:
         check_start(start)
         step = max(start, self.first_step)
         while (found := self._edges.find(epoch, step - self.first_step)) is not None:
             yield self._batch(epoch, *found)
             step += 1
 
-    def _batch(self, epoch: int, window: int, number: int) -> Numbers:
+    def _batch(self, epoch: int, window: int, number: int) -> Int64s:
         """Returns this rank's batch in the step of the window that has this number."""
         if self._is_cut_again(epoch, window, number):
             return self._last(epoch, window).batches[self.rank]
@@ -336,10 +336,10 @@ class BudgetPlan:
     def _is_cut_again(self, epoch: int, window: int, number: int) -> bool:
         return self._place(epoch, window, number).item + self.world > self.windows.size(epoch, window)
 
-    def _last(self, epoch: int, window: int) -> _Step:
+    def _last(self, epoch: int, window: int) -> _LastStep:
         """Returns the step that consists of the last batches of the window, fewer than there are ranks."""
 
-        def make() -> _Step:
+        def make() -> _LastStep:
             keys, lengths, starts = self.windows.cut(epoch, window)
             first, n = self._begin(window)[0], self.windows.size(epoch, window)
             first += (n - first) // self.world * self.world
@@ -350,14 +350,14 @@ class BudgetPlan:
             missing = self.world - len(parts)
             parts += [keys[rows[at % len(rows)]][None] for at in range(missing)]
             if self.windows.seed is None:
-                return _Step(parts, frozenset(range(self.world - missing, self.world)))
+                return _LastStep(parts, frozenset(range(self.world - missing, self.world)))
             dealt = hashes(mix(self.windows.seed, epoch, window, 2), np.arange(self.world)).argsort().tolist()
             padding = frozenset(rank for rank, part in enumerate(dealt) if part >= self.world - missing)
-            return _Step([parts[part] for part in dealt], padding)
+            return _LastStep([parts[part] for part in dealt], padding)
 
         return self._lasts.get((epoch, window), make)
 
-    def _sequence(self, epoch: int, window: int) -> Numbers:
+    def _sequence(self, epoch: int, window: int) -> Int64s:
         ranks = self._begin(window)[1]
         return self._sequences.get((epoch, window), lambda: self.windows.sequence(epoch, window, ranks))
 
@@ -387,7 +387,7 @@ class BudgetPlan:
         return place if place.item < self.windows.size(epoch, count - 1) else None
 
 
-def _even(windows: BudgetWindows, widths: Numbers, parts: int, power: int) -> list[int]:
+def _even(windows: BudgetWindows, widths: Int64s, parts: int, power: int) -> list[int]:
     """Cuts samples with these widths, longest first, into `parts` batches of about the same cost within the budget.
 
     Returns where each batch begins, and the end of the last. There are fewer batches only if there are fewer samples.
@@ -416,7 +416,7 @@ def _even(windows: BudgetWindows, widths: Numbers, parts: int, power: int) -> li
     return edges
 
 
-def _cut_by_cost(windows: BudgetWindows, widths: Numbers, most: int, power: int, parts: int) -> list[int]:
+def _cut_by_cost(windows: BudgetWindows, widths: Int64s, most: int, power: int, parts: int) -> list[int]:
     """Cuts as `_starts` does, but no batch of several samples costs more than `most`. [] if `parts` are too few."""
     edges, at, n, step = [0], 0, len(widths), windows.batch_multiple
     while at < n:

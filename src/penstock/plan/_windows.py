@@ -65,7 +65,7 @@ class Place(NamedTuple):
 MOST_RANKS = (1 << _RANKS) - 1
 
 
-class Recent(Generic[T]):
+class Memo(Generic[T]):
     """Keeps the last results of a function. Any thread may ask; at worst, a result is computed twice."""
 
     def __init__(self, most: int) -> None:
@@ -80,10 +80,10 @@ class Recent(Generic[T]):
             self._kept = {**dict(list(kept.items())[1 - self._most :] if self._most > 1 else {}), key: found}
         return found
 
-    def __deepcopy__(self, memo: object) -> Recent[T]:
-        return Recent(self._most)
+    def __deepcopy__(self, memo: object) -> Memo[T]:
+        return Memo(self._most)
 
-    def __reduce__(self) -> tuple[type[Recent[T]], tuple[int]]:
+    def __reduce__(self) -> tuple[type[Memo[T]], tuple[int]]:
         return type(self), (self._most,)
 
 
@@ -174,7 +174,7 @@ class WindowPlan:
     world: int = 1
     start: int = 0
     first_step: int = 0
-    _tables: Recent[Table] = field(default_factory=lambda: Recent(2), init=False, compare=False, repr=False)
+    _tables: Memo[Table] = field(default_factory=lambda: Memo(2), init=False, compare=False, repr=False)
     _edges: Edges = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -214,7 +214,7 @@ class WindowPlan:
         return 0 if total is None else min(end - total, self.batch_size)
 
     def consumed(self, epoch: int, step: int) -> int:
-        """Returns the place that all ranks together have reached before this step: the `start` of a plan for the rest.
+        """Returns the place that all ranks together have reached before this step: the `start` for the rest.
 
         The code is that of a `Place`. At the end of a window it is the beginning of the next window.
         """
