@@ -1,4 +1,4 @@
-"""Token budgets and balance: `python -m bench.budgets`, beside lhotse's sampler if it is installed.
+"""Token budgets and balance: `python -m bench.budgets`, beside lhotse and transformers if installed.
 
 The lengths are lognormal(5.8, 1.1), at most 4,096, by a seed; a batch has at most 65,536 tokens, padding counted.
 
@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.plan import Shuffled
-from penstock.plan._balance import deal
+from penstock.plan._balance import BalancedPlan, deal
 from penstock.plan._budget import BudgetPlan, BudgetWindows, Lengths
 
 BUDGET, LONGEST, SAMPLES = 65_536, 4_096, 2_000_000
@@ -100,6 +100,25 @@ def lhotse(of: NDArray[np.int64]) -> str:
     return f"lhotse {version('lhotse')}: {shares}, {taken:.3f} ms a step"
 
 
+def transformers(ranks: int, each: int, accumulate: int, steps: int = 3) -> str:
+    """BatchRebalanceSampler: batches of different sizes, so only its time is comparable."""
+    from transformers.trainer_pt_utils import BatchRebalanceSampler
+
+    together = ranks * each * accumulate
+    of = lengths(together * steps)
+    taken = best(lambda: list(BatchRebalanceSampler(of.tolist(), together, ranks, accumulate)), 1) / steps
+    return f"transformers {version('transformers')}, {ranks} x {each}, accumulate={accumulate}: {taken:.1f} ms a step"
+
+
+def accumulated(ranks: int, each: int, accumulate: int, steps: int = 3) -> str:
+    of = lengths(ranks * each * accumulate * steps)
+    plan = BalancedPlan(Shuffled(len(of), 1), each, world=ranks, lengths=Lengths(of), power=2, accumulate=accumulate)
+    taken = best(lambda: list(plan.draw(0))) / steps
+    return (
+        f"penstock, {ranks} x {each}, accumulate={accumulate}: {taken:.1f} ms for the steps that are dealt together"
+    )
+
+
 def main() -> None:
     print(f"numpy {np.__version__}, Python {sys.version.split()[0]}; {SAMPLES:,} samples, {BUDGET:,} tokens a batch")
     of = lengths(SAMPLES)
@@ -109,10 +128,13 @@ def main() -> None:
     if find_spec("lhotse") is None:
         print("lhotse is not installed here.")
     else:
-        print(lhotse(of[:200_000]))
+        print(f"Of the first 200,000 samples, one rank: {lhotse(of[:200_000])}")
+        print(budgets(1, of[:200_000]))
     print("\nranks   each  over mean  over bound  ms")
     for ranks, each in ((8, 32), (64, 32), (64, 128), (512, 32)):
         print(dealing(ranks, each))
+    print(accumulated(64, 32, 4))
+    print("transformers is not installed here." if find_spec("transformers") is None else transformers(64, 32, 4))
 
 
 if __name__ == "__main__":
