@@ -82,13 +82,13 @@ class OrderPlan:
     rollover: bool = False
 
     def __post_init__(self) -> None:
-        _check(self.batch_size, self.drop_last, self.rank, self.world)
+        check_shape(self.batch_size, self.drop_last, self.rank, self.world)
         if self.padded + self.drop_last + self.rollover > 1:
             raise ValueError("padded, drop_last and rollover are mutually exclusive, but more than one is True.")
         if self.rollover and self.start:
             cause = "the keys carried into an epoch depend on the shape of all earlier steps"
             raise ValueError(f"rollover needs start=0, but start is {self.start}: {cause}.")
-        _check_start(self.start)
+        check_start(self.start)
 
     @property
     def first_step(self) -> int:
@@ -133,7 +133,7 @@ class OrderPlan:
         return min(max(0, begin + (step - self.first_step) * self._stride), self.order.size(epoch))
 
     def draw(self, epoch: int, start: int = 0) -> Draw:
-        _check_start(start)
+        check_start(start)
         return Draw(self, epoch, max(start, self.first_step))
 
     def block(self, epoch: int, first: int, last: int) -> NDArray[np.int64]:
@@ -155,6 +155,11 @@ class OrderPlan:
             mask = offsets == offset
             keys[mask] = self.order.at(epoch + offset, keys[mask])
         return keys
+
+    @property
+    def at_once(self) -> int:
+        """The number of steps that are computed together while the plan is drawn."""
+        return max(1, KEYS_AT_ONCE // self._size)
 
     @property
     def _size(self) -> int:
@@ -181,7 +186,7 @@ class Draw:
     def __init__(self, plan: OrderPlan, epoch: int, start: int) -> None:
         self._plan, self._epoch, self._step, self._steps = plan, epoch, start, plan.steps(epoch)
         self.batched, self._size = plan.batch_size is not None, plan.batch_size or 1
-        self._at_once = max(1, KEYS_AT_ONCE // self._size)
+        self._at_once = plan.at_once
         self._keys: NDArray[np.int64] = np.empty(0, np.int64)
         self._at = 0
 
@@ -230,7 +235,7 @@ class SamplerPlan:
     world: int = 1
 
     def __post_init__(self) -> None:
-        _check(1 if self.batched else self.batch_size, self.drop_last, self.rank, self.world)
+        check_shape(1 if self.batched else self.batch_size, self.drop_last, self.rank, self.world)
 
     def after(self) -> None:
         return None
@@ -259,7 +264,7 @@ class SamplerPlan:
         `take(size)` returns the next keys of a pass over the sampler that has already read `read` batches. Without
         it, a new pass begins. For `broken`, see `Rest`.
         """
-        _check_start(start)
+        check_start(start)
         of_all_ranks = Calls(partial(self._read, take or _taking(iter(self.sampler))))
         return Rest(of_all_ranks, start, read, self.rank, self.world, self.drop_last, broken).simplified()
 
@@ -391,7 +396,7 @@ def check_reached(missing: int, expected: int, world: int) -> None:
         )
 
 
-def _check(batch_size: int | None, drop_last: bool, rank: int, world: int) -> None:
+def check_shape(batch_size: int | None, drop_last: bool, rank: int, world: int) -> None:
     check_drop_last(drop_last)
     positive("world", world)
     if batch_size is not None:
@@ -402,6 +407,6 @@ def _check(batch_size: int | None, drop_last: bool, rank: int, world: int) -> No
         raise ValueError(f"rank must be 0 to {world - 1} (world - 1), but it is {rank}.")
 
 
-def _check_start(start: int) -> None:
+def check_start(start: int) -> None:
     if start < 0:
         raise ValueError(f"start must be 0 or more, but it is {start}.")

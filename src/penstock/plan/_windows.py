@@ -1,11 +1,17 @@
-"""Items (rows of documents, or batches) that are computed one window of positions at a time."""
+"""Items (rows of documents, or batches) that are computed one window of positions at a time, and a plan of them."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from penstock.plan._plan import check_shape, check_start
+
+T = TypeVar("T")
 
 
 class ItemTable(NamedTuple):
@@ -25,3 +31,257 @@ class Windows(Protocol):
         """Returns the number of windows in the epoch, or None if the epoch never ends."""
 
     def table(self, epoch: int, number: int) -> ItemTable: ...
+
+
+# Python's integers have no limit, but a resume state accepts at most 96 bits here.
+_ITEM, _RANKS = 32, 16
+
+
+class Place(NamedTuple):
+    """A place in an epoch: the next item of a window. Everything before it was consumed by all ranks together.
+
+    `ranks` is the number of ranks that the items of the window were arranged for, if their order depends on it.
+    `code` and `of` convert a place to one integer and back. The place of the epoch's beginning is 0.
+
+    >>> Place.of(Place(window=3, item=5).code), Place(0, 0).code
+    (Place(window=3, item=5, ranks=0), 0)
+    """
+
+    window: int
+    item: int
+    ranks: int = 0
+
+    @property
+    def code(self) -> int:
+        return (self.window << _RANKS | self.ranks) << _ITEM | self.item
+
+    @classmethod
+    def of(cls, code: int) -> Place:
+        check_start(code)
+        above = code >> _ITEM
+        return cls(above >> _RANKS, code & (1 << _ITEM) - 1, above & (1 << _RANKS) - 1)
+
+
+MOST_RANKS = (1 << _RANKS) - 1
+
+
+class Memo(Generic[T]):
+    """Keeps the last results of a function. Any thread may ask; at worst, a result is computed twice."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._kept = most, dict[tuple[int, ...], T]()
+
+    def get(self, key: tuple[int, ...], make: Callable[[], T]) -> T:
+        kept = self._kept
+        found = kept.get(key)
+        if found is None:
+            # The dict is replaced as a whole, so that other threads see the old one or the new one.
+            found = make()
+            self._kept = {**dict(list(kept.items())[1 - self._most :] if self._most > 1 else {}), key: found}
+        return found
+
+    def __deepcopy__(self, memo: object) -> Memo[T]:
+        return Memo(self._most)
+
+    def __reduce__(self) -> tuple[type[Memo[T]], tuple[int]]:
+        return type(self), (self._most,)
+
+
+class Edges:
+    """Cumulative counts over the windows of each epoch, from one window on. They are computed when needed, once.
+
+    `size(epoch, window)` returns the count of one window, and `last(epoch)` the number of windows, or None.
+    """
+
+    def __init__(self, first: int, size: Callable[[int, int], int], last: Callable[[int], int | None]) -> None:
+        self._first, self._size, self._last = first, size, last
+        self._of: dict[int, list[int]] = {}
+
+    def find(self, epoch: int, index: int) -> tuple[int, int] | None:
+        """Returns the window that contains this index, and the index within it. None if the epoch ends before."""
+        edges = self._upto(epoch, index + 1)
+        if edges[-1] <= index:
+            return None
+        at = int(np.searchsorted(edges, index, side="right")) - 1
+        return self._first + at, index - edges[at]
+
+    def total(self, epoch: int) -> int | None:
+        return None if self._last(epoch) is None else self._upto(epoch, None)[-1]
+
+    def ends_before(self, epoch: int, index: int) -> int | None:
+        """Returns the total if it is less than `index`, otherwise None. Looks at no more windows than needed."""
+        reached = self._upto(epoch, index)[-1]
+        return reached if reached < index else None
+
+    def _upto(self, epoch: int, index: int | None) -> list[int]:
+        """Returns the cumulative counts up to this index or beyond it, or up to the end if it is None."""
+        edges, last = self._of.get(epoch) or [0], self._last(epoch)
+        known = len(edges)
+        while index is None or edges[-1] < index:
+            window = self._first + len(edges) - 1
+            if last is not None and window >= last:
+                break
+            if len(edges) == known:
+                edges = edges.copy()  # another thread may read it
+            edges.append(edges[-1] + self._size(epoch, window))
+        if len(edges) > known:
+            self._of = {**{e: of for e, of in self._of.items() if e >= epoch - 1}, epoch: edges}
+        return edges
+
+
+def encode_rows(tables: Sequence[tuple[ItemTable, int, int]]) -> NDArray[np.int64]:
+    """Returns the items `first` to `last - 1` of each (table, first, last) as one flat array that describes itself.
+
+    The array consists of the number n of items, their n + 1 offsets, and their parts, one after the other.
+
+    >>> table = ItemTable(np.array([0, 1, 3]), np.array([[7, 0, 5], [8, 0, 2], [9, 4, 6]]))
+    >>> encode_rows([(table, 1, 2)]).tolist()
+    [1, 0, 2, 8, 0, 2, 9, 4, 6]
+    """
+    counts = [np.diff(table.offsets[first : last + 1]) for table, first, last in tables]
+    sizes = np.concatenate([np.zeros(1, np.int64), *counts]).cumsum()
+    parts = [table.parts[table.offsets[first] : table.offsets[last]].ravel() for table, first, last in tables]
+    return np.concatenate([np.array([len(sizes) - 1], np.int64), sizes, *parts])
+
+
+def decode_rows(flat: NDArray[np.int64], columns: int = 3) -> ItemTable:
+    """Returns the items that `encode_rows` has encoded, as views of the array."""
+    n = int(flat[0])
+    return ItemTable(flat[1 : n + 2], flat[n + 2 :].reshape(-1, columns))
+
+
+@dataclass(frozen=True, slots=True)
+class WindowPlan:
+    """A plan that deals the items of all windows, one window after the other, to steps and ranks.
+
+    One step of all `world` ranks together takes the next world * batch_size items, and rank r gets the r-th part of
+    them, as one flat array (see `encode_rows`). After any step, the ranks have therefore consumed a prefix of the
+    items, which ends at a `Place`. The rest of the epoch, from the place with the code `start` on, can be divided
+    among another number of ranks or into batches of another size.
+
+    The number of items in a window is known only after the window was computed. So the number of the step at `start`
+    cannot be computed from `start`, but must be given as `first_step`.
+
+    If the items do not divide evenly, the last step of a rank is incomplete or missing. `drop_last` drops it on all
+    ranks, and `padded` completes it on all ranks with items from the beginning of the epoch.
+    """
+
+    windows: Windows
+    batch_size: int = 1
+    drop_last: bool = False
+    padded: bool = False
+    rank: int = 0
+    world: int = 1
+    start: int = 0
+    first_step: int = 0
+    _tables: Memo[ItemTable] = field(default_factory=lambda: Memo(2), init=False, compare=False, repr=False)
+    _edges: Edges = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_shape(self.batch_size, self.drop_last, self.rank, self.world)
+        if self.padded and self.drop_last:
+            raise ValueError("padded and drop_last are mutually exclusive, but both are True.")
+        check_start(self.first_step)
+        edges = Edges(Place.of(self.start).window, self._items, self.windows.count)
+        object.__setattr__(self, "_edges", edges)
+
+    def after(self) -> WindowPlan:
+        return replace(self, start=0, first_step=0) if self.start or self.first_step else self
+
+    def steps(self, epoch: int) -> int | None:
+        total = self._edges.total(epoch)
+        if total is None:
+            return None
+        left = max(0, total - self._begin)
+        if self.drop_last:
+            return self.first_step + left // self._stride
+        if not self.padded:
+            left -= self.rank * self.batch_size
+        return self.first_step + max(0, -(-left // self._stride))
+
+    def keys(self, epoch: int, step: int) -> NDArray[np.int64]:
+        """Returns the items of one step, encoded. Raises IndexError if the epoch has no such step."""
+        found = self._step(epoch, step) if step >= self.first_step else None
+        if found is None:
+            raise IndexError(f"step {step} is outside epoch {epoch}, which has {self.steps(epoch)} steps.")
+        return found
+
+    def pad(self, epoch: int, step: int) -> int:
+        if not self.padded:
+            return 0
+        end = self._index(step) + self.batch_size
+        total = self._edges.ends_before(epoch, end)
+        return 0 if total is None else min(end - total, self.batch_size)
+
+    def consumed(self, epoch: int, step: int) -> int:
+        """Returns the place that all ranks together have reached before this step: the `start` for the rest.
+
+        The code is that of a `Place`. At the end of a window it is the beginning of the next window.
+        """
+        found = self._edges.find(epoch, self._begin + (step - self.first_step) * self._stride)
+        return Place(*(found or (self.windows.count(epoch) or 0, 0))).code
+
+    def draw(self, epoch: int, start: int = 0) -> Iterator[NDArray[np.int64]]:
+        check_start(start)
+        step = max(start, self.first_step)
+        while (keys := self._step(epoch, step)) is not None:
+            yield keys
+            step += 1
+
+    def _step(self, epoch: int, step: int) -> NDArray[np.int64] | None:
+        begin, of_all = self._index(step), self._begin + (step - self.first_step) * self._stride
+        end, end_of_all = begin + self.batch_size, of_all + self._stride
+        total = self._edges.ends_before(epoch, end_of_all)
+        if total is None:
+            return encode_rows(self._slices(epoch, begin, end))
+        if of_all >= total or self.drop_last or (begin >= total and not self.padded):
+            return None
+        slices = self._slices(epoch, min(begin, total), min(end, total))
+        missing = end - max(begin, total) if self.padded else 0
+        if missing > 0:
+            slices += self._first_items(epoch, max(begin, total) - total, missing)
+        return encode_rows(slices)
+
+    def _slices(self, epoch: int, begin: int, end: int) -> list[tuple[ItemTable, int, int]]:
+        """Returns the items `begin` to `end - 1`, counted from the first item of the first window."""
+        slices = []
+        while begin < end:
+            found = self._edges.find(epoch, begin)
+            assert found is not None
+            window, first = found
+            table = self._table(epoch, window)
+            last = min(len(table), first + end - begin)
+            slices.append((table, first, last))
+            begin += last - first
+        return slices
+
+    def _first_items(self, epoch: int, skip: int, count: int) -> list[tuple[ItemTable, int, int]]:
+        """Returns `count` items of the epoch, after the first `skip`. After the last item comes the first."""
+        whole = replace(self, start=0, first_step=0) if self.start else self
+        total = whole._edges.total(epoch) or 0
+        slices = []
+        while count:
+            begin = skip % total
+            some = min(count, total - begin)
+            slices += whole._slices(epoch, begin, begin + some)
+            skip, count = skip + some, count - some
+        return slices
+
+    def _table(self, epoch: int, window: int) -> ItemTable:
+        return self._tables.get((epoch, window), lambda: self.windows.table(epoch, window))
+
+    def _items(self, epoch: int, window: int) -> int:
+        return len(self._table(epoch, window))
+
+    @property
+    def _begin(self) -> int:
+        """Index of the first item at `start`, counted from the first item of its window."""
+        return Place.of(self.start).item
+
+    @property
+    def _stride(self) -> int:
+        return self.batch_size * self.world
+
+    def _index(self, step: int) -> int:
+        """Returns the index of this rank's first item of the step."""
+        return self._begin + (step - self.first_step) * self._stride + self.rank * self.batch_size

@@ -1,0 +1,140 @@
+"""Deals the samples of each step to the ranks so that all ranks have about the same cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import StateError
+from penstock.plan._budget import Lengths
+from penstock.plan._plan import OrderPlan
+from penstock.plan._samplers import KEYS_AT_ONCE, positive
+
+Int64s = NDArray[np.int64]
+
+# Exchanges stop when the largest cost is within 1/512 of the mean, or after this many plus two for each rank.
+_CLOSE, _EXCHANGES = 512, 48
+
+
+def deal(costs: Int64s, ranks: int, each: int) -> Int64s:
+    """Returns the numbers of the samples of each rank, `each` in each row, so that the rows' costs are about even.
+
+    There are ranks * each samples. In each round, the costliest of the samples that are left go to the ranks, the
+    costliest of them to the rank with the lowest cost so far. Then samples are exchanged between the rank with the
+    highest and the rank with the lowest cost, as long as this helps. The costs are integers, so the result is the
+    same on every machine.
+
+    >>> deal(np.array([1, 9, 5, 4]), ranks=2, each=2).tolist()
+    [[1, 0], [2, 3]]
+    """
+    costs = np.asarray(costs, np.int64)
+    if costs.shape != (ranks * each,):
+        raise ValueError(f"{ranks} ranks with {each} samples each need {ranks * each} costs, got {costs.shape}.")
+    left = np.argsort(-costs, kind="stable").reshape(each, ranks)
+    values = costs[left]
+    dealt, loads = np.empty((ranks, each), np.int64), np.zeros(ranks, np.int64)
+    for number in range(each):
+        by_load = np.argsort(loads, kind="stable")
+        dealt[by_load, number] = left[number]
+        loads[by_load] += values[number]
+    _exchange(dealt, costs[dealt], loads)
+    return dealt
+
+
+def _exchange(dealt: Int64s, costs: Int64s, loads: Int64s) -> None:
+    """Exchanges samples between two ranks at a time, in place, while this lowers the highest cost."""
+    ranks = len(loads)
+    total = int(loads.sum())
+    for _ in range(_EXCHANGES + 2 * ranks):
+        high, low = int(loads.argmax()), int(loads.argmin())
+        gap = int(loads[high] - loads[low])
+        if gap < 2 or (int(loads[high]) * ranks - total) * _CLOSE <= total:
+            return
+        moved = costs[high][:, None] - costs[low]
+        # The closer to half of the gap, the better. A difference outside 1..gap-1 would not help.
+        best = int(np.abs(2 * moved - gap).argmin())
+        one, other = divmod(best, len(moved))
+        amount = int(moved[one, other])
+        if not 0 < amount < gap:
+            return
+        for array in (dealt, costs):
+            array[high, one], array[low, other] = array[low, other], array[high, one]
+        loads[high] -= amount
+        loads[low] += amount
+
+
+@dataclass(frozen=True, slots=True)
+class BalancedPlan(OrderPlan):
+    """An `OrderPlan` that deals the samples of each step of all ranks by their cost, and not by their position.
+
+    The cost of a sample is its length to the power of `power`. With `accumulate=k`, the samples of k steps are dealt
+    together: each rank has about the same cost over these steps, and each of its steps about the same as the others.
+    The set of samples of each step of all ranks (or of the k steps) is the same as without dealing. Steps that are
+    left over at the end are dealt one by one, and an incomplete last step is not dealt.
+
+    >>> from penstock.plan._order import Sequential
+    >>> lengths = Lengths([9, 8, 1, 2])
+    >>> [BalancedPlan(Sequential(4), 2, rank=rank, world=2, lengths=lengths).keys(0, 0).tolist() for rank in (0, 1)]
+    [[0, 2], [1, 3]]
+    """
+
+    lengths: Lengths = field(default_factory=lambda: Lengths([1]))
+    power: int = 1
+    accumulate: int = 1
+
+    def __post_init__(self) -> None:
+        OrderPlan.__post_init__(self)
+        positive("power", self.power)
+        positive("accumulate", self.accumulate)
+        if self.batch_size is None:
+            raise ValueError("balance needs batches, but batch_size is None.")
+        if self.rollover:
+            raise ValueError('balance is not possible with last_batch="rollover".')
+
+    @property
+    def at_once(self) -> int:
+        return max(1, KEYS_AT_ONCE // self._stride // self.accumulate) * self.accumulate
+
+    def consumed(self, epoch: int, step: int) -> int:
+        """Returns the position at which the steps that are dealt together with this step begin."""
+        return self.reached(epoch, step - (step - self.first_step) % self.accumulate)
+
+    def check_regrouped(self, steps: int, stride: int, start: int) -> None:
+        """Raises StateError if a state after `steps` steps of `stride` samples is inside steps dealt together."""
+        inside = steps - -(-start // stride)
+        if inside % self.accumulate:
+            raise StateError(
+                f"The resume state was taken after {inside % self.accumulate} of {self.accumulate} steps whose "
+                f"samples were dealt together (accumulate={self.accumulate}), so another number of ranks cannot "
+                f"continue it. Continue with the same number, or take the state after every {self.accumulate} steps."
+            )
+
+    def block(self, epoch: int, first: int, last: int) -> Int64s:
+        blocks, step, begin = [np.empty(0, np.int64)], first, self.first_step
+        whole = begin + max(0, self.order.size(epoch) - self.start) // self._stride  # steps that are complete
+        together = begin + (whole - begin) // self.accumulate * self.accumulate
+        while step < last:
+            if step >= whole:
+                blocks.append(OrderPlan.block(self, epoch, step, last))
+                break
+            count = self.accumulate if step < together else 1
+            at = step - (step - begin) % count
+            end = min(last, at + count)
+            blocks.append(self._dealt(epoch, at, count)[step - at : end - at].ravel())
+            step = end
+        keys = np.concatenate(blocks)
+        keys.flags.writeable = False
+        return keys
+
+    def _dealt(self, epoch: int, step: int, count: int) -> Int64s:
+        """Returns this rank's keys of `count` complete steps whose samples are dealt together, one row for each."""
+        first = self.start + (step - self.first_step) * self._stride
+        keys = self.order.at(epoch, np.arange(first, first + count * self._stride))
+        costs = np.maximum(self.lengths.of(keys), 1) ** self.power
+        mine = deal(costs, self.world, count * self._size)[self.rank]
+        if count > 1:
+            mine = mine[deal(costs[mine], count, self._size)]
+        dealt: Int64s = keys[mine].reshape(count, self._size)
+        return dealt

@@ -1,0 +1,429 @@
+"""Batches of samples of similar length that fill a budget of tokens, and a plan that deals them to ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import NamedTuple, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.plan._order import Order, Permutation
+from penstock.plan._plan import check_shape, check_start
+from penstock.plan._samplers import positive
+from penstock.plan._seeds import hashes, mix
+from penstock.plan._windows import MOST_RANKS, Edges, ItemTable, Memo, Place
+
+Int64s = NDArray[np.int64]
+
+WINDOW = 1 << 19
+"""Default number of samples whose batches are cut together."""
+
+# An order with this many positions never ends.
+ENDLESS = 1 << 62
+
+
+class Lengths:
+    """The length of each sample. Keys beyond the last length begin again at the first.
+
+    >>> Lengths([3, 5]).of(np.array([1, 2])).tolist()
+    [5, 3]
+    """
+
+    __slots__ = ("numbers",)
+
+    def __init__(self, numbers: object) -> None:
+        found = np.asarray(numbers)
+        if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+            raise TypeError(
+                f"lengths must be one integer for each sample, but got an array of {found.dtype} with the shape "
+                f"{found.shape}."
+            )
+        if found.size and found.min() < 0:
+            at = int(found.argmin())
+            raise ValueError(f"a length must be 0 or more, but the length of sample {at} is {found[at]}.")
+        self.numbers: Int64s = found.astype(np.int64, copy=False)
+
+    def of(self, keys: Int64s) -> Int64s:
+        n = len(self.numbers)
+        return self.numbers[keys % n if keys.size and keys.max() >= n else keys]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Lengths):
+            return NotImplemented
+        return self.numbers is other.numbers or np.array_equal(self.numbers, other.numbers)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Lengths of {len(self)} samples"
+
+
+class _CutWindow(NamedTuple):
+    """The batches of a window, longest samples first. Batch i is `keys[starts[i] : starts[i + 1]]`."""
+
+    keys: Int64s
+    lengths: Int64s
+    starts: Int64s
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetWindows:
+    """Cuts the samples of each window into batches of similar length, so that no batch exceeds `batch_tokens`.
+
+    A batch costs its number of rows times its padded width. The padded width is the length of its longest sample
+    (at least 1), rounded up to a multiple of `multiple`, or to one of `buckets`. A window consists of `window`
+    positions of the order. Its samples are sorted by length, and each batch takes as many of the longest samples
+    that are left as fit into the budget. The number of rows is rounded down to a multiple of `batch_multiple`,
+    unless fewer rows than that fit. The last batch of a window takes what is left.
+
+    A sample longer than `max_length` is an error, unless `truncates` says that the samples are cut to that length
+    later. Without `seed`, the batches keep their order, from long to short. With it, they are shuffled such that the
+    batches of each step of `ranks` ranks have about the same width.
+
+    >>> from penstock.plan._order import Sequential
+    >>> windows = BudgetWindows(Sequential(5), Lengths([4, 1, 2, 4, 2]), batch_tokens=8)
+    >>> offsets, parts = windows.table(epoch=0, number=0)
+    >>> offsets.tolist(), parts.ravel().tolist()
+    ([0, 2, 5], [0, 3, 2, 4, 1])
+    """
+
+    order: Order
+    lengths: Lengths
+    batch_tokens: int
+    seed: int | None = None
+    max_length: int | None = None
+    truncates: bool = False
+    batch_multiple: int = 1
+    multiple: int = 1
+    buckets: tuple[int, ...] = ()
+    window: int = WINDOW
+    ranks: int = 1
+    _cuts: Memo[_CutWindow] = field(default_factory=lambda: Memo(2), init=False, compare=False, repr=False)
+    _sizes: Memo[int] = field(default_factory=lambda: Memo(1 << 16), init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name in ("batch_tokens", "batch_multiple", "multiple", "window", "ranks"):
+            positive(name, getattr(self, name))
+        if self.max_length is not None:
+            positive("max_length", self.max_length)
+        elif self.truncates:
+            raise ValueError("truncates=True needs max_length, to which the samples are cut.")
+        if list(self.buckets) != sorted({*self.buckets}) or (self.buckets and self.buckets[0] < 1):
+            raise ValueError(f"buckets must be lengths of at least 1 in increasing order, got {self.buckets}.")
+        if self.buckets and self.multiple > 1:
+            raise ValueError(f"buckets and multiple={self.multiple} both decide the padded width: leave one out.")
+
+    @property
+    def longest(self) -> int:
+        """The length of the longest sample that is allowed."""
+        budget = self.batch_tokens // self.multiple * self.multiple
+        if self.buckets:
+            fitting = [bucket for bucket in self.buckets if bucket <= budget]
+            budget = fitting[-1] if fitting else 0
+        return budget if self.max_length is None or self.truncates else min(budget, self.max_length)
+
+    def check(self) -> None:
+        """Raises ValueError if any sample is too long. Without this call, `table` raises it for the window."""
+        self._capped(np.arange(len(self.lengths)))
+
+    def count(self, epoch: int) -> int | None:
+        size = self.order.size(epoch)
+        return None if size >= ENDLESS else -(-size // self.window)
+
+    def size(self, epoch: int, number: int) -> int:
+        """Returns the number of batches in a window."""
+        return self._sizes.get((epoch, number), lambda: len(self.cut(epoch, number).starts) - 1)
+
+    def table(self, epoch: int, number: int) -> ItemTable:
+        cut = self.cut(epoch, number)
+        sequence = self.sequence(epoch, number, self.ranks)
+        counts = np.diff(cut.starts)[sequence]
+        offsets = np.concatenate([np.zeros(1, np.int64), counts.cumsum()])
+        rows = np.arange(offsets[-1]) + np.repeat(cut.starts[sequence] - offsets[:-1], counts)
+        return ItemTable(offsets, cut.keys[rows, None])
+
+    def cut(self, epoch: int, number: int) -> _CutWindow:
+        """Returns the batches of a window before they are shuffled."""
+
+        def make() -> _CutWindow:
+            keys, lengths = self._samples(epoch, number)
+            by_length = np.argsort(_small(lengths.max(initial=0) - lengths), kind="stable")
+            keys, lengths = keys[by_length], lengths[by_length]
+            return _CutWindow(keys, lengths, self._starts(self.widths(lengths)))
+
+        return self._cuts.get((epoch, number), make)
+
+    def sequence(self, epoch: int, number: int, ranks: int) -> Int64s:
+        """Returns the numbers of the window's batches in the order in which they are dealt.
+
+        Each `ranks` batches that are dealt together have consecutive widths. The batches that are left over, with the
+        shortest samples, come last.
+        """
+        n = len(self.cut(epoch, number).starts) - 1
+        if self.seed is None or not n:
+            return np.arange(n)
+        key, steps = mix(self.seed, epoch, number), n // ranks
+        whole = steps * ranks
+        numbers = hashes(mix(key, 1), np.arange(n))
+        within = numbers[:whole].reshape(-1, ranks).argsort(axis=1)  # all hashes differ
+        groups = Permutation(steps, mix(key, 0)).at(np.arange(steps)) if steps else np.empty(0, np.int64)
+        dealt = (groups * ranks)[:, None] + within[groups]
+        return np.concatenate([dealt.ravel(), whole + numbers[whole:].argsort()])
+
+    def widths(self, lengths: Int64s) -> Int64s:
+        """Returns the padded width of a batch whose longest sample has this length, for each length."""
+        lengths = np.maximum(lengths, 1)
+        if self.buckets:
+            buckets = np.array(self.buckets, np.int64)
+            return buckets[np.searchsorted(buckets, lengths)]
+        return lengths if self.multiple == 1 else -(-lengths // self.multiple) * self.multiple
+
+    def rows(self, width: int) -> int:
+        """Returns the largest number of rows in a batch of this width."""
+        rows = self.batch_tokens // width
+        return rows // self.batch_multiple * self.batch_multiple or rows
+
+    def _samples(self, epoch: int, number: int) -> tuple[Int64s, Int64s]:
+        """Returns the keys and the lengths of a window's samples."""
+        first = number * self.window
+        keys = self.order.at(epoch, np.arange(first, min(first + self.window, self.order.size(epoch))))
+        return keys, self._capped(keys)
+
+    def _capped(self, keys: Int64s) -> Int64s:
+        """Returns the length of each sample, as it is after truncation. Raises ValueError if one is too long."""
+        lengths = self.lengths.of(keys)
+        if self.max_length is not None and self.truncates:
+            lengths = np.minimum(lengths, self.max_length)
+        if lengths.size and max(1, lengths.max()) > self.longest:
+            at = int(lengths.argmax())
+            self._refuse(int(keys[at]), int(lengths[at]))
+        return lengths
+
+    def _refuse(self, key: int, length: int) -> NoReturn:
+        what = f"sample {key} has {length} tokens, but "
+        if self.max_length is not None and not self.truncates and length > self.max_length:
+            raise ValueError(
+                f"{what}max_length is {self.max_length}. Leave it out, truncate it, or raise max_length."
+            )
+        if self.buckets and length > self.buckets[-1]:
+            raise ValueError(f"{what}the largest bucket is {self.buckets[-1]}. Add a bucket, or truncate the sample.")
+        width = int(self.widths(np.array([length]))[0])
+        padded = f", padded to {width}" if width > length else ""
+        raise ValueError(
+            f"{what[:-6]}{padded}, but a batch has at most {self.batch_tokens}: no batch can hold it. Raise "
+            "batch_tokens, or truncate or leave out the sample."
+        )
+
+    def _starts(self, widths: Int64s) -> Int64s:
+        """Returns where each batch of samples with these widths begins, and the end of the last. Longest first."""
+        starts, at, n, item = [0], 0, len(widths), widths.item
+        while at < n:
+            at = min(n, at + self.rows(item(at)))
+            starts.append(at)
+        return np.array(starts, np.int64)
+
+
+def _small(lengths: Int64s) -> NDArray[np.integer]:
+    """Returns the numbers with 16 bits if they fit, because numpy sorts such numbers ten times as fast."""
+    return lengths.astype(np.uint16) if lengths.max(initial=0) < 1 << 16 else lengths
+
+
+class _LastStep(NamedTuple):
+    """The last step of a window: a batch for each rank, and which of them consist of padding."""
+
+    batches: list[Int64s]
+    padding: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetPlan:
+    """A plan that deals the batches of each window to steps and ranks. Any step has a batch for each rank.
+
+    One step takes the next `world` batches of the window, which have about the same width. If fewer batches are left
+    at the end of a window, their samples are cut again into `world` smaller batches of about the same cost: their
+    padded tokens, or, with `power=2`, rows times width squared. (If there are fewer samples than ranks, some samples
+    are repeated as padding.) `drop_last` drops such a step at the end of the epoch.
+
+    After any step, the ranks have consumed a prefix of the batches of a window, and all earlier windows. The rest of
+    the epoch, from the place with the code `start` on, can be divided among another number of ranks. The place says
+    for how many ranks the window was arranged. Only the rest of that window is not arranged for the new number.
+
+    The number of the step at `start` cannot be computed without all earlier windows, and is given as `first_step`.
+    """
+
+    windows: BudgetWindows
+    drop_last: bool = False
+    rank: int = 0
+    world: int = 1
+    start: int = 0
+    first_step: int = 0
+    power: int = 1
+    _edges: Edges = field(init=False, compare=False, repr=False)
+    _sequences: Memo[Int64s] = field(default_factory=lambda: Memo(2), init=False, compare=False, repr=False)
+    _lasts: Memo[_LastStep] = field(default_factory=lambda: Memo(2), init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_shape(1, self.drop_last, self.rank, self.world)
+        check_start(self.first_step)
+        if self.world > MOST_RANKS:
+            raise ValueError(f"batches can be cut for at most {MOST_RANKS} ranks, but world is {self.world}.")
+        if self.power not in (1, 2):
+            raise ValueError(f"power must be 1 (tokens) or 2 (tokens squared), but it is {self.power}.")
+        edges = Edges(Place.of(self.start).window, self._steps_of, self.windows.count)
+        object.__setattr__(self, "_edges", edges)
+
+    @property
+    def order(self) -> Order:
+        return self.windows.order
+
+    def after(self) -> BudgetPlan:
+        return replace(self, start=0, first_step=0) if self.start or self.first_step else self
+
+    def steps(self, epoch: int) -> int | None:
+        total = self._edges.total(epoch)
+        return None if total is None else self.first_step + total
+
+    def keys(self, epoch: int, step: int) -> Int64s:
+        """Returns the keys of one step. Raises IndexError if the epoch has no such step."""
+        found = self._edges.find(epoch, step - self.first_step) if step >= self.first_step else None
+        if found is None:
+            raise IndexError(f"step {step} is outside epoch {epoch}, which has {self.steps(epoch)} steps.")
+        return self._batch(epoch, *found)
+
+    def pad(self, epoch: int, step: int) -> int:
+        found = self._edges.find(epoch, step - self.first_step)
+        if found is None or not self._is_cut_again(epoch, *found):
+            return 0
+        return int(self.rank in self._last(epoch, found[0]).padding)
+
+    def consumed(self, epoch: int, step: int) -> int:
+        """Returns the code of the `Place` that all ranks together have reached before this step."""
+        found = self._edges.find(epoch, step - self.first_step)
+        if found is None:
+            left = self._left_over(epoch, step)
+            return Place(self.windows.count(epoch) or 0, 0).code if left is None else left.code
+        window, number = found
+        return self._place(epoch, window, number).code
+
+    def reached(self, epoch: int, step: int) -> int:
+        """Returns the first position of the order that a later step may need: the beginning of the step's window."""
+        return min(Place.of(self.consumed(epoch, step)).window * self.windows.window, self.order.size(epoch))
+
+    def draw(self, epoch: int, start: int = 0) -> Iterator[Int64s]:
+        check_start(start)
+        step = max(start, self.first_step)
+        while (found := self._edges.find(epoch, step - self.first_step)) is not None:
+            yield self._batch(epoch, *found)
+            step += 1
+
+    def _batch(self, epoch: int, window: int, number: int) -> Int64s:
+        """Returns this rank's batch in the step of the window that has this number."""
+        if self._is_cut_again(epoch, window, number):
+            return self._last(epoch, window).batches[self.rank]
+        item = self._place(epoch, window, number).item + self.rank
+        keys, _, starts = self.windows.cut(epoch, window)
+        batch = int(self._sequence(epoch, window)[item])
+        found = keys[starts[batch] : starts[batch + 1]]
+        found.flags.writeable = False
+        return found
+
+    def _is_cut_again(self, epoch: int, window: int, number: int) -> bool:
+        return self._place(epoch, window, number).item + self.world > self.windows.size(epoch, window)
+
+    def _last(self, epoch: int, window: int) -> _LastStep:
+        """Returns the step that consists of the last batches of the window, fewer than there are ranks."""
+
+        def make() -> _LastStep:
+            keys, lengths, starts = self.windows.cut(epoch, window)
+            first, n = self._begin(window)[0], self.windows.size(epoch, window)
+            first += (n - first) // self.world * self.world
+            batches = self._sequence(epoch, window)[first:]
+            rows = np.concatenate([np.arange(starts[batch], starts[batch + 1]) for batch in np.sort(batches)])
+            edges = _even(self.windows, self.windows.widths(lengths[rows]), self.world, self.power)
+            parts = [keys[rows[begin:end]] for begin, end in pairwise(edges)]
+            missing = self.world - len(parts)
+            parts += [keys[rows[at % len(rows)]][None] for at in range(missing)]
+            if self.windows.seed is None:
+                return _LastStep(parts, frozenset(range(self.world - missing, self.world)))
+            dealt = hashes(mix(self.windows.seed, epoch, window, 2), np.arange(self.world)).argsort().tolist()
+            padding = frozenset(rank for rank, part in enumerate(dealt) if part >= self.world - missing)
+            return _LastStep([parts[part] for part in dealt], padding)
+
+        return self._lasts.get((epoch, window), make)
+
+    def _sequence(self, epoch: int, window: int) -> Int64s:
+        ranks = self._begin(window)[1]
+        return self._sequences.get((epoch, window), lambda: self.windows.sequence(epoch, window, ranks))
+
+    def _begin(self, window: int) -> tuple[int, int]:
+        """Returns the first batch of the window that is left, and the number of ranks the window is arranged for."""
+        start = Place.of(self.start)
+        return (start.item, start.ranks) if window == start.window and start.item else (0, self.world)
+
+    def _place(self, epoch: int, window: int, number: int) -> Place:
+        """Returns the place before the step of the window that has this number."""
+        first, ranks = self._begin(window)
+        item = first + number * self.world
+        return Place(window, item, ranks) if item else Place(window, 0)
+
+    def _steps_of(self, epoch: int, window: int) -> int:
+        """Returns the number of steps in a window."""
+        left = max(0, self.windows.size(epoch, window) - self._begin(window)[0])
+        is_last = self.drop_last and window + 1 == self.windows.count(epoch)
+        return left // self.world if is_last else -(-left // self.world)
+
+    def _left_over(self, epoch: int, step: int) -> Place | None:
+        """Returns the place of the batches that `drop_last` drops, or None if it drops none."""
+        count = self.windows.count(epoch)
+        if not self.drop_last or not count or Place.of(self.start).window >= count:
+            return None
+        place = self._place(epoch, count - 1, self._steps_of(epoch, count - 1))
+        return place if place.item < self.windows.size(epoch, count - 1) else None
+
+
+def _even(windows: BudgetWindows, widths: Int64s, parts: int, power: int) -> list[int]:
+    """Cuts samples with these widths, longest first, into `parts` batches of about the same cost within the budget.
+
+    Returns where each batch begins, and the end of the last. There are fewer batches only if there are fewer samples.
+    """
+    least, most = 0, windows.batch_tokens * int(widths[0]) ** (power - 1)
+    edges = _cut_by_cost(windows, widths, most, power, len(widths))
+    while most - least > 1:
+        middle = (least + most) // 2
+        found = _cut_by_cost(windows, widths, middle, power, parts)
+        if found:
+            most, edges = middle, found
+        else:
+            least = middle
+    costs = [(end - begin) * int(widths[begin]) ** power for begin, end in pairwise(edges)]
+    while len(costs) < min(parts, len(widths)):
+        # The costliest batch that can be split: the first one, if several cost the same.
+        at = max((i for i in range(len(costs)) if edges[i + 1] - edges[i] > 1), key=costs.__getitem__)
+        begin, end = edges[at], edges[at + 1]
+        half = -(-(end - begin) // 2)
+        half = half // windows.batch_multiple * windows.batch_multiple or half
+        edges.insert(at + 1, begin + half)
+        costs[at : at + 1] = [
+            half * int(widths[begin]) ** power,
+            (end - begin - half) * int(widths[begin + half]) ** power,
+        ]
+    return edges
+
+
+def _cut_by_cost(windows: BudgetWindows, widths: Int64s, most: int, power: int, parts: int) -> list[int]:
+    """Cuts as `_starts` does, but no batch of several samples costs more than `most`. [] if `parts` are too few."""
+    edges, at, n, step = [0], 0, len(widths), windows.batch_multiple
+    while at < n:
+        if len(edges) > parts:
+            return []
+        width = widths.item(at)
+        rows = most // width**power
+        at = min(n, at + min(windows.rows(width), max(1, rows // step * step or rows)))
+        edges.append(at)
+    return edges
