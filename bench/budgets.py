@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from penstock.plan import Shuffled
 from penstock.plan._balance import BalancedPlan, deal
-from penstock.plan._budget import BudgetPlan, BudgetWindows, Lengths
+from penstock.plan._budget import BudgetPlan, BudgetWindows, LengthTable
 
 BUDGET, LONGEST, SAMPLES = 65_536, 4_096, 2_000_000
 
@@ -47,7 +47,9 @@ def best(run: Callable[[], Any], times: int = 3) -> float:
 
 def budgets(world: int, of: NDArray[np.int64]) -> str:
     def plan(rank: int = 0) -> BudgetPlan:
-        return BudgetPlan(BudgetWindows(Shuffled(len(of), 1), Lengths(of), BUDGET, seed=1), rank=rank, world=world)
+        return BudgetPlan(
+            BudgetWindows(Shuffled(len(of), 1), LengthTable(of), BUDGET, seed=1), rank=rank, world=world
+        )
 
     one = plan()
     ranks = [BudgetPlan(one.windows, rank=rank, world=world).draw(0) for rank in range(world)]
@@ -112,7 +114,9 @@ def transformers(ranks: int, each: int, accumulate: int, steps: int = 3) -> str:
 
 def accumulated(ranks: int, each: int, accumulate: int, steps: int = 3) -> str:
     of = lengths(ranks * each * accumulate * steps)
-    plan = BalancedPlan(Shuffled(len(of), 1), each, world=ranks, lengths=Lengths(of), power=2, accumulate=accumulate)
+    plan = BalancedPlan(
+        Shuffled(len(of), 1), each, world=ranks, lengths=LengthTable(of), power=2, accumulate=accumulate
+    )
     taken = best(lambda: list(plan.draw(0))) / steps
     return (
         f"penstock, {ranks} x {each}, accumulate={accumulate}: {taken:.1f} ms for the steps that are dealt together"

@@ -23,7 +23,7 @@ KEPT, FILES = 10_000, 256
 ITERATORS = 1_000
 
 
-class Lengths:
+class LengthTable:
     """Sample i is the length of path i: it reads the path and sends almost nothing."""
 
     def __init__(self, paths: Sequence[str]) -> None:
@@ -57,7 +57,7 @@ def pass_growth(packed: bool) -> bool:
     if packed:
         items = penstock.PackedList(items)
     warnings.filterwarnings("ignore", "num_workers=4 is more than")  # this measures copies, not speed
-    with penstock.DataLoader(Lengths(items), 1000, shuffle=True, num_workers=WORKERS, seed=0) as loader:
+    with penstock.DataLoader(LengthTable(items), 1000, shuffle=True, num_workers=WORKERS, seed=0) as loader:
         stream = iter(loader)
         for _ in range(50):  # start the workers, and touch the pages of the slabs, before measuring
             next(stream)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from penstock.errors import StateError
 from penstock.plan import OrderPlan, Sequential, Shuffled
 from penstock.plan._balance import BalancedPlan, deal
-from penstock.plan._budget import BudgetPlan, BudgetWindows, Lengths
+from penstock.plan._budget import BudgetPlan, BudgetWindows, LengthTable
 
 law = settings(deadline=None)
 
@@ -40,7 +40,7 @@ def budgets(draw: st.DrawFn) -> BudgetWindows:
     seed = draw(st.none() | st.integers(0, 9))
     return BudgetWindows(
         Sequential(n) if seed is None else Shuffled(n, seed),
-        Lengths(np.array(lengths, np.int64)),
+        LengthTable(np.array(lengths, np.int64)),
         batch_tokens=draw(st.integers(56, 300)),
         seed=seed,
         max_length=draw(st.integers(1, 50)) if truncates else None,
@@ -173,7 +173,7 @@ def test_only_the_last_batch_of_a_window_is_no_multiple_where_a_multiple_fits(wi
     ],
 )
 def test_a_sample_that_is_too_long_is_named(settings: dict[str, object], message: str) -> None:
-    windows = BudgetWindows(Sequential(3), Lengths([3, 5, 9]), **{"batch_tokens": 32, **settings})  # type: ignore[arg-type]
+    windows = BudgetWindows(Sequential(3), LengthTable([3, 5, 9]), **{"batch_tokens": 32, **settings})  # type: ignore[arg-type]
     for ask in (windows.check, lambda: windows.table(0, 0)):
         with pytest.raises(ValueError, match=message):
             ask()
@@ -202,7 +202,7 @@ def balanced(draw: st.DrawFn) -> BalancedPlan:
         drop_last=last == "drop",
         padded=last == "pad",
         world=draw(st.integers(1, 4)),
-        lengths=Lengths(np.array(draw(st.lists(st.integers(0, 99), min_size=1, max_size=n or 1)))),
+        lengths=LengthTable(np.array(draw(st.lists(st.integers(0, 99), min_size=1, max_size=n or 1)))),
         power=draw(st.sampled_from([1, 2])),
         accumulate=draw(st.integers(1, 4)),
     )

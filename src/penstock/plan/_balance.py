@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import StateError
-from penstock.plan._budget import Lengths
+from penstock.plan._budget import LengthTable
 from penstock.plan._plan import OrderPlan
 from penstock.plan._samplers import KEYS_AT_ONCE, positive
 
@@ -75,12 +75,12 @@ class BalancedPlan(OrderPlan):
     left over at the end are dealt one by one, and an incomplete last step is not dealt.
 
     >>> from penstock.plan._order import Sequential
-    >>> lengths = Lengths([9, 8, 1, 2])
+    >>> lengths = LengthTable([9, 8, 1, 2])
     >>> [BalancedPlan(Sequential(4), 2, rank=rank, world=2, lengths=lengths).keys(0, 0).tolist() for rank in (0, 1)]
     [[0, 2], [1, 3]]
     """
 
-    lengths: Lengths = field(default_factory=lambda: Lengths([1]))
+    lengths: LengthTable = field(default_factory=lambda: LengthTable([1]))
     power: int = 1
     accumulate: int = 1
 

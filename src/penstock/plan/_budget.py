@@ -25,10 +25,10 @@ WINDOW = 1 << 19
 ENDLESS = 1 << 62
 
 
-class Lengths:
+class LengthTable:
     """The length of each sample. Keys beyond the last length begin again at the first.
 
-    >>> Lengths([3, 5]).of(np.array([1, 2])).tolist()
+    >>> LengthTable([3, 5]).of(np.array([1, 2])).tolist()
     [5, 3]
     """
 
@@ -54,14 +54,14 @@ class Lengths:
         return len(self.numbers)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Lengths):
+        if not isinstance(other, LengthTable):
             return NotImplemented
         return self.numbers is other.numbers or np.array_equal(self.numbers, other.numbers)
 
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"Lengths of {len(self)} samples"
+        return f"LengthTable of {len(self)} samples"
 
 
 class _CutWindow(NamedTuple):
@@ -87,14 +87,14 @@ class BudgetWindows:
     batches of each step of `ranks` ranks have about the same width.
 
     >>> from penstock.plan._order import Sequential
-    >>> windows = BudgetWindows(Sequential(5), Lengths([4, 1, 2, 4, 2]), batch_tokens=8)
+    >>> windows = BudgetWindows(Sequential(5), LengthTable([4, 1, 2, 4, 2]), batch_tokens=8)
     >>> offsets, parts = windows.table(epoch=0, number=0)
     >>> offsets.tolist(), parts.ravel().tolist()
     ([0, 2, 5], [0, 3, 2, 4, 1])
     """
 
     order: Order
-    lengths: Lengths
+    lengths: LengthTable
     batch_tokens: int
     seed: int | None = None
     max_length: int | None = None
