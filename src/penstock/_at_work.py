@@ -34,7 +34,7 @@ class Source:
 
 
 class _AtWork(threading.local):
-    """The `Source` of each thread. It is None in threads that the dataset starts, where `penstock.rng()` raises."""
+    """The current `Source` of each thread; None in threads that a dataset starts. There, `penstock.rng()` raises."""
 
     source: Source | None = None
 

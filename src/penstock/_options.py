@@ -41,7 +41,7 @@ ONE = RankShard(0, 1)
 
 
 class Face(Enum):
-    """How the loader with torch's semantics treats a setting."""
+    """How the torch-compatible loader treats a setting."""
 
     ABSENT = "does not take it"
     OURS = "takes it although torch's class does not, and passes it on to the loader behind it"
@@ -55,7 +55,7 @@ class Face(Enum):
 
 
 class Show(IntEnum):
-    """How widely the value of a setting is shown. Each level includes the levels before it."""
+    """How widely the value of a setting is shown. Each level includes the previous ones."""
 
     NOWHERE = 0
     FIGURES = 1  # with the figures of the loader, if it is not the default
@@ -158,7 +158,7 @@ _NO_BLOCKS = "the order is torch's, which knows no blocks."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The settings of a loader, with all defaults filled in. A test compares the public signatures with it."""
+    """The settings of a loader, with all defaults filled in. A test compares them with the public signatures."""
 
     batch_size: int | None = _option(
         1,
@@ -258,7 +258,7 @@ class Options:
 
     @classmethod
     def resolve(cls, *, is_stream: bool, **given: Any) -> Options:
-        """Checks the caller's arguments. Those that are not declared here are kept for the backends."""
+        """Checks the caller's arguments. Arguments that are not declared here are kept for the backends."""
         given = {name: int(v) if isinstance(v, np.integer) else v for name, v in given.items()}
         given["for_backends"] = {name: given.pop(name) for name in [*given] if name not in OPTIONS}
         given["auto"] = _automatic(is_stream, given)
@@ -301,7 +301,7 @@ class Options:
 
     @property
     def context(self) -> Any:
-        """The value of the argument that the chosen backend has declared, such as `multiprocessing_context`."""
+        """The value of the backend's own argument, such as `multiprocessing_context`."""
         return backends.registered(self.backend).given_in(self.for_backends)
 
     @property
@@ -316,7 +316,7 @@ class Options:
         return {**found, "threads": threads, "auto": self.auto, "shard": list(self.shard)}
 
     def value(self, name: str) -> Any:
-        """Returns the final value of a setting, or an argument for a backend as it was given."""
+        """Returns the final value of a setting. Arguments for backends are returned as they were given."""
         return self.for_backends[name] if name in self.for_backends else getattr(self, name)
 
 
@@ -329,7 +329,7 @@ def shown_names(least: Show = Show.FIGURES) -> list[str]:
 
 
 def _automatic(is_stream: bool, given: dict[str, Any]) -> tuple[str, ...]:
-    """Replaces each "auto" in `given` with its initial number, and returns the names of these settings."""
+    """Replaces each "auto" in `given` with a starting value, and returns the names of these settings."""
     auto = tuple(name for name, option in OPTIONS.items() if option.tuned and isinstance(given[name], str))
     for name in auto:
         if given[name] != "auto":
@@ -462,7 +462,7 @@ _SCHEDULERS = (
 
 
 def this_rank(environment: Mapping[str, str]) -> RankShard:
-    """Finds the rank in torchrun's variables, in a library, or in a scheduler's variables; default (0, 1)."""
+    """Finds (rank, number of ranks): from torchrun's variables, a library or a scheduler's variables; else (0, 1)."""
     found = _of_variables(environment, _TORCHRUN) or ranks_of_libraries()
     return RankShard(*(found or _of_variables(environment, *_SCHEDULERS) or ONE))
 
@@ -471,7 +471,7 @@ _has_warned = False
 
 
 def warn_of_ranks(dataset: object) -> None:
-    """Warns, once per process, if this is one of several ranks, for a loader whose data is not split."""
+    """Warns, once per process, that this process is one of several ranks but the loader's data is not split."""
     global _has_warned
     if _has_warned:
         return
@@ -509,7 +509,7 @@ def _of_variables(environment: Mapping[str, str], *launchers: tuple[str, str, st
 
 
 def _last_batch(is_stream: bool, given: dict[str, Any]) -> str:
-    """Returns how to treat an incomplete last batch. Raises ValueError if other settings forbid it."""
+    """Returns how to treat an incomplete last batch. Raises ValueError if other settings do not allow it."""
     choice, shard, drop_last = given["last_batch"], given["shard"], given["drop_last"]
     if drop_last and choice not in (None, "drop"):
         raise ValueError(f'drop_last=True means last_batch="drop", but last_batch={choice!r} was given too.')

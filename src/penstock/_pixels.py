@@ -50,7 +50,7 @@ def decode(data: bytes, color: Color = "rgb", name: object = "the image", limit:
 
 
 class Decoded:
-    """An image that is already decoded. It has the same methods as `Jpeg`."""
+    """An image that is already decoded. It has the same interface as `Jpeg`."""
 
     def __init__(self, pixels: Pixels) -> None:
         self._pixels = pixels
@@ -66,7 +66,7 @@ _FRAME = struct.Struct(">BHHB")  # bits, height, width, channels
 
 
 class Jpeg:
-    """A JPEG with one or three channels, decoded by libjpeg-turbo. `height` and `width` are of the upright image."""
+    """A JPEG with one or three channels, decoded by libjpeg-turbo. `height` and `width` are after EXIF rotation."""
 
     def __init__(self, data: bytes, color: Color, name: object, limit: int | None) -> None:
         self._data, self._color, self._name, self._limit = data, color, name, limit
@@ -116,7 +116,7 @@ class Jpeg:
 
 
 def _check_density(data: bytes, pixels: int, name: object) -> None:
-    """Raises ImageError if a JPEG has too few bytes for its pixels. Decoders would fill in the missing ones."""
+    """Raises ImageError if a JPEG has too few bytes for its pixels. Decoders would invent the missing pixels."""
     if pixels > _DENSEST * len(data):
         raise ImageError(
             f"{name}: it is a JPEG of {pixels:,} pixels, which cannot be in its {len(data):,} bytes. The file is cut "
@@ -182,7 +182,7 @@ def _by_pillow(data: bytes, color: Color, name: object, limit: int | None = None
 
 @cache
 def _formats() -> tuple[str, ...]:
-    """Returns the formats that Pillow may open. Not PostScript: Ghostscript would run the file as a program."""
+    """Returns the formats that Pillow may open. PostScript is excluded: Ghostscript would execute the file."""
     Image.init()
     wanted = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "MPO", "JPEG2000", "AVIF", "TGA")
     return tuple(name for name in wanted if name in Image.OPEN)

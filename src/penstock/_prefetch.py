@@ -35,7 +35,10 @@ _END = object()
 
 
 class Sweep:
-    """One pass over the source, with its own permits and batches. Batches of earlier sweeps are dropped."""
+    """One pass over the source, with its own permits (requests for a batch) and batches.
+
+    Batches of earlier sweeps are dropped.
+    """
 
     def __init__(self, loaded: bool, state: Any, loads: int = 0) -> None:
         self.loaded = loaded  # it continues from a state that was loaded
@@ -47,7 +50,7 @@ class Sweep:
 
 
 class Produced(NamedTuple):
-    """The result of one `next()` of the source: a batch, END, or a NoBatch with an error."""
+    """The result of one `next()` on the source: a batch, END, or a NoBatch that holds an error."""
 
     sweep: Sweep | None
     batch: Any = None
@@ -92,7 +95,7 @@ def start(gate: Gate, producer: Producer) -> threading.Thread:
 
 
 class Copies:
-    """Copies batches into slabs (recycled memory), or with `pin` tensors into pinned memory."""
+    """Copies batches into slabs (reusable memory blocks). With `pin`, copies tensors into pinned memory."""
 
     def __init__(self, most: int, field: FieldCast | None, pin: bool) -> None:
         self._field = field
@@ -104,12 +107,12 @@ class Copies:
         self.copied = 0  # bytes of the last copy
 
     def memory(self) -> tuple[int, int, int]:
-        """Returns the bytes of the slabs in use, of the free slabs, and of other memory (always 0)."""
+        """Returns the bytes in slabs in use, in free slabs, and in other memory (always 0)."""
         lent = self._leases.nbytes
         return lent, max(0, self._slabs.nbytes - lent), 0
 
     def copy(self, tree: object) -> Any:
-        """Copies a tree of arrays and other objects. The new arrays are in a slab, which is lent to the caller."""
+        """Copies a tree of arrays and other objects. The new arrays are in a slab that is lent to the caller."""
         leaves, spec = flatten(tree)
         fields = [None] * len(leaves) if self._field is None else self._field.of(spec)
         states, cold = self._states, list[Any]()
@@ -185,7 +188,7 @@ class Producer:
         self._gauge: Gauge | None = None  # made by the thread, whose processor time it measures
 
     def make_timed(self, sweep: Sweep, changes: InterruptSafeCondition) -> Produced:
-        """Like `make`, but also records the time in the reading thread's counters."""
+        """Like `make`, but also adds the time taken to the reading thread's counters."""
         gauge = self._gauge
         if gauge is None:
             gauge = self._gauge = Gauge(self.gauges, 0, threading.get_native_id(), time.thread_time_ns)
@@ -198,7 +201,7 @@ class Producer:
         return made
 
     def make(self, sweep: Sweep, changes: InterruptSafeCondition) -> Produced:
-        """Reads and copies the next batch. At the end, the result has END instead; on an error, a NoBatch."""
+        """Reads and copies the next batch. The result contains END at the end, and a NoBatch after an error."""
         number = 0
         try:
             if sweep is not self._reading:
@@ -222,7 +225,7 @@ class Producer:
             return Produced(sweep, NoBatch(caught(error, note)), state=self._state_if_any())
 
     def open_unwanted(self, sweep: Sweep) -> None:
-        """Calls `iter(source)` for a sweep that a reset has replaced before it started."""
+        """Calls `iter(source)` for a sweep that was replaced by a reset before it started."""
         # If the source is a loader, each iter() begins another epoch. Without this call, the epoch after a reset
         # would depend on how far the reading thread had come.
         with suppress(BaseException):  # no consumer waits for this sweep
@@ -237,7 +240,7 @@ class Producer:
         self._iterator = iter(self._source() if self._call else self._source)
 
     def leave(self) -> None:
-        """Closes the source's iterator at once, instead of leaving that to the garbage collector."""
+        """Closes the source's iterator now, instead of leaving this to the garbage collector."""
         iterator, self._iterator = self._iterator, None
         close = getattr(iterator, "close", None)
         if iterator is not self._source and close is not None:
@@ -247,14 +250,14 @@ class Producer:
         return self._source.state_dict() if self.has_state else None
 
     def _state_if_any(self) -> Any:
-        """Returns the source's state, or None if that raises while another error is being handled."""
+        """Returns the source's state, or None if taking it fails. Used while another error is being handled."""
         with suppress(BaseException):  # if the thread ended, the consumer would wait forever
             return self.state()
         return None
 
 
 def produce(gate: Gate, reference: weakref.ref[Producer]) -> None:
-    """The loop of the reading thread, which makes one batch for each permit."""
+    """Main loop of the reading thread: makes one batch for each permit (request for a batch)."""
     has_read = False
     while (sweep := gate.permits.get()) is not None and not gate.stopped:
         producer = reference()

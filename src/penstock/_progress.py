@@ -54,7 +54,7 @@ def progress(iterable: Iterable[T], description: str = "", *, total: int | None 
 
 
 def _length(*candidates: Any) -> int | None:
-    """Returns the length of the first candidate that has one, or None. Errors in `len()` are ignored."""
+    """Returns the length of the first candidate that has one, or None. Exceptions in `len()` are ignored."""
     for candidate in candidates:
         try:
             return len(candidate)
@@ -115,7 +115,7 @@ class Bar:
 
     @property
     def rate(self) -> float:
-        """Items per second over the last few seconds or, when the loop is done, over the whole loop."""
+        """Items per second: over the last few seconds or, after the loop has ended, over the whole loop."""
         done = self.total is not None and self.count >= self.total
         then, count = (self.begun, self._before) if done else self._noted[0]
         return (self.count - count) / (self.now - then) if self.now > then else 0.0
@@ -165,7 +165,7 @@ class Display(Protocol):
 
 
 class Screen:
-    """The bars that are shown now, outermost first: several in nested loops, or in several threads."""
+    """The bars that are currently shown, outermost first. Nested loops and threads may show several."""
 
     def __init__(self) -> None:
         self.display: Display | None = None
@@ -190,7 +190,7 @@ class Screen:
                     self._close()
 
     def draw(self) -> float:
-        """Draws all bars, and returns the time of the next drawing."""
+        """Draws all bars. Returns the time at which to draw them again."""
         begun, busy = time.perf_counter(), time.thread_time()
         with self._lock, interrupts_deferred():  # an interrupt could stop rich in the middle of a line
             try:
@@ -265,7 +265,7 @@ _screen = Screen()
 
 
 def _after_fork_in_child() -> None:
-    """Drops the parent's bars in a forked child, and restores the standard streams that rich has replaced."""
+    """Drops the parent's bars in a forked child, and restores the standard streams that rich replaced."""
     global _screen
     if isinstance(_screen.display, _Terminal):
         sys.stdout, sys.stderr = _screen.display.streams
@@ -276,7 +276,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _where() -> type[Display] | None:
-    """Returns the class that draws bars in this process, or None if there is no terminal and no notebook."""
+    """Returns the class that draws bars in this process, or None without a terminal or notebook."""
     if is_worker_process():
         return None
     return _Notebook if _in_notebook() else _Terminal if _is_terminal() else None

@@ -221,6 +221,6 @@ def _note(fd: int, noted: FolderTotals, *, is_changing: bool) -> None:
 
 @cache
 def _boot() -> bytes:
-    """Id of the current boot. Totals from before a reboot are not used: a power failure may make them wrong."""
+    """Returns the id of the current boot. Totals from earlier boots are ignored: a power failure may damage them."""
     with open("/proc/sys/kernel/random/boot_id", "rb") as file:
         return file.read(36)

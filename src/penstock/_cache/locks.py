@@ -28,11 +28,11 @@ _LOCK_OF_FILE = re.compile(r"^lock:\s+\d+: OFDLCK +\S+ +(\w+) .* (\d+) (\d+|EOF)
 
 
 class LockError(OSError):
-    """The lock's file cannot be opened, or another process holds the lock beyond the time limit."""
+    """Raised if the lock's file cannot be opened, or another process holds the lock beyond the time limit."""
 
 
 class LockPatience:
-    """After a timeout, makes further waits for a file's locks fail at once for `trust.LONGEST` seconds."""
+    """After a lock timeout, makes later waits for the same file's locks fail at once for `trust.LONGEST` seconds."""
 
     def __init__(self) -> None:
         self._until = 0.0
@@ -70,7 +70,7 @@ class ByteLock:
 
     @property
     def fd(self) -> int:
-        """Descriptor of the file, open for reading and writing while the lock is held."""
+        """The file's descriptor, open for reading and writing while the lock is held."""
         return self._fds[0]
 
     def begin(self) -> None:

@@ -39,7 +39,7 @@ class InPieces(Protocol):
 
     @property
     def blocks(self) -> NDArray[np.int64]:
-        """First key of each block, followed by the total number of samples."""
+        """The first key of each block, followed by the total number of samples."""
 
     def pieces_of(self, block: int) -> Sequence[WantedPiece]: ...
 

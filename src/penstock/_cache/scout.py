@@ -36,7 +36,7 @@ _MOMENT = 0.1  # seconds after which a waiting fetch notices that the scout is c
 
 
 class Scout:
-    """Fetches pieces ahead of a loader. Never raises: if a fetch fails, the worker that needs the piece raises."""
+    """Fetches pieces (byte ranges of files) ahead of a loader. Never raises: the worker that needs a piece does."""
 
     def __init__(
         self, forecast: Forecast, dataset: InPieces, cache: Cache, ahead: int = AHEAD, threads: int = THREADS
@@ -59,7 +59,7 @@ class Scout:
             self._thread = started("penstock-scout", self._work, self._fetches.stop)
 
     def close(self) -> None:
-        """Stops the scout. Fetches that are in flight finish in the background."""
+        """Stops the scout (the prefetching thread). Fetches in flight finish in the background."""
         self._fetches.stop()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():  # the garbage collector may run in it
@@ -145,7 +145,7 @@ class _Fetches:
             self.bell.put(None)
 
     def _pause(self, seconds: float) -> None:
-        """Waits between two retries. Raises _Stopped if the scout is closed."""
+        """Waits before a retry. Raises _Stopped if the scout (the prefetching thread) is closed meanwhile."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0 or self.stopped:
             if self.stopped:

@@ -86,14 +86,14 @@ class Inventory:
 
     @property
     def decoded(self) -> int:
-        """Number of blocks decoded so far, over all processes."""
+        """The number of blocks decoded so far by all processes."""
         return _head(self._used())[2]
 
     def blocks(self) -> set[int]:
         return _blocks_in(_rows(self._used()))
 
     def claim(self, claim: Claim) -> None:
-        """Replaces this loader's claim, and drops the blocks that no loader claims."""
+        """Replaces this loader's claim (its list of blocks to keep), and drops the blocks that no loader claims."""
         lock = ByteLock(again(self._used()), 0, self._patience)
         with_loan(lock, self._claim, lock, claim)
 

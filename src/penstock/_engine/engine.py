@@ -116,7 +116,7 @@ class Engine(EngineLifetime):
         return len(self._course.ready) + len(self._course.filled)
 
     def open_answer(self) -> Answer | None:
-        """Returns the part of the current answer (a batch or bundle) that was already handed out, or None."""
+        """Returns measurements of the part of the current task that was already handed out, or None."""
         return self.stopwatch.open_answer(len(self._course.ready))
 
     def memory(self) -> tuple[int, int, int]:
@@ -129,7 +129,7 @@ class Engine(EngineLifetime):
     # Called by a reader.
 
     def open(self, run: Run) -> None:
-        """Begins a run (an epoch). If it is not the prefetched run, all prefetched steps are dropped."""
+        """Begins a run (one pass over an epoch). If it is not the prefetched run, prefetched steps are dropped."""
         if run is not self._course.ahead:
             self.cancel()
         if self.closed:

@@ -128,7 +128,7 @@ class Run:
         return task
 
     def _next_keys(self, most: int) -> tuple[Any, int]:
-        """Returns the keys of the next steps, or a `Raised` if the sampler raises, and the number of steps."""
+        """Returns the keys of the next steps (or a `Raised` if the sampler raises) and the number of steps."""
         try:
             return (next(self._keys), 1) if self._take is None else self._take(most)
         except StopIteration:

@@ -173,7 +173,7 @@ class ByKey(Feed):
         return SamplerPlan(sampler, options.batch_size, options.drop_last, batched, *options.shard)
 
     def _order(self, seed: int) -> Order | None:
-        """Returns the order of the keys as a pure function, or None if the sampler must be iterated."""
+        """Returns the order of the keys as a computable `Order`, or None if the sampler must be iterated."""
         if self.options.sampler is not None:
             return order_of(self.options.sampler, seed)
         once = pass_of(self.dataset)

@@ -310,7 +310,7 @@ def _write(file: AnyFile | _NoFile, kind: str, arrays: Arrays, fd: int) -> None:
 
 
 def _read(place: _IndexBeside | _InCache, file: AnyFile | _NoFile, kind: str) -> tuple[Arrays, dict[str, int]]:
-    """Returns the arrays of an index and their CRC-32s. Raises if it is damaged, untrusted or of another file."""
+    """Returns the arrays of an index and their CRC-32s. Raises if it is damaged, untrusted or for another file."""
     index = File(os.fspath(place.path))
     if not os.path.samestat(place.check(), os.fstat(index.descriptor().number)):
         raise ValueError("another file was put in its place")

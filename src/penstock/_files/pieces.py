@@ -33,7 +33,7 @@ class Pieces(Protocol):
 
     @property
     def passing(self) -> Pieces:
-        """Keeps the pieces of files whose version is unknown. Only this process may use them: see `Identity`."""
+        """The store for pieces of files whose version is unknown. Only this process may use it: see `Identity`."""
 
     def get(self, piece: Piece, fetch: FetchPiece) -> memoryview:
         """Returns the bytes of a piece, calling `fetch(piece)` if they are not stored here."""

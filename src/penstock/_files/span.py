@@ -29,10 +29,11 @@ from penstock._system.interrupts import CallAtEnd, call_at_end, interrupts_defer
 
 
 class Span:
-    """All files of a dataset in one array, `memory`. File i starts at `begins[i]`. Unmapped pieces are zeros.
+    """All files of a dataset in one array, `memory`. File i starts at `begins[i]`. Unmapped pieces read as zeros.
 
-    Another thread may unmap a piece while a reader copies its bytes, and then sets `mark` to a new object. So a
-    reader remembers `mark`, checks `has`, and copies. If `mark` is another object afterwards, the copy may be wrong.
+    While a reader copies bytes, another thread may unmap their piece; that thread then sets `mark` to a new object.
+    So a reader remembers `mark`, checks `has`, and copies. If `mark` is another object afterwards, the copy may be
+    wrong.
     """
 
     def __init__(self, files: Sequence[AnyFile]) -> None:

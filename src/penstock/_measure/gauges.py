@@ -152,7 +152,7 @@ _clock = time.perf_counter_ns
 
 
 def delay_ns(thread: str = "thread-self") -> int:
-    """Returns how long a thread was ready to run but had no processor, or 0 if the kernel does not measure this."""
+    """Returns how long a thread was runnable without getting a CPU, in ns; 0 if the kernel does not measure this."""
     try:
         with open(f"/proc/{thread}/schedstat", "rb", buffering=0) as file:
             return int(file.read().split()[1])
@@ -189,7 +189,7 @@ class Gauges:
         return Counts._make(_COUNTS.unpack_from(self.memory, self.row(seat)[1]))
 
     def times(self, seat: int) -> bytes:
-        """Returns the histogram of this worker's sample times, as 8-byte words."""
+        """Returns the histogram of this worker's times per sample, as 8-byte words."""
         return self.row(seat)[0][_TIMES : _TIMES + BUCKETS].tobytes()
 
     def slowest(self, seat: int, epoch: int | None = None) -> list[Slow]:

@@ -67,7 +67,7 @@ Reduce = Callable[[Any], Any]
 
 
 class Handler(NamedTuple):
-    """The functions that copy, pin, store and convert the leaves (arrays in a batch) of one class."""
+    """The functions that copy, pin, store and convert leaves (values in a batch) of one class."""
 
     copy: Callable[[Any], Any]
     pin: Callable[[Any], Any]

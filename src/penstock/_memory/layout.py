@@ -59,7 +59,7 @@ class Writer:
         self._copied: list[tuple[int, int]] = []
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Like `np.empty`, but allocates the array in the slab if it fits."""
+        """Like `np.empty`, but allocates the array in the slab (memory block) if it fits."""
         start = self.reserve(math.prod(shape) * dtype.itemsize)
         if start is None or dtype.hasobject:
             return np.empty(shape, dtype)
@@ -69,7 +69,7 @@ class Writer:
         return array
 
     def reserve(self, nbytes: int) -> int | None:
-        """Allocates `nbytes` bytes and returns their offset in the slab, or None if they do not fit."""
+        """Allocates `nbytes` bytes in the slab (memory block). Returns their offset, or None if they do not fit."""
         start = (self.used + ALIGN - 1) & -ALIGN
         self.used = start + nbytes
         if self.used > self._size:
@@ -78,7 +78,7 @@ class Writer:
         return start
 
     def find(self, address: int, nbytes: int) -> int | None:
-        """Returns the slab offset of the bytes at this address, or None if they are outside the slab."""
+        """Returns the offset of this address in the slab (memory block), or None if it is outside."""
         start = address - self._base()
         return start if 0 <= start <= self._size - nbytes else None
 
@@ -93,7 +93,7 @@ class Writer:
         return start
 
     def hold(self, buffers: Sequence[pickle.PickleBuffer]) -> tuple[tuple[int, int], ...]:
-        """Copies buffers into the slab and returns the offset and length of each.
+        """Copies buffers into the slab (memory block). Returns the offset and length of each.
 
         Buffers that share memory still share it in the slab.
         """
@@ -179,7 +179,7 @@ _placeable: set[type] = {*_ATOMS, np.ndarray}
 
 
 def _can_be_placed(kind: type) -> bool:
-    """True if leaves of this class can be stored in a slab. A batch with any other leaf is pickled as a whole."""
+    """True if leaves of this class can be stored in a slab (memory block). Otherwise the whole batch is pickled."""
     handler = HANDLERS[kind]
     if handler is not None and handler.store is not None:
         _placeable.add(kind)

@@ -60,7 +60,10 @@ def grow(fd: int, size: int) -> None:
 
 
 def mapped(fd: int | None, length: int, offset: int = 0, *, writable: bool = True) -> memoryview:
-    """Returns a buffer over bytes of a file (shared), or private memory. It is unmapped with the last reference."""
+    """Returns a buffer over shared bytes of a file, or private memory if `fd` is None.
+
+    The memory is unmapped when the last reference to the buffer is dropped.
+    """
     # Not mmap.mmap, which keeps a descriptor for each mapping: a caller with many large batches would run out of
     # them. (Python 3.13 can avoid it.)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS if fd is None else mmap.MAP_SHARED

@@ -48,7 +48,7 @@ _BESIDE = 256
 
 
 class Region(NamedTuple):
-    """A range of an extent. The extent has `length` bytes and begins at offset `extent` of the arena's file."""
+    """A byte range in an extent, which is a part of the arena's file: `length` bytes, starting at offset `extent`."""
 
     extent: int
     length: int
@@ -64,14 +64,14 @@ class Arena:
         self._extents: dict[int, memoryview] = {}
 
     def root(self, region: Region) -> NDArray[np.uint8]:
-        """Returns a new array over the whole region. The array stays alive as long as any view of it."""
+        """Returns a new array over the whole region. It stays alive as long as any view of it."""
         buffer = self._extents.get(region.extent)
         if buffer is None:
             buffer = self._extents[region.extent] = mapped(self.fd, region.length, region.extent)
         return np.frombuffer(buffer, np.uint8, region.capacity, region.start)
 
     def discard(self, region: Region) -> None:
-        """Gives the region's memory pages back to the system. The region stays mapped, and reads as zeros."""
+        """Gives the region's memory pages back to the system. The region stays mapped and reads as zeros."""
         buffer = self._extents.get(region.extent)
         if buffer is not None:
             advice = mmap.MADV_DONTNEED if self.fd is None else mmap.MADV_REMOVE
@@ -80,7 +80,7 @@ class Arena:
 
 
 class Slabs:
-    """The memory of each slab: in an arena backed by the file `fd`, or in private memory if `fd` is None."""
+    """The memory of each slab (the block for a batch): in the file `fd`, or private memory if `fd` is None."""
 
     def __init__(self, fd: int | None) -> None:
         self.arena = Arena(fd)
@@ -90,7 +90,7 @@ class Slabs:
         self._unused: dict[int, Iterator[Region]] = {}  # by capacity
 
     def region(self, slab: int, at_least: int = 0, count: int = 1, most: int = 1) -> Region:
-        """Returns the region of a free slab. If `count` batches would not fit, it is replaced with a larger one.
+        """Returns the region of a free slab. A region too small for `count` batches is replaced by a larger one.
 
         Until the size of a batch is known, a new region is a whole extent (see `EXTENT`). Later, a new region has
         room for up to `most` batches, within the limit for bundles (see `BUNDLE`; a bundle is several batches in one
@@ -108,29 +108,29 @@ class Slabs:
         return region
 
     def root(self, slab: int, at_least: int = 0) -> NDArray[np.uint8]:
-        """Returns a new array over the memory of a free slab, with room for one batch of `at_least` bytes."""
+        """Returns a new array over a free slab (memory block), with room for one batch of `at_least` bytes."""
         return self.arena.root(self.region(slab, at_least))
 
     def learn(self, nbytes: int) -> None:
-        """Records the size of a batch. Regions that are returned from now on have room for a batch of this size."""
+        """Records the size of a batch. From now on, returned regions have room for a batch of this size."""
         if nbytes > self.largest:
             self.largest = nbytes
 
     @property
     def nbytes(self) -> int:
-        """The memory that the slabs take, in bytes. For private memory, this is an estimate."""
+        """The memory that the slabs (blocks for batches) use, in bytes. For private memory, this is an estimate."""
         if self.arena.fd is not None:
             return os.fstat(self.arena.fd).st_blocks * 512
         return self.largest * len(self._regions)
 
     def cool(self, slab: int) -> None:
-        """Gives the slab's memory pages back to the system. They are allocated again when the slab is next used."""
+        """Gives the slab's memory pages back to the system. They are allocated again when the slab is used."""
         region = self._regions.get(slab)
         if region is not None:  # the slab may have been meant for a step that does not exist
             self.arena.discard(region)
 
     def _carve(self, capacity: int) -> Region:
-        """Returns a region of at least `capacity` bytes that was never used before."""
+        """Returns an unused region (byte range) of at least `capacity` bytes."""
         capacity = max(mmap.PAGESIZE, -(-capacity // mmap.PAGESIZE) * mmap.PAGESIZE)
         region = next(self._unused.get(capacity, iter(())), None)
         if region is not None:
@@ -158,7 +158,7 @@ class _Lease(weakref.ref):  # type: ignore[type-arg]  # a generic base cannot ha
 
 
 class Leases:
-    """The slabs that are on loan to the caller, and those that have come back since the last `collect`."""
+    """The slabs (memory blocks) that are lent to the caller, and those returned since the last `collect`."""
 
     def __init__(self, shared: bool = True) -> None:
         self._lent: dict[int, _Lease] = {}
@@ -184,11 +184,11 @@ class Leases:
         return sum(lease.nbytes for lease in tuple(self._lent.values()))
 
     def give_back(self, slab: int) -> None:
-        """Takes back a slab that was never lent, because no batch was made in it."""
+        """Takes back a slab that was never lent, because no batch was written to it."""
         self._returned.append(slab)
 
     def collect(self) -> list[int]:
-        """Returns the slabs that have come back since the last call and can be used again."""
+        """Returns the slabs that were given back since the last call and can be used again."""
         slabs = []
         while self._returned:
             back = self._returned.popleft()
@@ -213,7 +213,7 @@ class Leases:
                 self._inherited.append(lease)
 
     def inherit(self, fork: forks.Fork | None) -> None:
-        """Records a fork. If `fork` is None, the child's end is unknown, so slabs on loan are never used again."""
+        """Records a fork. If `fork` is None, the child cannot be tracked, so slabs now on loan are never reused."""
         if fork is None:
             self._lent.clear()
             return
@@ -222,7 +222,7 @@ class Leases:
                 lease.forks = (*lease.forks, fork)
 
     def forget(self) -> None:
-        """Forgets all leases, in a forked child, because the slabs belong to the parent."""
+        """Forgets all leases. Called in a forked child, because the slabs belong to the parent."""
         self._lent.clear()
         self._inherited.clear()
 

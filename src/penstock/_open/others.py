@@ -218,7 +218,7 @@ def of_folder(folder: str) -> str | None:
 
 
 def refuse_beside_text(folder: str) -> None:
-    """Raises FormatError unless text files outnumber other samples, because they may be notes about those."""
+    """Raises FormatError if text files are not the majority, because they may be notes about the other samples."""
     found = _below(folder)
     others = {end: paths for end, paths in found.items() if end in _KNOWN or end in PICTURES}
     if not others or sum(map(len, others.values())) < len(found[".txt"]):

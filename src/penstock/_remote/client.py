@@ -33,7 +33,7 @@ CERTIFICATES = {  # by the beginning of rustls' name for the problem
 
 
 class Client:
-    """Connection settings for one store. `options` has them under obstore's names."""
+    """The connection settings for one store. `options` contains them under obstore's names."""
 
     def __init__(self, root: str, user: str, storage: Mapping[str, Any]) -> None:
         self.options: dict[str, Any] = {**_DEFAULTS, **client_options(root, storage)}
@@ -45,7 +45,7 @@ class Client:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Headers of every request, with names in lower case."""
+        """The headers that every request has, with names in lower case."""
         given = {str(name).lower(): value for name, value in self.options.get("default_headers", {}).items()}
         return {"accept": "*/*", "user-agent": self.options.get("user_agent", "penstock"), **given}
 
@@ -58,7 +58,7 @@ class Client:
         return float(found[1]) * _UNITS.get(found[2] or "s", 1.0) if found else 30.0
 
     def trust(self) -> ssl.SSLContext:
-        """Returns a TLS context that trusts the certificates named by the options and the environment."""
+        """Returns a TLS context that trusts the certificates named in the options and the environment."""
         context = ssl.create_default_context(cafile=os.environ.get("SSL_CERT_FILE"))
         if text := self.options.get("root_certificate"):
             context.load_verify_locations(cadata=text if isinstance(text, str) else text.decode())
@@ -85,7 +85,7 @@ class ServerAddress(NamedTuple):
 
 
 class HttpAnswer(NamedTuple):
-    """A web server's response. The names of the headers are in lower case."""
+    """A response from a web server. Header names are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -105,7 +105,7 @@ class WebServer:
         weakref.finalize(self, _close, self._idle)
 
     def _find_proxy(self) -> tuple[tuple[str, int] | None, dict[str, str]]:
-        """Returns the proxy's address (None without a proxy) and its headers, from the options or the environment."""
+        """Returns the proxy's address (None without a proxy) and headers, from the options or the environment."""
         scheme, host, _ = self.address
         url = self._client.options.get("proxy_url") or ("" if proxy_bypass(host) else getproxies().get(scheme, ""))
         if not url:
@@ -115,7 +115,7 @@ class WebServer:
         return (parts.hostname or "", parts.port or 80), {"proxy-authorization": _basic(user)} if user else {}
 
     def ask(self, method: str, target: str, headers: Mapping[str, str]) -> HttpAnswer:
-        """Sends one request, and returns the response. Raises OSError or HTTPException if the connection fails."""
+        """Sends one request and returns the response. Raises OSError or HTTPException if the connection fails."""
         while True:
             connection, is_new = (self._idle.pop(), False) if self._idle else (self._connection(), True)
             try:
@@ -126,7 +126,7 @@ class WebServer:
                     raise  # only a new connection raises: the server may have closed an idle one
 
     def _connection(self) -> HTTPConnection:
-        """Returns a connection, through the proxy if there is one. The first request opens it."""
+        """Returns a connection, through the proxy if there is one. It is opened by the first request."""
         scheme, host, port = self.address
         peer, timeout = self._proxy or (host, port), self._client.seconds("connect_timeout")
         if scheme == "http":
@@ -151,7 +151,7 @@ class WebServer:
         return answer
 
     def _body(self, response: HTTPResponse) -> bytes:
-        """Returns the body of a 206 response within the time limit, or the beginning of any other body."""
+        """Returns the whole body of a 206 response within the time limit, or only the beginning of any other."""
         wanted = response.status == 206
         until = time.monotonic() + self._client.seconds("timeout")
         parts = []

@@ -108,13 +108,13 @@ class FileSystem:
 
 
 def _mark(value: Any) -> str:
-    """Returns a checksum, version or time as text, the same for a datetime (listings) and a number (`info`)."""
+    """Returns a checksum, version or time as text. A datetime and its timestamp in seconds give the same text."""
     seconds = value.timestamp() if isinstance(value, datetime) else value
     return f"{seconds:.6f}" if isinstance(seconds, (int, float)) else str(seconds)
 
 
 def _differ(one: StoredObject, other: StoredObject) -> bool:
-    """True if size or token differ. Tokens of different kinds, such as a checksum and a time, are not compared."""
+    """True if the sizes or tokens differ. Tokens of different kinds (such as checksum and time) are not compared."""
     # A listing may have other kinds of tokens than fsspec's `info`.
     kinds = {each.token.partition(" ")[0] for each in (one, other)}
     return one.size != other.size or (len(kinds) == 1 and one.token != other.token)

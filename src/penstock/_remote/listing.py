@@ -25,7 +25,7 @@ NameRange = tuple[str, str]
 
 
 def listed(remote: Remote, folder: str) -> Iterator[list[StoredObject]]:
-    """Yields all objects below a folder, a list at a time, in no particular order."""
+    """Yields all objects below a folder, as lists, in no particular order."""
     if not remote.sorts:
         yield from (page.objects for page in remote.below(folder, True))
         return
@@ -59,7 +59,7 @@ def _some(
 
 
 def cuts(last: str, until: str, begin: int) -> list[str]:
-    """Returns names between `last` and `until`, sorted, at which new ranges may start."""
+    """Returns sorted names between `last` and `until` at which a listing can be split into ranges."""
     while begin < min(len(last), len(until)) and last[begin] == until[begin]:
         begin += 1
     found: list[list[str]] = []

@@ -67,7 +67,7 @@ _started_in: int | None = None  # the process in which obstore has started its t
 
 
 class Objects:
-    """A store that is read through obstore. `storage` has the form that `options.named` returns."""
+    """A store that is accessed through obstore. `storage` has the form that `options.named` returns."""
 
     def __init__(self, root: str, user: str, storage: Mapping[str, Any]) -> None:
         obstore = _imported()
@@ -104,7 +104,7 @@ class Objects:
         return self._peeked(key)
 
     def _peeked(self, key: str) -> StoredObject:
-        """Finds an object by reading its first byte, because a URL that is signed for GET is not valid for HEAD."""
+        """Finds an object by reading its first byte, because a URL signed for GET cannot be used for HEAD."""
         try:
             answer = self._store.get(key, options={"range": (0, 1)})
         except Exception as error:
@@ -141,7 +141,7 @@ class Objects:
         return (self._is_s3 and self._wrong_region(str(error))) or _failed(error)
 
     def _wrong_region(self, text: str) -> RequestFailed | None:
-        """Returns an error that names the bucket's region if the request went to another region, otherwise None."""
+        """Returns an error that names the bucket's region if the request used another region, otherwise None."""
         head, asked = text.partition("\n\nDebug source")[0], _ASKED.search(text)
         named = _REGION.search(head)
         if "redirect without LOCATION" in head:
@@ -160,7 +160,7 @@ class Objects:
         )
 
     def _region_at(self, url: str) -> str:
-        """Asks S3, without a signature, for the region of the bucket in a URL; "" if S3 does not name it."""
+        """Asks S3, without a signature, for the region of the bucket in a URL. Returns "" if S3 does not say."""
         try:
             answer = WebServer(url, self._client).ask("HEAD", urlsplit(url).path or "/", {})
         except (OSError, ValueError, HTTPException):
@@ -171,7 +171,7 @@ class Objects:
 
 
 def is_strong(token: str) -> bool:
-    """True for a strong ETag. A weak one, or a token that is a time ("at ..."), cannot be used in If-Match."""
+    """True for a strong ETag. Weak ETags, and tokens that are times ("at ..."), cannot be used in If-Match."""
     return bool(token) and not token.startswith(("W/", "at "))
 
 
@@ -200,7 +200,7 @@ def _stored(meta: Any) -> StoredObject:
 
 
 def _failed(error: Exception) -> RequestFailed:
-    """Converts obstore's error, keeping only a few words: the text contains URLs and responses of servers."""
+    """Converts obstore's error. Keeps only a few words of its text, which contains URLs and server responses."""
     text, kind = str(error), type(error).__name__
     head = text.partition("\n\nDebug source")[0]
     status = _status_of(error)
@@ -223,7 +223,7 @@ def _failed(error: Exception) -> RequestFailed:
 
 
 def _broken(kind: str, head: str, text: str) -> RequestFailed:
-    """Converts an error without a response from the server."""
+    """Converts an obstore error for a request that got no response from the server."""
     cause = _CAUSE.search(text)
     why = next(filter(None, cause.groups()), "") if cause else ""
     if "ertificate" in text:
@@ -254,7 +254,7 @@ def _broken(kind: str, head: str, text: str) -> RequestFailed:
 
 
 def _host(head: str) -> str:
-    """Returns the host that the failed request went to. Options and variables may replace the host in the URL."""
+    """Returns the host that a failed request was sent to. Options and variables may override the URL's host."""
     asked = _ASKED.search(head)
     return redacted(asked[1]).partition("://")[2].partition("/")[0] if asked else "the server"
 

@@ -111,7 +111,7 @@ _UNKNOWN = re.compile(r"Configuration key: '([^']*)'|Invalid key: (\S+?)\.?$|une
 
 
 def named(url: str, storage: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Returns the options under obstore's names, those of connections in a dict "client_options". Idempotent."""
+    """Returns the options under obstore's names. Connection options are in a dict "client_options". Idempotent."""
     kind, scheme = _KINDS[scheme_of(url)], scheme_of(url)
     found: dict[str, Any] = {}
     client: dict[str, Any] = {}
@@ -163,7 +163,7 @@ def client_options(
 
 
 def unknown(url: str, error: Exception) -> ValueError | None:
-    """Returns an error that suggests a similar option if obstore does not know an option, otherwise None."""
+    """Returns an error if obstore does not know one of the options, with similar names suggested; otherwise None."""
     found = _UNKNOWN.search(str(error).partition("\n")[0])
     if found is None:
         return None
@@ -177,7 +177,7 @@ def unknown(url: str, error: Exception) -> ValueError | None:
 
 
 def _flat(storage: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yields all options, including those in nested dicts. Options with the value None are left out."""
+    """Yields all options, including those in nested dicts. Options that are None are left out."""
     for name, value in storage.items():
         if name in _NESTED:
             yield from _flat(_nested(storage, name))
@@ -195,13 +195,13 @@ def _nested(storage: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _plain(name: str, kind: _StoreKind) -> str:
-    """Returns the option's name in lower case, without a prefix such as `aws_`, which environment variables have."""
+    """Returns an option's name in lower case, without the prefix of its environment variable, such as `aws_`."""
     name = str(name).lower()
     return next((name.removeprefix(each) for each in kind.prefixes if name.startswith(each)), name)
 
 
 def _by_value(given: str, name: str, value: Any, kind: _StoreKind) -> tuple[str, Any]:
-    """Translates an option whose meaning depends on its value. Returns the name "" if the option is to be dropped."""
+    """Translates an option whose meaning depends on its value. Returns the name "" for an option to be dropped."""
     if name == "verify" and isinstance(value, bool):
         return ("", None) if value else ("allow_invalid_certificates", True)
     if name == "use_ssl" and value is True:

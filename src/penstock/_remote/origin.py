@@ -36,7 +36,7 @@ _REASONS = (  # OpenSSL's words, with the names that rustls has for the same pro
 
 
 def has_secrets(root: str, user: str, storage: Mapping[str, Any]) -> bool:
-    """True if obstore, after a redirect, would send secrets for this web server to another server."""
+    """True if obstore, following a redirect, would send this web server's secrets to another server."""
     client = Client(root, user, storage)
     if not client.headers.keys() <= _KEPT_BACK or "/?" in root:
         return True
@@ -45,7 +45,7 @@ def has_secrets(root: str, user: str, storage: Mapping[str, Any]) -> bool:
 
 
 class Origin:
-    """A store on one web server. The headers and the query are sent only to this scheme, host and port."""
+    """A store on one web server. Its headers and query are sent only to the same scheme, host and port."""
 
     def __init__(self, root: str, user: str, storage: Mapping[str, Any]) -> None:
         self._storage = storage
@@ -103,7 +103,7 @@ class Origin:
         raise RequestFailed(RequestFault.FINAL, "web servers have no list of files", "Name the files one by one.")
 
     def _ask(self, key: str, method: str, how: Mapping[str, str]) -> HttpAnswer | tuple[Objects, str]:
-        """Returns the response or, if it redirects to another server, a store for that server and the key in it."""
+        """Returns the response. After a redirect to another server, returns that server's store and the key in it."""
         target = "/" + quote(key, safe="/:@!$&'()*+,;=~-._") + (f"?{self._query}" if self._query else "")
         for _ in range(_HOPS):
             answer = self.server.ask(method, target, {**self._client.headers, **how})
@@ -127,7 +127,7 @@ class Origin:
         raise RequestFailed(RequestFault.FINAL, f"the server redirects more than {_HOPS} times")
 
     def _other_server(self, url: str, there: ServerAddress) -> tuple[Objects, str]:
-        """Returns a store for another server, and the key in it. The user's headers are not sent to that server."""
+        """Returns a store for another server, and the key in it. The user's headers are not sent there."""
         here = self.server.address
         if here.scheme == "https" and there.scheme == "http" and not self._client.allows_http:
             raise RequestFailed(

@@ -22,7 +22,7 @@ class RequestFault(Enum):
 
 
 class RequestFailed(Exception):
-    """A failed request. `came` describes the response or connection error; `remedy` says what the user can do."""
+    """Raised if a request fails. `came` describes the response or connection error; `remedy` says what to do."""
 
     def __init__(self, fault: RequestFault, came: str, remedy: str = "") -> None:
         super().__init__(came)
@@ -54,7 +54,7 @@ def answered(status: int, came: str) -> RequestFailed:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a request is retried: for `seconds` in total, with pauses that double from `first` to `longest`."""
+    """How long a request is retried: `seconds` in total, with pauses that double from `first` to `longest`."""
 
     seconds: float = 300.0
     first: float = 0.2

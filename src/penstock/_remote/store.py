@@ -46,7 +46,7 @@ _OPEN = ("endpoint", "base_url", "account_name", "region", "bucket", "container_
 
 
 class StoredObject(NamedTuple):
-    """An object in a store. `token` identifies its version: the ETag, else the modification time, else ""."""
+    """An object in a store. `token` identifies its version: its ETag, or its modification time, or ""."""
 
     key: str
     size: int
@@ -54,14 +54,14 @@ class StoredObject(NamedTuple):
 
 
 class Page(NamedTuple):
-    """A part of a listing. `folders` has the names of the subfolders, unless the listing is recursive."""
+    """A part of a listing. `folders` contains the names of subfolders, unless the listing is recursive."""
 
     objects: list[StoredObject]
     folders: list[str]
 
 
 class Store(Protocol):
-    """A store, accessed through one library. Each call makes one attempt, and may raise any error: see `attempt`."""
+    """A store, accessed through one library. Each call makes one attempt and may raise any error: see `attempt`."""
 
     def find(self, key: str) -> StoredObject: ...
 
@@ -76,7 +76,7 @@ class Store(Protocol):
 
 
 def attempt(store: Store, call: Callable[[], T]) -> T:
-    """Returns `call()`. Converts an error of the store's library to `RequestFailed`."""
+    """Returns `call()`. Converts errors of the store's library to `RequestFailed`."""
     try:
         with NO_PANICS:
             return call()
@@ -91,7 +91,7 @@ class Remote:
     """The store behind a URL. Each process has its own connection: library threads do not survive a fork."""
 
     def __init__(self, root: str, user: str, storage: Storage, places: str | None = None) -> None:
-        """`places` is what `_places` returned in the original's process, whose environment may differ."""
+        """`places`: the result of `_places` in the process that was pickled from, whose environment may differ."""
         self._is_own = scheme_of(root) in SCHEMES
         self._root, self._user, self._storage = root, user, named(root, storage) if self._is_own else dict(storage)
         self._places = _places(scheme_of(root), self._storage) if places is None else places
@@ -131,8 +131,8 @@ class Remote:
     def below(self, folder: str, deep: bool, after: str = "", pause: Pause = time.sleep) -> Iterator[Page]:
         """Yields pages of the objects below a folder whose keys are greater than `after`.
 
-        After an error, the listing continues after the last page. But if the store does not sort objects, it starts
-        again from the beginning, and may contain some objects twice.
+        After an error, the listing continues after the last page. If the store does not sort objects, the listing
+        starts again from the beginning instead, and may contain some objects twice.
         """
         what = f"The files below {self.display_url(folder)} cannot be listed"
         listing: Iterator[Page] | None = None
@@ -157,11 +157,11 @@ class Remote:
         return redacted(f"{self._root.partition('/?')[0]}/{key}")
 
     def path(self, key: str) -> str:
-        """Returns the URL of an existing object, without credentials. No two objects in a store have the same URL."""
+        """Returns the URL of an existing object, without credentials. The URL is unique within a store."""
         return faithful(self._root, key)
 
     def identity(self, key: str) -> str:
-        """Returns a string that identifies an object among all stores. It does not depend on the credentials."""
+        """Returns a string that identifies an object across all stores. It does not depend on the credentials."""
         return identified(self._root, key, self._user) + self._places
 
     def _tried(
@@ -172,7 +172,7 @@ class Remote:
         key: str,
         pause: Pause = time.sleep,
     ) -> T:
-        """Sends a request to the store, with retries. Error messages start with `what`."""
+        """Sends a request to the store, with retries. `what` is the beginning of error messages."""
         begun, failures, odd = time.monotonic(), 0, 0
         with Request(counting()) as waits:
             while True:
@@ -199,7 +199,7 @@ class Remote:
             return attempt(store, lambda: call(store))
 
     def _secrets(self, key: str) -> tuple[str, ...]:
-        """Returns the strings that no message may show: everything in the options or the URL that may be secret."""
+        """Returns the strings that must not appear in messages: parts of the options or URL that may be secret."""
         found = list(_texts({k: v for k, v in self._storage.items() if k not in _OPEN}))
         if self._is_own:  # a variable may hold the password of a proxy
             found += _texts(client_options(self._root, self._storage))
@@ -260,7 +260,7 @@ def _error(failed: RequestFailed, text: str) -> RemoteError:
 
 
 def _places(scheme: str, storage: Mapping[str, Any]) -> str:
-    """Returns a string with all options and variables that decide which server, account or bucket a URL refers to."""
+    """Returns a string of all options and variables that determine the server, account or bucket of a URL."""
     found = [(_ACCOUNT, os.environ[_ACCOUNT])] if scheme.startswith("a") and _ACCOUNT in os.environ else []
     within: list[Mapping[str, Any]] = [storage]
     for options in within:  # grows: options may be nested, as in client_kwargs
@@ -282,7 +282,7 @@ _semaphore, _semaphore_of = threading.BoundedSemaphore(IN_FLIGHT), os.getpid()
 
 
 def _slots() -> threading.BoundedSemaphore:
-    """Returns the semaphore that limits the requests of this process. A forked child gets a new one."""
+    """Returns the semaphore that limits this process's concurrent requests. A forked child gets a new one."""
     global _semaphore, _semaphore_of
     if _semaphore_of != os.getpid():
         _semaphore, _semaphore_of = threading.BoundedSemaphore(IN_FLIGHT), os.getpid()

@@ -88,7 +88,7 @@ def scheme_of(url: str) -> str:
 
 
 def is_web(url: str) -> bool:
-    """True for http and https. Web servers cannot list their files."""
+    """True for http and https URLs. Web servers cannot list their files."""
     return scheme_of(url) in _WEB
 
 
@@ -106,7 +106,7 @@ def split(url: str) -> UrlParts:
 
 
 def check_host(url: str) -> None:
-    """Raises ValueError if the host of a URL is not valid, as in `ftp://user:pass/word@host`."""
+    """Raises ValueError if a URL's host is not valid, as in `ftp://user:pass/word@host`."""
     # A URL without a valid host must not be cut at its slashes, because a part of it may end inside the password.
     place = re.split(r"[/\\?#]", url.partition("://")[2], maxsplit=1)[0]
     host = _AT.split(place)[-1]
@@ -117,7 +117,7 @@ def check_host(url: str) -> None:
 
 
 def redacted(url: str) -> str:
-    """Hides user, password and query of a URL, for messages. A path is accepted too, as it may be a mistyped URL.
+    """Hides the user, password and query of a URL, for messages. Accepts paths too, which may be mistyped URLs.
 
     If the text is not a URL, has no valid host, or may have a password with a slash, everything up to the last @ is
     hidden. So two different URLs may have the same result: see `faithful`.
@@ -142,7 +142,7 @@ def redacted(url: str) -> str:
 
 
 def _unlike_url(text: str) -> str:
-    """Returns a path for messages. A path with a colon and an @ may be a mistyped URL, so its password is hidden."""
+    """Returns a path for messages. With a colon and an @, it may be a mistyped URL, so its password is hidden."""
     plain = unquote(unquote("".join(text.split())))
     mark = _MARK.search(plain)
     if mark is None:
@@ -154,14 +154,14 @@ def _unlike_url(text: str) -> str:
 
 
 def faithful(root: str, key: str) -> str:
-    """Returns the URL of an existing object, without user and query. No two objects of a store get the same URL."""
+    """Returns the URL of an existing object, without user and query. The result is unique within a store."""
     scheme, _, place = root.partition("/?")[0].partition("://")
     host = place if _CONTAINER.fullmatch(root) else _AT.split(place)[-1]
     return f"{scheme}://{host}/{key if is_web(root) else _QUERY.sub('', key)}"
 
 
 def suspicious(rest: str) -> list[str]:
-    """Returns the parts of a URL (without its scheme) that may be secret: all before the last @, and the query."""
+    """Returns the parts of a URL that may be secret: all before the last @, and the query. `rest` has no scheme."""
     ats = list(_AT.finditer(rest))
     hidden = [rest[: ats[-1].start()]] if ats else []
     hidden.append(rest.partition("?")[2])
@@ -169,7 +169,7 @@ def suspicious(rest: str) -> list[str]:
 
 
 def local(path: str, reader: str) -> str:
-    """Returns a path. Raises for a missing file that looks like a URL: `open` would show the URL's password."""
+    """Returns the path. Raises if the file is missing and the path looks like a URL, without showing its password."""
     if redacted(path) != path and not os.path.exists(path):
         raise FileNotFoundError(
             f"{reader}: there is no local file {redacted(path)!r}. It looks like a URL: copy the file to a disk."
@@ -207,7 +207,7 @@ def _unsigned(host: str, query: str) -> str:
 
 
 def scrubbed(text: str, secrets: tuple[str, ...]) -> str:
-    """Returns a library's message in which URLs are redacted, and secrets are replaced by ***."""
+    """Returns a library's message with URLs redacted and secrets replaced by ***."""
     text = _USER_IN_TEXT.sub(r"\1", text)
     text = _IN_TEXT.sub(lambda found: redacted(found[0]), text)
     for secret in sorted(secrets, key=len, reverse=True):

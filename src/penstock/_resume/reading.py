@@ -20,7 +20,7 @@ class Mark(NamedTuple):
     """A position in an iterable: after `read` batches, with the states of the iterable and of its iterator.
 
     At the end of an epoch, `states` is None, and `kept` has the states that the next epoch starts from. The mark
-    before the first batch of that epoch has them in `kept`, too. Before the very first epoch, `kept` has the
+    before the first batch of that next epoch also has them in `kept`. Before the very first epoch, `kept` has the
     iterable's state and the key "fresh", which means that the iterable may have no items.
     """
 
@@ -30,7 +30,7 @@ class Mark(NamedTuple):
 
     @classmethod
     def parse(cls, read: int, states: object, kept: object) -> Mark:
-        """Returns the mark made of these parts of a saved state. Raises ValueError if they are damaged."""
+        """Returns the mark for these parts of a saved state. Raises ValueError if they are damaged."""
         parts = [states, kept]
         # If `states` is empty, the iterable is read from its beginning, so no batch was read before.
         if not all(part is None or _is_sound(part) for part in parts) or (states == {} and read):
@@ -42,11 +42,11 @@ class Mark(NamedTuple):
         return self.states is None
 
     def next_epoch(self) -> Mark | None:
-        """Returns the mark that the next epoch starts from, or None if the iterable has no state."""
+        """Returns the mark (saved position) at which the next epoch starts, or None if the iterable has no state."""
         return None if self.kept is None else Mark(0, {}, self.kept)
 
     def check_owner(self, iterable: object) -> None:
-        """Raises StateError if the mark has a state for the iterable, but the iterable cannot load one."""
+        """Raises StateError if the mark contains a state that the iterable has no method to load."""
         if "iterable" in {**(self.states or {}), **(self.kept or {})}:
             _check_stateful(iterable)  # the iterator does not exist yet, and cannot be checked
 
@@ -57,7 +57,7 @@ def _is_sound(states: object) -> bool:
 
 
 def has_state(thing: object) -> bool:
-    """True if `thing` can save and load its position in the data. False for a model, which saves its parameters."""
+    """True if `thing` can save and load its position in the data. False for a model, which saves parameters."""
     take = getattr(thing, "state_dict", None)
     if not callable(take) or not callable(getattr(thing, "load_state_dict", None)):
         return False
@@ -66,14 +66,14 @@ def has_state(thing: object) -> bool:
 
 
 def by_next(items: Iterator[Any]) -> Iterator[Any]:
-    """Yields the items by calling only `next`, because some iterators start over at every `iter()`."""
+    """Yields the items by calling only `next`, because some iterators start over whenever `iter()` is called."""
     return map(next, repeat(items))
 
 
 class Reading:
-    """One pass over an iterable. It is empty until it is opened, and stays empty if opening fails.
+    """One pass over an iterable. It yields nothing until it is opened, or if opening fails.
 
-    `read` counts the batches read so far. `gave` is True if the epoch has had any items, also before a resume.
+    `read` counts the batches read so far. `gave` is True if the epoch has had any items, including before a resume.
     """
 
     def __init__(self, source: Iterable[Any]) -> None:
@@ -96,15 +96,15 @@ class Reading:
 
     @property
     def has_begun_state(self) -> bool:
-        """True if a state that is taken before the first item already belongs to this pass.
+        """True if a state taken before the first item already belongs to this pass.
 
-        Only an iterator's state does: the iterable's own may not be in use yet (an `__iter__` generator that has not
-        run).
+        That is so only for an iterator's state. The iterable's own state may still be unused, for example if
+        `__iter__` is a generator function that has not started to run.
         """
         return "iterator" in self._stateful and not self.ended
 
     def open(self, mark: Mark | None = None) -> bool:
-        """Starts the pass, or continues it from the mark.
+        """Starts the pass, or continues it from the mark (a saved position).
 
         Returns True if the caller must seed the random generators again before the next batch, because restoring the
         mark may have drawn random numbers.
@@ -117,7 +117,7 @@ class Reading:
         return mark is not None
 
     def prepare(self, mark: Mark) -> None:
-        """Restores the state of the iterable, before `iter()`. A mark at the end of an epoch restores nothing."""
+        """Restores the iterable's state before `iter()` is called. A mark at the end of an epoch restores nothing."""
         self.read, self.ended = mark.read, mark.at_end
         if mark.states is None:
             self._kept = mark.kept
@@ -133,7 +133,7 @@ class Reading:
         part.load_state_dict(state)
 
     def begin(self, items: Iterator[Any], mark: Mark | None = None) -> None:
-        """Starts reading from this iterator. The state of the iterable must already be restored."""
+        """Starts reading from this iterator. The iterable's state must already be restored."""
         if mark is not None and mark.states and "iterator" in mark.states:
             self.restore(items, mark.states["iterator"])
         self._items, self._iterator = by_next(items), items
@@ -142,7 +142,7 @@ class Reading:
         self._stateful = {name: part for name, part in parts.items() if has_state(part)}
 
     def take(self, size: int, through: Callable[[Iterator[Any]], Iterator[Any]] = iter) -> list[Any]:
-        """Reads the next batch: `size` items, or those that are left. `through` wraps the iterator, to measure it."""
+        """Reads the next batch: `size` items, or fewer at the end. `through` wraps the iterator to measure it."""
         self.read += 1  # even if this raises, because the error then takes the place of the batch
         if self._items is None:
             self.open()
@@ -170,22 +170,23 @@ class Reading:
         return taken
 
     def note_error(self) -> None:
-        """Records that the iterator raised an exception. This ends a generator, but other iterators may continue."""
+        """Records that the iterator raised an exception. That ends a generator, but other iterators may go on."""
         self.gave = True
         self._broken = self.ended = isinstance(self._iterator, GeneratorType)
         self._raised, self._renewed = "iterator" not in self._stateful, False
 
     def note_batch(self) -> None:
-        """Records that the iterator gave a batch, so it has continued after any error."""
+        """Records that the iterator returned a batch, and so has recovered from any earlier error."""
         self._raised = False
 
     def is_broken(self) -> bool:
         return self._broken
 
     def pass_over(self, until: int, size: int, before: Callable[[int], object] = lambda number: None) -> None:
-        """Reads and drops the batches before batch `until`, and their exceptions. Calls `before(index)` before each.
+        """Reads and discards the batches before batch `until`, and their exceptions.
 
-        Other ranks hand out these batches, or they were handed out before the resume.
+        Calls `before(index)` before each. These batches are handed out by other ranks, or were handed out before a
+        resume.
         """
         while self.read < until and not self.ended:
             before(self.read)
@@ -197,7 +198,7 @@ class Reading:
                 self._passed = self.read - 1, error
 
     def raise_last_error(self, since: int) -> None:
-        """Raises the exception that ended the iterable, if a skipped batch with index `since` or higher raised it.
+        """Raises the exception that ended the iterable, if it came from a skipped batch with index `since` or higher.
 
         It is raised only once, but on every rank. Otherwise the other ranks would end without an error.
         """
@@ -206,9 +207,10 @@ class Reading:
             raise passed[1]
 
     def mark(self) -> Mark | None:
-        """Returns the current position, or None if it is unknown because there is no state to take.
+        """Returns the current position, or None if it is unknown because there is no state to save.
 
-        After an exception, it is known only if the iterator has a state. If not, the previous mark remains valid.
+        After an exception, the position is known only if the iterator has a state. If not, the previous mark remains
+        valid.
         """
         if not self._stateful or self._broken or self._raised:
             return None
@@ -217,10 +219,10 @@ class Reading:
         return Mark(self.read, {name: part.state_dict() for name, part in self._stateful.items()})
 
     def end(self) -> Mark | None:
-        """Ends the reading, and returns the mark that the next epoch starts from. A second call returns None.
+        """Ends the reading. Returns the mark at which the next epoch starts, or None on a second call.
 
-        Also None without a state, after an exception that ended the epoch, or after an epoch without items: a mark
-        requires the next epoch to have items.
+        Also returns None without a state, after an exception that ended the epoch, or after an epoch without items: a
+        mark requires the next epoch to have items.
         """
         self._broken = self._broken or self._raised
         try:
@@ -230,7 +232,7 @@ class Reading:
         return None if kept is None else Mark(0, {}, kept)
 
     def close(self) -> None:
-        """Drops the iterator, so that no batch is left to read."""
+        """Drops the iterator. No more batches can be read."""
         self._stateful, self._kept, self._items, self.ended = {}, None, iter(()), True
 
     def _keep(self) -> dict[str, Any] | None:
@@ -245,9 +247,9 @@ class Reading:
 
 
 def initial(source: Any, *, is_fresh: bool) -> bytes | None:
-    """Returns the pickled mark of an epoch that would start with the iterable as it is now.
+    """Returns the pickled mark (position) of an epoch that would start with the iterable as it is now.
 
-    Returns None if the iterable's current state is not the start of an epoch. `is_fresh` is True if no epoch was
+    Returns None if the iterable's current state is not the start of an epoch. `is_fresh` is True if no epoch has
     begun before. After an epoch that was left early, most iterables start over, but their state is still in the
     middle of that epoch. An iterable that is its own iterator does not start over, so its state can be used.
     """
@@ -259,7 +261,7 @@ def initial(source: Any, *, is_fresh: bool) -> bytes | None:
 
 
 def _renew(source: Any, kept: Mapping[str, Any], restore: Callable[[Any, Any], None]) -> None:
-    """Restores an iterable to its state between two epochs, so that the next `iter()` starts the second one.
+    """Restores an iterable to its state between two epochs, so that the next `iter()` starts the new epoch.
 
     Loading the state is not enough: many iterables continue from a loaded state at the next `iter()`, and start over
     only at the one after that.
@@ -302,7 +304,10 @@ def _check_stateful(part: object) -> None:
 
 
 def taken(owner: object, take: Callable[[], Mark | None]) -> bytes | None:
-    """Returns the mark from `take()` pickled, or None. If that fails, returns a pickled StateError that says why."""
+    """Returns the mark (position) from `take()`, pickled. If `take()` fails, returns a pickled StateError instead.
+
+    Returns None if `take()` returns None.
+    """
     try:
         mark = take()
         return None if mark is None else dumps(mark)
@@ -311,7 +316,7 @@ def taken(owner: object, take: Callable[[], Mark | None]) -> bytes | None:
 
 
 def asked(owner: object, take: Callable[[], T]) -> T:
-    """Returns `take()`, which takes the state of `owner`. Raises StateError if that fails."""
+    """Returns `take()`, which reads the state of `owner`. Raises StateError if `take` fails."""
     try:
         return take()
     except Exception as error:
@@ -319,7 +324,7 @@ def asked(owner: object, take: Callable[[], T]) -> T:
 
 
 def opened(mark: bytes | Mark | None) -> Mark | None:
-    """Unpickles a mark (a saved position). Raises StateError if it could not be taken or cannot be unpickled."""
+    """Unpickles a mark (a saved position). Raises StateError if it was never saved or cannot be unpickled."""
     if not isinstance(mark, bytes):
         return mark
     try:
@@ -343,7 +348,7 @@ def known(mark: bytes | Mark | None) -> Mark | None:
 
 
 def refusal(mark: bytes | None) -> str:
-    """Returns the text of an error about a lost stream position: why it could not be taken, or how to avoid this."""
+    """Returns the message about a lost stream position: why it could not be saved, or how to avoid the loss."""
     try:
         opened(mark)
     except StateError as error:

@@ -50,7 +50,7 @@ class State(NamedTuple):
 
     @property
     def begun(self) -> bool:
-        """True if any step of the epoch was handed out."""
+        """True if any step of the epoch has been handed out."""
         return bool(self.steps or self.beyond)
 
     def as_dict(self) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class State(NamedTuple):
 
     @classmethod
     def parse(cls, value: object) -> State:
-        """Returns the state for a dict from `as_dict`, also after JSON. Raises StateError for anything else."""
+        """Converts a dict from `as_dict`, even after a round trip through JSON. Otherwise raises StateError."""
         if not isinstance(value, Mapping):
             raise StateError(
                 f"A resume state is the dict that state_dict() returned, not a {type(value).__name__}. If it was "
@@ -103,9 +103,10 @@ class State(NamedTuple):
         return cls(epoch, steps, beyond, seed, dict(about), consumed, mark, value["dataset"])
 
     def check(self, about: Mapping[str, Any]) -> None:
-        """Raises a StateError that names the difference if the state does not fit a loader with this description.
+        """Raises StateError if the state does not fit a loader with this description.
 
-        One of penstock's orders can continue with another number of ranks, and then also with another batch size.
+        The message names the difference. If the order is one of penstock's, the number of ranks may differ, and then
+        the batch size may differ as well.
         """
         world = self.about.get("world")
         elsewhere = world != about.get("world")
@@ -147,10 +148,10 @@ class State(NamedTuple):
         )
 
     def dealt_anew(self, plan: Plan | None, world: int) -> State:
-        """Returns the state with `steps` converted to `world` ranks. `plan` is the plan of the whole epoch.
+        """Returns the state with `steps` converted for `world` ranks. `plan` is the plan of the whole epoch.
 
-        Raises StateError if the epoch has fewer steps or samples than the state counts, or if its numbers contradict
-        each other.
+        Raises StateError if the epoch has fewer steps or samples than the state counts, or if the state's numbers
+        contradict each other.
         """
         consumed, steps, sound = self.consumed, self.steps, [self.steps]
         if isinstance(plan, OrderPlan):
@@ -178,7 +179,7 @@ class State(NamedTuple):
 
 
 class Progress:
-    """The steps of one epoch that were handed out, and the position of its sampler or stream after them."""
+    """The steps of one epoch that were handed out, and the position of the sampler or stream after them."""
 
     def __init__(self, begin: State, plan: Plan | None) -> None:
         self.epoch = begin.epoch
@@ -208,7 +209,7 @@ class Progress:
             beyond.pop(passed, None)
 
     def _now(self) -> tuple[int, list[int], bytes | None]:
-        """Returns the number of steps without a gap, the later steps, and the last mark. Safe in any thread."""
+        """Returns the number of steps before the first gap, the later steps, and the last mark. Thread-safe."""
         at, beyond = None, self._beyond
         while at is not self._at:
             at = self._at
@@ -217,7 +218,7 @@ class Progress:
         return steps, sorted(step for step in beyond if step > steps), last
 
     def finish(self, end: bytes | None, ends: Mapping[int, bytes] = {}) -> None:  # never changed
-        """Records that the epoch is over. `end` is the position that the next epoch starts from (see `Run.end`)."""
+        """Records that the epoch is over. `end` is the position where the next epoch starts (see `Run.end`)."""
         # An epoch without batches keeps no mark, because a mark would require the next epoch to have batches.
         self._end = end if self.steps else None
         self.is_over = True
@@ -233,12 +234,12 @@ class Progress:
 
     @property
     def mark(self) -> bytes | Mark | None:
-        """The latest known position of the sampler or stream; after the epoch, where the next one starts."""
+        """The latest known position of the sampler or stream. After the epoch, the start of the next one."""
         return self._end if self.is_over else self._at[1] or self.begin.mark
 
     @property
     def beyond(self) -> list[int]:
-        """The steps that were handed out early, while an earlier step was still missing."""
+        """The steps that were handed out before an earlier step."""
         return self._now()[1]
 
     def as_dict(self) -> dict[str, Any]:
@@ -255,7 +256,7 @@ class Progress:
 
 
 class Epochs:
-    """The epochs of a loader. A loader that replaces this loader takes over the epochs."""
+    """The epochs of a loader. If the loader is replaced, its successor takes them over."""
 
     def __init__(self) -> None:
         self.next = 0
@@ -266,7 +267,7 @@ class Epochs:
 
     @property
     def current(self) -> int:
-        """The epoch that was begun last. Before the first `iter()`, the epoch that `iter()` will begin."""
+        """The epoch that began last or, before the first `iter()`, the epoch that will begin."""
         return self.next if self.begun is None else self.begun
 
     def set(self, epoch: int) -> None:
@@ -286,7 +287,7 @@ class Epochs:
     def as_dict(self, about: Callable[[], dict[str, Any]], beginning: Callable[..., bytes | None]) -> dict[str, Any]:
         """Returns the state as a dict, without the seed and the dataset's state.
 
-        `about()` describes the loader. `beginning()` returns the mark of an epoch that would begin now.
+        `about()` describes the loader. `beginning()` returns the mark (position) of an epoch that would begin now.
         """
         progress = self.progress if self.loaded is None else None
         if progress is not None and not progress.is_over:
@@ -298,7 +299,7 @@ class Epochs:
         return start.as_dict()
 
     def restores(self) -> bool:
-        """True if the sampler or stream must load its saved state, because no live object is in that state."""
+        """True if the sampler or stream must load its saved state, because no live object has this state."""
         begun = None if self.progress is None else self.progress.begin.mark
         return self.loaded is not None or (isinstance(begun, Mark) and begun.at_end)
 
@@ -315,7 +316,7 @@ class Epochs:
 
 
 def content(plan: Plan | None, length: int | None) -> str | None:
-    """Returns a short description of the sampler's keys, to detect a state that was taken with another sampler.
+    """Returns a short description of the sampler's keys, to detect a state that belongs to another sampler.
 
     None if the dataset's length is enough, if the sampler has its own state, or if nothing is known about its keys.
     """
@@ -340,7 +341,7 @@ def content(plan: Plan | None, length: int | None) -> str | None:
 
 
 def _digest(digest: blake2b, value: Any) -> None:
-    """Hashes all fields of an order except the seed, which is stored separately in a state."""
+    """Hashes all fields of an order except the seed, which a state stores separately."""
     if is_dataclass(value):
         digest.update(type(value).__name__.encode())
         for part in fields(value):
@@ -353,7 +354,7 @@ def _digest(digest: blake2b, value: Any) -> None:
 
 
 def damaged(why: str) -> StateError:
-    """Returns the error for a state that no loader could have written."""
+    """Returns the error for a damaged state, which no loader could have written."""
     return StateError(f"The resume state is damaged: {why}. {ANEW}")
 
 

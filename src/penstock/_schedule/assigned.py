@@ -18,7 +18,7 @@ from penstock._schedule.states import POSTED, Step
 
 
 class Assigned(Scheduler):
-    """A `Scheduler` whose every `Post` names a seat (a worker's slot). With `once`, there is only one run (epoch)."""
+    """A `Scheduler` that assigns each step to a fixed seat (a worker's slot). With `once`, it allows only one run."""
 
     _rescinds = False
 
@@ -58,7 +58,10 @@ class Assigned(Scheduler):
             out.append(Post(seq, slab, seat))
 
     def _next_seat(self) -> int | None:
-        """Returns the seat for the next step, or None. Out of order, seats that have their share are skipped."""
+        """Returns the seat (worker's slot) for the next step, or None.
+
+        If batches may be delivered out of order, seats that already have their share of steps are skipped.
+        """
         workers = self._seats
         share = max(1, self._window // max(1, workers - len(self._ended)))
         for _ in range(workers):

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 
 class Hire(NamedTuple):
-    """Start a worker in a seat (a worker's slot). The worker id is always new, even if the seat was used before."""
+    """Start a worker in a seat (a worker's slot). Its worker id is new, even if the seat was used before."""
 
     worker: int
     seat: int
@@ -18,24 +18,27 @@ class Hire(NamedTuple):
 class Retire(NamedTuple):
     """Ask the first worker that becomes idle to exit. The event `WorkerLeft` follows.
 
-    With a fixed assignment of steps to workers, the worker in `seat` exits, after all its posted steps.
+    With a fixed assignment of steps to workers, the worker in `seat` exits instead, after all its posted steps.
     """
 
     seat: int = -1
 
 
 class GiveUp(NamedTuple):
-    """Leave a seat (slot) empty until the next run. `worker` was the last of its workers to crash at start-up."""
+    """Leave a seat (a worker's slot) empty until the next run, because too many workers crashed there at start-up.
+
+    `worker` is the last of them.
+    """
 
     seat: int
     worker: int
 
 
 class Post(NamedTuple):
-    """Offer a step to the workers. Draw the step first, unless one was already drawn for this `seq` (task number).
+    """Offer a step to the workers. Draw the step first, unless this `seq` (task number) already has one.
 
     If the id `slab` is new, allocate a slab (a memory block for one batch). If no step is left to draw (`Exhausted`),
-    no slab is needed, and a later Post may name the same id.
+    no slab is needed, and a later Post may use the same id.
 
     Only the worker in `seat` may do the step; -1 means any free worker. With `resume`, a new reader does the step, so
     the task must contain the stream's position after the last filled step.
@@ -48,7 +51,7 @@ class Post(NamedTuple):
 
 
 class Rescind(NamedTuple):
-    """Withdraw a posted task. `Rescinded` follows, unless a worker has claimed it and will report its outcome."""
+    """Withdraw a posted task. `Rescinded` follows, unless a worker has claimed it and will report its result."""
 
     seq: int
 
@@ -61,7 +64,10 @@ class Deliver(NamedTuple):
 
 
 class DeliverLost(NamedTuple):
-    """Tell the consumer that this step failed for good. `worker` was the last to die doing it. The slab is free."""
+    """Tell the consumer that this step failed for good. `worker` is the last worker that died doing it.
+
+    The step's slab (memory block) is free.
+    """
 
     seq: int
     slab: int
@@ -71,8 +77,8 @@ class DeliverLost(NamedTuple):
 class Break(NamedTuple):
     """End the run with an error before this step, because no worker can continue the stream.
 
-    `worker` is the stream's reader, which has died. If `unknown`, the stream's position was lost with it. Otherwise,
-    no retries are left, or the seat (the worker's slot) was given up.
+    `worker` is the stream's dead reader. If `unknown`, the stream's position was lost with it. Otherwise, no retries
+    are left, or the seat (the worker's slot) was given up.
     """
 
     seq: int
@@ -81,17 +87,17 @@ class Break(NamedTuple):
 
 
 class Fail(NamedTuple):
-    """Stop with an error: this worker has died, and with a fixed assignment of steps no other can replace it."""
+    """Stop with an error: this worker has died, and with a fixed assignment of steps it cannot be replaced."""
 
     worker: int
 
 
 class Finish(NamedTuple):
-    """Tell the consumer, which has asked for a batch, that its run is over."""
+    """Tell the consumer, which has asked for a batch, that the run is over."""
 
 
 class Cool(NamedTuple):
-    """Give the memory pages of this free slab (memory block) back to the system. The slab may be used again later."""
+    """Give the memory pages of this free slab (memory block) back to the system. The slab may be used again."""
 
     slab: int
 

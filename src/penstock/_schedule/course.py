@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Course:
-    """Maps each seq (the task number that the scheduler uses) to steps of the plan.
+    """Maps each seq (the scheduler's number for a task) to steps of the plan.
 
     With `look_ahead`, steps of the next run (the next epoch) may be drawn before that run is opened.
     """
@@ -38,9 +38,9 @@ class Course:
         self.run, self.ahead = run, None
 
     def draw(self, seq: int, most: int = 1) -> tuple[Task | None, bool]:
-        """Draws the task for `seq`, with at most `most` steps.
+        """Draws the task with the number `seq` and at most `most` steps.
 
-        Returns the task (None if no step is left), and True if the current run ends before it.
+        Returns the task (None if no step is left), and whether the current run ends before it.
         """
         if self._again:
             task = self._out[seq] = self._again.popleft()._replace(seq=seq)
@@ -59,7 +59,7 @@ class Course:
         return drawn, ends
 
     def refuse(self, seq: int, error: BaseException) -> bool:
-        """Ends this task's run with an error, before the task. Returns False if it is the prefetched next run."""
+        """Ends the task's run with an error in place of the task. Returns False if it is the prefetched next run."""
         task = self._out.pop(seq)
         self._again.clear()  # these come after it
         # A task that is posted again may belong to the current run, although steps of the next run are already drawn.
@@ -72,7 +72,7 @@ class Course:
         return None if seq is None else self._out.get(seq)
 
     def split(self, seq: int) -> list[Task]:
-        """Splits a task into one task per step. Returns [] if the task is no longer known."""
+        """Splits a task into one task per step. Returns [] if the task was dropped in the meantime."""
         task = self._out.get(seq)
         if task is None:
             return []
@@ -81,14 +81,14 @@ class Course:
         return steps
 
     def fill(self, seq: int, outcome: Any) -> Task | None:
-        """Keeps the outcome of a task until it is delivered. Returns the task, or None if it is no longer known."""
+        """Stores the outcome of a task until it is delivered. Returns the task, or None if it was dropped."""
         task = self._out.get(seq)
         if task is not None:
             self.filled[seq] = outcome
         return task
 
     def deliver(self, seq: int, outcomes: Sequence[Any]) -> None:
-        """Makes the steps of a delivered task ready to be handed out, each with its outcome."""
+        """Queues the steps of a delivered task, each with its outcome, to be handed out."""
         task = self._out.pop(seq)
         if len(outcomes) == 1:
             self.ready.append((task, outcomes[0]))
@@ -99,12 +99,15 @@ class Course:
         return self._out.pop(seq, None)
 
     def forget_from(self, seq: int) -> None:
-        """Forgets the task `seq` and all later tasks, because the run ends before them."""
+        """Drops the task `seq` and all later tasks, because the run ends before them."""
         self._out = {earlier: task for earlier, task in self._out.items() if earlier < seq}
         self.filled = {earlier: outcome for earlier, outcome in self.filled.items() if earlier < seq}
 
     def redo(self) -> int:
-        """Queues this run's steps that were not handed out, returns their number, and drops the next run's steps."""
+        """Queues again all steps of this run that were not handed out, and returns their number.
+
+        Drawn steps of the next run are dropped.
+        """
         again = [task for task, _ in self.ready]
         again += [step for seq in sorted(self._out) for step in self._out[seq].single()]
         again += self._again
@@ -123,7 +126,7 @@ class Course:
         self._again.clear()
 
     def check(self) -> None:
-        """Asserts the invariants. Slow: only for tests."""
+        """Asserts the invariants. Slow, so it is called only in tests."""
         out = [step for seq in sorted(self._out) for step in self._out[seq].single()]
         steps = [(task.run, task.step) for task in (*(task for task, _ in self.ready), *out, *self._again)]
         assert len(set(steps)) == len(steps), "a step is in one place"

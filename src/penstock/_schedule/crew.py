@@ -19,9 +19,9 @@ from penstock._schedule.commands import Command, Hire, Retire
 
 
 class Crew:
-    """The workers of an engine. `size` is the number that it should have.
+    """The workers of an engine. `size` is the intended number of workers.
 
-    A seat (a worker's slot) is given up if it loses more than `retries + 1` workers in a row at start-up.
+    A seat (a worker's slot) is given up if more than `retries + 1` workers in a row crash there at start-up.
     """
 
     def __init__(self, size: int, retries: int) -> None:
@@ -53,7 +53,7 @@ class Crew:
             seat += 1
 
     def resize(self, size: int, retained: int, out: list[Command]) -> None:
-        """Hires workers or asks some to leave. `retained` requests to leave were just withdrawn."""
+        """Hires workers, or asks some to leave. `retained` earlier requests to leave were just withdrawn."""
         self.size = size
         self.leaving -= retained
         self.forgive()  # seats that were given up are tried again: the crew may need fewer seats now
@@ -69,7 +69,7 @@ class Crew:
         out.append(Retire(seat))
 
     def lost(self, worker: int, idle: bool) -> int:
-        """Removes a dead worker and returns its seat (slot). If it was idle, this counts as a crash at start-up."""
+        """Removes a dead worker and returns its seat (slot). A worker that had no step counts as a start-up crash."""
         seat = self.seats.pop(worker)
         if idle:
             self.losses[seat] = self.losses.get(seat, 0) + 1
@@ -80,15 +80,15 @@ class Crew:
         self.leaving -= 1
 
     def worked(self, worker: int) -> None:
-        """Resets the count of start-up crashes for this worker's seat. Called when the worker has done a step."""
+        """Resets the count of start-up crashes in this worker's seat (slot), because the worker has done a step."""
         self.losses.pop(self.seats[worker], None)
 
     def forgive(self) -> None:
-        """Allows workers to be hired again into seats (slots) that were given up."""
+        """Allows workers to be hired again for seats (slots) that were given up."""
         self.losses.clear()
 
     def given_up(self) -> list[int]:
-        """Returns the seats (slots) that stay empty, because too many workers have crashed in them at start-up."""
+        """Returns the seats (slots) that stay empty because too many workers have crashed there at start-up."""
         return [seat for seat, losses in self.losses.items() if losses > self._retries + 1]
 
     def check(self, is_running: bool) -> None:

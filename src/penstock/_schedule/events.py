@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeAlias
 
 
 class Opened(NamedTuple):
-    """A consumer begins a run (one epoch). Allowed if there was no run before, or the last one is over or cancelled.
+    """A consumer begins a run (one epoch). The previous run, if any, must be over or cancelled.
 
     With a fixed assignment of steps to workers, the worker in `seat` gets the first step.
     """
@@ -31,7 +31,7 @@ class Asked(NamedTuple):
 
 
 class Bounded(NamedTuple):
-    """The current run ends before the step `seq`. That step and later ones belong to the next run.
+    """The current run ends before the step `seq`. This step and later ones belong to the next run.
 
     `Opened` removes this bound. If the end of the new run is already known, another `Bounded` follows immediately.
     """
@@ -42,9 +42,10 @@ class Bounded(NamedTuple):
 class Exhausted(NamedTuple):
     """No step is left for Post(seq), nor for any later Post until the next `Opened`.
 
-    The engine carries out a list of commands before it reports any new outcome of the backend. So between the answers
-    to several Posts of one list, only events of the same list are reported: `Bounded`, `Rescinded`, `StepFilled` by
-    CALLER, and `WorkerLost` for a worker that the list hires. They come in the order of the commands.
+    The engine carries out a whole list of commands before it reports new results from the backend. If a list has
+    several Posts, the only events between their answers are caused by commands of the same list: `Bounded`,
+    `Rescinded`, `StepFilled` by CALLER, and `WorkerLost` for a worker that the list hires. They come in the order of
+    the commands.
     """
 
     seq: int
@@ -55,7 +56,7 @@ CALLER = -1
 
 
 class StepFilled(NamedTuple):
-    """The result of a step has arrived. The scheduler treats a batch and an error in the user's code alike."""
+    """The result of a step has arrived. For the scheduler, a batch and an error in the user's code are the same."""
 
     seq: int
     worker: int
@@ -76,9 +77,10 @@ class StepEnded(NamedTuple):
 class WorkerLost(NamedTuple):
     """A worker died and all its messages have been handled, or a worker could not be started.
 
-    `seq` is the task that it had claimed but not finished, or None. A bundle (`steps` > 1) is now split into single
-    tasks with the numbers seq, seq + 1 and so on; `at` is the index of the step that the worker was doing, None if
-    unknown. `resumable` (streams only): the stream's position after an earlier step of the run is known.
+    `seq` is the task that the worker had claimed but not finished, or None. A bundle (`steps` > 1) is now split into
+    single tasks with the numbers seq, seq + 1 and so on. `at` is the index of the step that the worker was doing, or
+    None if unknown. `resumable` (streams only) means that the stream's position after an earlier step of the run is
+    known.
     """
 
     worker: int
@@ -89,13 +91,13 @@ class WorkerLost(NamedTuple):
 
 
 class WorkerLeft(NamedTuple):
-    """A worker has left after it was asked to. It has no step, and all its messages have been handled."""
+    """A worker has left, as requested. It has no step, and all its messages have been handled."""
 
     worker: int
 
 
 class Resized(NamedTuple):
-    """The number of workers, or `window` (the number of steps that may be undelivered), has changed.
+    """The number of workers or `window` (the largest number of undelivered steps) has changed.
 
     `retained` requests to leave, which no worker had accepted yet, were just withdrawn.
     """
@@ -106,7 +108,7 @@ class Resized(NamedTuple):
 
 
 class Changed(NamedTuple):
-    """The dataset has changed: steps that were not handed out must be done again, under a new seq (task number)."""
+    """The dataset has changed. Steps that were not handed out must be done again, with new task numbers."""
 
 
 class SlabReturned(NamedTuple):
@@ -116,11 +118,11 @@ class SlabReturned(NamedTuple):
 
 
 class Cancelled(NamedTuple):
-    """The consumer has abandoned its run. The prefetched steps of the next run are dropped, too."""
+    """The consumer has abandoned its run. Prefetched steps of the next run are dropped, too."""
 
 
 class Rescinded(NamedTuple):
-    """The command Rescind(seq) has withdrawn a task before any worker claimed it."""
+    """A posted task was withdrawn by Rescind(seq) before any worker claimed it."""
 
     seq: int
 

@@ -60,9 +60,10 @@ _QUIET = frozenset(
 class Scheduler:
     """Turns events (what has happened) into commands (what to do next).
 
-    At most `window` steps may be undelivered. A step is tried again `retries` times after its worker has died.
-    `spare` free slabs (memory blocks) keep their memory pages (default: window + 2). `spacing` is the difference
-    between the seqs (task numbers) of consecutive steps: more than 1 if a step may be a bundle of several.
+    At most `window` steps may be undelivered. If the worker of a step dies, the step is retried up to `retries`
+    times. `spare` free slabs (memory blocks) keep their memory pages (default: window + 2). `spacing` is the
+    difference between the seqs (task numbers) of consecutive tasks: more than 1 if a task may be a bundle of several
+    steps.
     """
 
     _rescinds = True  # an abandoned step is withdrawn, unless a worker has claimed it
@@ -100,19 +101,19 @@ class Scheduler:
 
     @property
     def run_is_over(self) -> bool:
-        """True if the whole run has been delivered, so that the answer to the next `Asked` is `Finish`."""
+        """True if the whole run was delivered. The answer to the next `Asked` is then `Finish`."""
         if self._bound is None or not (self._drained or self._next_seq >= self._bound):
             return False
         return next(iter(self._steps), self._bound) >= self._bound
 
     @property
     def must_settle(self) -> bool:
-        """True if abandoned steps must be finished before another run may be opened."""
+        """True if abandoned steps must be finished before another run can be opened."""
         return False
 
     @property
     def waits_for(self) -> int | None:
-        """The seq (task number) of the first step that is not done, or None."""
+        """The seq (task number) of the first step that is not finished, or None."""
         return next((seq for seq, step in self._steps.items() if step.state is POSTED), None)
 
     @property
@@ -121,11 +122,11 @@ class Scheduler:
 
     @property
     def blamed(self) -> set[int]:
-        """The ids of the dead workers that a later command may name."""
+        """The ids of dead workers that a later command may still mention."""
         return {step.worker for step in self._steps.values()}
 
     def handle(self, event: Event) -> list[Command]:
-        """Handles one event. Returns the resulting commands, which must be carried out in order."""
+        """Handles one event. Returns the resulting commands, which must be carried out in this order."""
         out: list[Command] = []
         if self.phase is CLOSED:
             return out
@@ -193,8 +194,8 @@ class Scheduler:
     def _may_wait(self) -> bool:
         """True if posting can wait at no cost: a batch is ready, and more than half of the window is in use.
 
-        So steps are posted half a window at a time, and a worker is woken once for several steps. Waking it costs the
-        consumer more than everything else that it does for a batch.
+        As a result, steps are posted half a window at a time, and a worker is woken once for several steps. Waking a
+        worker costs the consumer more than everything else that it does for a batch.
         """
         return len(self._steps) > self._window // 2 and self._deliverable() is not None
 
@@ -292,8 +293,8 @@ class Scheduler:
     def _end_stream(self, seq: int, void: list[int], out: list[Command]) -> None:
         """Ends the run before the step `seq`, and abandons the steps in `void`.
 
-        If these steps were not abandoned now, their StepEnded events might come after the next `Opened`, and would
-        end the new run before it began.
+        If these steps were not abandoned now, their StepEnded events might come after the next `Opened`, and end the
+        new run before it began.
         """
         self._abandon(void, out)
         self._drained = True
@@ -372,7 +373,7 @@ class Scheduler:
                     out.append(Rescind(seq))
 
     def _take_back(self, event: events.WorkerLost, out: list[Command]) -> None:
-        """Posts a dead worker's step again, in the same slab (memory block), or marks it as lost."""
+        """Posts a dead worker's step again, in the same slab (memory block), or marks it as failed for good."""
         seq = event.seq
         if seq is None:
             return
@@ -411,7 +412,7 @@ class Scheduler:
     # Bugs
 
     def story(self, seq: int) -> list[str]:
-        """Returns the log entries about a step, and its current state, for bug reports."""
+        """Returns the log entries about a step and its current state, for bug reports."""
         step = self._steps.get(seq) or self._abandoned.get(seq)
         now = "it is not known now" if step is None else f"it is {step.state.value} in slab {step.slab}"
         return [*self._log.about(seq), now]
@@ -428,7 +429,7 @@ class Scheduler:
         )
 
     def check(self) -> None:
-        """Asserts the invariants. Slow: only for tests."""
+        """Asserts the invariants. Slow, so it is called only in tests."""
         steps, abandoned = self._steps, self._abandoned
         assert list(steps) == sorted(steps), "steps are in the order of seq"
         assert not steps.keys() & abandoned.keys(), "a step is in one table"

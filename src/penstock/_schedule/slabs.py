@@ -15,7 +15,7 @@ from penstock._schedule.states import FREE, HELD, LENT, SlabState
 
 
 class SlabStates:
-    """The state of every slab. At most `spare` free slabs keep their memory pages."""
+    """The state of every slab (memory block). At most `spare` free slabs keep their memory pages."""
 
     def __init__(self, spare: int) -> None:
         self.spare = spare
@@ -25,7 +25,7 @@ class SlabStates:
         self._next = 0
 
     def take(self) -> int:
-        """Returns a free slab, or a new one if none is free: a step never waits for a slab."""
+        """Returns a free slab, or a new one if none is free, so that a step never waits for a slab."""
         if self.warm:
             slab = self.warm.pop()
         elif self.cold:
@@ -57,7 +57,7 @@ class SlabStates:
         self.cold.clear()
 
     def check(self, held: list[int]) -> None:
-        """Asserts that exactly the slabs in `held` are held by steps, and the other invariants."""
+        """Asserts that steps hold exactly the slabs in `held`, and checks the other invariants."""
         free = [*self.warm, *self.cold]
         assert len(self.warm) <= max(0, self.spare), "a limited number of free slabs keep their pages"
         assert max(Counter([*free, *held]).values(), default=1) == 1, "a slab has one holder"

@@ -38,7 +38,7 @@ FREE, HELD, LENT = SlabState
 
 
 class Step(NamedTuple):
-    """An undelivered step. Steps are immutable, so a copy of a table of steps is a snapshot."""
+    """A step that was not delivered yet. Steps are immutable, so copying a table of steps gives a snapshot."""
 
     state: StepState
     slab: int
@@ -48,18 +48,18 @@ class Step(NamedTuple):
 
 
 def method_for(kind: type) -> str:
-    """Returns the name of the method that handles an event or a command: `_step_filled` for StepFilled."""
+    """Returns the name of the method that handles an event or command, such as `_step_filled` for StepFilled."""
     return re.sub("(?=[A-Z])", "_", kind.__name__).lower()
 
 
 class EventLog(deque[Event | Command]):
-    """The last thousand events and commands, enough to cover all pending steps."""
+    """The last thousand events and commands, which is enough to cover all pending steps."""
 
     def __init__(self) -> None:
         super().__init__(maxlen=1000)
 
     def about(self, seq: int) -> list[str]:
-        """Returns the entries that name a step, or a bundle that contains it."""
+        """Returns the entries that mention a step, or a bundle that contains it."""
         return [repr(entry) for entry in self if _concerns(entry, seq)]
 
     def report(self) -> str:

@@ -65,7 +65,7 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The limits for the tuner. `prefetch` counts batches per worker, `memory` bytes."""
+    """The limits for the tuner. `prefetch` is in batches per worker, `memory` in bytes."""
 
     workers: Range
     prefetch: Range
@@ -80,12 +80,15 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """The measurements of a fraction of a second. Times are in seconds.
+    """The measurements over a fraction of a second. Times are in seconds.
 
-    The caller spent `waited` inside `next()` and `worked` outside; during `caller_cpu` it used a processor or waited
-    for one. `batches` steps were handed out, and workers finished `done` steps. The workers together were `busy`,
-    used a processor (`cpu`) and waited for one (`delayed`). `workers` counts the live workers that have done a step.
-    `memory` is the number of bytes in use, counted as the memory limit counts them.
+    - `waited`, `worked`: the time that the caller spent inside and outside of `next()`.
+    - `caller_cpu`: the time that the caller used a processor or waited for one.
+    - `batches`, `done`: the number of steps that were handed out, and that workers finished.
+    - `busy`, `cpu`, `delayed`: the time that all workers together were busy, used a processor, and waited for
+      one.
+    - `workers`: the number of live workers that have done a step.
+    - `memory`: the number of bytes in use, counted in the same way as for the memory limit.
     """
 
     waited: float
@@ -138,11 +141,13 @@ SETTLING, MEASURING, RESTING = TunerState
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The figures from one measurement by which the tuner chooses the number of workers.
+    """The figures from one measurement that the tuner uses to choose the number of workers.
 
-    `step`: seconds that a worker spends on a step. `turn`: seconds that the caller spends on a batch, without
-    waiting. `waiting`: share of the time that the caller waits. `compute`: share of the workers' busy time in which
-    they used a processor or waited for one; `cpu`: in which they used one.
+    - `step`: seconds that a worker spends on a step.
+    - `turn`: seconds that the caller spends on a batch, without waiting.
+    - `waiting`: share of the time that the caller waits.
+    - `compute`: share of the workers' busy time in which they used a processor or waited for one.
+    - `cpu`: share of the workers' busy time in which they used a processor.
     """
 
     workers: int
@@ -193,7 +198,7 @@ class Load:
         return max(1, math.ceil(_HEADROOM * self.step / self.turn))
 
     def is_other(self, before: Load) -> bool:
-        """True if the workers or the caller have become much slower or much faster."""
+        """True if the workers or the caller have become much slower or faster."""
         share = self.workers / before.workers  # more workers slow each other down: up to this factor is ignored
         slower = self.step / max(before.step, 1e-9)
         turns = [max(load.turn, self.quick, before.quick) for load in (self, before)]
@@ -202,7 +207,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A Resize that the next measurement will judge. The fields hold the numbers and the load before the Resize."""
+    """A change that the next measurement will judge. The fields hold the settings and the load before the change."""
 
     workers: int
     prefetch: int
@@ -212,7 +217,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Limits found for the current load: fewer than `least` workers are too few, and more than `most` do not help."""
+    """Limits found for the current load: fewer than `least` workers are too few; more than `most` do not help."""
 
     least: int = 1
     most: int = 1 << 30
@@ -240,7 +245,7 @@ class RestMeasurements:
 
 @dataclass(slots=True)
 class Tuner:
-    """Decides from intervals (short measurements) when to change the number of workers or `prefetch_factor`."""
+    """Decides, from short measurements, when to change the number of workers or `prefetch_factor`."""
 
     bounds: Bounds
     workers: int
@@ -256,11 +261,11 @@ class Tuner:
     _saves_memory: bool = False
 
     def restart(self) -> None:
-        """Drops the unfinished measurement, but no findings. Called when new workers start for another epoch."""
+        """Drops the unfinished measurement, but keeps all findings. Called when workers start for another epoch."""
         self.state, self._sum = SETTLING, None
 
     def decide(self, interval: Interval) -> Resize | None:
-        """Adds an interval to the current measurement. Returns the change to make now, or None."""
+        """Adds an interval (a short measurement) to the current one. Returns the change to make now, or None."""
         if interval.seconds <= 0:
             return None
         self._sum = interval if self._sum is None else self._sum.and_then(interval)
@@ -356,7 +361,7 @@ class Tuner:
         return self._resize(workers, prefetch, reason)
 
     def _failure(self, attempt: Attempt, load: Load) -> str:
-        """Returns the reason why the attempt did not help, or "" if it helped."""
+        """Returns why the attempt (the last change) did not help, or "" if it helped."""
         before, (now, past) = attempt.load, self._named(attempt)
         if attempt.farther or before.need <= attempt.workers:
             if load.waiting <= max(WAITS, _LESS_WAITING * before.waiting):
@@ -371,7 +376,7 @@ class Tuner:
         return ""
 
     def _named(self, attempt: Attempt) -> tuple[str, str]:
-        """Returns the current number and the number before the attempt, as texts for a message."""
+        """Returns the setting now and the setting before the attempt (the last change), as text for a message."""
         if attempt.farther:
             return f"prefetch_factor={self.prefetch_factor}", f"prefetch_factor={attempt.prefetch}"
         return _workers(self.workers), _workers(attempt.workers)
@@ -413,21 +418,21 @@ class Tuner:
         return more, ahead, f"{waits}. {why}: trying {_workers(more)}."
 
     def _most_by_cpu(self, load: Load) -> int:
-        """Returns the largest number of workers that the processors can serve."""
+        """Returns the largest number of workers for which there are enough processors."""
         processors = self.bounds.processors
         if load.compute > _MOSTLY_CPU:
             return processors
         return max(processors, math.ceil(_HEADROOM * self.bounds.cpus / max(load.cpu, 1e-3)))
 
     def _more_workers_that_fit(self, used: int) -> int:
-        """Returns the number of workers that can be added before the memory is used up."""
+        """Returns how many workers can be added before the memory is used up."""
         left = _USABLE * self.bounds.memory - used
         # Until an attempt has shown what a worker takes, all memory in use is attributed to the current workers.
         each = used / self.workers if self._each is None else self._each
         return 0 if left <= 0 else min(self.bounds.workers.most, int(left / max(each, 1.0)))
 
     def check(self) -> None:
-        """Asserts the invariants. Only for tests."""
+        """Asserts the invariants. Called only in tests."""
         workers, prefetch = self.bounds.workers, self.bounds.prefetch
         assert workers.least <= self.workers <= workers.most, "workers within the bounds"
         assert prefetch.least <= self.prefetch_factor <= prefetch.most, "prefetch_factor within the bounds"

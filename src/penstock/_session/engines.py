@@ -22,7 +22,7 @@ _MOST_UPDATES = 64 << 20
 class Engines:
     """The live engines of a loader. At most one idle engine is kept for the next epoch.
 
-    It is the one with the most recent epoch, because its worker has the current state of a stream.
+    The kept engine is the one with the most recent epoch, because its worker has the current state of a stream.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Engines:
         self._changing: dict[int, threading.RLock] = {}
 
     def changing(self) -> threading.RLock:
-        """Lock held while an epoch starts or the dataset changes, so that no worker starts during a change."""
+        """The lock held while an epoch starts or the dataset changes, so that no worker starts during a change."""
         pid = os.getpid()  # a lock for each process: a fork may happen while another thread holds the parent's lock
         return self._changing.get(pid) or self._changing.setdefault(pid, threading.RLock())
 
@@ -40,7 +40,7 @@ class Engines:
         return list(self.live)
 
     def held(self, work: Callable[[list[Engine]], object]) -> None:
-        """Calls `work(engines)` with the open engines of this process, while no other thread can use them."""
+        """Calls `work(engines)` with this process's open engines, while no other thread can use them."""
         self._refuse_inside()
         with self.changing():
             engines = self.ours()
@@ -56,7 +56,7 @@ class Engines:
         return [engine for engine in self.live if engine.is_ours() and not engine.closed]
 
     def _refuse_inside(self) -> None:
-        """Raises RuntimeError if this thread is already using an engine, because waiting for it would deadlock."""
+        """Raises RuntimeError if this thread is already using an engine, because waiting would then deadlock."""
         lock: Any = self.changing()  # checked too: an engine that is being created is not in `live` yet
         if lock._is_owned() or any(engine.is_used_here() for engine in self.all()):
             raise RuntimeError(INSIDE)
@@ -76,7 +76,7 @@ class Engines:
             self._hold([engine for engine, _ in engines], make_change)
 
     def take(self) -> Engine | None:
-        """Removes and returns the idle engine. Returns None if there is none, or if it can no longer be used."""
+        """Removes and returns the idle engine. Returns None if there is none or it can no longer be used."""
         engine, self._idle = self._idle, None
         if engine is not None and engine.job.log.end > _MOST_UPDATES:
             engine.close()
@@ -88,13 +88,13 @@ class Engines:
         self._last = engine.reference
 
     def taken_back(self) -> list[Engine]:
-        """Takes the engines from iterators that have handed out their last batch but not raised StopIteration yet."""
+        """Takes the engines from iterators that have handed out their last batch but not yet raised StopIteration."""
         if self._idle is not None and len(self.live) == 1:  # between two epochs, in most programs
             return []
         return [engine for engine in self.ours() if engine is not self._idle and engine.take_back()]
 
     def put(self, engine: Engine) -> None:
-        """Keeps an idle engine for the next epoch. If one is already kept, closes one of the two."""
+        """Keeps an idle engine for the next epoch. If one is already kept, one of the two is closed."""
         if engine.reference() is None:
             # The garbage collector found the engine in a cycle and has cleared all weak references to it. So the
             # engine is not in `live` any more, and updates would not reach it.

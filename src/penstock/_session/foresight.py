@@ -17,7 +17,7 @@ from penstock.source._nested import Foresee, foresee_of
 
 
 class Foresight:
-    """A forecast of the keys that a loader will ask for, and the object that `__foresee__` returned for it.
+    """A forecast of the keys that a loader will request, and the object that `__foresee__` returned for it.
 
     It is kept from one epoch to the next, so that the dataset can fetch data in between. The returned object is
     closed when an epoch is abandoned, the loader is closed, or the foresight is garbage collected.
@@ -37,14 +37,14 @@ class Foresight:
             self._start = getattr(self._returned, "start", None)
 
     def start(self) -> None:
-        """Lets the dataset start threads. Call it after the workers have been forked."""
+        """Lets the dataset start its threads. Must be called after the workers have been forked."""
         with interrupts_deferred():
             start, self._start = self._start, None
             if start is not None:
                 start()
 
     def continues(self, plan: OrderPlan, progress: Progress) -> bool:
-        """Moves the forecast on to the epoch that is starting. Returns False if a new `Foresight` is needed."""
+        """Moves the forecast to the epoch that is starting. Returns False if a new `Foresight` is needed."""
         over = self._returned is not None and self._progress.is_over and self._process == os.getpid()
         if not over or not self._forecast.continues(plan, progress.epoch, partial(getattr, progress, "steps")):
             return False
@@ -64,10 +64,10 @@ class Foresight:
 def foresee(
     last: Foresight | None, dataset: Any, plan: AnyPlan | None, progress: Progress, counts: CacheCounts
 ) -> Foresight | None:
-    """Returns the last foresight if it still fits, a new one, or None if no forecast is possible or wanted.
+    """Returns the last foresight if it still fits, otherwise a new one. None if no forecast is possible or wanted.
 
-    Call it before the workers have anything to do, and `Foresight.start` only after they have started: a process with
-    several threads cannot safely fork.
+    Must be called before the workers have anything to do. `Foresight.start` must be called only after the workers
+    have started, because a process with several threads cannot fork safely.
     """
     told = foresee_of(dataset) if isinstance(plan, OrderPlan) else None
     if told is None or not isinstance(plan, OrderPlan):

@@ -58,7 +58,7 @@ _IN_THE_CALLER = {"inline": "the calling process", "prefetch": "the reading thre
 
 
 def _here(settings: Mapping[str, Any]) -> str:
-    """Display name of workers in this process, with {} for the seat number; "" if workers run elsewhere."""
+    """Returns the display name of workers in this process, with {} for their number; "" if workers run elsewhere."""
     return "worker {} (thread)" if settings.get("threads") else _IN_THE_CALLER.get(str(settings.get("backend")), "")
 
 
@@ -78,7 +78,7 @@ class MeasuredCrew(Protocol):
 
 
 class Measures:
-    """Collects a loader's measurements and makes its `Stats`. `crews` returns only the live crews."""
+    """Collects a loader's measurements and makes its `Stats`. `crews` returns the live groups of workers."""
 
     def __init__(
         self, name: str, settings: Callable[[], Mapping[str, Any]], crews: Callable[[], Iterable[MeasuredCrew]]
@@ -104,7 +104,7 @@ class Measures:
     # Called when something happens.
 
     def begin_epoch(self, epoch: int) -> None:
-        """Called by `iter()`, before the workers start on the epoch."""
+        """Called by `iter()`, before the workers start the epoch."""
         if not self._began:
             self._began = self._started = clock()
         self._first_batch()  # now, because later the workers that made it may be gone
@@ -121,11 +121,11 @@ class Measures:
             self._started, self._shipped = clock(), getattr(engine.backend, "shipped", 0.0)
 
     def end_epoch(self) -> None:
-        """Called when an epoch has been read to its end, not when it is abandoned."""
+        """Called when an epoch has been read to its end, but not when it is abandoned."""
         self._turns.epoch_ended(clock() * 1e-9, self.stats)
 
     def tick(self) -> None:
-        """Extends the history, and publishes the statistics on some ticks. Called twice a second."""
+        """Extends the history and, on some ticks, publishes the statistics. Called twice a second."""
         self.meter.due = False
         self._ticks += 1
         if self._ticks % self._every == 0:
@@ -147,7 +147,7 @@ class Measures:
         publish(self, self.stats())
 
     def trace(self, path: str | os.PathLike[str]) -> Tracing:
-        """Begins a trace of all crews, including crews that are started later."""
+        """Begins a trace of all crews (groups of workers), including those that start later."""
         from penstock._session.tracing import Tracing
 
         if self._tracing is not None and not self._tracing.closed:
@@ -169,7 +169,7 @@ class Measures:
     # The figures.
 
     def sums(self) -> tuple[Answer, list[Counts]]:
-        """Returns the counters of the caller, and those of each worker."""
+        """Returns the counters of the caller and of each worker."""
         snapshot = self._snapshot()
         return snapshot.sum().sums, list(snapshot.workers.values())
 
@@ -207,13 +207,13 @@ class Measures:
         return [crew.gauges for crew in self._crews()]
 
     def _snapshot(self) -> MeterSnapshot:
-        """Returns all counters, including the part of each current answer that was already handed out."""
+        """Returns all counters. A task that is partly handed out counts as far as it was handed out."""
         crews = list(self._crews())
         answers = [answer for crew in crews if (answer := crew.open_answer()) is not None]
         return self.meter.snapshot([crew.gauges for crew in crews], answers)
 
     def _period(self, now: MeterSnapshot, before: MeterSnapshot, longest: list[int], epoch: int | None) -> Period:
-        """Returns the statistics between two snapshots: of one epoch, or of the loader's life if `epoch` is None."""
+        """Returns the statistics between two snapshots: for one epoch, or the loader's life if `epoch` is None."""
         totals = now.sum().minus(before.sum())
         sums, known = totals.sums, before.workers
         seats = {seat for crew in self._crews() for seat in crew.seats}

@@ -27,7 +27,7 @@ _MANY = 16  # a warning is given if every sample of an epoch's first 16 batches 
 
 
 class Reader:
-    """The loop behind every `next()`. A reader keeps its engine until the epoch ends or the reader is dropped."""
+    """The loop behind every `next()`. It keeps its engine until the epoch ends or the reader is dropped."""
 
     # Called with the number of batches that were handed out, if the dataset is a stream.
     _count: Callable[[int], None] | None = None
@@ -49,18 +49,18 @@ class Reader:
         self.skipped: list[tuple[Any, Exception]] = []
 
     def start(self) -> None:
-        """Opens the epoch on the engine, which starts its workers if they are not running yet."""
+        """Opens the epoch on the engine, which starts the workers if they are not running yet."""
         assert self._engine is not None
         self._engine.open(self._run)
         self._session.measures.started(self._engine)
 
     def take(self) -> Any:
-        """Returns the next batch, converted for the caller. At the end, or if the batch failed, returns a NoBatch."""
+        """Returns the next batch, converted for the caller, or a NoBatch at the end or if the batch failed."""
         data = self._next().data
         return data if self._deliver is None or type(data) is NoBatch else self._deliver(data)
 
     def _next(self) -> StepResult:
-        """Returns the next batch with its task, or a NoBatch without a task at the end or if the batch failed."""
+        """Returns the next batch and its task. At the end, or if the batch failed, returns a NoBatch and no task."""
         run = self._run
         while True:
             if self._engine is None:
@@ -117,7 +117,7 @@ class Reader:
         )
 
     def _note(self, mended: Mended) -> BaseException | None:
-        """Adds a batch's failed samples to `skipped`. Returns the first error beyond `max_errors`, or None."""
+        """Adds a batch's failed samples to `skipped`. Returns the first error that exceeds `max_errors`, or None."""
         most, errors = self._max_errors, mended.errors
         self._meter.skipped += len(errors)
         room = len(errors) if most is None else most - len(self.skipped)
@@ -148,7 +148,7 @@ class SeedReader(Reader):
 
     @property
     def steps_before(self) -> int:
-        """Number of steps that were handed out before the epoch was resumed; 0 if it was not resumed."""
+        """The number of steps handed out before the epoch was resumed; 0 if it was not resumed."""
         begin: State | None = getattr(self.position, "begin", None)
         return 0 if begin is None else begin.steps + len(begin.beyond)
 
@@ -156,12 +156,12 @@ class SeedReader(Reader):
         return self
 
     def __len__(self) -> int:
-        """The number of batches in the whole epoch."""
+        """Returns the number of batches in the whole epoch."""
         steps = None if self._plan is None else self._plan.steps(self._run.epoch)
         return self._session.length() if steps is None else steps
 
     def close(self) -> None:
-        """Abandons the epoch. Steps that workers are doing are discarded, without waiting for them."""
+        """Abandons the epoch. Steps in progress are discarded without waiting for them."""
         with interrupts_deferred():
             self._let_go(cancel=True)
 

@@ -41,10 +41,10 @@ S = TypeVar("S", bound=SeedReader)
 
 
 class SeedSession(Session):
-    """A session that is also the `Semantics` of its loader. Seed, plan and epochs live as long as the loader.
+    """A session that also defines the `Semantics` of its loader. Seed, plan and epochs live as long as the loader.
 
-    `face` and `make_runner` serve loaders whose batches hold other arrays, such as tensors: see `displayed_settings`
-    and `Job`.
+    `face` and `make_runner` are for loaders whose batches hold other arrays, such as tensors: see
+    `displayed_settings` and `Job`.
     """
 
     deliver: Callable[[Any], Any] | None = None
@@ -87,7 +87,7 @@ class SeedSession(Session):
 
     @property
     def seed(self) -> int:
-        """The seed that was given, or one that is drawn on first use."""
+        """The seed that the user gave, or a random one that is drawn on first use."""
         if self._seed is None:
             self._seed = draw_key(self.options.generator)
         return self._seed
@@ -96,7 +96,7 @@ class SeedSession(Session):
 
     @never_ends
     def begin(self, kind: type[S]) -> S:
-        """Begins the next epoch and returns its reader, an instance of `kind`."""
+        """Begins the next epoch and returns its reader, which is an instance of `kind`."""
         if self._asks_for_ranks:
             self._asks_for_ranks = False
             warn_of_ranks(self.dataset)
@@ -129,7 +129,7 @@ class SeedSession(Session):
             return reader
 
     def _take_engine(self, plan: AnyPlan | None, length: int | None) -> Engine:
-        """Returns the idle engine if its workers have the current dataset and order, or a new engine."""
+        """Returns the idle engine if its workers have the current dataset and order, otherwise a new engine."""
         engine, order = self.engines.take(), self.feed.replacements(plan)
         if engine is not None:
             # A state from before the first batch has no position of the stream to return to, but the worker's copy
@@ -144,7 +144,7 @@ class SeedSession(Session):
         return engine or self.hire(self)
 
     def _run(self, engine: Engine, plan: AnyPlan | None, start: State) -> tuple[Run, State]:
-        """Returns the run of the next epoch (a prefetched one if it still fits) and the state that it starts from."""
+        """Returns the run of the next epoch (the prefetched run if still valid) and the state it starts from."""
         epochs, feed, run = self.epochs, self.feed, engine.ahead
         if run is None or run.epoch != epochs.next or run.plan != plan or epochs.loaded is not None:
             copied = feed.one_reader and engine.backend.copies_dataset
@@ -176,13 +176,13 @@ class SeedSession(Session):
 
     @property
     def crew_size(self) -> int:
-        """Number of workers. With 0, tasks run in the calling process."""
+        """The number of workers. If it is 0, tasks run in the calling process."""
         number = self.options.num_workers
         return min(number, 1) if self.feed.one_reader else number
 
     @property
     def window(self) -> int:
-        """Number of tasks that may be prefetched."""
+        """The number of tasks that may be prefetched."""
         return max(1, self.crew_size * (self.options.prefetch_factor or 1))
 
     def job(self) -> Job:
@@ -238,7 +238,7 @@ class SeedSession(Session):
 
     @never_ends
     def state(self) -> dict[str, Any]:
-        """Returns the position after the batches that were handed out, as JSON-serialisable data."""
+        """Returns the position after the batches handed out so far, as JSON-serialisable data."""
         state = self.epochs.as_dict(self._about, self.feed.beginning)
         state["seed"] = self.seed
         if self.feed.keeps_state():
@@ -247,7 +247,7 @@ class SeedSession(Session):
 
     @never_ends
     def load(self, state: Mapping[str, Any]) -> None:
-        """Continues from this state in the next epoch. If it does not fit, raises StateError and changes nothing."""
+        """Continues from this state in the next epoch. Raises StateError, and changes nothing, if it does not fit."""
         parsed = State.parse(state)
         if parsed.dataset is None:
             resume = self._fitting(parsed)
@@ -271,7 +271,7 @@ class SeedSession(Session):
         self.epochs.load(resume)
 
     def _fitting(self, state: State) -> State:
-        """Returns the state adapted to this loader's ranks. Raises StateError if it does not fit."""
+        """Returns the state, adapted to this loader's ranks. Raises StateError if it does not fit."""
         plan, about = self.feed.plan(state.seed or 0), self._about()
         if state.begun:
             about["sampler"] = content(plan, about["length"])
@@ -283,7 +283,7 @@ class SeedSession(Session):
         return state.dealt_anew(plan, self.options.shard.world)._replace(about=about)
 
     def _about(self) -> dict[str, Any]:
-        """Returns a description of the loader, which must be the same when a state is saved and when it is loaded."""
+        """Returns a description of the loader. A state can be loaded only if the description is still the same."""
         options = self.options
         # Without `on_error`: a run that was stopped by a bad sample can be resumed with another value.
         return {
@@ -301,7 +301,7 @@ class SeedSession(Session):
 
     @never_ends
     def update(self, change: Callable[[Any], object] | None = None, /, **attributes: Any) -> None:
-        """Changes the dataset, by a function or by new attribute values, in this process and in every worker."""
+        """Changes the dataset, by a function or with new attribute values, in this process and in every worker."""
         if (change is None) == (not attributes) or not (change is None or callable(change)):
             raise TypeError("update() takes either a function that takes the dataset, or attributes to set.")
         if self.feed.one_reader and self.options.num_workers:
@@ -313,7 +313,7 @@ class SeedSession(Session):
         self._length = self.feed.length()
 
     def set_num_workers(self, number: int) -> None:
-        """Sets the number of workers. If it was "auto", it is no longer tuned."""
+        """Sets the number of workers. If it was "auto", automatic tuning stops."""
         now = self.options.num_workers
         if not is_int(number, 1) or not now:
             raise ValueError(
@@ -325,7 +325,7 @@ class SeedSession(Session):
         self._begin_tuning()
 
     def resize(self, **settings: Any) -> None:
-        """Changes the number of workers, or how far they work ahead of the caller."""
+        """Changes the number of workers or how many batches they prefetch."""
 
         def resized(held: list[Engine]) -> None:
             self.feed.options = replace(self.options, **settings)

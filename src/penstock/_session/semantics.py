@@ -33,18 +33,18 @@ class Semantics(Protocol):
     def max_errors(self) -> int | None: ...
     @property
     def deliver(self) -> Callable[[Any], Any] | None:
-        """Converts each batch before the caller gets it. None if batches are not converted."""
+        """A function that converts each batch before the caller gets it, or None."""
 
 
 class Position(Protocol):
-    """The position in an epoch, to which a reader reports each step."""
+    """The position in an epoch. A reader reports each step to it."""
 
     def passed(self, step: int, mark: bytes | None, worker: int, /) -> None:
-        """Called when a step was handed out, as a batch or an error. `mark` is the position after it (see `Task`)."""
+        """Called when a step was handed out, as a batch or an error. `mark` is the position after it."""
 
     def finish(self, end: bytes | None, ends: Mapping[int, bytes], /) -> None:
         """Called when the caller has been told that the epoch is over.
 
-        `end` is the mark (the saved position of a stream) that the next epoch begins with; `ends` has one for each
+        `end` is the mark (the saved position of a stream) where the next epoch begins. `ends` has one mark for each
         worker that reads its own stream.
         """

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """The engines of a loader, and its statistics. It must not refer to the loader: that would keep workers alive."""
+    """The engines and statistics of a loader. It must not refer to the loader, which would keep workers alive."""
 
     def __init__(self, name: str, settings: Callable[[], Mapping[str, Any]]) -> None:
         self.runs = itertools.count()  # numbers the runs
@@ -36,13 +36,13 @@ class Session:
         return engine
 
     def tick(self, engine: Engine) -> None:
-        """Called several times a second by the thread that reads from this engine, between two calls of `next`."""
+        """Called several times a second by the thread that reads from this engine, between two `next` calls."""
         self.measures.tick()
 
     knows_end = True  # False for a stream, whose last batch is not known in advance
 
     def take_back(self) -> None:
-        """Ends the epochs of iterators that have handed out their last batch but not raised StopIteration yet.
+        """Ends the epochs of iterators that have handed out their last batch but not yet raised StopIteration.
 
         About half of all training loops take a fixed number of batches and never call `next()` again.
         """
@@ -53,7 +53,7 @@ class Session:
             self.measures.end_epoch()
 
     def release(self, engine: Engine) -> None:
-        """Called when the epoch on this engine is over. A subclass may keep the engine instead of closing it."""
+        """Called when this engine's epoch is over. A subclass may keep the engine instead of closing it."""
         engine.close()
 
     @property

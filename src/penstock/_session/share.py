@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Consumer(AbstractContextManager["Consumer"]):
-    """One of the iterators that `DataLoader.share` returns. Only one thread at a time may use it."""
+    """One of the iterators that `DataLoader.share` returns. It must be used by one thread at a time."""
 
     _shared: SharedEpoch | None = None  # for `close`, if an interrupt came in the constructor
 
@@ -34,7 +34,7 @@ class Consumer(AbstractContextManager["Consumer"]):
         return self._shared.next(self._number)
 
     def close(self) -> None:
-        """Leaves the epoch. The other consumers get the batches that were waiting for this consumer."""
+        """Leaves the epoch. Batches that were waiting for this consumer go to the other consumers."""
         with interrupts_deferred():
             if self._shared is not None:
                 self._shared.leave(self._number)
@@ -46,7 +46,7 @@ class Consumer(AbstractContextManager["Consumer"]):
 
 
 class _Item(NamedTuple):
-    """A batch or a NoBatch, and the steps that are handed out with it."""
+    """A batch or a NoBatch, and the steps that count as handed out with it."""
 
     steps: list[tuple[int, bytes | None, int]]
     batch: Any
@@ -56,7 +56,7 @@ _ENDED = _Item([], END)
 
 
 class _NextCall:
-    """One call of `next()`. If it is interrupted, the batch in `item` is lost: no queue has it."""
+    """One call of `next()`. If it is interrupted, the batch in `item` is lost, because it is no longer in a queue."""
 
     item: _Item | None = None
 
@@ -65,8 +65,8 @@ class SharedEpoch:
     """An epoch that several consumers read.
 
     It has only weak references to its consumers: a consumer that is garbage collected leaves the epoch. The reader
-    reports to this object and not to the epoch's position, because a batch that waits for its consumer does not count
-    as handed out.
+    reports to this object, and not to the epoch's position, because a batch that waits for its consumer does not
+    count as handed out.
     """
 
     def __init__(self, reader: Batches, position: Position, consumers: int, in_turn: bool, window: int) -> None:
@@ -113,7 +113,7 @@ class SharedEpoch:
             self._wake()
 
     def _find(self, number: int, call: _NextCall) -> bool:
-        """Waits for the consumer's next batch. Returns False if the calling thread must read one itself."""
+        """Waits for the consumer's next batch. Returns False if this thread must read the next batch itself."""
         while True:
             with self._changes.lock:
                 if self._ended_by:
@@ -141,7 +141,7 @@ class SharedEpoch:
             bell.acquire(timeout=LOOK_AGAIN)
 
     def _remove_dead_consumers(self) -> None:
-        """Calls `leave` for each garbage-collected consumer whose finalizer was interrupted before it did so."""
+        """Removes garbage-collected consumers whose finalizer was interrupted before it called `leave`."""
         for number, consumer in enumerate(self.consumers):
             if consumer() is None and number in self._queues:
                 self.leave(number)
@@ -153,7 +153,10 @@ class SharedEpoch:
         return min((number for number in self._queues if number >= self._turn), default=min(self._queues))
 
     def _read(self, call: _NextCall) -> None:
-        """Puts the next batch or its error in `call.item` (None at the end). Raises an error without a batch."""
+        """Stores the next batch, or the error in its place, in `call.item`, which stays None at the end.
+
+        An error that belongs to no batch is raised.
+        """
         if self._left:
             call.item = self._left[0]
             self._left.popleft()
@@ -188,14 +191,14 @@ class SharedEpoch:
             self._wake()
 
     def _end_by(self, interrupt: BaseException) -> None:
-        """Ends the epoch for all consumers after an interrupt, because a batch may be lost."""
+        """Ends the epoch for all consumers after an interrupt, because a batch may have been lost."""
         with interrupts_deferred(), self._changes.lock:
             self._ended_by, self._ended = type(interrupt).__name__, False
             self._reader.close()
             self._changes.tell()
 
     def _wake(self) -> None:
-        """Wakes all consumers. Ends the epoch if all batches were handed out or all consumers have left."""
+        """Wakes all consumers. Ends the epoch if every batch was handed out or every consumer has left."""
         if self._ended and not self._left and not any(self._queues.values()):
             self._position.finish(*self._end)
         if not self._queues and self._reading is None:

@@ -37,7 +37,7 @@ class Tracing(AbstractContextManager["Tracing"]):
 
     @property
     def closed(self) -> bool:
-        """True after `close()`, and also if writing stopped early because the disk was full or the file too large."""
+        """True after `close()`, or if writing stopped early because the disk was full or the file too large."""
         return self._trace.closed
 
     def follow(self, crew: MeasuredCrew) -> None:
@@ -60,7 +60,7 @@ class Tracing(AbstractContextManager["Tracing"]):
 
 
 class CrewTracer:
-    """The tracer of one crew. It must not refer to the engine, which would keep the engine and its workers alive."""
+    """Traces one crew (group of workers). It must not refer to the engine, which would keep the workers alive."""
 
     def __init__(self, trace: Trace, worker: str, course: Course | None, gauges: Gauges) -> None:
         self._trace, self._worker, self._course, self._gauges = trace, worker, course, gauges
@@ -74,7 +74,7 @@ class CrewTracer:
         self._trace.span("work", answered, now, **_which(self._task))
 
     def delivers(self, seq: int) -> None:
-        """Called just before the caller gets the batches of a task, while the task's keys are still known."""
+        """Called just before a task's batches are handed out, while the task's keys are still known."""
         self._task, self._delivering = self._find(seq), clock()
         self._drain()
 

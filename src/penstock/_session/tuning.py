@@ -26,7 +26,7 @@ _SOME = 4
 
 
 class _Counted(NamedTuple):
-    """The counters at one moment, summed over the life of the loader. Times are in nanoseconds."""
+    """The counters at one moment, as totals over the loader's life. Times are in nanoseconds."""
 
     engine: object
     thread: int
@@ -44,7 +44,7 @@ _NOTHING = _Counted(None, 0, 0, 0, 0, 0, 0, 0, 0, {})
 
 
 class Tuning:
-    """Tells the tuner how much each counter has grown from one tick to the next."""
+    """Tells the tuner how much each counter has increased since the last tick."""
 
     def __init__(self, options: Options, feed: Feed, measures: Measures) -> None:
         self._measures = measures
@@ -81,7 +81,7 @@ class Tuning:
         )
 
     def _started(self, engine: Engine) -> int:
-        """Returns how many workers have done a step. The tuner waits for the rest: a first step may be slow."""
+        """Returns how many workers have done a step. The tuner waits for all of them: a first step may be slow."""
         rows = {seat: engine.backend.gauges.counts(seat) for seat in engine.seats}
         for seat, row in rows.items():
             if seat not in self._births or self._births[seat][0] != row.born:

@@ -19,13 +19,13 @@ _birth = threading.local()
 
 
 def close_in_child(*fds: int) -> None:
-    """Registers descriptors to be closed in forked children. Open and register in one `no_fork()` block."""
+    """Registers descriptors to be closed in forked children. Open and register them in one `no_fork()` block."""
     with _guard:
         _kept_from_children.update(fds)
 
 
 def forget(*fds: int) -> None:
-    """Undoes `close_in_child`. Call it before closing a descriptor, because the system may reuse its number."""
+    """Undoes `close_in_child`. Must be called before a descriptor is closed, because its number may be reused."""
     with _guard:
         _kept_from_children.difference_update(fds)
 
@@ -51,13 +51,13 @@ def open_memfd(name: str) -> int:
 
 
 def no_fork() -> AbstractContextManager[bool]:
-    """Returns a context manager that keeps other threads from forking. Its block must not acquire another lock."""
+    """Returns a context manager that prevents other threads from forking. Its block must not take another lock."""
     return _guard
 
 
 @contextmanager
 def kept_by_child(fds: Iterable[int]) -> Iterator[None]:
-    """Context manager: a child that this thread forks inside the block keeps these descriptors open."""
+    """Inside the `with` block, children that this thread forks keep these descriptors open."""
     _birth.keep = frozenset(fds)
     try:
         yield
@@ -66,7 +66,7 @@ def kept_by_child(fds: Iterable[int]) -> Iterator[None]:
 
 
 def take_standard_streams() -> None:
-    """Opens /dev/null for each closed standard stream, so that no other file gets the descriptors 0, 1 and 2."""
+    """Opens /dev/null for each closed standard stream, so that no other file gets descriptor 0, 1 or 2."""
     # Otherwise a library that prints to descriptor 2 might write into shared memory, and a new process might read one
     # of penstock's files as its standard input.
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:

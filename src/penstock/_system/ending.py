@@ -26,7 +26,7 @@ _NOT_THE_END = (
 
 
 class NoBatch(NamedTuple):
-    """Returned in place of a batch. `error` is the exception to raise, or None at the end of the iteration."""
+    """Returned instead of a batch. `error` is the exception to raise, or None at the end of the iteration."""
 
     error: BaseException | None
 
@@ -35,7 +35,7 @@ END = NoBatch(None)
 
 
 def raises_instead(take: Callable[[S], T | NoBatch]) -> Callable[[S], T]:
-    """Turns a method that returns a batch or a NoBatch into a `__next__`, which raises an exception for a NoBatch."""
+    """Turns a method that may return a NoBatch into a `__next__` method, which raises instead."""
 
     @wraps(take)
     def raising(self: S) -> T:
@@ -79,7 +79,7 @@ def never_ends(call: Callable[P, T]) -> Callable[P, T]:
 
 
 def _not_the_end(error: StopIteration) -> RuntimeError:
-    """Returns the RuntimeError to raise in place of a StopIteration, with the same notes, which name the sample."""
+    """Returns the RuntimeError that replaces a StopIteration. It keeps the notes, which name the sample."""
     wrong = RuntimeError(_NOT_THE_END)
     notes = _dict_of(error).get("__notes__")
     if isinstance(notes, list):

@@ -23,14 +23,14 @@ from penstock._system.interrupts import LiveObjects, interrupts_deferred, over
 
 class _Open(Protocol):
     def at_exit(self) -> None:
-        """Closes the object. The only threads of the user that may still be using the object are daemon threads."""
+        """Closes the object. Of the user's threads, only daemon threads may still be using it."""
 
 
 _open = LiveObjects[_Open]()
 
 
 def ends_at_exit(one: _Open) -> None:
-    """Registers an object. If the object is still alive at the interpreter's exit, `one.at_exit()` is called."""
+    """Registers an object. If it is still alive when the interpreter exits, `one.at_exit()` is called."""
     _open.add(one)
 
 
@@ -47,7 +47,7 @@ def _end_all() -> None:
 
 
 def rest_if_over() -> None:
-    """Blocks forever if the program is exiting and this is one of the user's daemon threads."""
+    """Blocks forever if the program is exiting and the current thread is one of the user's daemon threads."""
     thread = threading.current_thread()
     if over and thread.daemon and thread not in threads.running:
         # Python will end the thread soon. Until then, an error about a closed object would only be noise.

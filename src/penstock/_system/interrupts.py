@@ -46,7 +46,7 @@ _NUMBERS = tuple(sorted(int(number) for number in _signal.valid_signals() - {_si
 
 
 def block_signals() -> set[int]:
-    """Blocks every signal in this thread. Returns the signals that were blocked before, for `set_blocked_signals`."""
+    """Blocks every signal in this thread. Returns the previously blocked signals, for `set_blocked_signals`."""
     # This takes 2 µs. The functions of the `signal` module take 300 µs, which would delay every fork of a worker.
     before: set[int] = _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
     return before
@@ -60,8 +60,8 @@ def set_blocked_signals(numbers: Collection[int]) -> None:
 class interrupts_deferred:
     """Context manager that delays Python signal handlers until the end of its block. Takes about 4 µs.
 
-    All handlers are delayed, because any of them may raise. In a thread other than the main thread, and inside
-    another such block, this does nothing.
+    All handlers are delayed, because any of them may raise. It has no effect outside the main thread, or inside
+    another such block.
     """
 
     # The signal mask does not help, because another thread would receive the signal, and Python would still run the
@@ -104,7 +104,7 @@ class interrupts_deferred:
             self._caught[number] = self._handlers[number], frame
 
     def restore(self) -> None:
-        """Restores the handlers, except those that code inside the block has replaced."""
+        """Restores the handlers, except those that were replaced inside the block."""
         while self._handlers:
             number, handler = next(iter(self._handlers.items()))
             if _getsignal(number) is self._catcher:
@@ -121,7 +121,7 @@ class interrupts_deferred:
 
 
 class interrupts_after(interrupts_deferred):
-    """Like `interrupts_deferred`, but for finalizers, which cannot raise: handlers run when it is deallocated."""
+    """Like `interrupts_deferred`, but for finalizers, which cannot raise: handlers run when this object is freed."""
 
     __slots__ = ("_again",)
 
@@ -146,7 +146,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class CallAtEnd(weakref.ref):  # type: ignore[type-arg]  # a generic base cannot have slots added
-    """A weak reference that calls `action` when its object is deallocated. See `call_at_end`."""
+    """A weak reference that calls `action` when its referent is deallocated. See `call_at_end`."""
 
     __slots__ = ("action",)
 
@@ -158,7 +158,7 @@ _call: Any = operator.call
 
 
 def call_at_end(of: object, action: Callable[[], object]) -> CallAtEnd:
-    """Calls `action`, which must be C code, when `of` is deallocated, if the returned reference still exists."""
+    """Calls `action`, which must be C code, when `of` is deallocated. The caller must keep the returned reference."""
     # In Python code, an interrupt would be lost here, because Python only reports it as ignored.
     made = CallAtEnd(of, _act)
     made.action = action
@@ -171,7 +171,7 @@ _numbers = count()
 
 
 def free_at_end(of: object, action: Callable[[], object]) -> None:
-    """Like `call_at_end`, but the caller need not keep the weak reference. `action` must not refer to the object."""
+    """Like `call_at_end`, but the caller need not keep the reference. `action` must not refer to the object."""
     # A weak reference that only the object keeps alive may be gone too early: numpy 2.5 releases an array's base
     # before it calls the weak references to the array.
     number = next(_numbers)
@@ -180,7 +180,7 @@ def free_at_end(of: object, action: Callable[[], object]) -> None:
 
 
 class LiveObjects(Generic[T]):
-    """Like a WeakSet, but runs no Python code when an object is deallocated."""
+    """Like a WeakSet, but does not run Python code when an object is deallocated."""
 
     __slots__ = ("_references",)
 
@@ -232,7 +232,7 @@ def _release(release: Callable[[Any], None], of: object, ends: list[object]) -> 
 
 
 class _Token:
-    """An object that exists only so that its deallocation can be noticed."""
+    """An object whose only purpose is that its deallocation can be noticed."""
 
 
 # Keeps the references alive longer than their tokens, which live for microseconds.
@@ -240,7 +240,7 @@ _latest: deque[CallAtEnd] = deque(maxlen=64)
 
 
 def _raised_with_the_end_of(number: int) -> _Token:
-    """Returns a token. When the token is deallocated, the signal becomes pending again."""
+    """Returns a token. When it is deallocated, the signal `number` becomes pending again."""
     token = _Token()
     # `raise_signal` and `os.kill` would run the handler before they return.
     _latest.append(call_at_end(token, partial(_interrupt_main, number)))
@@ -248,7 +248,7 @@ def _raised_with_the_end_of(number: int) -> _Token:
 
 
 def acquire(take: Callable[[], T], give_back: Callable[[T], object]) -> T:
-    """Calls `take` and returns its result. If an interrupt comes, passes the result to `give_back`, and raises.
+    """Returns the result of `take()`. If an interrupt comes, the result is passed to `give_back` first.
 
     `take` must be short, because signal handlers are delayed while it runs. Assign the result directly to a variable,
     and pass explicit arguments: a call with `*args` counts as C code, after which an interrupt would lose the result.
@@ -265,7 +265,7 @@ def acquire(take: Callable[[], T], give_back: Callable[[T], object]) -> T:
 
 
 def import_whole(name: str) -> None:
-    """Imports a module while signal handlers are delayed, so that no handler can find it half imported."""
+    """Imports a module while signal handlers are delayed, so that no handler sees a half-imported module."""
     # This costs 0.1 µs if the module is already imported.
     if name not in sys.modules:
         with interrupts_deferred():
@@ -273,16 +273,19 @@ def import_whole(name: str) -> None:
 
 
 class Loan(Protocol):
-    """A temporary change of something that belongs to the caller, such as the state of a random generator."""
+    """A temporary change to something that belongs to the caller, such as a random generator's state."""
 
     def begin(self) -> object: ...
 
     def end(self) -> None:
-        """Restores the saved state, even if `begin` or an earlier `end` was interrupted."""
+        """Restores the original state, even if `begin` or an earlier `end` was interrupted."""
 
 
 def with_loan(loan: Loan, work: Callable[..., T], *args: Any) -> T:
-    """Returns `work(*args)`, called between `loan.begin()` and `loan.end()`. An interrupt cannot prevent `end`."""
+    """Calls `work(*args)` between `loan.begin()` and `loan.end()`, and returns its result.
+
+    An interrupt cannot prevent the call of `end`.
+    """
     try:
         loan.begin()
         return work(*args)
@@ -322,7 +325,7 @@ class InterruptSafeCondition:
         self._bells: list[threading.Lock] = []
 
     def bell(self) -> threading.Lock:
-        """Returns a lock that the next `tell` releases. The caller must hold `lock`."""
+        """Returns a lock that is released by the next `tell`. The caller must hold `lock`."""
         bell = threading.Lock()
         bell.acquire()
         self._bells.append(bell)

@@ -11,14 +11,14 @@ from penstock._system.trust import processes
 
 
 def no_more_processes(error: OSError) -> OSError:
-    """Returns the error to raise after a failed fork. For EAGAIN, it names the system's limits."""
+    """Returns the error to raise after a failed fork. If its errno is EAGAIN, the error names the system's limits."""
     if error.errno != errno.EAGAIN:
         return error
     return OSError(error.errno, f"A worker process could not be started: {room_for_tasks()}")
 
 
 def room_for_tasks() -> str:
-    """Returns a message that says how many processes and threads exist, how many are allowed, and what to do."""
+    """Returns a message with the number of processes and threads, the limits on them, and what to do."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     found = []
     if limit != resource.RLIM_INFINITY:

@@ -12,7 +12,7 @@ from penstock.errors import PanicError
 
 
 def ordinary(error: BaseException) -> BaseException:
-    """Returns a PanicError with the same traceback and notes if the error is a Rust panic, else the error itself."""
+    """Converts a Rust panic to a PanicError with the same traceback and notes. Returns any other error unchanged."""
     if isinstance(error, Exception) or type(error).__name__ != "PanicException":
         return error
     made = PanicError(
@@ -25,7 +25,7 @@ def ordinary(error: BaseException) -> BaseException:
 
 
 def raise_ordinary(error: BaseException) -> None:
-    """Raises a PanicError if the error is a Rust panic. Returns if it is any other error."""
+    """Raises a PanicError if the error is a Rust panic, and does nothing for other errors."""
     if (made := ordinary(error)) is not error:
         raise made from error
 

@@ -37,7 +37,7 @@ _ended: list[bool] = []  # not empty once the exit has ended all threads
 
 
 def started(name: str, work: Callable[[], None], stop: Callable[[], object]) -> threading.Thread:
-    """Starts a daemon thread that runs `work`. Any thread may call `stop` at any time, to make it end soon."""
+    """Starts a daemon thread that runs `work`. `stop` tells it to end soon, and may be called from any thread."""
     if _ended:
         raise RuntimeError(
             "The program is ending, so penstock can start no more threads: they would be cut off in the middle of a "

@@ -42,14 +42,14 @@ _MOST_LINKS = 40  # the kernel's own limit
 
 
 class Untrusted(PermissionError):
-    """Other users can write to a file or folder, or could have written to it."""
+    """Raised for a file or folder that other users can write to, or could have written to."""
 
 
 # Files that exist.
 
 
 def check(about: os.stat_result, group: int | None = None, owner: int | None = None, *, ignored: int = 0) -> None:
-    """Raises Untrusted if anyone but this user, root, `owner` or members of `group` owns a file or may write it."""
+    """Raises Untrusted if anyone but this user, root, `owner` or members of `group` owns or may write a file."""
     mode, of_group = about.st_mode & ~ignored, about.st_gid == group
     if about.st_uid not in (0, _user(), owner) and not of_group:
         raise Untrusted(f"it belongs to {_name(about.st_uid)}")
@@ -59,7 +59,7 @@ def check(about: os.stat_result, group: int | None = None, owner: int | None = N
 
 
 def open_ours(path: str, flags: int = os.O_RDONLY, group: int | None = None) -> int:
-    """Opens a regular file that only this user, root or `group` could have written. Otherwise raises Untrusted."""
+    """Opens a regular file. Raises Untrusted if anyone but this user, root or `group` could have written it."""
     fd = os.open(path, flags | os.O_NOFOLLOW | _AT_ONCE)
     try:
         about = os.fstat(fd)
@@ -79,7 +79,7 @@ def open_ours(path: str, flags: int = os.O_RDONLY, group: int | None = None) -> 
 
 
 def open_sealed(path: str, name: str, seals: int, flags: int = os.O_RDONLY, owner: int | None = None) -> int:
-    """Opens a memfd by a path like /proc/PID/fd/N. Raises Untrusted unless it has this name, owner and seals."""
+    """Opens a memfd, given a path like /proc/PID/fd/N. Raises Untrusted if its name, owner or seals are wrong."""
     fd = os.open(path, flags | _AT_ONCE)
     try:
         about = os.fstat(fd)
@@ -97,7 +97,7 @@ def open_sealed(path: str, name: str, seals: int, flags: int = os.O_RDONLY, owne
 
 
 def check_beside(path: str, of: str) -> os.stat_result:
-    """Raises Untrusted if a user who cannot change the file `of` could write this file, in the same folder."""
+    """Raises Untrusted if this file could be written by a user who may not change `of`, in the same folder."""
     folder, about = os.stat(os.path.dirname(of) or "."), os.lstat(path)
     # A group that may replace any file in the folder is trusted.
     group = folder.st_gid if folder.st_mode & stat.S_IWGRP and not folder.st_mode & stat.S_ISVTX else None
@@ -110,17 +110,20 @@ def check_beside(path: str, of: str) -> os.stat_result:
 
 
 def is_memfd(path: str, name: str) -> bool:
-    """True if a path like /proc/PID/fd/N is a memfd with this name. Raises OSError if the path does not exist."""
+    """True if a path like /proc/PID/fd/N is a memfd with this name. Raises OSError if there is no such path."""
     return os.readlink(path) == f"/memfd:{name} (deleted)"
 
 
 def seal(fd: int, seals: int) -> None:
-    """Adds seals to a memfd, and then forbids adding more seals."""
+    """Adds seals to a memfd, then seals it against further seals."""
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals | fcntl.F_SEAL_SEAL)
 
 
 def processes(user: int) -> Iterator[int]:
-    """Yields a user's process ids, except hidden ones (hidepid in proc(5)). A pid proves nothing about open files."""
+    """Yields the ids of a user's processes, except hidden ones (see hidepid in proc(5)).
+
+    That a process belongs to the user proves nothing about the files that it has open.
+    """
     for pid in os.listdir("/proc"):
         with suppress(OSError):  # it has ended
             if pid.isdecimal() and os.stat(f"/proc/{pid}").st_uid == user:
@@ -131,7 +134,7 @@ def processes(user: int) -> Iterator[int]:
 
 
 def make_file(path: str, group: int | None = None, mode: int = 0o600) -> int:
-    """Creates a new file with the permissions `mode`, or 0o660 if this user can give it to `group`."""
+    """Creates a new file with the permissions `mode`. If this user can give it to `group`, they are 0o660 instead."""
     fd = os.open(path, _NEW, 0o600)
     try:
         if group is not None:
@@ -147,7 +150,7 @@ def make_file(path: str, group: int | None = None, mode: int = 0o600) -> int:
 
 
 def open_or_make(path: str, group: int | None = None) -> int:
-    """Opens a private file for reading and writing, or creates it if it is missing. Raises OSError if that fails."""
+    """Opens a private file for reading and writing, creating it if necessary. Raises OSError if that fails."""
     while True:
         with suppress(FileNotFoundError):
             return open_ours(path, os.O_RDWR, group)
@@ -177,7 +180,7 @@ def replace(path: str, write: Callable[[int], object], mode: int | None = None, 
 
 
 def open_named(path: str) -> int:
-    """Truncates the file at a path that the user has given, and opens it for writing."""
+    """Truncates a file at a path given by the user, and opens it for writing."""
     # In a folder that other users may write to, such as /tmp, links and other users' files may be traps, so they are
     # refused. (Linux itself refuses some of them if fs.protected_symlinks and fs.protected_regular are set.)
     flags, is_shared = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, False
@@ -204,7 +207,7 @@ def open_named(path: str) -> int:
 
 
 def use_folder(path: str, shared: bool = False) -> int | None:
-    """Creates a folder if it is missing. Returns the id of the group that may use it, None unless `shared`.
+    """Creates a folder if it is missing. Returns the id of the group that may use it, or None unless `shared`.
 
     Raises Untrusted if anyone but this user, root and that group could change its content or replace it.
     """
@@ -226,7 +229,10 @@ def use_folder(path: str, shared: bool = False) -> int | None:
 
 
 def tighten(path: str, is_ours: Callable[[str], object]) -> None:
-    """Removes other users' permissions from a folder of an older version, if all names in it satisfy `is_ours`."""
+    """Removes other users' permissions from a folder that an older version of penstock created.
+
+    This is done only if all names in the folder satisfy `is_ours`.
+    """
     with suppress(OSError):
         about = os.stat(path)
         if about.st_mode & 0o077 and about.st_uid == _user() and all(map(is_ours, os.listdir(path))):
@@ -247,7 +253,7 @@ def _check_folder(path: str, group: int | None, *, is_above: bool = False) -> No
 
 
 def _leading_to(path: str, links: int = 0) -> Iterator[str]:
-    """Yields the path, and all folders and links on the way to it."""
+    """Yields the path, and every folder and link that leads to it."""
     if links > _MOST_LINKS:
         raise OSError(f"{path} leads through too many links")
     while True:
@@ -265,7 +271,7 @@ def _leading_to(path: str, links: int = 0) -> Iterator[str]:
 
 
 def _user() -> int:
-    """Returns the id of this user, or -1 if other users may have the same id."""
+    """Returns this user's id, or -1 if other users may share it."""
     # In a user namespace, all unmapped users share one id, and this process may belong to one of them.
     user = os.geteuid()
     return -1 if user == _strangers() else user
@@ -273,7 +279,7 @@ def _user() -> int:
 
 @cache
 def _strangers() -> int | None:
-    """Returns the id that all unmapped users share in this user namespace, or None if all users are mapped."""
+    """Returns the id shared by all users that this user namespace does not map, or None if it maps all users."""
     try:
         with open("/proc/self/uid_map") as file:
             if sum(int(line.split()[2]) for line in file) >= 2**32 - 1:
@@ -285,7 +291,7 @@ def _strangers() -> int | None:
 
 
 def _is_own_group(group: int) -> bool:
-    """True if this user is the only member of the group. (Many systems give each user a group with the user's id.)"""
+    """True if this user is the only member of the group. Many systems give each user such a group."""
     # It belongs to root. In containers, users without a name are in group 0 too.
     if group == 0:
         return True

@@ -16,7 +16,7 @@ _between: set[str] = set()  # files of libraries that call penstock for the user
 
 
 def called_through(filename: str) -> None:
-    """Declares that this library file calls penstock for the user. Warnings then point to the caller of the file."""
+    """Marks a file as library code that calls penstock for the user. Warnings then point to that file's caller."""
     _between.add(filename)
 
 
@@ -29,7 +29,7 @@ def _is_between(filename: str) -> bool:
 
 
 def warn_caller(text: str, category: type[Warning] = RuntimeWarning) -> None:
-    """Issues a warning that points to the line of the user's code that called penstock or started the worker."""
+    """Issues a warning that points to the line of user code that called penstock or started the worker."""
     # From Python 3.12 on, the argument `skip_file_prefixes` of `warnings.warn` does the same.
     level = 1
     frame: FrameType | None = sys._getframe()

@@ -41,7 +41,7 @@ Sample = tuple[Floats, np.int64]
 
 
 class Pictures:
-    """Random resized crops of pictures, and labels, computed in numpy so that workers have work to do."""
+    """Random resized crops of pictures, with labels. They are computed in numpy, to keep the workers busy."""
 
     def __init__(self, folder: Path) -> None:
         self.pixels = np.load(folder / "pixels.npy", mmap_mode="r")
@@ -64,7 +64,7 @@ class Pictures:
 
 
 def _resized(picture: Floats, axis: int) -> Floats:
-    """Resizes one axis of a picture to CROP pixels, by linear interpolation."""
+    """Resizes one axis of a picture to CROP pixels by linear interpolation."""
     position = np.linspace(0, picture.shape[axis] - 1, CROP, dtype=np.float32)
     before = position.astype(np.intp)
     after = np.minimum(before + 1, picture.shape[axis] - 1)
@@ -112,7 +112,7 @@ def run() -> int:
 
 
 def _write_pictures(folder: Path) -> None:
-    """Writes random pictures: 6 x 6 pixels of noise, enlarged to the full size, with some grain added."""
+    """Writes random pictures: 6 x 6 pixels of noise, enlarged to full size, with some grain added."""
     rng = np.random.default_rng(SEED)
     shape = (SAMPLES, SIDE, SIDE, 3)
     pixels = np.lib.format.open_memmap(folder / "pixels.npy", mode="w+", dtype=np.uint8, shape=shape)
@@ -129,7 +129,7 @@ def _loader(dataset: Pictures, workers: int) -> DataLoader[Any]:
 
 
 def _troubled(console: Console, dataset: Pictures) -> Generator[Any, None, None]:
-    """Yields the batches of all epochs. On the way, kills a worker, then stops and resumes with fewer workers."""
+    """Yields the batches of all epochs. In between, kills a worker, then stops and resumes with fewer workers."""
     with _loader(dataset, WORKERS) as loader:
         for batches, batch in enumerate(loader, 1):
             yield batch
@@ -148,7 +148,7 @@ def _troubled(console: Console, dataset: Pictures) -> Generator[Any, None, None]
 
 
 def _stream(console: Console, name: str, batches: Generator[Any, None, None]) -> Tally:
-    """Reads all epochs and shows a progress bar. Hashing each batch takes the place of a training step."""
+    """Reads all epochs and shows a progress bar. Each batch is hashed, in place of a training step."""
     tally, hashed = Tally(), hashlib.sha256()
     start = time.perf_counter()
     with closing(batches):

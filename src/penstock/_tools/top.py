@@ -38,7 +38,7 @@ NONE = (
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """A running loader: its latest published figures, and the shortened command line of its process."""
+    """A running loader: its latest published statistics, and the shortened command line of its process."""
 
     pid: int
     program: str
@@ -49,7 +49,7 @@ class Loader:
         return self.published.stats
 
     def paused(self, now: float) -> float:
-        """Returns how many seconds ago the loader last published figures, or 0 if it is not paused."""
+        """Returns how many seconds ago the loader last published statistics, or 0 if it is not paused."""
         quiet = now - self.published.at
         return quiet if quiet > QUIET else 0.0
 
@@ -88,7 +88,7 @@ def loaders(pid: int | None = None, uid: int | None = None) -> list[Loader]:
 
 
 def _pid_inside(pid: int) -> int:
-    """Returns the process id that a process has inside its own container, or -1 if the process has ended."""
+    """Returns the id of a process inside its own container, or -1 if the process has ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -105,7 +105,7 @@ def _arguments(pid: int) -> list[str]:
 
 
 def program(arguments: Sequence[str]) -> str:
-    """Returns the command line without the interpreter, its options, and the folder of the script."""
+    """Returns the command line without the interpreter, its options, and the script's folder."""
     rest = list(arguments)
     if rest and Path(rest[0]).name.startswith("python"):
         del rest[0]

@@ -36,7 +36,7 @@ _by_tag = by_tag()
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An exception as plain values. `body` is the pickled exception, or b"" if it cannot be pickled."""
+    """An exception as plain data. `body` is the pickled exception, or b"" if it cannot be pickled."""
 
     name: str
     message: str
@@ -47,7 +47,7 @@ class Failure:
 
     @classmethod
     def capture(cls, exc: BaseException, *, where: str, notes: Sequence[str] = ()) -> bytes:
-        """Returns the exception as bytes, with `notes` and `where` after its own notes. Never raises."""
+        """Returns the exception as bytes, with `notes` and `where` added after its own notes. Never raises."""
         exc = ordinary(exc)
         forget_earlier(exc)
         dropped: list[str] = []
@@ -76,7 +76,7 @@ class Failure:
 
 
 def restore(data: bytes | bytearray | memoryview) -> BaseException:
-    """Returns the exception for bytes that `Failure.capture`, or a runner's `capture`, returned."""
+    """Returns the exception for bytes from `Failure.capture`, or from a runner's `capture`."""
     failure: Failure = loads(data)
     return failure.exception()
 
@@ -92,7 +92,7 @@ def caught(exc: BaseException, *notes: str) -> BaseException:
 
 
 def copied(exc: BaseException, of: Callable[[Any], Any] = lambda value: value) -> BaseException:
-    """Returns a copy of `exc`, with `of` applied to its args and attributes, or `exc` itself if that fails."""
+    """Returns a copy of `exc`, with `of` applied to its args and attributes. If that fails, returns `exc` itself."""
     try:
         attributes, slots = ({name: of(each[name]) for name in each} for each in (dict_of(exc), _slots(exc)))
         copy: BaseException = _rebuild(type(exc), of(_args_of(exc)), attributes, slots)
@@ -107,7 +107,7 @@ def copied(exc: BaseException, of: Callable[[Any], Any] = lambda value: value) -
 
 
 def keep(exc: BaseException, *, where: str) -> BaseException:
-    """Returns a copy of `exc` to be stored, its traceback only as text: frames would keep samples alive."""
+    """Returns a copy of `exc` to be stored. Its traceback becomes text, because frames would keep samples alive."""
     exc = ordinary(exc)
     forget_earlier(exc)
     cause = RemoteTraceback(text_of(exc))
@@ -115,7 +115,7 @@ def keep(exc: BaseException, *, where: str) -> BaseException:
 
 
 def _traceless(value: Any) -> Any:
-    """Copies exceptions, also inside lists, tuples and dicts, without tracebacks. Returns other values unchanged."""
+    """Copies exceptions without their tracebacks, also inside lists, tuples and dicts. Leaves other values alone."""
     if isinstance(value, BaseException):
         return without_trace(copied(value, _traceless))
     if type(value) is dict:
@@ -130,7 +130,7 @@ def without_trace(exc: BaseException, cause: BaseException | None = None) -> Bas
 
 
 def forget_earlier(exc: BaseException) -> None:
-    """Removes the frames of earlier raises from the traceback of an exception that was just caught."""
+    """Removes the frames of earlier raises from the traceback of a caught exception."""
     # If an object is raised again, Python puts the new frames before the old ones, so its traceback would grow
     # without limit. The old frames begin where the function that catches the exception occurs a second time. They
     # are kept if the frame before them is `RAISING`: then they belong to another loader, which the dataset uses.
@@ -152,7 +152,7 @@ def annotate(exc: BaseException, where: str) -> BaseException:
 
 
 def _body(exc: BaseException, dropped: list[str]) -> bytes:
-    """Pickles `exc` as its class defines, or as its parts if unpickling would not give an equal exception."""
+    """Pickles `exc` normally, or as separate parts if unpickling would not give an equal exception."""
     data, copy = _round_trip(exc)
     # If __init__ formats its argument, pickling succeeds, but the copy has its text formatted twice.
     if type(copy) is type(exc) and all(safe_text(copy, show) == safe_text(exc, show) for show in (str, _args)):
@@ -165,7 +165,7 @@ def _args(exc: Any) -> str:
 
 
 def _round_trip(obj: object) -> tuple[bytes, Any]:
-    """Pickles and unpickles the object. Returns the bytes and the copy, or b"" and None if that fails."""
+    """Pickles and unpickles an object. Returns the bytes and the copy, or (b"", None) if that fails."""
     try:
         data = dumps(obj, override=_by_tag)
         return data, loads(data)
@@ -206,7 +206,7 @@ def _only_sendable(values: Mapping[str, Any], dropped: list[str]) -> dict[str, A
 
 
 def _slots(exc: BaseException) -> dict[str, Any]:
-    """Returns the attributes outside `__dict__`, such as OSError.filename, or those in `__slots__`."""
+    """Returns the attributes outside `__dict__`, such as OSError.filename and those in `__slots__`."""
     found: dict[str, Any] = {}
     for cls in type(exc).__mro__:
         if cls is BaseExceptionGroup:  # its members are in args
@@ -230,7 +230,7 @@ def _rebuild(cls: type[BaseException], args: Any, attributes: dict[str, Any], sl
 
 
 def _bare(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
-    """Returns an instance of `cls`, made by its built-in base class, without calling the user's `__init__`."""
+    """Creates an instance of `cls` with its built-in base class, without calling the user's `__init__`."""
     for base in cls.__mro__:
         if base.__module__ != "builtins" or not issubclass(base, BaseException):
             continue
@@ -256,7 +256,7 @@ def described(exc: BaseException) -> str:
 
 
 def safe_text(obj: object, show: Callable[[object], str] = str) -> str:
-    """Returns `show(obj)`, or a text that names the error. Raises only for Ctrl-C in the caller's process."""
+    """Returns `show(obj)`, or a text that names its error. Raises only for Ctrl-C in the caller's process."""
     try:
         return "".join((show(obj),))  # joined: __str__ may return a subclass of str
     except BaseException as exc:
@@ -266,7 +266,7 @@ def safe_text(obj: object, show: Callable[[object], str] = str) -> str:
 
 
 def text_of(exc: BaseException) -> str:
-    """Returns the traceback and the message as Python prints them. Never raises."""
+    """Returns the traceback and message as Python prints them. Never raises."""
     try:
         return "".join(traceback.format_exception(exc))
     except BaseException:  # e.g. a __cause__ that is a property

@@ -20,7 +20,10 @@ ABSENT = {b"__main__", b"__mp_main__"}
 
 @contextmanager
 def sent_by_value() -> Iterator[Callable[[Any], None]]:
-    """Makes cloudpickle send unimportable objects by value, if the yielded function sees each object first."""
+    """Context manager that makes cloudpickle send objects by value if they cannot be imported.
+
+    The yielded function must be called with each object before it is pickled.
+    """
     import cloudpickle
 
     seen = {"__main__"}  # cloudpickle always sends the contents of `__main__` by value
@@ -53,7 +56,7 @@ def sent_by_value() -> Iterator[Callable[[Any], None]]:
 
 
 def is_importable(name: str) -> bool:
-    """True if importing this module name in a fresh interpreter gives the same module."""
+    """True if a fresh interpreter that imports this module name gets the same module."""
     if name in ("__main__", "__mp_main__"):
         return False
     parent = name.rpartition(".")[0]

@@ -58,8 +58,8 @@ def dumps(
 ) -> bytes:
     """Pickles `value` with plain pickle, or with cloudpickle if plain pickle fails or `by_value` is True.
 
-    If `buffers` is given, it gets the bytes of arrays. `otherwise` is an override for cloudpickle only, used if
-    `override` is None. `fresh` (see `dump`) has an effect only with `by_value`.
+    If `buffers` is given, the bytes of arrays are appended to it. `otherwise` is an override that only cloudpickle
+    uses, if `override` is None. `fresh` (see `dump`) has an effect only with `by_value`.
     """
     try:
         if buffers is None and override is None and not by_value:
@@ -89,8 +89,8 @@ def dump(
 ) -> None:
     """Pickles `value` into a file. `aside` is pickle's `buffer_callback`.
 
-    If `guests` is True, arrays of numpy and of guests (libraries such as torch) are pickled by `REDUCERS`. `fresh`
-    means that a fresh interpreter reads the pickle, so everything that it cannot import is sent by value.
+    If `guests` is True, `REDUCERS` pickle the arrays of numpy and of guests (libraries such as torch). `fresh` means
+    that a fresh interpreter will read the pickle, so everything that it cannot import is sent by value.
     """
     make: Any = pickle.Pickler if override is None else _Overridable
     common: Mapping[type, Any] = copyreg.dispatch_table
@@ -127,7 +127,7 @@ class _Overridable(pickle.Pickler):
 
 
 class _Meeting(dict[type, Reduce]):
-    """Reducers by class. Those of a guest (a library such as torch) are added when its classes are looked up."""
+    """Pickling functions by class. Those of a guest (a library such as torch) are added when first looked up."""
 
     def __missing__(self, kind: type) -> Reduce:
         if guest_in(kind.__module__) is not None and kind in REDUCERS:
@@ -136,7 +136,7 @@ class _Meeting(dict[type, Reduce]):
 
 
 def _reduce_array(array: NDArray[Any]) -> str | tuple[Any, ...]:
-    """Copies a read-only or strided array first, so that it arrives writable and is sent out of band."""
+    """Pickles an array out of band. A read-only or strided array is copied first, so that it arrives writable."""
     flags = array.flags
     if not (flags.writeable and flags.forc):
         array = array.copy()
@@ -153,7 +153,7 @@ _class_of: weakref.WeakValueDictionary[bytes, type] = weakref.WeakValueDictionar
 
 
 def by_tag(only: frozenset[bytes] | None = None) -> Override:
-    """Returns an `Override` that sends a class as its tag, if it has one. `only` limits the tags that are used."""
+    """Returns an `Override` that sends a class as its tag (a short id), if it has one. `only` limits which tags."""
 
     def override(part: Any, otherwise: Callable[[Any], Any]) -> Any:
         if issubclass(type(part), type):
@@ -174,7 +174,7 @@ def _tagged(known: bytes) -> type:
 
 
 def tag(cls: type) -> bytes:
-    """Returns the tag of `cls`, or a new one if it has none."""
+    """Returns the tag (a short id) of `cls`, creating one if necessary."""
     known = _tag(cls)
     if known is None:
         known = os.urandom(8)  # random, not a counter, so that tags made in two processes never collide
@@ -183,7 +183,7 @@ def tag(cls: type) -> bytes:
 
 
 def _tag(cls: type) -> bytes | None:
-    """Returns the tag of `cls`, or None if it has none or `adopt` has given it to another copy of the class."""
+    """Returns the tag (a short id) of `cls`. None if it has none, or if another copy of the class now has it."""
     known = _tag_of.get(cls)
     return known if known is not None and _class_of.get(known) is cls else None
 
@@ -217,7 +217,7 @@ def _place(cls: type) -> bytes:
 
 
 def _inherited(place: bytes, by_value: bytes) -> type:
-    """Returns the exception type with this address and name in this process, or else unpickles a copy of it."""
+    """Returns the exception class with this address and name in this process, or else unpickles a copy of it."""
     found = _class_of.get(place) or next((cls for cls in _exceptions() if _place(cls) == place), None)
     if found is None:
         found = loads(by_value)
@@ -238,7 +238,7 @@ def _exceptions() -> Iterator[type]:
 
 
 def tags_of_main() -> frozenset[bytes]:
-    """Tags each class of `__main__`. Returns the tags, which workers that are forked after this call know."""
+    """Gives each class of `__main__` a tag (a short id). Workers that are forked later know the returned tags."""
     found: set[bytes] = set()
     todo: list[object] = [sys.modules["__main__"]]
     while todo:

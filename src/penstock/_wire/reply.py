@@ -64,7 +64,7 @@ Head = tuple[int, int, int]
 
 
 class Trailer(NamedTuple):
-    """The parts of a batch that are not arrays in the slab."""
+    """The parts of a batch that are not arrays in its slab (memory block)."""
 
     layout: Layout | None  # None if the parent already knows it
     rest: bytes | None  # the pickle of all leaves that are not arrays in the slab
@@ -78,7 +78,7 @@ MakeStray = Callable[[int, int], AbstractContextManager[Writer]]
 
 
 class Replier:
-    """The worker's side: writes batches into slabs, and makes the replies that describe them."""
+    """The worker's side: writes batches into slabs (memory blocks), and makes the replies that describe them."""
 
     def __init__(self, worker: int, make_stray: MakeStray) -> None:
         self._worker = worker
@@ -112,7 +112,7 @@ class Replier:
         return self._reply(head, verdict, 0, writer, _UNNUMBERED, *written)
 
     def bundle(self, seq: int, replies: list[bytes], table: int, writer: Writer, began: int) -> bytes:
-        """Returns one reply for a bundle. The replies of its steps are written into the slab, at offset `table`."""
+        """Returns one reply for a bundle (several steps). The steps' replies go into the slab at offset `table`."""
         joined = np.frombuffer(b"".join(replies), np.uint8)
         writer.root[table : table + len(joined)] = joined
         return self._reply((seq, 0, began), _BUNDLE, 0, writer, _UNNUMBERED, table, len(joined))
@@ -128,7 +128,7 @@ class Replier:
     def _write_batch(
         self, tree: object, writer: Writer, mended: Mended | None, mark: bytes | None
     ) -> tuple[int, int, int]:
-        """Writes the batch. Returns the number of its layout, and the offset and length of its `Trailer`."""
+        """Writes a batch. Returns its layout's number, and the offset and length of its `Trailer`."""
         spec, places, rest = writer.place(tree)
         number = self._numbers.get((spec, places), _UNNUMBERED)
         if not rest and number != _UNNUMBERED and mended is None and mark is None:
@@ -149,7 +149,7 @@ class Replier:
 
 
 def _put(writer: Writer, data: bytes) -> tuple[int, int]:
-    """Writes bytes into the slab. Returns their offset and length; the offset is -1 if they do not fit."""
+    """Writes bytes into the slab (memory block). Returns (offset, length); the offset is -1 if they do not fit."""
     start = writer.reserve(len(data))
     if start is None:
         return -1, len(data)
@@ -158,20 +158,23 @@ def _put(writer: Writer, data: bytes) -> tuple[int, int]:
 
 
 def used_bytes(reply: bytes) -> int:
-    """Returns how many bytes of the slab, from its start, a reply refers to. May exceed the slab's size."""
+    """Returns how many bytes, from the slab's start, a reply refers to. This may exceed the slab's size."""
     _, _, _, stray, base, _, _, nbytes, *_ = REPLY.unpack(reply)
     return 0 if stray else base + nbytes
 
 
 def may_teach(reply: bytes) -> bool:
-    """True if a reply may contain new layouts, to which later replies from the same worker refer by number."""
+    """True if a reply may contain new layouts. Later replies from the same worker refer to them by number."""
     _, _, verdict, *_, length = REPLY.unpack(reply)
     return length > 0 and verdict in (_FILLED, _BUNDLE)
 
 
 @contextmanager
 def memfd_stray(worker: int, strays: socket.socket, seq: int, nbytes: int) -> Iterator[Writer]:
-    """The `MakeStray` of worker processes: a memfd, which is sent through the socket unless it is too small."""
+    """The `MakeStray` of worker processes: creates a memfd for a batch that does not fit into its slab.
+
+    The memfd is sent through the socket, unless it turns out to be too small as well.
+    """
     fd = os.memfd_create("penstock-stray", os.MFD_CLOEXEC)
     try:
         grow(fd, nbytes)
@@ -184,17 +187,17 @@ def memfd_stray(worker: int, strays: socket.socket, seq: int, nbytes: int) -> It
 
 
 class StrayReceiver(Protocol):
-    """The parent's interface to strays: separate memory for batches that did not fit into their slab."""
+    """The parent's interface to strays: extra memory for batches that did not fit into their slab (memory block)."""
 
     def take(self, seq: int, worker: int, size: int) -> NDArray[np.uint8]:
-        """Returns the memory of the stray that was sent before this reply."""
+        """Returns the memory of the stray (a batch outside its slab) that was sent before this reply."""
 
     def forget(self, worker: int) -> None:
-        """Drops the strays of a worker that has exited and whose replies have all been read."""
+        """Drops the strays (batches outside slabs) of a worker that has exited and whose replies were all read."""
 
 
 class SocketStrays:
-    """Receives strays through a socket, and keeps them until they are taken."""
+    """Receives strays (memory of batches that did not fit into a slab) through a socket, and keeps them."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -203,12 +206,15 @@ class SocketStrays:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all strays that wait for their reply, or whose batch is still in use."""
+        """The size in bytes of all strays (batches outside slabs) that are in use or wait for their reply."""
         waiting = sum(size for _, size in tuple(self._received.values()))
         return waiting + sum(root.nbytes for root in self._used)
 
     def receive(self) -> None:
-        """Receives all strays sent so far, even before their replies: otherwise the socket could fill up."""
+        """Receives all strays (batches outside slabs) sent so far, even before their replies.
+
+        Otherwise the socket could fill up.
+        """
         with (
             interrupts_deferred(),
             socket.socket(fileno=os.dup(self.fd)) as strays,
@@ -241,7 +247,7 @@ class SocketStrays:
             self._close(key)
 
     def close(self) -> None:
-        """Closes all strays that were not taken. Can be called again if it was interrupted."""
+        """Closes all strays (batches outside slabs) that were not taken. May be called again after an interrupt."""
         while self._received:
             self._close(next(iter(self._received)))
 
@@ -251,7 +257,7 @@ class SocketStrays:
 
 
 class Receiver:
-    """The parent's side: reads replies and opens batches. `names` maps each worker to its name in error messages."""
+    """The parent's side: reads replies and opens batches. `names` has the workers' names for error messages."""
 
     def __init__(self, strays: StrayReceiver, names: Mapping[int, str]) -> None:
         self._strays = strays
@@ -262,7 +268,7 @@ class Receiver:
     def read(
         self, data: bytes, root_of: Callable[[int], NDArray[np.uint8]]
     ) -> list[Filled | Failed | Bundle | Ended]:
-        """Returns the outcomes of these replies. Calls `root_of(seq)` once for each, to get the task's slab."""
+        """Returns the outcomes of these replies. Calls `root_of(seq)` once per reply, to get the task's slab."""
         outcomes = []  # a loop, because up to Python 3.11 a comprehension is a function call, which takes 0.2 µs
         for reply in REPLY.iter_unpack(data):
             if reply[0] != _NO_STEP:
@@ -304,7 +310,7 @@ class Receiver:
         return Filled(seq, worker, rows, nbytes, took * 1e-9, root, (layout, trailer), mended, trailer.mark)
 
     def open(self, filled: Filled) -> object:
-        """Returns the batch, with views of the slab. Raises what the user's classes raise when they are unpickled."""
+        """Returns the batch as views of the slab. If unpickling the user's classes raises, so does this method."""
         (layout, trailer), root = filled.held, filled.root
         if isinstance(layout, BaseException):
             raise copied(layout)

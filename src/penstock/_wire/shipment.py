@@ -35,7 +35,7 @@ _IN_BAND = 1024  # bytes; copying a smaller buffer is faster than looking it up
 
 
 def pack(payload: object, descriptors: list[int] | None) -> int:
-    """Pickles `payload` into a new shipment and returns its descriptor, which workers need only to map it.
+    """Pickles `payload` into a new shipment (a shared file). Workers need its descriptor only to map it.
 
     Locks, queues, pipes and shared memory of multiprocessing stay shared: workers must inherit the descriptors that
     are appended to `descriptors`, under the same numbers. If `descriptors` is None, the workers are on other
@@ -53,12 +53,12 @@ def pack(payload: object, descriptors: list[int] | None) -> int:
 
 
 def unpack(fd: int) -> Any:
-    """Returns the payload of a shipment. Its arrays are views of a private mapping of the shipment."""
+    """Returns the payload of a shipment (a pickled dataset in a file). Its arrays are views of a private mapping."""
     return unpack_from(memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)))
 
 
 def unpack_from(view: memoryview) -> Any:
-    """Returns the payload of a shipment that was copied into `view`. Its arrays are views of `view`."""
+    """Returns the payload of a shipment (a pickled dataset) in `view`. Its arrays are views of `view`."""
     (table,) = _HEAD.unpack_from(view)
     buffers = [view[start:end] for start, end in loads(view[table:])]
     payload, tags = loads(view[_HEAD.size :], buffers=buffers)
@@ -91,7 +91,7 @@ def _write(file: Any, payload: object) -> None:
 
 
 def _dump(obj: object, file: Any, buffers: list[pickle.PickleBuffer], tags: dict[bytes, type]) -> None:
-    """Pickles `obj`, and adds each class that is sent by value to `tags`."""
+    """Pickles `obj`. Classes that are sent by value are added to `tags`."""
     files: dict[int, _MappedFile] = {}
     shipping = Shipping()
 
@@ -119,7 +119,7 @@ def _dump(obj: object, file: Any, buffers: list[pickle.PickleBuffer], tags: dict
 
 
 def _reduce_shared(part: Any) -> Any:
-    """Reduces multiprocessing's pipes and shared memory, which plain pickle refuses. None for other objects."""
+    """Reduces multiprocessing's pipes and shared memory, which plain pickle rejects. None for other objects."""
     import_whole("multiprocessing.reduction")
     from multiprocessing.reduction import ForkingPickler
 
@@ -136,7 +136,7 @@ def _reduce_shared(part: Any) -> Any:
 
 
 def _stays_here() -> bool:
-    """True if the object that is being pickled is for processes on this machine."""
+    """True if an object is being pickled for processes on this machine."""
     import_whole("multiprocessing.context")
     from multiprocessing import context
 
@@ -158,7 +158,7 @@ def _passing_on(descriptors: list[int]) -> Iterator[None]:
 
 
 class _InheritedDescriptor:
-    """A descriptor that a worker has inherited. multiprocessing calls `detach()` to get it."""
+    """A descriptor that a worker has inherited. multiprocessing gets it by calling `detach()`."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -168,7 +168,7 @@ class _InheritedDescriptor:
 
 
 class _ShippingPopen:
-    """Stands in for a process that multiprocessing starts. Collects the descriptors of the objects pickled."""
+    """Stands in for a process started by multiprocessing. Collects the descriptors of the pickled objects."""
 
     DupFd = _InheritedDescriptor
 
@@ -211,7 +211,10 @@ def _reduce_array(array: np.ndarray[Any, Any], files: dict[int, _MappedFile]) ->
 
 
 class _MappedFile:
-    """A file that the parent has mapped, unpickled as a uint8 memmap. If not `is_named`, the data must be sent."""
+    """A file that the parent has mapped. It is unpickled as a uint8 memmap.
+
+    If `is_named` is False, workers cannot open the file by name, so its data must be sent.
+    """
 
     def __init__(self, root: Any) -> None:
         whole = np.frombuffer(root._mmap, np.uint8)
@@ -227,7 +230,7 @@ class _MappedFile:
 
 
 def _memmap_below(array: np.ndarray[Any, Any]) -> Any:
-    """Returns the memmap that `array` is, or is a view of, or None."""
+    """Returns the memmap that `array` is, or is a view of. Otherwise returns None."""
     below: Any = array
     while isinstance(below, np.ndarray):
         if isinstance(getattr(below, "_mmap", None), mmap.mmap):
@@ -271,7 +274,7 @@ _ELSEWHERE = "Workers on other machines", "."
 
 
 def _unshippable(payload: object) -> UnshippableDataset | None:
-    """Returns an error that names the innermost unpicklable part, or None if pickling succeeds this time."""
+    """Returns an error that names the innermost part that cannot be pickled, or None if pickling now succeeds."""
     why = _ON_THIS_MACHINE if _stays_here() else _ELSEWHERE
     path, culprit, reason, above = "", None, None, set()
     parts: list[tuple[str, object]] = [("", payload)]
@@ -291,7 +294,7 @@ def _unshippable(payload: object) -> UnshippableDataset | None:
 
 
 def _first_refused(parts: list[tuple[str, object]]) -> tuple[str, object, Exception] | None:
-    """Finds the first unpicklable part by bisection: a million samples must not need a million attempts."""
+    """Finds the first part that cannot be pickled. Bisection avoids a million attempts for a million samples."""
     while len(parts) > 1:
         half = parts[: len(parts) // 2]
         refused = _refusal([part for _, part in half]) is not None
@@ -311,7 +314,7 @@ def _refusal(obj: object) -> Exception | None:
 
 
 def _parts(obj: Any, at_root: bool) -> Iterator[tuple[str, object]]:
-    """Yields the parts that `obj` is pickled from, each with its path relative to `obj`, such as ".name" or "[0]"."""
+    """Yields the parts that `obj` is pickled from, with their paths relative to `obj`, such as ".name" or "[0]"."""
     if isinstance(obj, dict):
         for key, value in obj.items():
             yield str(key) if at_root else f"[{key!r}]", value

@@ -26,7 +26,7 @@ class Task(NamedTuple):
     """One or more steps for a worker.
 
     `seq` is the task's number, unique in an engine. `run` is the number of the `iter()` call that the task belongs
-    to, unique in a loader. What `keys` contains depends on the feed. A task with several short steps is called a
+    to, unique in a loader. The content of `keys` depends on the feed. A task with several short steps is called a
     bundle. It has the keys of all its steps, with the same number of keys for each step.
 
     `mark` is the position of the sampler or stream after this step, if the sampler or stream has a state. A sampler's
@@ -42,7 +42,7 @@ class Task(NamedTuple):
     mark: bytes | None = None
 
     def single(self) -> list[Task]:
-        """Returns one task per step, numbered `seq`, `seq + 1` and so on. No other task uses these numbers."""
+        """Returns one task per step, numbered `seq`, `seq + 1` and so on. These numbers are used by no other task."""
         seq, run, epoch, step, keys, count, _ = self
         if count == 1:
             return [self]
@@ -51,7 +51,7 @@ class Task(NamedTuple):
 
 
 class Opening(NamedTuple):
-    """Takes the place of a task's keys if the worker may have to open the stream first."""
+    """Replaces the keys of a task if the worker may have to open the stream first."""
 
     size: int  # samples to read; a task for a stream that is already open has only this number instead of keys
     mark: Any  # the saved position to continue from, or None for the beginning
@@ -59,13 +59,13 @@ class Opening(NamedTuple):
 
 
 class Raised(NamedTuple):
-    """Takes the place of a task's keys if the sampler or stream raised an error."""
+    """Replaces the keys of a task if the sampler or stream raised an error."""
 
     error: BaseException
 
 
 class Mended(NamedTuple):
-    """A step that was completed although some of its samples failed."""
+    """The details of a step that was completed although some of its samples failed."""
 
     keys: list[Any]  # of the samples in the batch; for a stream, a key is a position in the stream
     rows: list[int]  # the positions that these samples would have if no sample had failed
@@ -88,7 +88,7 @@ class Notice(NamedTuple):
     capacity: int
 
     def task(self, root: NDArray[np.uint8]) -> Task:
-        """Returns the task, in the worker, with its keys from the slab. Unpickling them may raise any exception."""
+        """Returns the task, with its keys read from the slab. Unpickling the keys may raise any exception."""
         seq, run, epoch, step, size, steps = self[:6]
         if size >= 0:
             keys: Any = root[:size].view(_INT64)
@@ -104,7 +104,10 @@ _INT64, _UINT8 = np.dtype(np.int64), np.dtype(np.uint8)
 
 
 def encode_keys(keys: Any, batched: bool, main_is_there: bool) -> tuple[NDArray[np.uint8], int]:
-    """Returns a task's keys as bytes (an int64 array if possible, else a pickle), and the value of `Notice.keys`."""
+    """Returns a task's keys as bytes, and the value for `Notice.keys`.
+
+    The bytes are an int64 array if possible, otherwise a pickle.
+    """
     if batched:  # otherwise a list is a single key
         if type(keys) is list and set(map(type, keys)) == {int}:
             with suppress(OverflowError):
@@ -119,7 +122,7 @@ def encode_keys(keys: Any, batched: bool, main_is_there: bool) -> tuple[NDArray[
 
 
 def shorten(keys: Any) -> str:
-    """Returns the first few keys of a step, and their number, as text for a message."""
+    """Returns the first few keys of a step and the number of keys, as text for a message."""
     if not isinstance(keys, (list, np.ndarray)):
         return safe_text(keys, repr)
     few = keys[:6].tolist() if isinstance(keys, np.ndarray) else keys[:6]
@@ -131,7 +134,7 @@ class Filled(NamedTuple):
     """A step whose batch is ready. Making the batch took `seconds`.
 
     `held` is what the backend needs to open the batch. `root` is an array over the batch's memory, and stays alive as
-    long as any view of this memory. `mark` is the same as in `Task`.
+    long as any view of this memory. `mark` has the same meaning as in `Task`.
     """
 
     seq: int
@@ -155,7 +158,7 @@ class Failed(NamedTuple):
 
 
 class Bundle(NamedTuple):
-    """A finished task with several steps. Their batches are in one slab, as views of `root`."""
+    """A finished task with several steps. Their batches are views of `root`, in one slab (memory block)."""
 
     seq: int
     worker: int
@@ -166,7 +169,7 @@ class Bundle(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """A step for which the stream had no samples left. `mark` is the position that the next epoch starts from."""
+    """A step for which the stream had no samples left. `mark` is the position where the next epoch starts."""
 
     seq: int
     worker: int

@@ -25,16 +25,17 @@ class Setting(dict[str, Any]):
 
 
 def encode(change: Change, known: frozenset[bytes] = frozenset(), *, fresh: bool = True) -> bytes:
-    """Pickles a change. Classes that cannot be imported are sent as their tag if it is in `known`, else by value.
+    """Pickles a dataset change. Unimportable classes are sent as their tag if it is in `known`, otherwise by value.
 
-    `known` has the tags of the classes of `__main__` if workers were forked. A class that is sent by value arrives as
-    a new class. `fresh` is True if the workers were not forked, and so have only what they can import.
+    A tag is a short id of a class. If workers were forked, `known` has the tags of the classes of `__main__`. A class
+    that is sent by value arrives as a new class. `fresh` is True if the workers were not forked, and so have only
+    what they can import.
     """
     return dumps(change, override=by_tag(known), by_value=True, fresh=fresh)
 
 
 class UpdateLog:
-    """The position, in bytes, up to which this process has written the log, or applied it to its dataset."""
+    """This process's position in the log of dataset changes, in bytes: how far it has written or applied the log."""
 
     __slots__ = ("end",)
 
@@ -49,7 +50,7 @@ class UpdateLog:
         self.end += done
 
     def read(self, fd: int, end: int) -> Iterator[Change]:
-        """Yields the changes between the current position and `end`, and advances the position."""
+        """Yields the changes from the current position to `end`, and advances the position."""
         while self.end < end:
             (length,) = _LENGTH.unpack(_read(fd, self.end, _LENGTH.size))
             start = self.end + _LENGTH.size

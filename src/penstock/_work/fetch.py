@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Fetch:
-    """Fetches the samples of a task. `mark` is the stream's position after the latest task, if it has a state."""
+    """Fetches the samples of a task. `mark`: the stream's position after the latest task, if it has a state."""
 
     mark: bytes | None = None
 
@@ -26,18 +26,18 @@ class Fetch:
         self.look_up()
 
     def look_up(self) -> None:
-        """Looks up the methods of the dataset. Called at the start, and after every change to the dataset."""
+        """Looks up the dataset's methods. Called at the start and after every change to the dataset."""
 
     def gather(self, task: Task, empty: Empty) -> tuple[object, int] | None:
-        """Returns the whole batch and its number of rows, or None if samples must be fetched and collated instead."""
+        """Returns the whole batch and its number of rows, or None if samples must be fetched and collated."""
         return None
 
     def samples(self, task: Task) -> tuple[Sequence[Any], Mended | None] | None:
-        """Returns a sample for each row, and those that failed, if any. Returns None at the end of a stream."""
+        """Returns a sample for each row, and the failed samples, if any. Returns None at the end of a stream."""
         raise NotImplementedError
 
     def counts(self, task: Task) -> bool:
-        """True if every rank has a batch for this step. If not, the epoch ends before it, for all ranks."""
+        """True if every rank has a batch for this step. Otherwise the epoch ends before this step on all ranks."""
         return True
 
     # Static, because the names of samples depend only on the task.
@@ -49,5 +49,5 @@ class Fetch:
 
     @staticmethod
     def key(job: Job, task: Task, item: Any, row: int) -> Any:
-        """Returns the key of the sample in this row, which was made from `item`."""
+        """Returns the key of the sample in this row. The sample was made from `item`."""
         return item

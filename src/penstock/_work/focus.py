@@ -24,7 +24,7 @@ KeyLoop = tuple[Sequence[Any], Any, Sequence[int]]
 
 
 class Focus(Source):
-    """The task and the sample that a worker is processing. `who` is the worker's name in error messages."""
+    """The task and sample that a worker is processing. `who` is the worker's name in error messages."""
 
     task: Task
     alone = False  # the worker has a process of its own
@@ -59,14 +59,14 @@ class Focus(Source):
     # Random numbers.
 
     def draw_for(self, number: int) -> None:
-        """Switches to the random numbers of step `number` while a task is running."""
+        """Switches to the random numbers of step `number` during a task."""
         self._drawing = number
         self.rngs.clear()
         if self._generators.may_seed:
             self._generators.seed(self.task.epoch, number)
 
     def rng(self) -> Generator:
-        """Returns the generator of the current sample, or of the whole step if no sample is current."""
+        """Returns the random generator of the current sample, or of the whole step if no sample is current."""
         item, row = (None, -1) if self.loop is None else _now(self.loop)
         found = self.rngs.get(row)
         if found is None:
@@ -90,7 +90,7 @@ class Focus(Source):
         return self.naming.names(self.job, self.task)
 
     def sample(self) -> tuple[Any, int]:
-        """Returns the item that the current sample is made from, and its row."""
+        """Returns the item from which the current sample is made, and its row."""
         assert self.loop is not None
         return _now(self.loop)
 
@@ -124,7 +124,7 @@ class Focus(Source):
         self._at, self._keys = at, keys
 
     def name_sample(self) -> None:
-        """Records that an error came from the current sample, if samples are fetched one by one."""
+        """Records that the current sample caused an error, if samples are fetched one by one."""
         loop = self.loop or self._left
         if loop is not None:
             key, row = _now(loop)
@@ -145,13 +145,13 @@ class Focus(Source):
                 self.notes.append(f"{they} from row {reference}, which is sample {safe_text(keys[reference])}.")
 
     def name_all(self, at: str, mended: Mended | None = None) -> None:
-        """Records that an operation on all samples of the step failed, if samples have keys."""
+        """Records that an operation on all samples of a step failed, if samples have keys."""
         keys = self.names() if mended is None else mended.keys
         if len(keys):
             self.doing(f"{at} of samples ", keys)
 
     def where(self) -> str:
-        """Returns a note that says where an error happened: the operation or sample, the step, and the worker."""
+        """Returns a note that says where an error happened: in which operation or sample, step, and worker."""
         keys = "" if self._keys is None else f"{shorten(self._keys)}, "
         return f"In {self._at}{keys}step {self.task.step} of epoch {self.task.epoch}, in {self._who}."
 

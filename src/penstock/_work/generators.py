@@ -10,8 +10,8 @@ from penstock._system.interrupts import Loan, import_whole
 class Generators:
     """A worker's access to the global random generators. `may_seed` is True if the worker may seed them.
 
-    A worker with its own process seeds them for each step. An inline worker, in the caller's process, borrows them
-    for one step. Worker threads do neither, because they share the generators with the caller.
+    A worker in its own process seeds them for each step. An inline worker, in the caller's process, borrows them for
+    one step. Worker threads do neither, because they share the generators with the caller.
     """
 
     def __init__(self, seed: int) -> None:
@@ -30,12 +30,12 @@ class Generators:
         self._seed_step, self._borrow = seed_step, Borrowed
 
     def seed(self, epoch: int, number: int) -> int:
-        """Seeds the generators for a step (its index among the steps of all ranks), and returns the seed."""
+        """Seeds the generators for a step, and returns the seed. `number` is the step's index over all ranks."""
         assert self._seed_step is not None
         return self._seed_step(self._seed, epoch, number)
 
     def borrowed(self, epoch: int, number: int) -> Loan:
-        """Returns a loan of the caller's generators: seeded for the step, restored afterwards."""
+        """Returns a loan of the caller's generators: they are seeded for the step, and restored afterwards."""
         if self._borrow is None:
             self.allow()
         assert self._borrow is not None

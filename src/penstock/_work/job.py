@@ -19,30 +19,30 @@ if TYPE_CHECKING:
 
 
 class TaskRunner(Protocol):
-    """Runs the tasks of one worker, one after the other. A backend uses only these methods."""
+    """Runs the tasks of one worker, one after the other. Backends use only these methods."""
 
     def begin(self, seat: int, *, alone: bool) -> None:
         """Prepares the worker in slot `seat` for its first task. `alone`: the worker has its own process."""
 
     def change(self, changes: Iterable[Change]) -> None:
-        """Applies changes to the dataset. If a change fails, every later task fails with its error."""
+        """Applies changes to the dataset. If a change fails, every later task fails with the same error."""
 
     def run(self, task: Task, writer: Writer, gauge: Gauge | NoGauge) -> Done | AtEnd | Errored:
-        """Makes the batch of a task. If penstock collates the batch, its arrays are in the writer's slab.
+        """Makes the batch of a task. If penstock collates it, its arrays are in the writer's slab (memory block).
 
         If the task fails, its error is returned as the outcome. If `run` itself raises, the worker ends.
         """
 
     def failed(self, error: BaseException, task: Task, mark: bytes | None) -> Errored:
-        """Returns the outcome of the latest task, after its batch could not be sent because of `error`."""
+        """Returns the outcome for the latest task if its batch could not be sent because of `error`."""
 
     def capture(self, errored: Errored) -> bytes:
-        """Returns the error as bytes. In the caller's process, `restore` turns them back into an exception."""
+        """Returns the error as bytes, which `restore` converts back to an exception in the caller's process."""
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Job:
-    """The dataset and the settings that all steps share. Each worker of a loader gets the job when it starts."""
+    """The dataset and the settings that all steps share. Each worker gets the job when it starts."""
 
     dataset: Any
     fetch: type[Fetch] | None  # the worker's half of the feed; None if the runner fetches by itself
@@ -62,6 +62,6 @@ class Job:
     log: UpdateLog = field(default_factory=UpdateLog)
 
     def number(self, step: int) -> int:
-        """Returns the step's index among the steps of all ranks, which seeds random numbers per rank."""
+        """Returns a step's index among the steps of all ranks, so that each rank has its own random numbers."""
         rank, world = self.shard
         return step * world + rank

@@ -21,13 +21,13 @@ class Done(NamedTuple):
 
 
 class AtEnd(NamedTuple):
-    """The stream had no samples left for the task."""
+    """The result of a task for which the stream had no samples left."""
 
     mark: bytes | None = None
 
 
 class Errored(NamedTuple):
-    """A task failed. `where` and `notes` are kept apart from the error, because it is the user's object."""
+    """The result of a failed task. `where` and `notes` are not added to the error, which is the user's object."""
 
     error: BaseException
     where: str

@@ -67,7 +67,7 @@ class Runner:
                 self._break("update(), made before ", error)
 
     def look_up(self) -> None:
-        """Looks up the dataset's methods again, after the caller has changed the dataset that they share."""
+        """Looks up the dataset's methods again, after the caller has changed the dataset, which it shares."""
         self._fetch.look_up()
 
     def _break(self, at: str, error: BaseException) -> None:
@@ -75,7 +75,7 @@ class Runner:
         self._broken = at, kept, kept.__traceback__
 
     def borrowed(self, task: Task) -> Loan:
-        """Returns a loan of the caller's global random generators, seeded for the task (see `with_loan`)."""
+        """Returns a loan (temporary use) of the caller's global random generators, seeded for the task."""
         return self._generators.borrowed(task.epoch, self._job.number(task.step))
 
     # One task.
@@ -83,7 +83,7 @@ class Runner:
     def run(
         self, task: Task, writer: Writer, gauge: Gauge | NoGauge, *, interruptible: bool = False
     ) -> Done | AtEnd | Errored:
-        """See `TaskRunner`. With `interruptible`, a KeyboardInterrupt is raised: it is meant for the caller."""
+        """See `TaskRunner`. With `interruptible`, KeyboardInterrupt is raised, because it is meant for the caller."""
         outer, at_work.source = at_work.source, self._focus  # not by `working_at`, which takes 1 µs
         try:
             self._focus.begin(task, gauge)

@@ -77,7 +77,7 @@ def next_choice(done: Sequence[Trial], limits: Limits) -> Choice | None:
 
 
 def _wanted(done: Sequence[Trial], limits: Limits) -> Iterator[Choice]:
-    """Yields the settings to try, the most important first. Some may have been tried already."""
+    """Yields the settings to try, most important first. Some may have been tried already."""
     rates = {trial.choice: trial.rate for trial in done}
     enough = any(trial.waiting < NOT_WAITING for trial in done)
     begin = 1 if limits.one_reader else min(2, limits.most)
@@ -95,7 +95,7 @@ def _wanted(done: Sequence[Trial], limits: Limits) -> Iterator[Choice]:
 
 
 def _more(rates: dict[Choice, float], most: int) -> Iterator[Choice]:
-    """Yields settings for threads, then for processes. The number of workers is doubled as long as that helps."""
+    """Yields settings for threads, then for processes. Doubles the number of workers as long as that helps."""
     begin = min(2, most)
     for kind in _KINDS:
         workers, before = begin, rates[INLINE]
@@ -110,13 +110,13 @@ def _more(rates: dict[Choice, float], most: int) -> Iterator[Choice]:
 
 
 def _scales(rates: dict[Choice, float], workers: int, begin: int) -> bool:
-    """True if each of `workers` threads is almost as fast as each of `begin` threads in the first trial."""
+    """True if threads scale: with `workers` threads, each is almost as fast as with `begin` threads."""
     first = rates.get(Choice("thread", begin), 0.0) / begin
     return rates.get(Choice("thread", workers), 0.0) / workers > SCALES * first
 
 
 def _best(done: Sequence[Trial]) -> Trial:
-    """Returns the fastest trial. Among equally fast trials, it prefers fewer workers, and then threads."""
+    """Returns the fastest trial. If several are equally fast, prefers fewer workers, then threads."""
     fastest = max(trial.rate for trial in done)
     as_good = [trial for trial in done if trial.rate >= AS_GOOD * fastest]
     return min(as_good, key=lambda trial: (trial.choice.workers, trial.choice.backend == "process"))

@@ -41,7 +41,10 @@ TrialResults = dict[Choice, tuple[Trial, Stats | None]]
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What all trials share. `seconds` is the length of a trial, and `step` of the simulated training step, or 0."""
+    """The settings that all trials share. `seconds` is the length of a trial.
+
+    `step` is the length of the simulated training step in seconds, or 0 for none.
+    """
 
     dataset: Any
     batch_size: int
@@ -63,7 +66,7 @@ class Subject:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs all trials, prints a table and the advice, and returns the exit code. Errors of user code are raised."""
+    """Runs all trials, prints a table and advice, and returns the exit code. Errors in user code are raised."""
     errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     try:
         _check_page(options.html)
@@ -109,7 +112,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _of_its_guest(subject: Subject, trials: Sequence[Trial]) -> Iterator[str]:
-    """Yields the best settings for `penstock.torch`, which has no threads, if the dataset is a torch dataset."""
+    """Yields the best settings for `penstock.torch`, which has no worker threads, if this is a torch dataset."""
     guest, best = guest_of(type(subject.dataset)), best_processes(trials)
     if guest is not None and best is not None:
         call = settings(best.choice, subject).replace("penstock.", f"penstock.{guest}.")
@@ -117,13 +120,13 @@ def _of_its_guest(subject: Subject, trials: Sequence[Trial]) -> Iterator[str]:
 
 
 def _is_of_user(error: BaseException) -> bool:
-    """True if the error comes from the user's code, so that its traceback is worth showing."""
+    """True if an error comes from the user's code, so that its traceback is worth showing."""
     frames = traceback.extract_tb(error.__traceback__)
     return any(not is_ours(frame.filename) for frame in frames) or error.__cause__ is not None
 
 
 def _check_page(path: str | None) -> None:
-    """Raises TargetError if the report cannot be written to `path`. Called before the trials, to save time."""
+    """Raises TargetError if the report cannot be written to `path`. Called before the trials, to fail early."""
     if path is not None and (os.path.isdir(path) or not os.path.isdir(os.path.dirname(path) or ".")):
         raise TargetError(f"--html is the path of a file in an existing folder, and {path} is not.")
 
@@ -134,7 +137,7 @@ def _limits(subject: Subject, most: int) -> Limits:
 
 
 def try_out(subject: Subject, choice: Choice, tell: Tell) -> tuple[Trial, Stats | None]:
-    """Runs one trial. Returns no figures if it failed. An error in the plain loop (without workers) is raised."""
+    """Runs one trial. If it fails, returns no statistics; but without workers, the error is raised."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # about more workers than processors
         loader = subject.loader(choice)

@@ -21,7 +21,7 @@ class TargetError(Exception):
 
 
 def dataset(name: str) -> Any:
-    """Returns the dataset with this name. A class or function is called without arguments to get the dataset."""
+    """Returns the dataset with this name. If it is a class or function, calls it without arguments."""
     found = target(name)
     if isinstance(found, (type, partial)) or inspect.isroutine(found):
         _check_arguments(found, name)
@@ -99,7 +99,7 @@ def _noted(error: Exception, where: str) -> Exception:
 
 
 def _from_file(path: Path) -> ModuleType:
-    """Imports a file as the module of the same name, so that worker processes can import it as well."""
+    """Imports a file as a module of the same name, so that worker processes can import it as well."""
     if not path.is_file():
         raise TargetError(f"There is no file {path} in {os.getcwd()}.")
     folder, name = str(path.resolve().parent), path.stem
