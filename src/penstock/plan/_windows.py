@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -129,25 +130,25 @@ class Edges:
         return edges
 
 
-def encode_rows(tables: Sequence[tuple[ItemTable, int, int]]) -> NDArray[np.int64]:
-    """Returns the items `first` to `last - 1` of each (table, first, last) as one flat array that describes itself.
+Item = tuple[int, ...]
+"""The key of an item: the columns of its first part, then those of the next part, and so on."""
 
-    The array consists of the number n of items, their n + 1 offsets, and their parts, one after the other.
+
+def item_keys(slices: Sequence[tuple[ItemTable, int, int]]) -> list[Item]:
+    """Returns the keys of the items `first` to `last - 1` of each (table, first, last).
 
     >>> table = ItemTable(np.array([0, 1, 3]), np.array([[7, 0, 5], [8, 0, 2], [9, 4, 6]]))
-    >>> encode_rows([(table, 1, 2)]).tolist()
-    [1, 0, 2, 8, 0, 2, 9, 4, 6]
+    >>> item_keys([(table, 0, 2)])
+    [(7, 0, 5), (8, 0, 2, 9, 4, 6)]
     """
-    counts = [np.diff(table.offsets[first : last + 1]) for table, first, last in tables]
-    sizes = np.concatenate([np.zeros(1, np.int64), *counts]).cumsum()
-    parts = [table.parts[table.offsets[first] : table.offsets[last]].ravel() for table, first, last in tables]
-    return np.concatenate([np.array([len(sizes) - 1], np.int64), sizes, *parts])
-
-
-def decode_rows(flat: NDArray[np.int64], columns: int = 3) -> ItemTable:
-    """Returns the items that `encode_rows` has encoded, as views of the array."""
-    n = int(flat[0])
-    return ItemTable(flat[1 : n + 2], flat[n + 2 :].reshape(-1, columns))
+    keys = []
+    for table, first, last in slices:
+        edges = table.offsets[first : last + 1].tolist()
+        parts = table.parts[edges[0] : edges[-1]]
+        columns, numbers = parts.shape[1], parts.ravel().tolist()
+        start = edges[0]
+        keys += [tuple(numbers[(a - start) * columns : (b - start) * columns]) for a, b in pairwise(edges)]
+    return keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +156,8 @@ class WindowPlan:
     """A plan that deals the items of all windows, one window after the other, to steps and ranks.
 
     One step of all `world` ranks together takes the next world * batch_size items, and rank r gets the r-th part of
-    them, as one flat array (see `encode_rows`). After any step, the ranks have therefore consumed a prefix of the
-    items, which ends at a `Place`. The rest of the epoch, from the place with the code `start` on, can be divided
+    them, as a list of keys (see `Item`). After any step, the ranks have therefore consumed a prefix of the items,
+    which ends at a `Place`. The rest of the epoch, from the place with the code `start` on, can be divided
     among another number of ranks or into batches of another size.
 
     The number of items in a window is known only after the window was computed. So the number of the step at `start`
@@ -199,8 +200,8 @@ class WindowPlan:
             left -= self.rank * self.batch_size
         return self.first_step + max(0, -(-left // self._stride))
 
-    def keys(self, epoch: int, step: int) -> NDArray[np.int64]:
-        """Returns the items of one step, encoded. Raises IndexError if the epoch has no such step."""
+    def keys(self, epoch: int, step: int) -> list[Item]:
+        """Returns the keys of the items of one step. Raises IndexError if the epoch has no such step."""
         found = self._step(epoch, step) if step >= self.first_step else None
         if found is None:
             raise IndexError(f"step {step} is outside epoch {epoch}, which has {self.steps(epoch)} steps.")
@@ -221,26 +222,26 @@ class WindowPlan:
         found = self._edges.find(epoch, self._begin + (step - self.first_step) * self._stride)
         return Place(*(found or (self.windows.count(epoch) or 0, 0))).code
 
-    def draw(self, epoch: int, start: int = 0) -> Iterator[NDArray[np.int64]]:
+    def draw(self, epoch: int, start: int = 0) -> Iterator[list[Item]]:
         check_start(start)
         step = max(start, self.first_step)
         while (keys := self._step(epoch, step)) is not None:
             yield keys
             step += 1
 
-    def _step(self, epoch: int, step: int) -> NDArray[np.int64] | None:
+    def _step(self, epoch: int, step: int) -> list[Item] | None:
         begin, of_all = self._index(step), self._begin + (step - self.first_step) * self._stride
         end, end_of_all = begin + self.batch_size, of_all + self._stride
         total = self._edges.ends_before(epoch, end_of_all)
         if total is None:
-            return encode_rows(self._slices(epoch, begin, end))
+            return item_keys(self._slices(epoch, begin, end))
         if of_all >= total or self.drop_last or (begin >= total and not self.padded):
             return None
         slices = self._slices(epoch, min(begin, total), min(end, total))
         missing = end - max(begin, total) if self.padded else 0
         if missing > 0:
             slices += self._first_items(epoch, max(begin, total) - total, missing)
-        return encode_rows(slices)
+        return item_keys(slices)
 
     def _slices(self, epoch: int, begin: int, end: int) -> list[tuple[ItemTable, int, int]]:
         """Returns the items `begin` to `end - 1`, counted from the first item of the first window."""
