@@ -14,7 +14,7 @@ from penstock._feed import feed_of
 from penstock._feed.base import AnyPlan
 from penstock._fill.collate import convert
 from penstock._options import OPTIONS, Casting, LastBatch, OnError, Options, is_int
-from penstock._session.reading import Batches, IndexedBatches
+from penstock._session.reading import Batches
 from penstock._session.seeded import SeedSession
 from penstock._system.interrupts import import_whole
 from penstock.batch import Batch
@@ -104,6 +104,7 @@ class DataLoader(Generic[_T_co]):
     - `retries`: how often a step is tried again, by a new worker, if its worker crashes.
     - `hang`: a worker process that spends more than this many seconds on one step is killed and treated as crashed.
       None sets no limit.
+    - `commit`: True lets a resume state count only the batches for which you have called `commit`.
     - `on_error`: "skip" drops samples that raise, and "replace" replaces them with other samples. `max_errors` limits
       how many samples may fail in an epoch (see `skipped`).
     """
@@ -141,6 +142,7 @@ class DataLoader(Generic[_T_co]):
         casting: Casting = "checked",
         max_workers: int | None = None,
         window: int | None = None,
+        commit: bool = False,
         backend_options: Any = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "dataset")}
@@ -158,7 +160,7 @@ class DataLoader(Generic[_T_co]):
 
     def batches(self) -> Iterator[Batch[_T_co]]:
         """Begins the next epoch, like `iter()`, but yields each batch with its index, epoch and step."""
-        return self._session.begin(IndexedBatches)
+        return self._session.batches()
 
     def share(self, n: int, *, in_turn: bool = False) -> list[Iterator[_T_co]]:
         """Begins the next epoch as `n` iterators, for `n` threads of this process. Each batch goes to one of them.
@@ -219,6 +221,16 @@ class DataLoader(Generic[_T_co]):
         fit this loader, a StateError names the difference, and the loader stays unchanged.
         """
         self._session.load(state)
+
+    def commit(self, batch: Batch[Any]) -> None:
+        """Records that a batch of `batches()` was used, for a loader with `commit=True`.
+
+        The state then counts only committed batches. After a resume the others come again, in order, and only they.
+        Use it if you take batches ahead, or finish them out of order, as asynchronous training does. Any thread may
+        call it, in any order, also when the next epoch has begun. `stats().commits` counts the batches that are still
+        open, and those that were committed twice.
+        """
+        self._session.commit(batch)
 
     # Changes while it runs.
 

@@ -23,6 +23,7 @@ from penstock._system.interrupts import import_whole
 from penstock.stats._figures import (
     Bucket,
     CacheFigures,
+    CommitFigures,
     Decision,
     FirstBatch,
     Machine,
@@ -98,6 +99,9 @@ class Measures:
         self._throttled: float | None = None  # read at the second tick, so that the first batch does not wait for it
         self._strain: Machine | None = None  # as it was when the loader was last read
         self.decisions: list[Decision] = []
+        self.commits: Callable[[], tuple[int, int, int]] | None = (
+            None  # see `CommitFigures`; None without commit=True
+        )
         self._tracing: Tracing | None = None
         self.meter.publish = partial(_publish, weakref.ref(self))  # a weak reference: the meter may live longer
 
@@ -189,6 +193,7 @@ class Measures:
             decisions=tuple(self.decisions),
             history=tuple(self._history),
             outage=self._outage(),
+            commits=None if self.commits is None else CommitFigures(*self.commits()),
         )
 
     def _outage(self) -> Outage | None:

@@ -14,12 +14,13 @@ from penstock._engine.engine import Engine
 from penstock._feed import Feed
 from penstock._feed.base import AnyPlan, Begin, Run, displayed_settings
 from penstock._options import Options, is_int, warn_of_ranks
+from penstock._resume.commits import CommittedEpochs
 from penstock._resume.reading import asked, has_state, known
-from penstock._resume.state import ANEW, Epochs, Progress, State, content
+from penstock._resume.state import ANEW, Epochs, State, content
 from penstock._schedule.onereader import OneReader
 from penstock._schedule.scheduler import Scheduler
 from penstock._session.foresight import Foresight, foresee
-from penstock._session.reading import SeedReader
+from penstock._session.reading import CommitBatches, IndexedBatches, SeedReader
 from penstock._session.session import Session
 from penstock._system.ending import never_ends
 from penstock._system.interrupts import import_whole
@@ -27,6 +28,7 @@ from penstock._wire.task import MOST_STEPS
 from penstock._wire.updates import Setting
 from penstock._work.job import Job
 from penstock.backends import Backend, make
+from penstock.batch import Batch
 from penstock.collate import default_collate
 from penstock.errors import StateError
 from penstock.plan import Order
@@ -49,20 +51,28 @@ class SeedSession(Session):
 
     deliver: Callable[[Any], Any] | None = None
 
-    def __init__(self, feed: Feed, face: str = "penstock", make_runner: Callable[..., Any] | None = None) -> None:
+    def __init__(
+        self,
+        feed: Feed,
+        face: str = "penstock",
+        make_runner: Callable[..., Any] | None = None,
+        epochs: Epochs | None = None,
+    ) -> None:
         self.feed, self.knows_end = feed, feed.knows_end
         self._face, self._make_runner = face, make_runner
         self._seed = feed.options.seed
         self._asks_for_ranks = feed.options.is_unsplit  # checked when the first epoch begins: see decision 0036
         self._length: int | None = None
         self._order: Order | None = None  # replacements for bad samples are drawn from it
-        self.epochs = Epochs()
+        self.epochs = epochs or (CommittedEpochs() if feed.options.commit else Epochs())
         self._give_engines()
 
     def _give_engines(self) -> None:
         super().__init__(
             f"DataLoader({type(self.dataset).__name__})", partial(displayed_settings, self.feed, self._face)
         )
+        if isinstance(self.epochs, CommittedEpochs):
+            self.measures.commits = self.epochs.figures
         self.skipped: list[tuple[Any, Exception]] = []  # of the epoch that was begun last
         self.foresight: Foresight | None = None
         self._begin_tuning()
@@ -100,9 +110,16 @@ class SeedSession(Session):
         if self._asks_for_ranks:
             self._asks_for_ranks = False
             warn_of_ranks(self.dataset)
+        if self.options.commit and not issubclass(kind, CommitBatches):
+            raise ValueError(
+                "With commit=True, only batches() hands out batches, because commit() needs to know their positions. "
+                "Iterate over loader.batches() instead of the loader, and give prefetch() the method loader.batches; "
+                "instead of share(), read in one thread, and commit in any."
+            )
         with self.engines.changing():
             self.take_back()
             epochs = self.epochs
+            epochs.check_read()
             self.measures.begin_epoch(epochs.next)
             start, about = epochs.start(), self._about()
             plan = self.feed.plan(self.seed, start.consumed)
@@ -113,7 +130,7 @@ class SeedSession(Session):
             engine = self._take_engine(plan, about["length"])
             try:
                 run, start = self._run(engine, plan, start)
-                progress, scouts = Progress(start, plan), self.measures.meter.scouts
+                progress, scouts = epochs.progress_type(start, plan), self.measures.meter.scouts
                 # Called before workers have anything to do. Its threads start only after the workers were forked.
                 self.foresight = foresee(self.foresight, self.dataset, plan, progress, scouts)
                 reader = kind(self, engine, run, progress)
@@ -127,6 +144,17 @@ class SeedSession(Session):
             self.skipped = reader.skipped
             epochs.begin(progress)
             return reader
+
+    def batches(self) -> IndexedBatches:
+        """Begins the next epoch. The reader's items are `Batch`es."""
+        return self.begin(CommitBatches if self.options.commit else IndexedBatches)
+
+    def commit(self, batch: Batch[Any]) -> None:
+        if not isinstance(self.epochs, CommittedEpochs):
+            raise ValueError("commit() needs a loader with commit=True: without it, batches count when handed out.")
+        if not isinstance(batch, Batch):
+            raise TypeError(f"commit() takes a Batch that batches() handed out, not a {type(batch).__name__}.")
+        self.epochs.commit(batch)
 
     def _take_engine(self, plan: AnyPlan | None, length: int | None) -> Engine:
         """Returns the idle engine if its workers have the current dataset and order, otherwise a new engine."""
@@ -146,7 +174,7 @@ class SeedSession(Session):
     def _run(self, engine: Engine, plan: AnyPlan | None, start: State) -> tuple[Run, State]:
         """Returns the run of the next epoch (the prefetched run if still valid) and the state it starts from."""
         epochs, feed, run = self.epochs, self.feed, engine.ahead
-        if run is None or run.epoch != epochs.next or run.plan != plan or epochs.loaded is not None:
+        if run is None or run.epoch != epochs.next or run.plan != plan or start.begun or epochs.loaded is not None:
             copied = feed.one_reader and engine.backend.copies_dataset
             # A worker that read the last epoch has this state in its dataset already, and ignores the mark.
             restores = epochs.restores() or copied
@@ -273,14 +301,16 @@ class SeedSession(Session):
     def _fitting(self, state: State) -> State:
         """Returns the state, adapted to this loader's ranks. Raises StateError if it does not fit."""
         plan, about = self.feed.plan(state.seed or 0), self._about()
-        if state.begun:
+        if state.begun:  # or a later epoch
             about["sampler"] = content(plan, about["length"])
         state.check(about)
         if state.seed is None:
             raise StateError(f"The resume state is damaged: 'seed' is None, but every state has one. {ANEW}")
         if self.options.seed is not None:
             state._replace(about={"seed": state.seed}).check({"seed": self.options.seed})
-        return state.dealt_anew(plan, self.options.shard.world)._replace(about=about)
+        later = [each.dealt_anew(plan, self.options.shard.world)._replace(about=about) for each in state.later]
+        state = state.dealt_anew(plan, self.options.shard.world)
+        return state._replace(about=about, later=tuple(later))
 
     def _about(self) -> dict[str, Any]:
         """Returns a description of the loader. A state can be loaded only if the description is still the same."""

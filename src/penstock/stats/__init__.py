@@ -6,6 +6,7 @@ if TYPE_CHECKING:
     from penstock.stats._figures import (
         Bucket,
         CacheFigures,
+        CommitFigures,
         Decision,
         FirstBatch,
         Machine,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Bucket",
     "CacheFigures",
+    "CommitFigures",
     "Decision",
     "FirstBatch",
     "Machine",

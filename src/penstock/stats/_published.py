@@ -18,6 +18,7 @@ from penstock._measure import page
 from penstock.stats._figures import (
     Bucket,
     CacheFigures,
+    CommitFigures,
     Decision,
     FirstBatch,
     Machine,
@@ -33,7 +34,7 @@ from penstock.stats._figures import (
 
 _NESTED: dict[type, dict[str, type]] = {
     Stats: {"epoch": Period, "life": Period, "first_batch": FirstBatch, "memory": Memory, "machine": Machine}
-    | {"outage": Outage},
+    | {"outage": Outage, "commits": CommitFigures},
     Period: {"waits": Spans, "works": Spans, "cache": CacheFigures},
 }
 _LISTED: dict[type, dict[str, type]] = {

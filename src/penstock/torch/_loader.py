@@ -15,7 +15,6 @@ import torch.utils.data
 from penstock._engine.engine import Engine
 from penstock._fill.cast import DTYPES, Cast
 from penstock._options import OPTIONS, Casting, LastBatch, OnError
-from penstock._session.reading import IndexedBatches
 from penstock._session.session import Session
 from penstock._session.tracing import Tracing
 from penstock._system.ending import never_ends
@@ -49,6 +48,7 @@ _NEED_SEED = {
     **dict.fromkeys(backends.arguments(), "workers are processes of this machine, as in torch."),
     "batches()": "the semantics are torch's, which pads nothing and does not say which samples a batch has. Give "
     "seed=, or let the dataset return the key with its sample.",
+    "commit()": "a batch is not a function of its position, so it cannot come again.",
     "set_epoch": "the order comes from torch's generators, as in torch.",
     "update()": "each worker has a copy of the dataset, as in torch, and the batches that it made ahead cannot be "
     "made again. Give seed=; or change loader.dataset between two epochs, without persistent_workers=True: the "
@@ -91,7 +91,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     - A worker that crashes is replaced.
     - A resumed run repeats augmentations exactly.
     - `penstock.rng()`, `on_error=`, `max_errors=`, `shard=`, `last_batch=`, `hang=`, `backend="ray"`, `ray_options=`,
-      `backend_options=`, `shuffle="blocks"`, `window=`, `batches()` and `update()` work as in penstock's loader.
+      `backend_options=`, `shuffle="blocks"`, `window=`, `commit=`, `commit()`, `batches()` and `update()`
+      work as in penstock's loader.
 
     `dtype=` and `casting=` convert the numbers of a batch, with or without a seed. `dtype=` is a torch dtype (or its
     name, such as "bfloat16"), or a mapping from fields to dtypes.
@@ -142,6 +143,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         backend: Literal["process", "ray"] | None = None,
         ray_options: Mapping[str, Any] | None = None,
         window: int | None = None,
+        commit: bool = False,
         dtype: Any = None,
         casting: Casting = "checked",
         backend_options: Any = None,
@@ -275,7 +277,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         The index holds the keys of the batch's samples. `pad` is the number of rows that only fill up a batch
         (`last_batch="pad"`, the default with `shard=`).
         """
-        return _seeded(self, "batches()").begin(IndexedBatches)
+        return _seeded(self, "batches()").batches()
+
+    def commit(self, batch: Batch[T_co]) -> None:
+        """Records that a batch of `batches()` was used, as `penstock.DataLoader.commit` does. Needs `seed=`."""
+        _seeded(self, "commit()").commit(batch)
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next `iter()` begin this epoch. Needs `seed=`. Call it only to repeat or skip an epoch."""
