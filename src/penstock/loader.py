@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import TypeVar as WithDefault
 
+    from penstock._session.explanation import Explanation
     from penstock._session.tracing import Tracing
     from penstock.stats import Stats
 
@@ -231,6 +232,22 @@ class DataLoader(Generic[_T_co]):
         open, and those that were committed twice.
         """
         self._session.commit(batch)
+
+    def explain(self, step: int, epoch: int | None = None) -> Explanation:
+        """Returns which samples make up a step on every rank, and where each of them comes from.
+
+        The step may be in the future or long past: everything follows from the plan, and no data is read. Without
+        `epoch`, it is a step of the current epoch (see `epoch`). The result can be printed; `as_dict()` returns plain
+        data.
+
+            >>> import penstock
+            >>> cats, dogs = penstock.dataset([1, 2]), penstock.dataset([3, 4, 5])
+            >>> print(penstock.DataLoader(cats.concat(dogs), batch_size=2).explain(step=1))
+            epoch 0, step 1
+              sample 2: list(3 samples), key 0
+              sample 3: list(3 samples), key 1
+        """
+        return self._session.explain(step, epoch)
 
     # Changes while it runs.
 

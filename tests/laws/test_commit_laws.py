@@ -148,7 +148,7 @@ def test_workers_and_the_order_of_delivery_change_nothing(n: int, in_order: bool
     workers: dict[str, Any] = {"num_workers": 2, "backend": "thread", "in_order": in_order}
     whole = {seen(batch) for batch in loader("shuffled", n, 2).batches()}
     with loader("shuffled", n, 2, commit=True, **workers) as first:
-        taken = [batch for batch, _ in zip(first.batches(), range(take), strict=False)]
+        taken = [batch for _, batch in zip(range(take), first.batches(), strict=False)]
         half = taken[::2][:: -1 if backwards else 1]
         for batch in half:
             first.commit(batch)
@@ -176,7 +176,7 @@ def test_ranks_that_have_committed_the_same_prefix_go_on_with_another_number_of_
     used: list[int] = []
     states = []
     for one in ranks(world):
-        taken = [batch for batch, _ in zip(one.batches(), range(count + 2), strict=False)]
+        taken = [batch for _, batch in zip(range(count + 2), one.batches(), strict=False)]
         for batch in reversed(taken[:count]):
             one.commit(batch)
             used += real(batch)

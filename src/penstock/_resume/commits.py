@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -31,7 +31,8 @@ class Commits(Progress):
 
     def __init__(self, begin: State, plan: Plan | None) -> None:
         super().__init__(begin, plan)
-        self.number = secrets.randbits(62)  # identifies the batches of this epoch, also after they were pickled
+        # Identifies the batches of this epoch, also after they were pickled. Not from a generator of the user.
+        self.number = int.from_bytes(os.urandom(7), "big")
         self._open: dict[int, bytes | None] = {}  # the marks of the steps that were handed out and not committed
         self._last: tuple[int, bytes | None] | None = None  # it is not known yet whether this step has a batch
         self._reached = max([begin.steps, *(step + 1 for step in begin.beyond)])

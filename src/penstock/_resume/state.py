@@ -39,7 +39,8 @@ class State(NamedTuple):
     unknown. `mark` is the position of a sampler or stream that has a state, after these steps or earlier. It stays
     pickled until it is needed. `dataset` is the state of a dataset with keys. `about` describes the loader, because
     another loader would have different steps. `later` has the states of the epochs that follow, if they were begun
-    before every batch of this epoch was committed.
+    before every batch of this epoch was committed. `dealt` has the steps and `consumed` with which another number of
+    ranks took over in this epoch, if one did.
     """
 
     epoch: int
@@ -51,6 +52,7 @@ class State(NamedTuple):
     mark: bytes | Mark | None = None
     dataset: Any = None
     later: tuple[State, ...] = ()
+    dealt: tuple[int, int] | None = None
 
     @property
     def begun(self) -> bool:
@@ -66,6 +68,8 @@ class State(NamedTuple):
         }
         state = {"penstock": VERSION, **self._asdict(), **plain}
         del state["later"]
+        if self.dealt is None:
+            del state["dealt"]
         return with_later(state, [each.as_dict() for each in self.later])
 
     @classmethod
@@ -92,7 +96,7 @@ class State(NamedTuple):
                 f"The resume state has version {value['penstock']!r}, but this penstock knows version {VERSION}. "
                 "Load it with the penstock that made it."
             )
-        value = {"later": [], **value}  # a state of an older version has none
+        value = {"later": [], "dealt": None, **value}  # most states have neither
         missing = [name for name in cls._fields if name not in value]
         if missing:
             raise damaged(f"it lacks {', '.join(map(repr, missing))}")
@@ -107,7 +111,8 @@ class State(NamedTuple):
             raise damaged(f"'mark' is after batch {mark.read}, but 'steps' is only {steps}")
         epoch, beyond = number(value, "epoch", 1 << 62), _from_ranges(value["beyond"], steps)
         seed, consumed = (None if value[name] is None else number(value, name) for name in ("seed", "consumed"))
-        found = cls(epoch, steps, beyond, seed, dict(about), consumed, mark, value["dataset"])
+        dealt = _dealt(value["dealt"], steps, consumed)
+        found = cls(epoch, steps, beyond, seed, dict(about), consumed, mark, value["dataset"], (), dealt)
         return found._replace(later=found._later(value))
 
     def _later(self, value: Mapping[str, Any]) -> tuple[State, ...]:
@@ -118,7 +123,7 @@ class State(NamedTuple):
         size = len(self.beyond)
         found: list[State] = []
         for epoch, each in enumerate(given, self.epoch + 1):
-            later = State.parse({**value, **each, "mark": None, "dataset": None, "later": []})
+            later = State.parse({**value, **each, "mark": None, "dataset": None, "later": [], "dealt": None})
             size += len(later.beyond)
             if later.epoch != epoch or size > MOST_BEYOND:
                 raise damaged(f"'later' is {given!r}, not the epochs from {self.epoch + 1} on")
@@ -280,7 +285,7 @@ class Progress:
         if isinstance(plan, OrderPlan) and consumed is None:
             consumed = plan.consumed(self.epoch, steps)
         state = State(self.epoch, steps, tuple(beyond), None, self._about, consumed, mark or self.begin.mark)
-        return state.as_dict()
+        return state._replace(dealt=self.begin.dealt).as_dict()
 
 
 class Epochs:
@@ -294,6 +299,7 @@ class Epochs:
         self.begun: int | None = None
         self.progress: Progress | None = None  # of the epoch that was begun last
         self.loaded: State | None = None
+        self.resumed: State | None = None  # the state that was loaded last, also after its epoch has begun
 
     @property
     def current(self) -> int:
@@ -302,11 +308,12 @@ class Epochs:
 
     def set(self, epoch: int) -> None:
         self.next, self.begun = epoch, None
-        self.progress = self.loaded = None
+        self.progress = self.loaded = self.resumed = None
 
     def load(self, state: State) -> None:
         self.set(state.epoch)
-        self.loaded, self.are_fresh = state, False
+        self.loaded = self.resumed = state
+        self.are_fresh = False
 
     def start(self) -> State:
         if self.loaded is not None:
@@ -431,6 +438,17 @@ def _from_ranges(value: object, steps: int) -> tuple[int, ...]:
         most = f"at most {MOST_BEYOND} steps after {steps}"
         raise damaged(f"'beyond' is {value!r}, not increasing pairs of {most}") from None
     return tuple(found)
+
+
+def _dealt(value: object, steps: int, consumed: int | None) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    with suppress(TypeError, ValueError, StateError):
+        pair: list[Any] = list(value)  # type: ignore[call-overload]
+        before, used = (number({"dealt": each}, "dealt") for each in pair)
+        if before <= steps and consumed is not None and used <= consumed:
+            return before, used
+    raise damaged(f"'dealt' is {value!r}, not the steps and samples before the others")
 
 
 def _mark(value: object) -> Mark | None:

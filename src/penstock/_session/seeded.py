@@ -31,12 +31,13 @@ from penstock.backends import Backend, make
 from penstock.batch import Batch
 from penstock.collate import default_collate
 from penstock.errors import StateError
-from penstock.plan import Order
+from penstock.plan import Order, OrderPlan
 from penstock.plan._seeds import draw_key
 from penstock.source._dataset import to_load_in_parallel
 from penstock.source._nested import fingerprint_of
 
 if TYPE_CHECKING:
+    from penstock._session.explanation import Explanation
     from penstock._session.tuning import Tuning
 
 S = TypeVar("S", bound=SeedReader)
@@ -122,7 +123,7 @@ class SeedSession(Session):
             epochs.check_read()
             self.measures.begin_epoch(epochs.next)
             start, about = epochs.start(), self._about()
-            plan = self.feed.plan(self.seed, start.consumed)
+            plan = self._plan_from(start)
             if start.begun:  # dataset and sampler may have changed since the state was loaded
                 start.check({**about, "sampler": content(plan, about["length"])})
             else:
@@ -145,6 +146,9 @@ class SeedSession(Session):
             epochs.begin(progress)
             return reader
 
+    def _plan_from(self, start: State) -> AnyPlan | None:
+        return self.feed.plan(self.seed, start.consumed)
+
     def batches(self) -> IndexedBatches:
         """Begins the next epoch. The reader's items are `Batch`es."""
         return self.begin(CommitBatches if self.options.commit else IndexedBatches)
@@ -155,6 +159,30 @@ class SeedSession(Session):
         if not isinstance(batch, Batch):
             raise TypeError(f"commit() takes a Batch that batches() handed out, not a {type(batch).__name__}.")
         self.epochs.commit(batch)
+
+    @never_ends
+    def explain(self, step: int, epoch: int | None) -> Explanation:
+        """Returns the origin of each sample of a step, on all ranks."""
+        import_whole("penstock._session.explanation")
+        from penstock._session.explanation import check_dealt, explained  # late: few programs need it
+
+        for name, value in (("step", step), ("epoch", epoch)):
+            if not is_int(value, 0) and not (name == "epoch" and value is None):
+                raise ValueError(f"{name} must be an integer of at least 0, got {value!r}.")
+        number = self.epochs.current if epoch is None else int(epoch)
+        resumed, plan = self.epochs.resumed, self.feed.plan(self.seed)
+        if resumed is not None and resumed.epoch == number and resumed.dealt is not None:
+            before, consumed = resumed.dealt
+            check_dealt(step, number, before)
+            plan = self._plan_from(State(number, before, consumed=consumed))
+        if not isinstance(plan, OrderPlan):
+            what = "a stream" if plan is None else self.feed.order_name
+            raise ValueError(
+                f"The samples of a step cannot be computed from its number: their order comes from {what}, which "
+                "must be read. explain() needs one of penstock's orders: in sequence, shuffle=, or its samplers "
+                "without a generator. The keys of a batch that was handed out are in batch.index (see batches())."
+            )
+        return explained(plan, self.dataset, number, int(step))
 
     def _take_engine(self, plan: AnyPlan | None, length: int | None) -> Engine:
         """Returns the idle engine if its workers have the current dataset and order, otherwise a new engine."""
@@ -198,7 +226,7 @@ class SeedSession(Session):
     @never_ends
     def length(self) -> int:
         """Returns the number of batches in the next epoch."""
-        return self.feed.steps(self.epochs.next, self.feed.plan(self.seed, self.epochs.start().consumed))
+        return self.feed.steps(self.epochs.next, self._plan_from(self.epochs.start()))
 
     # The semantics: see `Semantics`.
 
@@ -309,8 +337,10 @@ class SeedSession(Session):
         if self.options.seed is not None:
             state._replace(about={"seed": state.seed}).check({"seed": self.options.seed})
         later = [each.dealt_anew(plan, self.options.shard.world)._replace(about=about) for each in state.later]
-        state = state.dealt_anew(plan, self.options.shard.world)
-        return state._replace(about=about, later=tuple(later))
+        anew = state.dealt_anew(plan, self.options.shard.world)
+        if state.consumed and state.about.get("world") != self.options.shard.world:
+            anew = anew._replace(dealt=(anew.steps, state.consumed))
+        return anew._replace(about=about, later=tuple(later))
 
     def _about(self) -> dict[str, Any]:
         """Returns a description of the loader. A state can be loaded only if the description is still the same."""

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar as WithDefault
     from typing_extensions import Unpack
 
+    from penstock._session.explanation import Explanation
+
     T_co = WithDefault("T_co", covariant=True, default=Any)
 else:
     T_co = TypeVar("T_co", covariant=True)
@@ -48,6 +50,7 @@ _NEED_SEED = {
     **dict.fromkeys(backends.arguments(), "workers are processes of this machine, as in torch."),
     "batches()": "the semantics are torch's, which pads nothing and does not say which samples a batch has. Give "
     "seed=, or let the dataset return the key with its sample.",
+    "explain()": "the order comes from torch's generators, which are not known before the epoch.",
     "commit()": "a batch is not a function of its position, so it cannot come again.",
     "set_epoch": "the order comes from torch's generators, as in torch.",
     "update()": "each worker has a copy of the dataset, as in torch, and the batches that it made ahead cannot be "
@@ -91,8 +94,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     - A worker that crashes is replaced.
     - A resumed run repeats augmentations exactly.
     - `penstock.rng()`, `on_error=`, `max_errors=`, `shard=`, `last_batch=`, `hang=`, `backend="ray"`, `ray_options=`,
-      `backend_options=`, `shuffle="blocks"`, `window=`, `commit=`, `commit()`, `batches()` and `update()`
-      work as in penstock's loader.
+      `backend_options=`, `shuffle="blocks"`, `window=`, `commit=`, `commit()`, `explain()`,
+      `batches()` and `update()` work as in penstock's loader.
 
     `dtype=` and `casting=` convert the numbers of a batch, with or without a seed. `dtype=` is a torch dtype (or its
     name, such as "bfloat16"), or a mapping from fields to dtypes.
@@ -282,6 +285,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def commit(self, batch: Batch[T_co]) -> None:
         """Records that a batch of `batches()` was used, as `penstock.DataLoader.commit` does. Needs `seed=`."""
         _seeded(self, "commit()").commit(batch)
+
+    def explain(self, step: int, epoch: int | None = None) -> Explanation:
+        """Returns the samples of a step on every rank, as `penstock.DataLoader.explain` does. Needs `seed=`."""
+        return _seeded(self, "explain()").explain(step, epoch)
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next `iter()` begin this epoch. Needs `seed=`. Call it only to repeat or skip an epoch."""
