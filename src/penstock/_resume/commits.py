@@ -97,7 +97,10 @@ class Commits(Progress):
     @property
     def is_read(self) -> bool:
         """True if all batches of the epoch were handed out."""
-        return self.is_over or (self.run is not None and self.run.is_left)
+        if self.is_over or (self.run is not None and self.run.is_left):
+            return True
+        steps = None if self._plan is None else self._plan.steps(self.epoch)
+        return steps is not None and self._reached >= steps
 
     @property
     def is_complete(self) -> bool:
