@@ -147,6 +147,16 @@ class Engine(EngineLifetime):
         self.backend.flush()
         self._begun = True
 
+    def reopen(self, run: Run) -> None:
+        """Continues the epoch with this run, whose keys differ from those of the current one.
+
+        The caller must hold the engine. Prefetched batches are dropped.
+        """
+        if not self.closed:
+            late: list[bool] = []
+            self._cancel(None, late, None)
+            self._open(run)
+
     def take_back(self) -> bool:
         """Takes the engine from an iterator that has handed out its last batch. Returns False if still in use."""
         taken: list[bool] = []
