@@ -171,7 +171,10 @@ class Shared:
         self._own: dict[int, int] = {}  # descriptors of blocks, by inode
 
     def get(self, block: int, make: MakeBlock) -> memoryview | None:
-        """Returns the bytes of a block, or None without an inventory or after a timeout of the block's lock."""
+        """Returns the bytes of a block, which is decoded by `make` if no process has it.
+
+        Returns None if there is no inventory, or if waiting for the block's lock timed out.
+        """
         inventory = self._find_inventory()
         if inventory is None:
             return None

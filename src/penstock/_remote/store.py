@@ -129,7 +129,7 @@ class Remote:
         return scheme_of(self._root) in ("s3", "s3a", "gs") and not self._root.endswith("--x-s3")
 
     def below(self, folder: str, deep: bool, after: str = "", pause: Pause = time.sleep) -> Iterator[Page]:
-        """Yields pages of the objects below a folder whose keys are greater than `after`.
+        """Lists the objects below a folder with keys greater than `after`, page by page.
 
         After an error, the listing continues after the last page. If the store does not sort objects, the listing
         starts again from the beginning instead, and may contain some objects twice.

@@ -193,7 +193,7 @@ class StrayReceiver(Protocol):
         """Returns the memory of a stray (a batch outside its slab), which was sent before its reply."""
 
     def forget(self, worker: int) -> None:
-        """Drops the strays (batches outside slabs) of a worker that has exited and whose replies were all read."""
+        """Drops the remaining strays (batches outside slabs) of a worker that has exited."""
 
 
 class SocketStrays:

@@ -107,7 +107,7 @@ class Child(Relative):
 
 
 class _ChildPopen:
-    """Stands in for multiprocessing's Popen, for calls in `active_children()` and at the interpreter's exit."""
+    """Stands in for multiprocessing's Popen in `active_children()` and at the interpreter's exit."""
 
     def __init__(self, child: Child) -> None:
         self._child = child

@@ -315,7 +315,7 @@ class Exchange:
         return seq, steps
 
     def _silent_nodes(self) -> dict[str, float]:
-        """Returns how many seconds each silent node has not answered. After a minute, a node is tried again."""
+        """Returns for how many seconds each silent node has not answered. After a minute, a node is tried again."""
         now = time.monotonic()
         with self._lock:
             self._silent = {node: since for node, since in self._silent.items() if now < since + _SILENT}
