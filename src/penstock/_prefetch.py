@@ -250,7 +250,7 @@ class Producer:
         return self._source.state_dict() if self.has_state else None
 
     def _state_if_any(self) -> Any:
-        """Returns the source's state, or None if taking it fails. Used while another error is being handled."""
+        """Returns the source's state, or None if the source raises. Used while another error is being handled."""
         with suppress(BaseException):  # if the thread ended, the consumer would wait forever
             return self.state()
         return None

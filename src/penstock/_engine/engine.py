@@ -221,7 +221,7 @@ class Engine(EngineLifetime):
                 raise self._turn.closed_error()
 
     def cancel(self, timeout: float | None = None, run: Run | None = None) -> None:
-        """Drops prefetched batches and unfinished steps. Waits for the latter if each worker has its own steps."""
+        """Drops prefetched batches and unfinished steps. If each step has a fixed worker, waits for these steps."""
         if not self.is_ours():
             return
         late: list[bool] = []

@@ -289,7 +289,7 @@ class FieldMemory:
         return [FieldMemory(field, self.empty) for field in self.field.below(keys)]
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Allocates an array for values of this dtype. The array has the dtype that the values are converted to."""
+        """Allocates an array for converted values. `dtype` is their dtype before the conversion."""
         return self.empty(shape, self.field.target(dtype) or dtype)
 
     def put(self, array: NDArray[Any]) -> NDArray[Any]:

@@ -18,7 +18,7 @@ class Hire(NamedTuple):
 class Retire(NamedTuple):
     """Ask one worker to exit: the first that becomes idle. The event `WorkerLeft` follows.
 
-    If each worker has its own steps, the worker in `seat` is asked, and exits after all its posted steps.
+    If each worker has its own steps, the worker in `seat` is asked instead, and exits after all its posted steps.
     """
 
     seat: int = -1

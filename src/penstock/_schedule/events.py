@@ -33,7 +33,7 @@ class Asked(NamedTuple):
 class Bounded(NamedTuple):
     """The current run ends before the step `seq`. This step and later ones belong to the next run.
 
-    `Opened` cancels this event. If the end of the new run is already known, another `Bounded` follows immediately.
+    `Opened` removes this limit. If the end of the new run is already known, another `Bounded` follows immediately.
     """
 
     seq: int

@@ -168,7 +168,7 @@ class Lending:
 
 
 class GeneratorLoan:
-    """A loan of generators. `saved` is restored at its end. If it is None, another loan restores the generators."""
+    """A loan of generators. `saved` is restored at its end. It is None if another loan restores the generators."""
 
     saved: SavedGenerators | None = None
 

@@ -107,7 +107,7 @@ def _over_time(
 
 
 def _edges(moments: Sequence[Moment]) -> list[tuple[float, float]]:
-    """Returns the left and right edge of each interval between two moments, from 0 to 1.
+    """Returns the left and right edge of each interval between two moments, as numbers from 0 to 1.
 
     An interval shows the values of the later moment.
     """

@@ -101,7 +101,7 @@ class PadTensors:
 
 
 def with_tensors(collate_fn: Any) -> Any:
-    """Returns `collate_fn` itself. But if it is a `penstock.pad`, returns a version that makes tensors."""
+    """Returns `collate_fn` or, if it is a `penstock.pad`, a version of it that makes tensors."""
     return PadTensors(collate_fn) if isinstance(collate_fn, Pad) else collate_fn
 
 

@@ -251,7 +251,7 @@ def _order(loader: Any) -> dict[str, Any]:
 
 
 def _seedable(sampler: Any) -> Any:
-    """Returns the penstock sampler that replaces a torch sampler, or the sampler itself if there is none."""
+    """Returns penstock's equivalent of a torch sampler, or the sampler itself if there is none."""
     if type(sampler) is RandomSampler:
         return penstock.RandomSampler(sampler.data_source, sampler.replacement, sampler.num_samples)
     if type(sampler) is theirs.SubsetRandomSampler:

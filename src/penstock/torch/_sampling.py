@@ -113,7 +113,7 @@ class Sampling:
         return self._marks.pop(step, None)
 
     def restore(self) -> None:
-        """Restores the sampler's state at the end of the previous epoch, if any. Random generators do not change."""
+        """Restores the state that a sampler had when the last epoch ended. Random generators keep their states."""
         mark = opened(self._progress.begin.mark)
         if mark is not None and not mark.at_end and mark.kept:
             with_loan(TemporaryStates({}, self.generators), self._reading.prepare, mark)
