@@ -11,7 +11,7 @@ from penstock._resume.state import MOST_BEYOND, Epochs, Progress, State, with_la
 from penstock._system.interrupts import interrupts_deferred
 from penstock.batch import Batch
 from penstock.errors import StateError
-from penstock.plan import Plan
+from penstock.plan import ComputedPlan, Plan
 
 _UNKNOWN = (
     "Step {step} of epoch {epoch} was not handed out by this loader, or was handed out before load_state_dict() or "
@@ -94,12 +94,21 @@ class Commits(Progress):
     def reached(self) -> int:
         return self._reached
 
+    def handed_out(self) -> tuple[int, list[int]]:
+        steps, beyond = super().handed_out()
+        last = [] if self._last is None else [self._last[0]]
+        found = sorted({*beyond, *self._open.copy(), *last})  # the copy is atomic: guaranteed by the GIL
+        first = next((at for at, step in enumerate(found, steps) if at != step), steps + len(found))
+        return first, found[first - steps :]
+
     @property
     def is_read(self) -> bool:
         """True if all batches of the epoch were handed out."""
         if self.is_over or (self.run is not None and self.run.is_left):
             return True
-        steps = None if self._plan is None else self._plan.steps(self.epoch)
+        if isinstance(self.plan, ComputedPlan):
+            return not self.plan.has(self.epoch, self._reached)
+        steps = None if self.plan is None else self.plan.steps(self.epoch)
         return steps is not None and self._reached >= steps
 
     @property
@@ -137,6 +146,10 @@ class CommittedEpochs(Epochs):
         except KeyError:
             raise ValueError(_UNKNOWN.format(step=batch.step, epoch=batch.epoch)) from None
         self.committed, self.twice = self.committed + is_first, self.twice + (not is_first)
+
+    @property
+    def later(self) -> tuple[State, ...]:
+        return super().later or self._now[1]
 
     def check_read(self) -> None:
         last: Any = self.progress

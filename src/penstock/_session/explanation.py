@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from penstock._printable import printable
-from penstock.plan import OrderPlan
+from penstock.plan import ComputedPlan
 from penstock.source._nested import method_of, origin, shown
 
 
@@ -88,11 +88,11 @@ def check_dealt(step: int, epoch: int, first: int) -> None:
         )
 
 
-def explained(plan: OrderPlan, dataset: Any, epoch: int, step: int) -> Explanation:
+def explained(plan: ComputedPlan, dataset: Any, epoch: int, step: int) -> Explanation:
     """Explains a step of a plan. Without a dataset (None), the samples have keys and no sources."""
     ranks: list[tuple[ExplainedSample, ...]] = []
     for rank in range(plan.world):
-        of_rank = replace(plan, rank=rank)
+        of_rank: ComputedPlan = replace(plan, rank=rank)  # type: ignore[type-var]  # every plan is a dataclass
         try:
             keys = of_rank.keys(epoch, step)
         except IndexError:

@@ -161,6 +161,12 @@ class SeedReader(Reader):
         steps = None if self._plan is None else self._plan.steps(self._run.epoch)
         return self._session.length() if steps is None else steps
 
+    def redraw(self, run: Run) -> None:
+        """Continues the epoch with another run, whose keys differ from here on. The caller must hold the engine."""
+        if self._engine is not None:
+            self._run, self._plan, self._foresight = run, run.plan, self._session.foresight
+            self._engine.reopen(run)
+
     def close(self) -> None:
         """Abandons the epoch. Steps in progress are discarded without waiting for them."""
         with interrupts_deferred():
@@ -218,6 +224,10 @@ class CommitBatches(IndexedBatches):
     def __init__(self, session: SeedSession, engine: Engine, run: Run, position: Commits) -> None:
         super().__init__(session, engine, run, position)
         position.run = run
+
+    def redraw(self, run: Run) -> None:
+        super().redraw(run)
+        self.position.run = run
 
     @raises_instead
     def __next__(self) -> Batch[Any] | NoBatch:
