@@ -250,6 +250,16 @@ def test_open_steps_cannot_be_dealt_to_another_number_of_ranks() -> None:
         loader().load_state_dict(one.state_dict())
 
 
+def test_a_state_of_several_epochs_needs_a_loader_with_commit() -> None:
+    one = loader()
+    list(one.batches())
+    other = DataLoader(np.arange(12), 2, seed=1)
+    other.load_state_dict(one.state_dict())
+    list(one.batches())
+    with pytest.raises(StateError, match=r"^The resume state has batches of epochs 0 to 1 that were not committed"):
+        other.load_state_dict(one.state_dict())
+
+
 def test_a_state_that_could_not_be_loaded_is_not_given_out(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (commits, state):
         monkeypatch.setattr(module, "MOST_BEYOND", 3)

@@ -68,9 +68,9 @@ class State(NamedTuple):
             "mark": None if mark is None else mark._asdict(),
         }
         state = {"penstock": VERSION, **self._asdict(), **plain}
-        del state["later"]
-        if self.dealt is None:
-            del state["dealt"]
+        del state["later"], state["dealt"]
+        if self.dealt is not None:
+            state["dealt"] = list(self.dealt)
         return with_later(state, [each.as_dict() for each in self.later])
 
     @classmethod

@@ -47,7 +47,7 @@ class ExplainedSample:
     pad: bool = False
 
     def lines(self) -> Iterator[str]:
-        pad = ", only fills up the batch" if self.pad else ""
+        pad = ", padding" if self.pad else ""
         if not self.sources:
             yield f"sample {self.key!r}{pad}"
             return

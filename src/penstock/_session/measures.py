@@ -99,9 +99,8 @@ class Measures:
         self._throttled: float | None = None  # read at the second tick, so that the first batch does not wait for it
         self._strain: Machine | None = None  # as it was when the loader was last read
         self.decisions: list[Decision] = []
-        self.commits: Callable[[], tuple[int, int, int]] | None = (
-            None  # see `CommitFigures`; None without commit=True
-        )
+        # Returns the fields of `CommitFigures`. None without commit=True.
+        self.commits: Callable[[], tuple[int, int, int]] | None = None
         self._tracing: Tracing | None = None
         self.meter.publish = partial(_publish, weakref.ref(self))  # a weak reference: the meter may live longer
 

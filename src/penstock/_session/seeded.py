@@ -338,6 +338,11 @@ class SeedSession(Session):
         if state.begun:  # or a later epoch
             about["sampler"] = content(plan, about["length"])
         state.check(about)
+        if state.later and not self.options.commit:
+            raise StateError(
+                f"The resume state has batches of epochs {state.epoch} to {state.later[-1].epoch} that were not "
+                "committed, which only a loader with commit=True hands out again. Make the loader with commit=True."
+            )
         if state.seed is None:
             raise StateError(f"The resume state is damaged: 'seed' is None, but every state has one. {ANEW}")
         if self.options.seed is not None:
