@@ -113,8 +113,8 @@ def test_nested_datasets_are_followed_to_the_innermost_key() -> None:
 def test_sources_have_the_names_that_the_dataset_gives() -> None:
     loader = DataLoader(Named(4).map(str), 2)
     assert str(loader.explain(1)) == (
-        "epoch 0, step 1\n  sample 2: even, Named(4), key 2\n  sample 3: odd, Named(4), key 3"
-    ).replace("Named", "Unread")
+        "epoch 0, step 1\n  sample 2: even, Unread(4), key 2\n  sample 3: odd, Unread(4), key 3"
+    )
 
 
 def test_a_packed_row_is_explained_by_its_documents() -> None:
@@ -145,9 +145,7 @@ def test_a_step_outside_of_the_epoch_is_an_error() -> None:
 
 
 def test_an_order_that_must_be_read_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"their order comes from list, which must be read\. explain\(\) needs one of"
-    ):
+    with pytest.raises(ValueError, match=r"their order comes from list, which must be read\. explain\(\) needs"):
         DataLoader(range(6), 2, sampler=[3, 1, 2]).explain(0)
     stream: Any = penstock.dataset(iter(range(3)))
     with pytest.raises(ValueError, match=r"their order comes from a stream, which must be read"):
@@ -165,12 +163,12 @@ def test_after_a_change_of_ranks_only_the_steps_of_the_new_ranks_are_explained()
     turns = [list(each.batches()) for each in three]
     first = turns[0][0].step
     again = DataLoader(range(40), 2, shuffle=True, seed=1, shard=(1, 3))
-    state = three[0].state_dict() | {"epoch": 0}
     three[0].load_state_dict(saved)
     next(iter(three[0]))
     state = three[0].state_dict()
-    assert state["dealt"] == (first, 12)
+    assert state["dealt"] == [first, 12]
     again.load_state_dict(json.loads(json.dumps(state)))
+    assert again.state_dict() == state
     for loader in (three[0], three[1], again):
         for number, step in enumerate(range(first, first + 3)):
             assert keys_of(loader, step, 0) == [turn[number].index.tolist() for turn in turns]
@@ -193,9 +191,7 @@ def test_the_torch_face_explains_with_a_seed() -> None:
 
     loader = TorchLoader(list(range(6)), 2, shuffle=True, seed=1)
     assert [keys_of(loader, step)[0] for step in range(3)] == [batch.tolist() for batch in loader]  # type: ignore[arg-type]
-    with pytest.raises(
-        ValueError, match=r"explain\(\) needs seed=: without it the order comes from torch's generators"
-    ):
+    with pytest.raises(ValueError, match=r"explain\(\) needs seed=: without it the order comes from torch's"):
         TorchLoader(list(range(6))).explain(0)
 
 

@@ -14,6 +14,7 @@ from penstock._session.explanation import Explanation, check_dealt, explained
 from penstock._tools.profile.target import TargetError, check_arguments, target
 from penstock.errors import StateError
 from penstock.plan import OrderPlan, Sequential, Shuffled
+from penstock.plan._windows import MOST_RANKS
 
 # The description of a loader whose steps follow from it alone. If a state has more, the plan has more.
 _KNOWN = {"kind", "length", "files", "order", "batch_size", "last_batch", "world", "dtype", "sampler"}
@@ -59,7 +60,7 @@ def _plan(state: State) -> OrderPlan | None:
         return None
     if order not in ("in sequence", "shuffled") or not isinstance(length, int) or state.seed is None:
         return None
-    if length < 0 or about["last_batch"] not in ("keep", "drop", "pad", "rollover"):
+    if length < 0 or about["world"] > MOST_RANKS or about["last_batch"] not in ("keep", *_ENDS.values()):
         return None
     keys = Sequential(length) if order == "in sequence" else Shuffled(length, state.seed)
     end = {name: about["last_batch"] == value for name, value in _ENDS.items()}
