@@ -20,12 +20,16 @@ from penstock._work.fetch import Fetch
 from penstock._work.job import Job
 from penstock._work.samples import plain
 from penstock.errors import CollateError
-from penstock.plan import ComputedPlan, Order, OrderPlan, SamplerPlan, Sequential, Shuffled
+from penstock.plan import ComputedPlan, Order, OrderPlan, SamplerPlan, Selected, Sequential, Shuffled
+from penstock.plan._balance import BalancedPlan
 from penstock.plan._blocks import WINDOW
+from penstock.plan._budget import WINDOW as BUDGET_WINDOW
+from penstock.plan._budget import BudgetPlan, BudgetWindows, LengthTable
 from penstock.plan._order import Passes
 from penstock.plan._samplers import BatchSampler, order_of
 from penstock.plan._windows import WindowPlan, Windows
-from penstock.source._nested import blocks_of, method_of, pass_of
+from penstock.source._nested import blocks_of, lengths_within, method_of, pass_of, shown
+from penstock.source._stages import MeasuredDataset
 
 
 class KeyFetch(Fetch):
@@ -93,6 +97,10 @@ class KeyFetch(Fetch):
 
 def _are_items(keys: Any) -> bool:
     return type(keys) is list and len(keys) > 0 and type(keys[0]) is tuple
+
+
+def _is_random(order: Any) -> bool:
+    return getattr(order.order if isinstance(order, Selected) else order, "seed", None) is not None
 
 
 class ByKey(Feed):
@@ -176,6 +184,12 @@ class ByKey(Feed):
                 f"batch_size=None is not possible with a {name}, whose samples are made of documents and come in "
                 "batches. Use batch_size=1."
             )
+        if options.batch_tokens is not None or options.balance is not None:
+            setting = "balance=" if options.batch_tokens is None else "batch_tokens="
+            raise ValueError(
+                f"{setting} is for samples that differ in length, but those of a {name} are planned to have one "
+                "length. Use batch_size=."
+            )
         if options.last_batch == "rollover":
             raise ValueError(
                 f'last_batch="rollover" is not possible with a {name}: how many samples an epoch has is known only '
@@ -209,20 +223,93 @@ class ByKey(Feed):
     def _computed(self, order: Order, seed: int) -> ComputedPlan:
         options = self.options
         padded, rollover = options.last_batch == "pad", options.last_batch == "rollover"
-        if not self._makes_items:
-            return OrderPlan(order, options.batch_size, options.drop_last, padded, *options.shard, rollover=rollover)
-        windows = self._windows(order, seed if options.shuffle or self._has_order else None)
         shape = options.batch_size or 1, options.drop_last, padded, *options.shard
-        return self._kept(WindowPlan(windows, *shape, order=order))
+        if options.batch_tokens is not None:
+            return self._kept(
+                BudgetPlan(self._budget(order, seed), options.drop_last, *options.shard, power=options.power)
+            )
+        if options.balance is not None:
+            power, together = options.power, options.accumulate
+            return self._kept(BalancedPlan(order, *shape, lengths=self._cut(), power=power, accumulate=together))
+        if self._makes_items:
+            windows = self._windows(order, seed if options.shuffle or self._has_order else None)
+            return self._kept(WindowPlan(windows, *shape, order=order))
+        return OrderPlan(order, options.batch_size, options.drop_last, padded, *options.shard, rollover=rollover)
 
     def _windows(self, order: Order, seed: int | None) -> Windows:
-        """Returns the windows of the dataset, the same object as before if their order is equal."""
+        """Returns the windows of the dataset: the same object as before if their order is equal."""
         before = self._last
         if isinstance(before, WindowPlan) and (before.order, self._last_seed) == (order, seed):
             return before.windows
         self._last_seed = seed
         made: Windows = self.dataset.__windows__(order, seed)
         return made
+
+    def _budget(self, order: Order, seed: int) -> BudgetWindows:
+        """Returns the windows of batches: the same object as before if it is equal."""
+        options, pad = self.options, self.options.padding
+        truncates = pad is not None and pad.max_length is not None
+        made = BudgetWindows(
+            order,
+            self._lengths(),
+            options.batch_tokens or 1,
+            seed=seed if options.shuffle or self._has_order or _is_random(order) else None,
+            max_length=pad.max_length if pad is not None and truncates else options.max_length,
+            truncates=truncates,
+            batch_multiple=options.batch_multiple,
+            multiple=1 if pad is None else pad.multiple,
+            buckets=options.buckets or (),
+            window=self._samples_at_once(),
+        )
+        before = self._last
+        if isinstance(before, BudgetPlan) and before.windows == made:
+            return before.windows
+        if options.sampler is None:
+            made.check()
+        return made
+
+    def _samples_at_once(self) -> int:
+        """Returns the number of samples whose batches are cut together: with blocks, as many as are at hand."""
+        if self.options.shuffle != "blocks" or self._has_order:
+            return BUDGET_WINDOW
+        blocks = blocks_of(self._source)
+        each = -(-int(blocks.edges[-1]) // max(1, len(blocks)))
+        return min(BUDGET_WINDOW, max(1, each * (self.options.window or 1)))
+
+    def _cut(self) -> LengthTable:
+        """Returns the lengths of the samples after the padding has cut them."""
+        lengths, pad = self._lengths(), self.options.padding
+        if pad is None or pad.max_length is None:
+            return lengths
+        before = self._last
+        cut = LengthTable(np.minimum(lengths.numbers, pad.max_length))
+        return before.lengths if isinstance(before, BalancedPlan) and before.lengths == cut else cut
+
+    def _lengths(self) -> LengthTable:
+        """Returns the length of each sample. They are looked up again if the number of samples has changed."""
+        n = self.length()
+        if self._table is None or self._table[0] != n:
+            self._table = n, LengthTable(self._measured())
+        return self._table[1]
+
+    def _measured(self) -> NDArray[np.int64]:
+        given, dataset = self.options.lengths, self.dataset
+        if given is None:
+            found = lengths_within(dataset)
+            if found is None:
+                setting = "batch_tokens=" if self.options.batch_tokens is not None else "balance="
+                raise TypeError(
+                    f"{setting} needs the length of each sample, but {shown(dataset)} has no __lengths__. Pass "
+                    "lengths=: an array with one length for each sample, or a function that returns the length of a "
+                    "sample (all samples are read once)."
+                )
+            return found()
+        once = pass_of(dataset)
+        if once is not None and not callable(given) and len(given) != once:
+            raise ValueError(
+                f"lengths= must have one length for each of the {once} samples of a pass, but it has {len(given)}."
+            )
+        return MeasuredDataset(dataset, given).__lengths__()
 
     def _kept(self, plan: ComputedPlan) -> ComputedPlan:
         """Returns the last plan if it is equal, because it knows the windows that it has computed."""
@@ -232,9 +319,10 @@ class ByKey(Feed):
 
     _last: ComputedPlan | None = None
     _last_seed: int | None = None
+    _table: tuple[int | None, LengthTable] | None = None  # with the number of samples at that time
 
     def forget(self) -> None:
-        self._last = None
+        self._last = self._table = None
 
     def _order(self, seed: int) -> Order | None:
         """Returns the order of the keys as a computable `Order`, or None if the sampler must be iterated."""
@@ -264,6 +352,7 @@ class ByKey(Feed):
         return Run(numbers, epoch, steps, plan, at, read_from=reading)
 
     def replacements(self, plan: AnyPlan | None) -> Order | None:
+        # A replacement from elsewhere could be longer than a budget allows, or a document in place of a row of them.
         return plan.order if self.options.on_error == "replace" and isinstance(plan, OrderPlan) else None
 
     def steps(self, epoch: int, plan: AnyPlan | None) -> int:
@@ -295,6 +384,8 @@ class ByKey(Feed):
     def batch_sampler(self, now: Now) -> Any:
         if self.options.batch_sampler is not None or not self.batched:
             return self.options.batch_sampler
+        if self.options.batch_tokens is not None:
+            return BatchesOfKeys(now)
         return BatchSampler(self.sampler(now), self.options.batch_size or 1, self.options.drop_last)
 
 
@@ -342,3 +433,26 @@ class Keys:
             return plan, epoch
         whole = plan.world == 1 and not plan.padded and not plan.rollover
         return OrderPlan(plan.order, None) if whole else plan, epoch
+
+
+class BatchesOfKeys:
+    """The keys of each batch of the loader's current epoch, in order, as lists."""
+
+    def __init__(self, now: Now) -> None:
+        self._now = now
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        plan, epoch = self._computed()
+        return map(plain, plan.draw(epoch))
+
+    def __len__(self) -> int:
+        plan, epoch = self._computed()
+        steps = plan.steps(epoch)
+        if steps is None:
+            raise TypeError("The epoch has no end, and so no len().")
+        return steps
+
+    def _computed(self) -> tuple[ComputedPlan, int]:
+        plan, epoch = self._now()
+        assert isinstance(plan, ComputedPlan)
+        return plan, epoch

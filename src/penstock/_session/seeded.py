@@ -299,6 +299,7 @@ class SeedSession(Session):
             "last_batch": options.last_batch,
             "world": options.shard.world,
             "dtype": None if options.cast is None else options.cast.describe(),
+            **options.by_length(),
         }
 
     # Changes while it runs.

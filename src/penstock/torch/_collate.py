@@ -90,13 +90,16 @@ class PadTensors:
     """`penstock.pad` with tensors in place of arrays. They use the memory that the arrays were written to."""
 
     def __init__(self, pad: Pad) -> None:
-        self._pad = pad
+        self.padding = pad
+
+    def with_padding(self, pad: Pad) -> PadTensors:
+        return PadTensors(pad)
 
     def __call__(self, samples: Any) -> Any:
-        return _as_tensors(self._pad(samples))
+        return _as_tensors(self.padding(samples))
 
     def into(self, samples: Any, empty: Empty) -> Any:
-        return _as_tensors(self._pad.into(samples, empty))
+        return _as_tensors(self.padding.into(samples, empty))
 
 
 def with_tensors(collate_fn: Any) -> Any:
