@@ -166,6 +166,10 @@ def _buckets(name: str, value: Any) -> None:
     checked_buckets(name, value)
 
 
+BY_LENGTH = ("batch_tokens", "lengths", "max_length", "batch_multiple", "buckets", "balance", "accumulate")
+"""The names of the settings that need the lengths of samples."""
+
+
 # Why the loader with torch's semantics needs a seed for some settings.
 
 _BY_NUMBER = "the batches depend on the number of workers, as in torch. Give seed=, or a number."
@@ -337,8 +341,8 @@ class Options:
 
     def by_length(self) -> dict[str, Any]:
         """Returns the settings that need lengths and were given, for resume states."""
-        names = ("batch_tokens", "max_length", "batch_multiple", "buckets", "balance", "accumulate")
-        found = {name: getattr(self, name) for name in names if getattr(self, name) != OPTIONS[name].default}
+        found = {name: getattr(self, name) for name in BY_LENGTH if name != "lengths"}
+        found = {name: value for name, value in found.items() if value != OPTIONS[name].default}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,22 +14,21 @@ from penstock._feed.base import AnyPlan, Begin, Feed, Now, Run, as_index
 from penstock._fill.cast import Empty
 from penstock._printable import counted
 from penstock._resume.reading import Mark, Reading, has_state
+from penstock._system.interrupts import import_whole
 from penstock._system.panics import ordinary
 from penstock._wire.task import Mended, Task, shorten
 from penstock._work.fetch import Fetch
 from penstock._work.job import Job
 from penstock._work.samples import plain
 from penstock.errors import CollateError
-from penstock.plan import ComputedPlan, Order, OrderPlan, SamplerPlan, Selected, Sequential, Shuffled
-from penstock.plan._balance import BalancedPlan
+from penstock.plan import ComputedPlan, Order, OrderPlan, SamplerPlan, Sequential, Shuffled
 from penstock.plan._blocks import WINDOW
-from penstock.plan._budget import WINDOW as BUDGET_WINDOW
-from penstock.plan._budget import BudgetPlan, BudgetWindows, LengthTable
 from penstock.plan._order import Passes
 from penstock.plan._samplers import BatchSampler, order_of
-from penstock.plan._windows import WindowPlan, Windows
-from penstock.source._nested import blocks_of, lengths_within, method_of, pass_of, shown
-from penstock.source._stages import MeasuredDataset
+from penstock.source._nested import blocks_of, method_of, pass_of
+
+if TYPE_CHECKING:
+    from penstock._feed.planner import Planner
 
 
 class KeyFetch(Fetch):
@@ -99,16 +98,13 @@ def _are_items(keys: Any) -> bool:
     return type(keys) is list and len(keys) > 0 and type(keys[0]) is tuple
 
 
-def _is_random(order: Any) -> bool:
-    return getattr(order.order if isinstance(order, Selected) else order, "seed", None) is not None
-
-
 class ByKey(Feed):
     """The caller's part of the feed. Keys come from one of penstock's orders or from the user's sampler."""
 
     names = "keys", "key"
     fetch = KeyFetch
     knows_end = True
+    _planner: Planner | None = None
 
     def check(self) -> None:
         if isinstance(self.dataset, (str, os.PathLike)):
@@ -125,14 +121,14 @@ class ByKey(Feed):
                 "__len__, or derive from penstock.IterableDataset for a stream."
             )
         given = self.options.sampler is not None or self.options.batch_sampler is not None
-        self._makes_items = not given and method_of(self.dataset, "__windows__") is not None
-        if self._makes_items:
+        self.makes_items = not given and method_of(self.dataset, "__windows__") is not None
+        if self.makes_items:
             self._check_items()
-        self._has_order = not given and method_of(self._source, "__order__") is not None
-        given = given or self._has_order
-        if not given and not isinstance(self._source, Sized):
+        self.has_order = not given and method_of(self.source, "__order__") is not None
+        given = given or self.has_order
+        if not given and not isinstance(self.source, Sized):
             raise TypeError(
-                f"{type(self._source).__name__} has no __len__, which the order of its samples needs. Define it, or "
+                f"{type(self.source).__name__} has no __len__, which the order of its samples needs. Define it, or "
                 "pass sampler= or batch_sampler=."
             )
         if not given and isinstance(self.dataset, Mapping) and isinstance(next(iter(self.dataset), 0), str):
@@ -166,16 +162,16 @@ class ByKey(Feed):
         return options.sampler if options.batch_sampler is None else options.batch_sampler
 
     def length(self) -> int | None:
-        source = self._source
+        source = self.source
         return len(source) if isinstance(source, Sized) and not self._is_endless() else None
 
     def _is_endless(self) -> bool:
-        return getattr(self._source, "endless", False) is True
+        return getattr(self.source, "endless", False) is True
 
     @property
-    def _source(self) -> Any:
+    def source(self) -> Any:
         """The dataset whose keys are put in order: the documents, if the loader's dataset makes items of them."""
-        return self.dataset.documents if self._makes_items else self.dataset
+        return self.dataset.documents if self.makes_items else self.dataset
 
     def _check_items(self) -> None:
         name, options = type(self.dataset).__name__, self.options
@@ -222,114 +218,25 @@ class ByKey(Feed):
 
     def _computed(self, order: Order, seed: int) -> ComputedPlan:
         options = self.options
-        padded, rollover = options.last_batch == "pad", options.last_batch == "rollover"
-        shape = options.batch_size or 1, options.drop_last, padded, *options.shard
-        if options.batch_tokens is not None:
-            return self._kept(
-                BudgetPlan(self._budget(order, seed), options.drop_last, *options.shard, power=options.power)
-            )
-        if options.balance is not None:
-            power, together = options.power, options.accumulate
-            return self._kept(BalancedPlan(order, *shape, lengths=self._cut(), power=power, accumulate=together))
-        if self._makes_items:
-            windows = self._windows(order, seed if options.shuffle or self._has_order else None)
-            return self._kept(WindowPlan(windows, *shape, order=order))
-        return OrderPlan(order, options.batch_size, options.drop_last, padded, *options.shard, rollover=rollover)
+        if options.batch_tokens is None and options.balance is None and not self.makes_items:
+            padded, rollover = options.last_batch == "pad", options.last_batch == "rollover"
+            return OrderPlan(order, options.batch_size, options.drop_last, padded, *options.shard, rollover=rollover)
+        if self._planner is None:
+            import_whole("penstock._feed.planner")
+            from penstock._feed.planner import Planner  # late: few programs need it
 
-    def _windows(self, order: Order, seed: int | None) -> Windows:
-        """Returns the windows of the dataset: the same object as before if their order is equal."""
-        before = self._last
-        if isinstance(before, WindowPlan) and (before.order, self._last_seed) == (order, seed):
-            return before.windows
-        self._last_seed = seed
-        made: Windows = self.dataset.__windows__(order, seed)
-        return made
-
-    def _budget(self, order: Order, seed: int) -> BudgetWindows:
-        """Returns the windows of batches: the same object as before if it is equal."""
-        options, pad = self.options, self.options.padding
-        truncates = pad is not None and pad.max_length is not None
-        made = BudgetWindows(
-            order,
-            self._lengths(),
-            options.batch_tokens or 1,
-            seed=seed if options.shuffle or self._has_order or _is_random(order) else None,
-            max_length=pad.max_length if pad is not None and truncates else options.max_length,
-            truncates=truncates,
-            batch_multiple=options.batch_multiple,
-            multiple=1 if pad is None else pad.multiple,
-            buckets=options.buckets or (),
-            window=self._samples_at_once(),
-        )
-        before = self._last
-        if isinstance(before, BudgetPlan) and before.windows == made:
-            return before.windows
-        if options.sampler is None:
-            made.check()
-        return made
-
-    def _samples_at_once(self) -> int:
-        """Returns the number of samples whose batches are cut together: with blocks, as many as are at hand."""
-        if self.options.shuffle != "blocks" or self._has_order:
-            return BUDGET_WINDOW
-        blocks = blocks_of(self._source)
-        each = -(-int(blocks.edges[-1]) // max(1, len(blocks)))
-        return min(BUDGET_WINDOW, max(1, each * (self.options.window or 1)))
-
-    def _cut(self) -> LengthTable:
-        """Returns the lengths of the samples after the padding has cut them."""
-        lengths, pad = self._lengths(), self.options.padding
-        if pad is None or pad.max_length is None:
-            return lengths
-        before = self._last
-        cut = LengthTable(np.minimum(lengths.numbers, pad.max_length))
-        return before.lengths if isinstance(before, BalancedPlan) and before.lengths == cut else cut
-
-    def _lengths(self) -> LengthTable:
-        """Returns the length of each sample. They are looked up again if the number of samples has changed."""
-        n = self.length()
-        if self._table is None or self._table[0] != n:
-            self._table = n, LengthTable(self._measured())
-        return self._table[1]
-
-    def _measured(self) -> NDArray[np.int64]:
-        given, dataset = self.options.lengths, self.dataset
-        if given is None:
-            found = lengths_within(dataset)
-            if found is None:
-                setting = "batch_tokens=" if self.options.batch_tokens is not None else "balance="
-                raise TypeError(
-                    f"{setting} needs the length of each sample, but {shown(dataset)} has no __lengths__. Pass "
-                    "lengths=: an array with one length for each sample, or a function that returns the length of a "
-                    "sample (all samples are read once)."
-                )
-            return found()
-        once = pass_of(dataset)
-        if once is not None and not callable(given) and len(given) != once:
-            raise ValueError(
-                f"lengths= must have one length for each of the {once} samples of a pass, but it has {len(given)}."
-            )
-        return MeasuredDataset(dataset, given).__lengths__()
-
-    def _kept(self, plan: ComputedPlan) -> ComputedPlan:
-        """Returns the last plan if it is equal, because it knows the windows that it has computed."""
-        if self._last is None or self._last != plan:
-            self._last = plan
-        return self._last
-
-    _last: ComputedPlan | None = None
-    _last_seed: int | None = None
-    _table: tuple[int | None, LengthTable] | None = None  # with the number of samples at that time
+            self._planner = Planner()
+        return self._planner.plan(self, order, seed)
 
     def forget(self) -> None:
-        self._last = self._table = None
+        self._planner = None
 
     def _order(self, seed: int) -> Order | None:
         """Returns the order of the keys as a computable `Order`, or None if the sampler must be iterated."""
         if self.options.sampler is not None:
             return order_of(self.options.sampler, seed)
-        source = self._source
-        if self._has_order:
+        source = self.source
+        if self.has_order:
             order: Order = source.__order__(seed, self.options.window or WINDOW)
             return order
         once = pass_of(source)

@@ -8,6 +8,7 @@ and torch's own rule collates the column or raises its error.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 from operator import attrgetter
@@ -86,11 +87,11 @@ def explain(error: Exception, samples: Any) -> None:
         pass  # the samples are not even a batch
 
 
+@dataclass(frozen=True)
 class PadTensors:
     """`penstock.pad` with tensors in place of arrays. They use the memory that the arrays were written to."""
 
-    def __init__(self, pad: Pad) -> None:
-        self.padding = pad
+    padding: Pad
 
     def with_padding(self, pad: Pad) -> PadTensors:
         return PadTensors(pad)
