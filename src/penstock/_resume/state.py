@@ -25,6 +25,8 @@ VERSION = 1
 # The largest number of steps in `beyond`. No loader hands out more steps early.
 MOST_BEYOND = 10**6
 
+_PLACES = 1 << 96  # the end of the numbers that `consumed` can be: a position, or a `Place`
+
 _LATER = ("epoch", "steps", "beyond", "consumed")  # the parts of a state that differ between epochs
 
 # These settings may differ if the number of ranks is different when an order continues.
@@ -111,7 +113,8 @@ class State(NamedTuple):
         if mark is not None and mark.read > steps * world:
             raise damaged(f"'mark' is after batch {mark.read}, but 'steps' is only {steps}")
         epoch, beyond = number(value, "epoch", 1 << 62), _from_ranges(value["beyond"], steps)
-        seed, consumed = (None if value[name] is None else number(value, name) for name in ("seed", "consumed"))
+        seed = None if value["seed"] is None else number(value, "seed")
+        consumed = None if value["consumed"] is None else number(value, "consumed", _PLACES)
         dealt = _dealt(value["dealt"], steps, consumed)
         found = cls(epoch, steps, beyond, seed, dict(about), consumed, mark, value["dataset"], (), dealt)
         return found._replace(later=found._later(value))
@@ -482,7 +485,7 @@ def _dealt(value: object, steps: int, consumed: int | None) -> tuple[int, int] |
         return None
     with suppress(TypeError, ValueError, StateError):
         pair: list[Any] = list(value)  # type: ignore[call-overload]
-        before, used = (number({"dealt": each}, "dealt") for each in pair)
+        before, used = (number({"dealt": each}, "dealt", _PLACES) for each in pair)
         if before <= steps and consumed is not None and used <= consumed:
             return before, used
     raise damaged(f"'dealt' is {value!r}, not the steps and samples before the others")

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.stats._figures import (
         Bucket,
+        BudgetFigures,
         CacheFigures,
         CommitFigures,
         Decision,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Bucket",
+    "BudgetFigures",
     "CacheFigures",
     "CommitFigures",
     "Decision",

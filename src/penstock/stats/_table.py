@@ -172,6 +172,11 @@ def _rest(stats: Stats) -> Iterator[str]:
     if commits is not None:
         again = f", {count(commits.twice)} commits of batches that were committed before" if commits.twice else ""
         yield from _wrapped("commits", f"{count(commits.committed)} committed, {count(commits.open)} open{again}")
+    budget = stats.budget
+    if budget is not None:
+        rows = budget.samples / max(1, budget.batches)
+        text = f"{budget.used:.1%} used, {budget.padding:.1%} of it padding, {rows:.1f} samples in a batch"
+        yield from _wrapped("token budget", text)
     slowest = stats.epoch.slowest or stats.life.slowest
     if slowest:
         keys = (f"{_cut(slow.name, 60)}: {seconds(slow.seconds)}" for slow in slowest[:_MOST_SLOW])
