@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import penstock
 from penstock import Batch, DataLoader, StateError
@@ -292,3 +294,17 @@ def test_the_torch_face_has_it_with_a_seed() -> None:
         TorchLoader(list(range(6))).commit(first)
     with pytest.raises(ValueError, match=r"only batches\(\) hands out batches"):
         iter(other)
+
+
+@settings(deadline=None)
+@given(handed=st.permutations(range(8)), count=st.integers(0, 8), committed=st.sets(st.integers(0, 7)))
+def test_steps_that_are_open_count_as_handed_out(handed: list[int], count: int, committed: set[int]) -> None:
+    """From there on, changed weights may change the order."""
+    progress = commits.Commits(State(0, 0), None)
+    for step in handed[:count]:
+        progress.passed(step, None)
+        progress.hold()
+    for step in committed & set(handed[:count]):
+        assert progress.commit(step)
+    first, beyond = progress.handed_out()
+    assert [*range(first), *beyond] == sorted(handed[:count]) and first not in beyond

@@ -100,6 +100,18 @@ def test_every_step_is_explained_as_every_rank_gets_it(
         assert all(ranks[-1].explain(step, epoch) == rank.explain(step) for rank in ranks)
 
 
+@pytest.mark.parametrize("world", [1, 2])
+def test_batches_by_length_are_explained_too(world: int) -> None:
+    lengths = [key * 7 % 5 + 1 for key in range(30)]
+    ranks = [
+        DataLoader(range(30), batch_tokens=12, lengths=lengths, shuffle=True, seed=7, shard=(rank, world))
+        for rank in range(world)
+    ]
+    turns = [list(rank.batches()) for rank in ranks]
+    for step, batches in enumerate(zip(*turns, strict=True)):
+        assert keys_of(ranks[0], step, 0) == [each.index.tolist() for each in batches]
+
+
 def test_nested_datasets_are_followed_to_the_innermost_key() -> None:
     dataset = Unread(3).concat(Unread(8).select([5, 7])).repeat(2)
     loader = DataLoader(dataset, 5, shuffle=False)
