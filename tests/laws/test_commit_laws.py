@@ -108,7 +108,7 @@ def read(loader: DataLoader[Any], until: int) -> Iterator[Any]:
 @settings(deadline=None, max_examples=80)
 @given(
     kind=st.sampled_from(KINDS),
-    n=st.integers(1, 14),
+    n=st.integers(1, 9),
     size=st.integers(1, 3),
     # How many batches are taken before each stop, and the chance (in tenths) that an open batch is committed.
     stops=st.lists(st.tuples(st.integers(0, 14), st.integers(0, 10)), min_size=1, max_size=3),

@@ -73,6 +73,32 @@ def test_two_epochs_may_be_open_and_both_come_again_in_order() -> None:
     assert "later" not in one.state_dict() and one.state_dict()["epoch"] == 1
 
 
+def test_three_epochs_may_be_open_over_two_resumes() -> None:
+    one = loader()
+    for open_step in (0, 5):
+        for batch in one.batches():
+            if batch.step != open_step:
+                one.commit(batch)
+    one.commit(taken(one, 2)[1])
+    two = resumed(one)
+    (first,) = two.batches()
+    two.commit(first)
+    three = resumed(two)
+    assert steps(three) == [(1, 5)]
+    assert steps(three) == [(2, 0), (2, 2), (2, 3), (2, 4), (2, 5)]
+
+
+def test_later_epochs_stay_in_a_state_while_the_first_is_read_again() -> None:
+    one = loader()
+    list(one.batches())
+    one.commit(taken(one, 2)[1])
+    two = resumed(one)
+    two.commit(taken(two, 1)[0])
+    three = resumed(two)
+    assert steps(three) == [(0, step) for step in range(1, 6)]
+    assert steps(three) == [(1, 0), (1, 2), (1, 3), (1, 4), (1, 5)]
+
+
 def test_the_next_epoch_also_begins_when_the_end_was_not_asked_for() -> None:
     one = loader()
     first = taken(one, 6)
