@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from penstock.plan._blocks import BlockOrder, arranged
 from penstock.plan._grouping import Grouping
 from penstock.plan._order import ENDLESS, Permutations, _checked
-from penstock.plan._seeds import MASK, hashes, mix
+from penstock.plan._seeds import hashes, mix
 from penstock.plan._windows import Memo
 
 UNIT = 1 << 60
@@ -260,9 +260,7 @@ def _stir(
             slots[s], slots[t] = b, a
 
 
-def _swap(
-    placed: NDArray[np.int64], released: NDArray[np.int64], due: NDArray[np.int64], key: int
-) -> None:
+def _swap(placed: NDArray[np.int64], released: NDArray[np.int64], due: NDArray[np.int64], key: int) -> None:
     """Swaps pairs of jobs at random distances, where both stay inside their windows."""
     size = len(placed)
     widest = int((due - released).max())
@@ -310,12 +308,13 @@ class MixtureOrder:
     """The keys of a mixture of sources that have `lengths` samples: a key says the source, its pass, and the sample.
 
     With `shuffle`, each pass over a source is in a random order of its own, by the blocks of the source if `blocks`
-    has any for it. `stop` is "never", or says if an epoch ends after the last sample of the first source that has
-    given all of its samples, or after each source (with a weight) has done so.
+    has any for it. `labels` are numbers of the sources for their seeds, by default 0, 1, 2 and so on. `stop` is
+    "never", or says if an epoch ends after the last sample of the first source that has given all of its samples, or
+    after each source (with a weight) has done so.
 
     >>> order = MixtureOrder((3, 2), (Stage(0, 0, whole_weights([Fraction(3), Fraction(1)])),), seed=1)
     >>> [divmod(key, 5) for key in order.at(0, np.arange(8)).tolist()]  # (pass, key in all sources together)
-    [(0, 0), (0, 2), (0, 1), (0, 3), (1, 0), (1, 2), (0, 4), (1, 1)]
+    [(0, 3), (0, 1), (0, 0), (0, 2), (1, 1), (0, 4), (1, 0), (1, 2)]
     """
 
     lengths: tuple[int, ...]
@@ -325,6 +324,7 @@ class MixtureOrder:
     shuffle: bool = True
     blocks: tuple[Grouping | None, ...] = ()
     window: int = 16
+    labels: tuple[int, ...] = ()
     _stretches: Memo[list[Stretch]] = field(default_factory=lambda: Memo(2), init=False, compare=False, repr=False)
     _sizes: Memo[int] = field(default_factory=lambda: Memo(4), init=False, compare=False, repr=False)
     _arranged: Memo[Callable[[NDArray[np.int64]], NDArray[np.int64]]] = field(init=False, compare=False, repr=False)
@@ -344,8 +344,8 @@ class MixtureOrder:
         total = int(lengths.sum())
         if passes.size and (most := int(passes.max())) > ENDLESS // total:
             raise OverflowError(
-                f"pass {most:,} over source {int(sources[passes.argmax()])} has keys beyond 2**62, because all sources "
-                f"together have {total:,} samples. Give this source, which has few samples, less weight."
+                f"pass {most:,} over source {int(sources[passes.argmax()])} has keys beyond 2**62, because all "
+                f"sources together have {total:,} samples. Give this source, which has few samples, less weight."
             )
         if self.shuffle:
             index = self._shuffled(epoch, sources, passes, index)
@@ -381,8 +381,9 @@ class MixtureOrder:
     def _shuffled(
         self, epoch: int, sources: NDArray[np.int64], passes: NDArray[np.int64], index: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        keys = hashes(mix(self.seed, _SOURCE, epoch), sources)
-        keys = hashes(_SOURCE, keys ^ hashes(_STAGE, passes))  # type: ignore[arg-type]  # any 64 bits
+        labels = np.array(self.labels or range(len(self.lengths)), np.uint64)
+        keys = hashes(mix(self.seed, _SOURCE, epoch), labels[sources])  # type: ignore[arg-type]  # any 64 bits
+        keys = hashes(_SOURCE, keys ^ hashes(_STAGE, passes))  # type: ignore[arg-type]
         grouped = [source for source, blocks in enumerate(self.blocks) if blocks is not None]
         if not grouped:
             return self._permutations.at(sources, keys, index)
@@ -394,13 +395,18 @@ class MixtureOrder:
             index[here] = self._arrangement(epoch, source, number)(index[here])
         return index
 
-    def _arrangement(
-        self, epoch: int, source: int, number: int
-    ) -> Callable[[NDArray[np.int64]], NDArray[np.int64]]:
+    def _arrangement(self, epoch: int, source: int, number: int) -> Callable[[NDArray[np.int64]], NDArray[np.int64]]:
         def make() -> Callable[[NDArray[np.int64]], NDArray[np.int64]]:
             grouping = self.blocks[source]
             assert grouping is not None
-            found = arranged(BlockOrder(grouping.edges, self.window, mix(self.seed, _SOURCE, epoch, source)), number)
+            found = arranged(
+                BlockOrder(
+                    grouping.edges,
+                    self.window,
+                    mix(self.seed, _SOURCE, epoch, (self.labels or range(len(self.lengths)))[source]),
+                ),
+                number,
+            )
             keys = grouping.keys
             return found.keys if keys is None else lambda places: keys[found.keys(places)]
 
@@ -444,9 +450,10 @@ class MixtureOrder:
         windows = zip(missing, schedule.weights, strict=True)
         bounds = [((most - 1) * UNIT // w, -(-most * UNIT // w)) if most else (0, 0) for most, w in windows]
         low, high = choose(bound[0] for bound in bounds), choose(bound[1] for bound in bounds)
-        leaves = schedule.page // schedule.leaf
-        page = _first(low // schedule.page, high // schedule.page, lambda p: ends_by(schedule.edge(p * leaves)))
-        return _first(max(low, (page - 1) * schedule.page), min(high, page * schedule.page), lambda n: ends_by(schedule.counts(n)))
+        size, leaves = schedule.page, schedule.page // schedule.leaf
+        page = _first(low // size, high // size + 1, lambda number: ends_by(schedule.edge(number * leaves)))
+        low, high = max(low, (page - 1) * size), min(high, page * size)
+        return _first(low, high, lambda position: ends_by(schedule.counts(position)))
 
 
 def _first(low: int, high: int, holds: Callable[[int], bool]) -> int:

@@ -320,7 +320,11 @@ class Permutations:
         return cells.view(np.int64)
 
     def _walked(
-        self, cells: NDArray[np.uint64], rows: NDArray[np.uint64], columns: NDArray[np.uint64], keys: NDArray[np.uint64]
+        self,
+        cells: NDArray[np.uint64],
+        rows: NDArray[np.uint64],
+        columns: NDArray[np.uint64],
+        keys: NDArray[np.uint64],
     ) -> NDArray[np.uint64]:
         first, second = np.divmod(cells, columns)
         first, second = _rotated(range(_ROUNDS), first, second, rows, columns, keys)

@@ -10,6 +10,7 @@ from penstock.source._dataset import (
     Subset,
     random_split,
 )
+from penstock.source._mixture import mix
 from penstock.source._packed import PackedList
 from penstock.source._stages import dataset
 
@@ -23,5 +24,6 @@ __all__ = [
     "StackDataset",
     "Subset",
     "dataset",
+    "mix",
     "random_split",
 ]

@@ -25,6 +25,7 @@ from penstock.source._nested import (
     Lengths,
     foresee_of,
     grouping_of,
+    keys_in_order,
     lengths_within,
     method_of,
     origin,
@@ -120,7 +121,7 @@ class SameKeys(Dataset[T_co]):
         return sliced(self, key) if isinstance(key, slice) else self.dataset[key]
 
     def __iter__(self) -> Iterator[Any]:
-        return map(self.__getitem__, count() if self.endless else range(len(self)))
+        return map(self.__getitem__, keys_in_order(self))
 
     __getitems__ = _passed("__getitems__")
     __gather__ = _passed("__gather__")
