@@ -120,7 +120,7 @@ class HuggingFace(Table):
 
     @cached_property
     def _fingerprint(self) -> str | None:
-        """A digest of the column names and a few rows, but not of file names and sizes, which a copy may change."""
+        """A digest of the column names and a few rows. A copy of the dataset has the same digest."""
         n, table = len(self), self.dataset._data.table
         if not n:
             return None
@@ -182,7 +182,7 @@ def _picture_columns(dataset: Any) -> list[str]:
 
 
 def _pixel_bytes(image: Any) -> int:
-    """Returns the size in bytes of an image's pixels according to its header, or 0 if that cannot be read."""
+    """Returns the size in bytes of an image's pixels according to its header, or 0 if the header is unreadable."""
     from PIL import Image  # late, because other datasets do not need it
 
     if not image or not (image["bytes"] or image["path"]):

@@ -139,7 +139,7 @@ def idx_path(path: FilePath | AnyFile) -> FilePath | AnyFile:
 
 
 def dtype_beside(file: AnyFile) -> np.dtype[Any] | None:
-    """Returns the dtype of a local `.bin` according to Megatron's `.idx` beside it, or None if there is none."""
+    """Returns the dtype of a local `.bin` according to Megatron's `.idx` beside it, or None if it is missing."""
     stem, end = os.path.splitext(file.path)
     if end != ".bin" or not isinstance(file, File):
         return None

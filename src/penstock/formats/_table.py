@@ -83,7 +83,7 @@ class Table(Format):
         return batches
 
     def _place(self, block: int) -> str:
-        """Returns a description of a block, with its file, for error messages."""
+        """Returns the file and the number of a block, as text for error messages."""
         return f"{self.files[self._file_of[block]].path}, {self._part} {self._part_of[block]:,}"
 
     def _is_mapped(self, block: int) -> bool:
@@ -93,7 +93,7 @@ class Table(Format):
     # Blocks.
 
     def _block(self, number: int, rows: int) -> list[Cells]:
-        """Returns a decoded block. `rows` is the number of its rows that will be used, counted for `_check_use`."""
+        """Returns a decoded block. `rows` is the number of rows that the caller will use (see `_check_use`)."""
         self._used += rows
         return self._kept.get(number, self._opened)
 
@@ -137,7 +137,7 @@ class Table(Format):
         return serialized(batches[0].schema, batches)  # types may differ between files
 
     def __foresee__(self, forecast: Forecast) -> Any:
-        """Like `Format.__foresee__`, but also keeps decoded blocks while a block-wise order needs them."""
+        """Like `Format.__foresee__`, but also keeps decoded blocks in memory while the loader needs them."""
         scout = super().__foresee__(forecast)
         if all(map(self._is_mapped, range(len(self.blocks) - 1))):
             return scout
@@ -155,7 +155,7 @@ class Table(Format):
 
     @cached_property
     def _lasts(self) -> bool:
-        """True if any change to a file changes its identity. Only then can processes share decoded blocks."""
+        """True if a changed file always has a new identity. Only then can processes share decoded blocks."""
         return all(file.identity.lasts for file in self.files)
 
     def _check_use(self) -> None:
@@ -197,7 +197,7 @@ class Table(Format):
         return samples
 
     def _groups(self, rows: NDArray[np.int64]) -> Iterator[tuple[int, Sequence[int], list[int]]]:
-        """Yields the index of each block, the positions of its rows in `rows`, and their indices in the block."""
+        """Yields (number, places, local) for each block: `rows[places[i]]` is row `local[i]` of block `number`."""
         numbers = self._starts.searchsorted(rows, "right") - 1
         order = numbers.argsort(kind="stable")
         numbers = numbers[order]
@@ -213,7 +213,7 @@ class Table(Format):
 
     @gathers_numpy
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
-        """Returns NotImplemented (the loader then collates) for Python objects and for null or ragged rows."""
+        """Returns the batch, or NotImplemented if there are Python objects, nulls, or rows of different shapes."""
         rows = checked_keys(keys, len(self))
         outs: list[_Out] = []
         for number, places, local in self._groups(rows):
@@ -268,7 +268,7 @@ def deserialized(data: Any) -> list[Any]:
 
 
 def unreadable(where: str, error: Exception, remedy: str = "") -> NoReturn:
-    """Raises FormatError for a pyarrow error, or `error` itself if the file's content did not cause it."""
+    """Raises FormatError if the file's content caused the pyarrow error. Otherwise raises `error` again."""
     raise_unless_damage(error, where)
     said = " ".join(str(error).split()).rstrip(".")[:300]
     raise FormatError(

@@ -126,8 +126,10 @@ class SameKeys(Dataset[T_co]):
     __getitems__ = _passed("__getitems__")
     __gather__ = _passed("__gather__")
 
-    # Of a mixture, or of a dataset that is repeated without end.
+    # Of a mixture, of a dataset that is repeated without end, or of packed rows.
     __order__ = _passed("__order__")
+    documents = _passed("documents")
+    __windows__ = _passed("__windows__")
     reweigh = _passed("reweigh")
     names_of = _passed("names_of")
     state_dict = _passed("state_dict")

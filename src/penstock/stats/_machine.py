@@ -16,10 +16,10 @@ from penstock.stats._figures import Machine
 
 
 def machine(workers: Iterable[int] = (), throttled_before: float = 0.0, root: Path = Path("/")) -> Machine:
-    """Returns the resource limits of this process and its workers, and how much they slow it down. Takes 0.2 ms.
+    """Returns the resources that this process and its workers may use, and how much limits slow them down.
 
-    `workers` has the ids of the workers' processes or threads. `throttled_before` is what `throttled` returned when
-    the measurement began. `/proc` and `/sys` are looked up under `root`.
+    Takes 0.2 ms. `workers` has the ids of the workers' processes or threads. `throttled_before` is the result of
+    `throttled` at the start of the measurement. `/proc` and `/sys` are looked up under `root`.
     """
     workers = list(workers)
     processes: list[int | str] = ["self", *workers]
@@ -58,7 +58,7 @@ def _swapped(root: Path, pid: int | str) -> int:
 
 @cache  # because a process rarely moves to another cgroup, and finding its folders takes 1 ms
 def _groups(root: Path, controller: str) -> tuple[str, ...]:
-    """Returns the folders of this process's cgroups and of their ancestors, for the controller "cpu" or "memory"."""
+    """Returns the folders of this process's cgroups and of their ancestors. `controller` is "cpu" or "memory"."""
     folders: list[Path] = []
     for kind, path in _memberships(root, controller):
         for mounted, where in _mounts(root, controller, kind):
@@ -82,7 +82,7 @@ def _memberships(root: Path, controller: str) -> Iterator[tuple[str, str]]:
 
 
 def _mounts(root: Path, controller: str, kind: str) -> Iterator[tuple[str, str]]:
-    """Yields the path inside the hierarchy and the mount point of each mount of type `kind`."""
+    """Yields each mount of type `kind` as a pair: the part of the cgroup hierarchy it shows, and the mount point."""
     for line in _read(f"{root}/proc/self/mountinfo").splitlines():
         mount, _, filesystem = line.partition(" - ")
         about, of = mount.split(), filesystem.split()
