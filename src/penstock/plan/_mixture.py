@@ -53,7 +53,7 @@ def whole_weights(weights: Sequence[Fraction]) -> tuple[int, ...]:
     return tuple(found)
 
 
-class Page(NamedTuple):
+class MixturePage(NamedTuple):
     """Consecutive positions: the source at each, and how many samples that source has given before."""
 
     sources: NDArray[np.int64]
@@ -77,13 +77,13 @@ class Schedule:
         # Edges this far apart are independent, because no window contains two of them.
         self._apart = 1 << max(0, (-(-longest // self.leaf) - 1).bit_length())
         self._edges: Memo[list[int]] = Memo(_EDGES)
-        self._pages: Memo[Page] = Memo(_PAGES)
+        self._pages: Memo[MixturePage] = Memo(_PAGES)
 
     def edge(self, number: int) -> list[int]:
         """Returns how many samples each source has given before the leaf with this number."""
         return self._edges.get((number,), lambda: self._edge(number))
 
-    def page_at(self, number: int) -> Page:
+    def page_at(self, number: int) -> MixturePage:
         return self._pages.get((number,), lambda: self._page(number))
 
     def counts(self, position: int) -> list[int]:
@@ -119,7 +119,7 @@ class Schedule:
             counts[source] += 1
         return counts
 
-    def _page(self, number: int) -> Page:
+    def _page(self, number: int) -> MixturePage:
         leaves, n = self.page // self.leaf, number * self.page
         edges = [self.edge(number * leaves + i) for i in range(leaves + 1)]
         base = edges[0]
@@ -137,7 +137,7 @@ class Schedule:
         sources = source[placed]
         counts = np.empty(self.page, np.int64)
         counts[sources.argsort(kind="stable")] = rank + np.array(base, np.int64)[source]
-        return Page(sources, counts)
+        return MixturePage(sources, counts)
 
     def _windows(
         self, n: int, base: Sequence[int], source: NDArray[np.int64], rank: NDArray[np.int64]
@@ -333,6 +333,11 @@ class MixtureOrder:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_arranged", Memo(2 * len(self.lengths)))
         object.__setattr__(self, "_permutations", Permutations(self.lengths))
+
+    @property
+    def identity(self) -> str:
+        """Identifies the order in a resume state. The mixture's own state has its sources and weights."""
+        return f"stop={self.stop}, shuffle={self.shuffle}, window={self.window}"
 
     def size(self, epoch: int) -> int:
         return ENDLESS if self.stop == "never" else self._sizes.get((epoch,), lambda: self._end(epoch))

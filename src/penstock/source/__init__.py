@@ -10,9 +10,8 @@ from penstock.source._dataset import (
     Subset,
     random_split,
 )
-from penstock.source._mixture import mix
 from penstock.source._packed import PackedList
-from penstock.source._stages import dataset
+from penstock.source._stages import dataset, mix
 
 __all__ = [
     "ArrayDataset",
