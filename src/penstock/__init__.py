@@ -42,6 +42,7 @@ from penstock.source import (
     StackDataset,
     Subset,
     dataset,
+    mix,
     random_split,
 )
 from penstock.source._stages import survey_by as _survey_by
@@ -109,6 +110,7 @@ __all__ = [
     "default_collate",
     "each",
     "get_worker_info",
+    "mix",
     "on_stats",
     "open",
     "pad",

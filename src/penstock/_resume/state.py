@@ -406,7 +406,8 @@ def _content(order: Any, *parts: Any) -> str:
     base: Any = order.order if isinstance(order, Selected) else order
     of_blocks = isinstance(base, BlockOrder)
     blocks = f" in {len(base.edges) - 1} blocks, window {base.window}" if of_blocks else ""
-    size = order.size(0)
+    # The size of a mixture changes with its weights.
+    size = ENDLESS if hasattr(order, "identity") else order.size(0)
     return f"{'endless' if size >= ENDLESS else size} keys{blocks}, {digest.hexdigest()}"
 
 
