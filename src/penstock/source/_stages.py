@@ -95,13 +95,14 @@ def noted(error: Exception, note: str) -> Exception:
     return copy.with_traceback(trace and trace.tb_next)  # type: ignore[return-value]  # it is raised here again
 
 
-def _passed(name: str) -> Any:
+def passed(name: str, inside: str = "dataset") -> Any:
     """Returns a property that is the attribute of the dataset inside, and missing if that has none."""
 
     def get(self: Any) -> Any:
-        found = method_of(self.dataset, name) if name.startswith("__") else getattr(self.dataset, name, None)
+        inner = getattr(self, inside)
+        found = method_of(inner, name) if name.startswith("__") else getattr(inner, name, None)
         if found is None:
-            raise AttributeError(f"{type(self.dataset).__name__} has no {name}")
+            raise AttributeError(f"{type(inner).__name__} has no {name}")
         return found
 
     return property(get)
@@ -122,15 +123,19 @@ class SameKeys(Dataset[T_co]):
     def __iter__(self) -> Iterator[Any]:
         return map(self.__getitem__, count() if self.endless else range(len(self)))
 
-    __getitems__ = _passed("__getitems__")
-    __gather__ = _passed("__gather__")
+    __getitems__ = passed("__getitems__")
+    __gather__ = passed("__gather__")
 
     # Of a mixture, or of a dataset that is repeated without end.
-    __order__ = _passed("__order__")
-    reweigh = _passed("reweigh")
-    names_of = _passed("names_of")
-    state_dict = _passed("state_dict")
-    load_state_dict = _passed("load_state_dict")
+    __order__ = passed("__order__")
+    reweigh = passed("reweigh")
+    names_of = passed("names_of")
+    state_dict = passed("state_dict")
+    load_state_dict = passed("load_state_dict")
+
+    # Of packed rows.
+    documents = passed("documents")
+    __windows__ = passed("__windows__")
 
     @property
     def endless(self) -> bool:
