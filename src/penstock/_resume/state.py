@@ -17,7 +17,8 @@ import numpy as np
 
 from penstock._resume.reading import Mark, has_state, opened
 from penstock.errors import StateError
-from penstock.plan import BlockOrder, OrderPlan, Plan, SamplerPlan, Selected, Sequential, Shuffled
+from penstock.plan import BlockOrder, ComputedPlan, OrderPlan, Plan, SamplerPlan, Selected, Sequential, Shuffled
+from penstock.plan._order import ENDLESS
 
 VERSION = 1
 
@@ -153,29 +154,39 @@ class State(NamedTuple):
         Raises StateError if the epoch has fewer steps or samples than the state counts, or if the state's numbers
         contradict each other.
         """
-        consumed, steps, sound = self.consumed, self.steps, [self.steps]
-        if isinstance(plan, OrderPlan):
-            size = plan.order.size(self.epoch)
-            if consumed is None and self.begun and not plan.rollover:
-                raise damaged("'consumed' is None, but the samples of this order can be counted")
+        consumed, steps, expected = self.consumed, self.steps, range(self.steps, self.steps + 1)
+        elsewhere = self.about.get("world") != world
+        if isinstance(plan, ComputedPlan):
+            fault = plan.fault(self.epoch, consumed, self.steps if consumed is not None else int(self.begun))
+            if fault is not None:
+                raise damaged(fault)
             if consumed is not None:
-                if consumed > (0 if plan.rollover else size):
-                    dealt = ", which is dealt from its beginning" if plan.rollover else ""
-                    raise damaged(f"'consumed' is {consumed}, of an order of {size} samples{dealt}")
-                plan = replace(plan, start=consumed)
-                steps = plan.first_step
-                # After an incomplete last batch, or with other batches before it, there may be one step more.
-                sound = [steps, steps + 1] if consumed == size else [steps]
-            most = replace(plan, rank=0).steps(self.epoch)
-            last = self.beyond[-1] + 1 if self.beyond else steps
-            if last > most:
-                raise damaged(f"it has {last} steps, but epoch {self.epoch} has {most}")
+                plan = plan.rest(consumed, steps)
+                expected = plan.expected(self.epoch)
+                if elsewhere and consumed:
+                    plan.check_regrouped(steps, self._stride(), consumed)
+                if elsewhere or steps not in expected or not _of_first_rank(plan).has(self.epoch, steps - 1):
+                    steps = plan.first_step
+            last, first_rank = self.beyond[-1] + 1 if self.beyond else steps, _of_first_rank(plan)
+            if last and not first_rank.has(self.epoch, last - 1):
+                raise damaged(f"it has {last} steps, but epoch {self.epoch} has {first_rank.steps(self.epoch)}")
         elif consumed is not None:
-            sound = [0]  # without an order, `consumed` is only known before the first step
-        if self.steps not in sound and (not consumed or self.about.get("world") == world):
-            counted = f"by 'consumed', which is {consumed}, it would be {sound[0]}"
+            expected = range(1)  # without an order, `consumed` is only known before the first step
+        if self.steps not in expected and (not consumed or not elsewhere):
+            counted = f"by 'consumed', which is {consumed}, it would be {expected[0]}"
             raise damaged(f"'steps' is {self.steps}, but {counted}")
         return self._replace(steps=steps)
+
+    def _stride(self) -> int:
+        """Returns the number of samples in each step of all ranks together, if batches have a fixed size."""
+        size = self.about.get("batch_size")
+        each = size if isinstance(size, int) and size > 0 else 1
+        return each * number({"world": 1, **self.about}, "world")
+
+
+def _of_first_rank(plan: ComputedPlan) -> ComputedPlan:
+    """Returns the plan of the rank with the most steps."""
+    return replace(plan, rank=0)  # type: ignore[type-var]  # every computed plan is a dataclass
 
 
 class Progress:
@@ -249,7 +260,7 @@ class Progress:
             consumed = 0
         elif "sampler" not in self._about:  # only once in an epoch, because hashing many keys takes time
             self._about = {**self._about, "sampler": content(plan, self._about.get("length"))}
-        if isinstance(plan, OrderPlan) and consumed is None:
+        if isinstance(plan, ComputedPlan) and consumed is None:
             consumed = plan.consumed(self.epoch, steps)
         state = State(self.epoch, steps, tuple(beyond), None, self._about, consumed, mark or self.begin.mark)
         return state.as_dict()
@@ -320,16 +331,11 @@ def content(plan: Plan | None, length: int | None) -> str | None:
 
     None if the dataset's length is enough, if the sampler has its own state, or if nothing is known about its keys.
     """
-    if isinstance(plan, OrderPlan):
-        order: Any = plan.order
-        if order in (Sequential(length or 0), Shuffled(length or 0, getattr(order, "seed", 0))):
-            return None
-        digest = blake2b(digest_size=8)
-        _digest(digest, order)
-        base: Any = order.order if isinstance(order, Selected) else order
-        of_blocks = isinstance(base, BlockOrder)
-        blocks = f" in {len(base.edges) - 1} blocks, window {base.window}" if of_blocks else ""
-        return f"{order.size(0)} keys{blocks}, {digest.hexdigest()}"
+    if type(plan) is OrderPlan:
+        plain = Sequential(length or 0), Shuffled(length or 0, getattr(plan.order, "seed", 0))
+        return None if plan.order in plain else _content(plan.order, plan.order)
+    if isinstance(plan, ComputedPlan):
+        return _content(plan.order, *plan.content())
     if not isinstance(plan, SamplerPlan) or has_state(plan.sampler):
         return None
     number = None
@@ -340,13 +346,34 @@ def content(plan: Plan | None, length: int | None) -> str | None:
     return " ".join(known + ([f"of {size}"] if isinstance(size, int) else [])) or None
 
 
+def _content(order: Any, *parts: Any) -> str:
+    """Returns a text for an order, with a digest of these parts of the plan."""
+    digest = blake2b(digest_size=8)
+    for part in parts:
+        _digest(digest, part)
+    base: Any = order.order if isinstance(order, Selected) else order
+    of_blocks = isinstance(base, BlockOrder)
+    blocks = f" in {len(base.edges) - 1} blocks, window {base.window}" if of_blocks else ""
+    size = order.size(0)
+    return f"{'endless' if size >= ENDLESS else size} keys{blocks}, {digest.hexdigest()}"
+
+
 def _digest(digest: blake2b, value: Any) -> None:
-    """Hashes all fields of an order except the seed, which a state stores separately."""
-    if is_dataclass(value):
+    """Hashes all fields of an order except the seed, which a state stores separately.
+
+    An object with an attribute `identity` is hashed by that alone: a mixture whose weights change stays the same.
+    """
+    identity = getattr(value, "identity", None)
+    if identity is not None:
+        digest.update(type(value).__name__.encode())
+        _digest(digest, identity)
+    elif is_dataclass(value):
         digest.update(type(value).__name__.encode())
         for part in fields(value):
-            if part.name != "seed":
+            if part.name != "seed" and part.compare:
                 _digest(digest, getattr(value, part.name))
+    elif getattr(type(value), "__repr__", None) == object.__repr__:  # its text would be its address
+        digest.update(type(value).__name__.encode())
     elif isinstance(value, np.ndarray):
         digest.update(np.ascontiguousarray(value).data)
     else:

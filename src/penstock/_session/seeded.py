@@ -29,7 +29,7 @@ from penstock._work.job import Job
 from penstock.backends import Backend, make
 from penstock.collate import default_collate
 from penstock.errors import StateError
-from penstock.plan import Order
+from penstock.plan import ComputedPlan, Order
 from penstock.plan._seeds import draw_key
 from penstock.source._dataset import to_load_in_parallel
 from penstock.source._nested import fingerprint_of
@@ -105,7 +105,7 @@ class SeedSession(Session):
             epochs = self.epochs
             self.measures.begin_epoch(epochs.next)
             start, about = epochs.start(), self._about()
-            plan = self.feed.plan(self.seed, start.consumed)
+            plan = self._plan_from(start)
             if start.begun:  # dataset and sampler may have changed since the state was loaded
                 start.check({**about, "sampler": content(plan, about["length"])})
             else:
@@ -127,6 +127,10 @@ class SeedSession(Session):
             self.skipped = reader.skipped
             epochs.begin(progress)
             return reader
+
+    def _plan_from(self, start: State) -> AnyPlan | None:
+        plan = self.feed.plan(self.seed)
+        return plan.rest(start.consumed, start.steps) if start.begun and isinstance(plan, ComputedPlan) else plan
 
     def _take_engine(self, plan: AnyPlan | None, length: int | None) -> Engine:
         """Returns the idle engine if its workers have the current dataset and order, otherwise a new engine."""
@@ -170,7 +174,7 @@ class SeedSession(Session):
     @never_ends
     def length(self) -> int:
         """Returns the number of batches in the next epoch."""
-        return self.feed.steps(self.epochs.next, self.feed.plan(self.seed, self.epochs.start().consumed))
+        return self.feed.steps(self.epochs.next, self._plan_from(self.epochs.start()))
 
     # The semantics: see `Semantics`.
 
@@ -310,6 +314,7 @@ class SeedSession(Session):
                 f"{to_load_in_parallel(self.dataset)}; or use num_workers=0."
             )
         self.engines.update(Setting(attributes) if change is None else change, self.dataset)
+        self.feed.forget()
         self._length = self.feed.length()
 
     def set_num_workers(self, number: int) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.plan._plan import check_shape, check_start
+from penstock._printable import counted
+from penstock.plan._order import Order, Sequential
+from penstock.plan._plan import ComputedPlan, check_shape, check_start
 
 T = TypeVar("T")
 
@@ -61,6 +63,22 @@ class Place(NamedTuple):
         check_start(code)
         above = code >> _ITEM
         return cls(above >> _RANKS, code & (1 << _ITEM) - 1, above & (1 << _RANKS) - 1)
+
+    def fault(self, epoch: int, steps: int, windows: int | None, size: Callable[[int, int], int]) -> str | None:
+        """Returns what is wrong with a place that a state claims, or None if there can be such a place.
+
+        The epoch has this number of `windows`, and `size` returns the number of items in each.
+        """
+        beyond = windows is not None and self.window > windows
+        if beyond or (self.window == windows and self.item):
+            return f"'consumed' is in window {self.window}, but epoch {epoch} has {counted(windows or 0, 'window')}"
+        if self.item and self.item >= (items := size(epoch, self.window)):
+            return f"'consumed' is item {self.item} of window {self.window}, which has {counted(items, 'item')}"
+        if steps and not self.code:
+            return f"'consumed' is 0, but 'steps' is {steps}"
+        if self.code and not steps:
+            return f"'steps' is 0, but 'consumed' is {self.code}"
+        return None
 
 
 MOST_RANKS = (1 << _RANKS) - 1
@@ -151,8 +169,11 @@ def item_keys(slices: Sequence[tuple[ItemTable, int, int]]) -> list[Item]:
     return keys
 
 
+_NO_ORDER = Sequential(0)
+
+
 @dataclass(frozen=True, slots=True)
-class WindowPlan:
+class WindowPlan(ComputedPlan):
     """A plan that deals the items of all windows, one window after the other, to steps and ranks.
 
     One step of all `world` ranks together takes the next world * batch_size items, and rank r gets the r-th part of
@@ -165,6 +186,8 @@ class WindowPlan:
 
     If the items do not divide evenly, the last step of a rank is incomplete or missing. `drop_last` drops it on all
     ranks, and `padded` completes it on all ranks with items from the beginning of the epoch.
+
+    `order` is the order from which the windows are made. It only identifies them in resume states.
     """
 
     windows: Windows
@@ -175,6 +198,7 @@ class WindowPlan:
     world: int = 1
     start: int = 0
     first_step: int = 0
+    order: Order = _NO_ORDER
     _tables: Memo[ItemTable] = field(default_factory=lambda: Memo(2), init=False, compare=False, repr=False)
     _edges: Edges = field(init=False, compare=False, repr=False)
 
@@ -185,6 +209,9 @@ class WindowPlan:
         check_start(self.first_step)
         edges = Edges(Place.of(self.start).window, self._items, self.windows.count)
         object.__setattr__(self, "_edges", edges)
+
+    def content(self) -> tuple[Any, ...]:
+        return self.order, self.windows
 
     def after(self) -> WindowPlan:
         return replace(self, start=0, first_step=0) if self.start or self.first_step else self
@@ -221,6 +248,18 @@ class WindowPlan:
         """
         found = self._edges.find(epoch, self._begin + (step - self.first_step) * self._stride)
         return Place(*(found or (self.windows.count(epoch) or 0, 0))).code
+
+    def has(self, epoch: int, step: int) -> bool:
+        return step < self.first_step or self._edges.find(epoch, self._index(step)) is not None
+
+    def fault(self, epoch: int, consumed: int | None, steps: int) -> str | None:
+        place = Place.of(consumed or 0)
+        if place.ranks:
+            return f"'consumed' is {consumed}, a place in batches by a budget of tokens"
+        return place.fault(epoch, steps, self.windows.count(epoch), self._items)
+
+    def rest(self, consumed: int | None, steps: int) -> Self:
+        return replace(self, start=consumed, first_step=steps) if consumed else self
 
     def draw(self, epoch: int, start: int = 0) -> Iterator[list[Item]]:
         check_start(start)

@@ -21,7 +21,15 @@ from penstock.plan._packing import PACKED_TOGETHER, PackFigures, PackWindows
 from penstock.plan._samplers import positive
 from penstock.plan._windows import Item, WindowPlan
 from penstock.source._dataset import Dataset, fetch, is_stream, sliced
-from penstock.source._nested import fingerprint_of, gathers_numpy, lengths_within, method_of, pass_of, shown
+from penstock.source._nested import (
+    TOKENS,
+    fingerprint_of,
+    gathers_numpy,
+    lengths_within,
+    method_of,
+    pass_of,
+    shown,
+)
 from penstock.source._stages import MeasuredDataset, dataset, passed
 
 Array = NDArray[Any]
@@ -406,7 +414,7 @@ class _RowMaker:
 
 def _tokens_of(named: Mapping[str, Any], key: int) -> tuple[str, Array]:
     """Returns the name and the values of the field with the tokens of a document."""
-    for name in ("tokens", "input_ids", *named):
+    for name in (*TOKENS, *named):
         if name in named:
             values = _numbers(named[name])
             if values is not None and values.ndim == 1 and values.dtype.kind in "iu":

@@ -126,16 +126,14 @@ class SameKeys(Dataset[T_co]):
     __getitems__ = passed("__getitems__")
     __gather__ = passed("__gather__")
 
-    # Of a mixture, or of a dataset that is repeated without end.
+    # Of a mixture, of a dataset that is repeated without end, or of packed rows.
     __order__ = passed("__order__")
+    documents = passed("documents")
+    __windows__ = passed("__windows__")
     reweigh = passed("reweigh")
     names_of = passed("names_of")
     state_dict = passed("state_dict")
     load_state_dict = passed("load_state_dict")
-
-    # Of packed rows.
-    documents = passed("documents")
-    __windows__ = passed("__windows__")
 
     @property
     def endless(self) -> bool:
