@@ -312,3 +312,111 @@ def test_cu_seqlens_are_the_parts_and_the_padding_of_each_row(packed: PackedRows
     edges, longest = penstock.cu_seqlens(np.array(batch, np.int32).reshape(len(batch), packed.how.capacities[0]))
     assert edges.tolist() == expected and edges.dtype == np.int32
     assert longest == max(np.diff(expected), default=0)
+
+
+# Loaders.
+
+
+def loader(packed: PackedRows, **options: Any) -> penstock.DataLoader[Any]:
+    return penstock.DataLoader(packed, shuffle=True, seed=5, last_batch="keep", **options)
+
+
+def tokens_of(packed: PackedRows, batches: list[Any]) -> Counter[tuple[int, int]]:
+    """Counts (document, token) in these batches. Each token of a document differs from the others."""
+    found: Counter[tuple[int, int]] = Counter()
+    for batch in batches:
+        real = batch["segments"] > 0
+        found.update(zip(batch["documents"][real].tolist(), batch["tokens"][real].tolist(), strict=True))
+    return found
+
+
+@settings(deadline=None, max_examples=30)
+@given(packed=packed_rows(), data=st.data())
+def test_a_loader_stopped_anywhere_continues_on_any_ranks_with_each_token_once(
+    packed: PackedRows, data: st.DataObject
+) -> None:
+    world, other, size = (data.draw(st.integers(1, 4)) for _ in range(3))
+    whole = list(loader(packed, batch_size=size))
+    done = data.draw(st.integers(0, -(-len(whole) // world)))
+    seen, states = [], []
+    for rank in range(world):
+        with loader(packed, batch_size=size, shard=(rank, world)) as one:
+            seen += list(islice(one, done))
+            states.append(one.state_dict())
+    for rank in range(other):
+        with loader(packed, batch_size=size, shard=(rank, other)) as one:
+            one.load_state_dict(states[0])
+            seen += list(one) if done * world < len(whole) else []
+    assert tokens_of(packed, seen) == tokens_of(packed, whole)
+    with loader(packed, batch_size=size) as one:
+        assert len(one) == len(whole)
+
+
+@settings(deadline=None, max_examples=30)
+@given(packed=packed_rows(), size=st.integers(1, 4), data=st.data())
+def test_a_loader_gives_the_same_batches_after_a_resume_at_any_step(
+    packed: PackedRows, size: int, data: st.DataObject
+) -> None:
+    with loader(packed, batch_size=size) as one:
+        stop = data.draw(st.integers(0, len(one)))
+        batches = iter(one)
+        begun = list(islice(batches, stop))
+        state = one.state_dict()
+        rest = list(batches)
+    with loader(packed, batch_size=size) as other:
+        other.load_state_dict(state)
+        again = list(other) if rest else []
+    assert len(begun) == stop
+    assert len(again) == len(rest)
+    for ours, theirs in zip(again, rest, strict=True):
+        assert ours.keys() == theirs.keys()
+        assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_worker_processes_give_the_batches_of_the_inline_loader() -> None:
+    lengths = np.random.default_rng(0).integers(0, 50, 300)
+    packed = penstock.pack([np.arange(n) for n in lengths], 64, lengths, window=100)
+    with loader(packed, batch_size=4) as inline, loader(packed, batch_size=4, num_workers=2) as workers:
+        for _ in range(2):
+            for ours, theirs in zip(inline, workers, strict=True):
+                assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
+
+
+class Drawn(penstock.Dataset[Any]):
+    """Documents of random tokens, drawn one by one or together."""
+
+    def __init__(self, lengths: list[int], together: bool) -> None:
+        self.lengths, self.together = lengths, together
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, key: int) -> Any:
+        return penstock.rng().integers(1, 1 << 30, self.lengths[key])
+
+    @property
+    def __getitems__(self) -> Any:
+        if not self.together:
+            raise AttributeError
+        return lambda keys: [self[key] for key in penstock.each(keys)]
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=30), st.booleans(), st.integers(1, 5), st.booleans())
+def test_the_random_numbers_of_a_document_are_those_that_it_has_without_packing(
+    lengths: list[int], together: bool, size: int, concat: bool
+) -> None:
+    documents = Drawn(lengths, together)
+    inner = penstock.dataset(documents).concat(Drawn([], together)) if concat else documents
+    with penstock.DataLoader(inner, batch_size=1, seed=5, collate_fn=lambda samples: samples[0]) as plain:
+        expected = {key: tokens.tolist() for key, tokens in enumerate(plain)}
+    found: dict[int, list[tuple[int, list[int]]]] = {}
+    packed = penstock.pack(inner, 16, lengths)
+    seeded = penstock.DataLoader(packed, batch_size=size, shuffle=False, seed=5)
+    for number, row in enumerate(row for batch in seeded for row in batch["tokens"]):
+        at = 0
+        for key, begin, end in packed.parts_of(number):
+            found.setdefault(key, []).append((begin, row[at : at + end - begin].tolist()))
+            at += end - begin
+    for key, tokens in expected.items():
+        assert [token for _, part in sorted(found.get(key, [])) for token in part] == tokens

@@ -360,7 +360,8 @@ def _lists(array: Any) -> Cells:
 
 def is_tokens(kind: Any) -> bool:
     """True for lists of integers of any length."""
-    return (kinds.is_list(kind) or kinds.is_large_list(kind)) and kinds.is_integer(kind.value_type)
+    is_list = kinds.is_list(kind) or kinds.is_large_list(kind)
+    return bool(is_list and kinds.is_integer(kind.value_type))
 
 
 def list_lengths(array: Any) -> NDArray[np.int64]:
