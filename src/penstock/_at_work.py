@@ -38,7 +38,7 @@ class Source:
 
 
 class _AtWork(threading.local):
-    """The current `Source` of each thread; None in threads that a dataset starts. There, `penstock.rng()` raises."""
+    """The `Source` that each thread works on. It is None in threads that a dataset starts; `rng()` raises there."""
 
     source: Source | None = None
 
@@ -48,9 +48,9 @@ at_work = _AtWork()
 
 @contextmanager
 def among(rows: Sequence[int], n: int) -> Iterator[None]:
-    """Limits `penstock.each(keys)` to the given `rows` of the batch inside the `with` block.
+    """Limits `penstock.each(keys)` inside the `with` block to these rows of the batch.
 
-    `n` is the number of rows that the dataset was asked for.
+    `n` is the number of rows that were requested from the dataset.
     """
     source = at_work.source
     if source is None:

@@ -17,7 +17,7 @@ from penstock.errors import CollateError
 
 
 class Padded(NamedTuple):
-    """A padded batch of samples that are arrays. `mask` is True where `values` has an element of a sample."""
+    """A padded batch. The samples are arrays or lists of numbers. `mask` is False where `values` has padding."""
 
     values: Any
     lengths: Any
@@ -25,7 +25,7 @@ class Padded(NamedTuple):
 
 
 class Ragged(NamedTuple):
-    """The elements of all samples in a row. Sample i is `values[offsets[i] : offsets[i + 1]]`."""
+    """The elements of all samples, joined into one array. Sample i is `values[offsets[i] : offsets[i + 1]]`."""
 
     values: Any
     offsets: Any
@@ -101,7 +101,7 @@ class Pad:
     def _columns(
         self, names: list[Any], columns: dict[Any, list[Any]], empty: Empty
     ) -> tuple[dict[Any, Any], dict[str, Any]]:
-        """Returns the fields of the batch, and the lengths and masks of those that are padded."""
+        """Returns two dicts: the fields of the batch, and the lengths and masks of the padded fields."""
         unknown = [name for name in self.fields or () if name not in columns]
         if unknown:
             raise Misfit(f"pad(fields=...) names {unknown}, but the samples have the fields {names}")
@@ -139,7 +139,7 @@ class Pad:
     # One field.
 
     def _arrays(self, column: list[Any]) -> tuple[list[NDArray[Any]], np.dtype[Any]]:
-        """Returns the values as arrays, at most `max_length` long, and a dtype that holds all of them."""
+        """Returns the values as arrays of at most `max_length` elements, and a dtype that can hold all the values."""
         arrays = [np.asarray(value) if isinstance(value, (list, tuple)) else value for value in column]
         arrays = as_arrays(arrays, set(map(type, arrays)))
         # An empty list has no dtype of its own: numpy calls it float64.
@@ -257,15 +257,17 @@ def pad(
 ) -> Callable[[Sequence[Any]], Any]:
     """Returns a `collate_fn` for samples of variable length, such as token sequences.
 
-    A sample that is an array, or a list of numbers, is padded along its first axis to the length of the longest in
-    the batch. The batch is a tuple `(values, lengths, mask)`, where `mask` is True for elements of samples. In a
-    sample that is a dict, each field that is a list of numbers or an array with one axis is padded, or the `fields`
-    that are named, and other fields are collated as usual; the batch is a dict with `"lengths"` and `"mask"` beside
-    the fields. If several fields are padded, these two are dicts by field. Tuples get the two at their end.
+    Samples that are arrays or lists of numbers are padded along their first axis, to the length of the longest sample
+    in the batch. The batch is a tuple `(values, lengths, mask)`. `mask` is False where `values` contains padding.
 
-    - `value` is written where a sample has ended. A dict gives each field its own: `{"labels": -100}`.
-    - `multiple`: padded lengths are multiples of this number. Together with `max_length`, all lengths from a short
-      list occur, which suits compiled code.
+    If samples are dicts, `fields` names the fields to pad. By default, these are all fields that are lists of numbers
+    or arrays with one axis. Other fields are collated as usual. The batch is a dict with two additional fields,
+    `"lengths"` and `"mask"`. If several fields are padded, `"lengths"` and `"mask"` are dicts with an entry for each
+    padded field. If samples are tuples, the lengths and the mask are the last two elements of the batch.
+
+    - `value` is the padding. A dict gives each field its own: `{"labels": -100}`.
+    - `multiple`: padded lengths are multiples of this number. Together with `max_length`, this limits the number of
+      different lengths, which suits compiled code.
     - `side` is where the padding is: `"right"` (at the end) or `"left"`.
     - `max_length`: samples are cut off after that many elements.
     - `ragged=True`: instead of padding, a field becomes a tuple `(values, offsets)`. Sample i is

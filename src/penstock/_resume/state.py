@@ -195,7 +195,7 @@ class Progress:
     def __init__(self, begin: State, plan: Plan | None) -> None:
         self.epoch = begin.epoch
         self.is_over = False
-        self._plan = plan
+        self.plan = plan
         self.begin = begin
         self._about = begin.about
         # The number of steps without a gap, and the last mark. The tuple is replaced as a whole, so that another
@@ -253,9 +253,14 @@ class Progress:
         """The steps that were handed out before an earlier step."""
         return self._now()[1]
 
+    def handed_out(self) -> tuple[int, list[int]]:
+        """Returns the number of steps that were handed out before the first gap, and the later ones."""
+        steps, beyond, _ = self._now()
+        return steps, beyond
+
     def as_dict(self) -> dict[str, Any]:
         """Returns the state as a dict, without the seed and the dataset's state."""
-        (steps, beyond, mark), plan, consumed = self._now(), self._plan, None
+        (steps, beyond, mark), plan, consumed = self._now(), self.plan, None
         if not steps and not beyond:
             consumed = 0
         elif "sampler" not in self._about:  # only once in an epoch, because hashing many keys takes time

@@ -160,6 +160,12 @@ class SeedReader(Reader):
         steps = None if self._plan is None else self._plan.steps(self._run.epoch)
         return self._session.length() if steps is None else steps
 
+    def redraw(self, run: Run) -> None:
+        """Continues the epoch with another run, whose keys differ from here on. The caller must hold the engine."""
+        if self._engine is not None:
+            self._run, self._plan, self._foresight = run, run.plan, self._session.foresight
+            self._engine.reopen(run)
+
     def close(self) -> None:
         """Abandons the epoch. Steps in progress are discarded without waiting for them."""
         with interrupts_deferred():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import operator
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -30,9 +31,10 @@ from penstock.backends import Backend, make
 from penstock.collate import default_collate
 from penstock.errors import StateError
 from penstock.plan import ComputedPlan, Order
+from penstock.plan._plan import FirstOpen
 from penstock.plan._seeds import draw_key
 from penstock.source._dataset import to_load_in_parallel
-from penstock.source._nested import fingerprint_of
+from penstock.source._nested import fingerprint_of, method_of
 
 if TYPE_CHECKING:
     from penstock._session.tuning import Tuning
@@ -65,10 +67,12 @@ class SeedSession(Session):
         )
         self.skipped: list[tuple[Any, Exception]] = []  # of the epoch that was begun last
         self.foresight: Foresight | None = None
+        self._reader: weakref.ref[SeedReader] | None = None  # of the epoch that was begun last
+        self.reweighed: list[tuple[int, int]] = []  # epoch and step of each change of weights
         self._begin_tuning()
 
     def __getstate__(self) -> dict[str, Any]:
-        left = ("engines", "runs", "skipped", "deliver", "measures", "tuning", "foresight")
+        left = ("engines", "runs", "skipped", "deliver", "measures", "tuning", "foresight", "_reader", "reweighed")
         return {name: value for name, value in self.__dict__.items() if name not in left}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -124,6 +128,7 @@ class SeedSession(Session):
                 engine.close()
                 raise
             self.engines.begun(engine)
+            self._reader = weakref.ref(reader)
             self.skipped = reader.skipped
             epochs.begin(progress)
             return reader
@@ -308,6 +313,12 @@ class SeedSession(Session):
         """Changes the dataset, by a function or with new attribute values, in this process and in every worker."""
         if (change is None) == (not attributes) or not (change is None or callable(change)):
             raise TypeError("update() takes either a function that takes the dataset, or attributes to set.")
+        reweigh = method_of(self.dataset, "reweigh")
+        if reweigh is not None and "weights" in attributes:
+            if len(attributes) > 1:
+                raise TypeError("update(weights=...) changes the weights of a mixture, and nothing else.")
+            self._reweigh(partial(reweigh, weights=attributes["weights"]))
+            return
         if self.feed.one_reader and self.options.num_workers:
             raise ValueError(
                 "A stream without load() is read by a worker, which cannot read prefetched batches again. "
@@ -316,6 +327,58 @@ class SeedSession(Session):
         self.engines.update(Setting(attributes) if change is None else change, self.dataset)
         self.feed.forget()
         self._length = self.feed.length()
+
+    def _reweigh(self, reweigh: Callable[[int, int], object]) -> None:
+        """Calls `reweigh(epoch, position)` with the first position that can change, and draws later steps again.
+
+        Workers need not be told: keys do not depend on weights.
+        """
+        errors: list[Exception] = []
+
+        def changed(held: list[Engine]) -> None:
+            progress = None if self.epochs.loaded is not None else self.epochs.progress
+            current = progress if progress is not None and not progress.is_over else None
+            try:
+                epoch, opened = self._first_open(current)
+                reweigh(epoch, opened.position)
+            except Exception as error:  # raised here, it would end the engines
+                errors.append(error)
+                return
+            self.feed.forget()
+            self.reweighed.append((epoch, opened.step))
+            if current is not None:
+                self._redraw(current)
+
+        self.engines.held(changed)
+        if errors:
+            raise errors.pop()
+
+    def _first_open(self, current: Progress | None) -> tuple[int, FirstOpen]:
+        """Returns an epoch, and where its order can still change: the epoch that is being read, or the next one."""
+        start = self.epochs.start()
+        epoch, plan, steps, beyond = start.epoch, self._plan_from(start), start.steps, list(start.beyond)
+        if current is not None:
+            epoch, plan, (steps, beyond) = current.epoch, self._plan_from(current.begin), current.handed_out()
+        if not isinstance(plan, ComputedPlan):
+            raise TypeError(
+                "update(weights=...) needs the mixture's own order: leave out sampler= and batch_sampler=."
+            )
+        return epoch, plan.first_open(epoch, beyond[-1] + 1 if beyond else steps)
+
+    def _redraw(self, progress: Progress) -> None:
+        """Draws the steps that were not handed out again, from the changed order."""
+        reader = None if self._reader is None else self._reader()
+        if reader is None or reader.position is not progress:
+            return
+        steps, beyond = progress.handed_out()
+        plan = progress.plan = self._plan_from(progress.begin)
+        run = self.feed.run(self.runs, progress.epoch, self.seed, plan, Begin(steps, frozenset(beyond)))
+        if self.foresight is not None:
+            self.foresight.close()
+            self.foresight = foresee(None, self.dataset, plan, progress, self.measures.meter.scouts)
+        reader.redraw(run)
+        if self.foresight is not None:
+            self.foresight.start()
 
     def set_num_workers(self, number: int) -> None:
         """Sets the number of workers. If it was "auto", automatic tuning stops."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import StateError
 from penstock.plan._budget import LengthTable
-from penstock.plan._plan import OrderPlan
+from penstock.plan._plan import FirstOpen, OrderPlan
 from penstock.plan._samplers import KEYS_AT_ONCE, positive
 
 Int64s = NDArray[np.int64]
@@ -102,6 +102,12 @@ class BalancedPlan(OrderPlan):
         """Returns the position at which the steps that are dealt together with this step begin."""
         alone = step >= self._dealt_alone(epoch)
         return OrderPlan.reached(self, epoch, step if alone else step - (step - self.first_step) % self.accumulate)
+
+    def first_open(self, epoch: int, step: int) -> FirstOpen:
+        """Returns the end of the steps that are dealt together with this step, unless it is the first of them."""
+        inside = (step - self.first_step) % self.accumulate if step < self._dealt_alone(epoch) else 0
+        step += self.accumulate - inside if inside else 0
+        return FirstOpen(self.reached(epoch, step), step)
 
     def expected(self, epoch: int) -> range:
         found = OrderPlan.expected(self, epoch)

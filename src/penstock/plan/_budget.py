@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.plan._order import Order, Permutation
-from penstock.plan._plan import ComputedPlan, Upcoming, check_shape, check_start
+from penstock.plan._plan import ComputedPlan, FirstOpen, Upcoming, check_shape, check_start
 from penstock.plan._samplers import positive
 from penstock.plan._seeds import hashes, mix
 from penstock.plan._windows import MOST_RANKS, Edges, ItemTable, Memo, Place
@@ -365,6 +365,13 @@ class BudgetPlan(ComputedPlan):
 
     def rest(self, consumed: int | None, steps: int) -> Self:
         return replace(self, start=consumed, first_step=steps) if consumed else self
+
+    def first_open(self, epoch: int, step: int) -> FirstOpen:
+        """Returns the beginning of the first window that no step before `step` has a batch of."""
+        place, found = Place.of(self.consumed(epoch, step)), self._edges.find(epoch, step - self.first_step)
+        if found is not None and place.item:
+            step += self._steps_of(epoch, found[0]) - found[1]
+        return place.opens(self.windows.window, self.order.size(epoch), step)
 
     def upcoming(self, epoch: int) -> Upcoming:
         """Returns the samples in the order of the batches. Those that are cut into batches again stay in place."""

@@ -116,11 +116,24 @@ class ComputedPlan:
         It was reached after `steps` steps, with `stride` samples in each step of all ranks.
         """
 
+    # Changes while it runs.
+
+    def first_open(self, epoch: int, step: int) -> FirstOpen:
+        """Returns where the order may change if all steps before `step` were handed out, and no others."""
+        raise NotImplementedError
+
     # Forecasts.
 
     def upcoming(self, epoch: int) -> Upcoming | None:
         """Returns the order in which all ranks together hand out the keys, or None if it has no forecast."""
         return None
+
+
+class FirstOpen(NamedTuple):
+    """The first position of an order whose sample may still change, and the step that the position is in."""
+
+    position: int
+    step: int
 
 
 class Upcoming(NamedTuple):
@@ -245,6 +258,9 @@ class OrderPlan(ComputedPlan):
 
     def upcoming(self, epoch: int) -> Upcoming:
         return Upcoming(self.order, partial(self.reached, epoch))
+
+    def first_open(self, epoch: int, step: int) -> FirstOpen:
+        return FirstOpen(self.reached(epoch, step), step)
 
     def reached(self, epoch: int, step: int) -> int:
         """Returns the first position of the epoch that no rank has consumed before this step."""

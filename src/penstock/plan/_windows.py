@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from penstock._printable import counted
 from penstock.plan._order import Order, Sequential
-from penstock.plan._plan import ComputedPlan, check_shape, check_start
+from penstock.plan._plan import ComputedPlan, FirstOpen, check_shape, check_start
 
 T = TypeVar("T")
 
@@ -35,6 +35,10 @@ class Windows(Protocol):
 
     def table(self, epoch: int, number: int) -> ItemTable: ...
 
+    @property
+    def window(self) -> int:
+        """The number of positions of the order in each window but the last."""
+
 
 # Python's integers have no limit, but a resume state accepts at most 96 bits here.
 _ITEM, _RANKS = 32, 16
@@ -53,6 +57,10 @@ class Place(NamedTuple):
     window: int
     item: int
     ranks: int = 0
+
+    def opens(self, window: int, size: int, step: int) -> FirstOpen:
+        """Returns the beginning of the first window that nothing was consumed of, for windows of this size."""
+        return FirstOpen(min((self.window + (self.item > 0)) * window, size), step)
 
     @property
     def code(self) -> int:
@@ -148,11 +156,11 @@ class Edges:
         return edges
 
 
-Item = tuple[int, ...]
+ItemKey = tuple[int, ...]
 """The key of an item: the columns of its first part, then those of the next part, and so on."""
 
 
-def item_keys(slices: Sequence[tuple[ItemTable, int, int]]) -> list[Item]:
+def item_keys(slices: Sequence[tuple[ItemTable, int, int]]) -> list[ItemKey]:
     """Returns the keys of the items `first` to `last - 1` of each (table, first, last).
 
     >>> table = ItemTable(np.array([0, 1, 3]), np.array([[7, 0, 5], [8, 0, 2], [9, 4, 6]]))
@@ -177,7 +185,7 @@ class WindowPlan(ComputedPlan):
     """A plan that deals the items of all windows, one window after the other, to steps and ranks.
 
     One step of all `world` ranks together takes the next world * batch_size items, and rank r gets the r-th part of
-    them, as a list of keys (see `Item`). After any step, the ranks have therefore consumed a prefix of the items,
+    them, as a list of keys (see `ItemKey`). After any step, the ranks have therefore consumed a prefix of the items,
     which ends at a `Place`. The rest of the epoch, from the place with the code `start` on, can be divided
     among another number of ranks or into batches of another size.
 
@@ -227,7 +235,7 @@ class WindowPlan(ComputedPlan):
             left -= self.rank * self.batch_size
         return self.first_step + max(0, -(-left // self._stride))
 
-    def keys(self, epoch: int, step: int) -> list[Item]:
+    def keys(self, epoch: int, step: int) -> list[ItemKey]:
         """Returns the keys of the items of one step. Raises IndexError if the epoch has no such step."""
         found = self._step(epoch, step) if step >= self.first_step else None
         if found is None:
@@ -261,14 +269,22 @@ class WindowPlan(ComputedPlan):
     def rest(self, consumed: int | None, steps: int) -> Self:
         return replace(self, start=consumed, first_step=steps) if consumed else self
 
-    def draw(self, epoch: int, start: int = 0) -> Iterator[list[Item]]:
+    def first_open(self, epoch: int, step: int) -> FirstOpen:
+        """Returns the beginning of the first window that no step before `step` has an item of."""
+        place = Place.of(self.consumed(epoch, step))
+        if not place.item:
+            return place.opens(self.windows.window, self.order.size(epoch), step)
+        left = self._items(epoch, place.window) - place.item
+        return place.opens(self.windows.window, self.order.size(epoch), step + left // self._stride)
+
+    def draw(self, epoch: int, start: int = 0) -> Iterator[list[ItemKey]]:
         check_start(start)
         step = max(start, self.first_step)
         while (keys := self._step(epoch, step)) is not None:
             yield keys
             step += 1
 
-    def _step(self, epoch: int, step: int) -> list[Item] | None:
+    def _step(self, epoch: int, step: int) -> list[ItemKey] | None:
         begin, of_all = self._index(step), self._begin + (step - self.first_step) * self._stride
         end, end_of_all = begin + self.batch_size, of_all + self._stride
         total = self._edges.ends_before(epoch, end_of_all)

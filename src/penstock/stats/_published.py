@@ -81,7 +81,7 @@ def _plain(figures: Any) -> dict[str, Any]:
 
 
 def _table(figures: Sequence[Any]) -> list[Any]:
-    """Returns the field names and then a row of values per object, which is shorter and faster than dicts."""
+    """Packs figures into a list: field names, then the values of each object. It is shorter and faster than dicts."""
     if not figures:
         return []
     kind = type(figures[0])
@@ -89,7 +89,7 @@ def _table(figures: Sequence[Any]) -> list[Any]:
 
 
 def from_text(text: bytes) -> Published:
-    """Reads the output of `to_text`, perhaps of another version. Raises ValueError for any other text."""
+    """Parses the output of `to_text`, perhaps of another version of penstock. Raises ValueError for other text."""
     try:
         plain = json.loads(text)
         return Published(int(plain["pid"]), float(plain["at"]), _built(Stats, plain["stats"]))

@@ -24,7 +24,7 @@ _COLOURS = {"good": "#2e8b57", "fair": "#b97e00", "poor": "#d4501f", "none": "#8
 
 
 def html(stats: Stats) -> str:
-    """Returns the table as HTML for a notebook. A coloured line beside the verdict shows the judgement."""
+    """Returns the table as HTML for a notebook. Beside the verdict, a coloured line shows good, fair or poor."""
     from penstock.stats._verdict import judgement
 
     colour = _COLOURS[judgement(stats)]

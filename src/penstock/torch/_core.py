@@ -97,7 +97,7 @@ class SeededRunner(Runner):
         self._prepare()
 
     def _prepare(self) -> None:
-        """Forgets what is known of the dataset, which was changed."""
+        """Discards what was found out about the dataset. Called at the start and after each change to the dataset."""
         if self._tensors is not None:
             self._tensors = TensorGather(self._job)
             # Seeding three generators takes 16 us. A batch without the user's code does not need it.
@@ -148,7 +148,7 @@ _lending = Lending(_TorchState)
 
 
 class Core(SeedSession):
-    """The session of a torch loader with a seed. It continues where the previous session, `before`, stopped."""
+    """The session of a torch loader with a seed. It continues at the epoch that the session `before` reached."""
 
     def __init__(self, settings: dict[str, Any], before: Core | None = None) -> None:
         given = {**_DEFAULTS, **settings, "sampler": _seedable(settings.get("sampler"))}
@@ -233,7 +233,7 @@ def _passed(workers: int) -> list[str]:
 
 
 def _order(loader: Any) -> dict[str, Any]:
-    """Returns the arguments for the loader's order. torch's sequential and random samplers are replaced by ours."""
+    """Returns penstock's arguments for the loader's order. torch's usual samplers are replaced by `shuffle=`."""
     batched, batch_sampler = private.is_batched(loader), loader.batch_sampler
     if batched and type(batch_sampler) is not theirs.BatchSampler:
         return {"batch_sampler": batch_sampler}
@@ -251,7 +251,7 @@ def _order(loader: Any) -> dict[str, Any]:
 
 
 def _seedable(sampler: Any) -> Any:
-    """Returns penstock's equivalent of a torch sampler (which uses the loader's seed), or the sampler itself."""
+    """Returns penstock's equivalent of a torch sampler, or the sampler itself if there is none."""
     if type(sampler) is RandomSampler:
         return penstock.RandomSampler(sampler.data_source, sampler.replacement, sampler.num_samples)
     if type(sampler) is theirs.SubsetRandomSampler:

@@ -35,9 +35,9 @@ def is_default(name: str, value: object) -> bool:
 
 @dataclass(frozen=True)
 class Given:
-    """The arguments of a loader that are not defaults and that torch's constructor does not have.
+    """The arguments of a loader that torch's constructor does not have. Those with default values are left out.
 
-    `auto` holds the names of the settings that penstock tunes, `by_blocks` is True for `shuffle="blocks"`, and
+    `auto` holds the names of the settings that penstock tunes. `by_blocks` is True for `shuffle="blocks"`.
     `own_order` is True if no sampler was given.
     """
 
@@ -48,7 +48,7 @@ class Given:
     own_order: bool
 
     def split(self) -> tuple[dict[str, Any], dict[str, str], dict[str, Any]]:
-        """Returns penstock's arguments with defaults, the "auto" settings, and those of `shuffle="blocks"`.
+        """Returns three dicts: penstock's arguments with defaults, the "auto" settings, and those of block shuffling.
 
         `dtype` and `casting` are left out, because `cast` holds them.
         """
@@ -105,7 +105,7 @@ def given_in(timeout: object) -> Given | None:
 
 
 def adopt(loader: Any) -> bool:
-    """Gives penstock's arguments to a loader that another library made from one of ours.
+    """Gives penstock's arguments to a loader that another library created from a penstock loader.
 
     Returns False for other loaders. Raises ValueError if the loader cannot keep an argument.
     """
