@@ -107,7 +107,7 @@ def _grain(name: str) -> Pack:
     def pack(of: Lengths) -> int:
         stops, tokens = np.cumsum(of), np.zeros(of.sum(), np.int8)
         documents = [{"tokens": tokens[stop - length : stop]} for stop, length in zip(stops, of, strict=True)]
-        parent = grain.MapDataset.source(documents).to_iter_dataset()
+        parent = grain.MapDataset.source(documents).to_iter_dataset(grain.ReadOptions(num_threads=0))
         packed = getattr(experimental, name)(parent, length_struct={"tokens": ROW}, num_packing_bins=128)
         return sum(1 for _ in packed)
 

@@ -17,7 +17,7 @@ import penstock
 from penstock.plan import Sequential, Shuffled
 from penstock.plan._budget import LengthTable
 from penstock.plan._packing import PackFigures, PackWindows, best_fit, best_fit_by_kinds, next_fit
-from penstock.plan._windows import Item, WindowPlan
+from penstock.plan._windows import ItemKey, WindowPlan
 from penstock.source._packing import PackedRows
 
 law = settings(deadline=None)
@@ -46,11 +46,11 @@ def windows(draw: st.DrawFn, overflow: str | None = None) -> PackWindows:
     )
 
 
-def parts(row: Item) -> list[tuple[int, int, int]]:
+def parts(row: ItemKey) -> list[tuple[int, int, int]]:
     return list(zip(row[::3], row[1::3], row[2::3], strict=True))
 
 
-def rows(plan: WindowPlan, first: int = 0, last: int | None = None) -> Iterator[Item]:
+def rows(plan: WindowPlan, first: int = 0, last: int | None = None) -> Iterator[ItemKey]:
     """The rows of these steps of all ranks, in their order."""
     ranks = [replace(plan, rank=rank).draw(0, first) for rank in range(plan.world)]
     for _ in range(first, 1 << 30 if last is None else last):
@@ -123,7 +123,7 @@ def test_the_rows_are_the_same_for_any_ranks_and_batches_and_after_a_stop_anywhe
     packed: PackWindows, world: int, size: int, data: st.DataObject
 ) -> None:
     inline = list(rows(WindowPlan(packed)))
-    plan, done, seen = WindowPlan(packed, size, world=world), 0, list[Item]()
+    plan, done, seen = WindowPlan(packed, size, world=world), 0, list[ItemKey]()
     for _ in range(2):
         last = data.draw(st.integers(done, done + 4))
         some = list(rows(plan, done, last))

@@ -19,7 +19,7 @@ from penstock.plan._budget import LengthTable
 from penstock.plan._order import Order, Passes, Sequential
 from penstock.plan._packing import PACKED_TOGETHER, PackFigures, PackWindows
 from penstock.plan._samplers import positive
-from penstock.plan._windows import Item, WindowPlan
+from penstock.plan._windows import ItemKey, WindowPlan
 from penstock.source._dataset import Dataset, fetch, is_stream, sliced
 from penstock.source._nested import (
     TOKENS,
@@ -202,10 +202,10 @@ class PackedRows(Dataset[dict[str, Array]]):
             return list(zip(key[::3], key[1::3], key[2::3], strict=True))
         return self.parts_of(self._item(operator.index(key)))
 
-    def _item(self, number: int) -> Item:
+    def _item(self, number: int) -> ItemKey:
         at = number + len(self) if number < 0 else number
         try:
-            found: Item = self._plan.keys(0, at)[0]
+            found: ItemKey = self._plan.keys(0, at)[0]
         except IndexError:
             raise IndexError(f"row {number} is not in a dataset with {len(self):,} rows.") from None
         return found
