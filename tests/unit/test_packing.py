@@ -118,7 +118,7 @@ def test_a_document_without_tokens_is_an_error_that_says_what_it_is(document: An
 
 def test_a_document_whose_length_changed_is_an_error_with_both_lengths() -> None:
     rows = penstock.pack([[1, 2], [3]], 4, [2, 2])
-    with pytest.raises(ValueError, match=r"document 1 has 1 elements in 'tokens', but its length is given as 2"):
+    with pytest.raises(ValueError, match=r"document 1 has 1 element in 'tokens', but its length is given as 2"):
         rows[0]
 
 

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from penstock._at_work import parts_of_samples
 from penstock._fill.cast import Empty, FieldMemory
+from penstock._printable import counted
 from penstock.plan._budget import LengthTable
 from penstock.plan._order import Order, Passes, Sequential
 from penstock.plan._packing import PACKED_TOGETHER, PackFigures, PackWindows
@@ -250,7 +251,7 @@ class PackedRows(Dataset[dict[str, Array]]):
         names = list(dict.fromkeys(part[0] for row in rows for part in row))
         with parts_of_samples(names):
             samples = fetch(self.documents, names)
-        return rows, {key: self._rows.opened(key, sample) for key, sample in zip(names, samples, strict=True)}
+        return rows, self._rows.opened(names, samples)
 
     def __repr__(self) -> str:
         return f"pack({shown(self.documents)}, {self.how})"
@@ -274,8 +275,15 @@ class _RowMaker:
         self._how, self._tables = how, tables
         self._counting = np.arange(how.capacities[0], dtype=np.int32)
 
-    def opened(self, key: int, sample: Any) -> _Fields:
-        """Returns the fields of a document that are packed, tokens first. Raises if its length is not as planned."""
+    def opened(self, keys: list[int], samples: list[Any]) -> dict[int, _Fields]:
+        """Returns the fields of documents that are packed, tokens first. Raises if a length is not as planned."""
+        planned = [table.of(np.array(keys, np.int64)).tolist() for table in self._tables]
+        lengths = list(zip(*planned, strict=True))
+        return {
+            key: self._opened(key, sample, given) for key, sample, given in zip(keys, samples, lengths, strict=True)
+        }
+
+    def _opened(self, key: int, sample: Any, planned: tuple[int, ...]) -> _Fields:
         named = sample if isinstance(sample, Mapping) else {"tokens": sample}
         name, tokens = _tokens_of(named, key)
         found = {"tokens": _PackedField(0, tokens)}
@@ -287,7 +295,9 @@ class _RowMaker:
             if kind or len(values) == len(tokens):
                 self._check_name(other, name, key)
                 found[other] = _PackedField(kind, values)
-        self._check_lengths(key, name, found)
+        for field, (kind, values) in found.items():
+            if len(values) != planned[kind]:
+                self._refuse(key, name if field == "tokens" else field, len(values), planned[kind])
         return found
 
     def _check_name(self, name: str, tokens: str, key: int) -> None:
@@ -297,17 +307,12 @@ class _RowMaker:
                 f"rows. Rename or remove it before pack, with map."
             )
 
-    def _check_lengths(self, key: int, name: str, found: _Fields) -> None:
-        at = np.array([key])
-        for field, (kind, values) in found.items():
-            planned = int(self._tables[kind].of(at)[0])
-            if len(values) != planned:
-                raise ValueError(
-                    f"document {key} has {len(values):,} elements in {name if field == 'tokens' else field!r}, but "
-                    f"its length is given as {planned:,}. The rows were planned from the given lengths. If a map "
-                    "changes lengths, measure what it returns: pack(..., lengths=len). If the data has changed, "
-                    "measure it again."
-                )
+    def _refuse(self, key: int, name: str, length: int, planned: int) -> NoReturn:
+        raise ValueError(
+            f"document {key} has {counted(length, 'element')} in {name!r}, but its length is given as {planned:,}. "
+            "The rows were planned from the given lengths. If a map changes lengths, measure what it returns: "
+            "pack(..., lengths=len). If the data has changed, measure it again."
+        )
 
     def form(self, row: list[Part], documents: dict[int, _Fields]) -> _RowForm:
         """Returns the fields of a row, with the kind, the shape of an element, and the dtype."""
@@ -343,37 +348,43 @@ class _RowMaker:
         ]
         names = [name for name, _, _ in ours]
         memories: Sequence[Empty] = empty.below(names) if type(empty) is FieldMemory else [empty] * len(ours)
-        made = {}
+        made: dict[str, tuple[Array, FieldMemory | None]] = {}
         for (name, shape, dtype), memory in zip(ours, memories, strict=True):
             into = memory if type(memory) is FieldMemory and memory.field.target(dtype) is not None else None
-            out = (memory if into is None else np.empty)((len(rows), *shape), dtype)
-            self._fill(out, name, form, rows, documents)
-            made[name] = out[0] if single else out if into is None else into.put(out)
-        return made
+            made[name] = (memory if into is None else np.empty)((len(rows), *shape), dtype), into
+        self._fill({name: out for name, (out, _) in made.items()}, form, rows, documents)
+        if single:
+            return {name: out[0] for name, (out, _) in made.items()}
+        return {name: out if into is None else into.put(out) for name, (out, into) in made.items()}
 
     def _fill(
-        self, out: Array, name: str, form: _RowForm, rows: list[list[Part]], documents: dict[int, _Fields]
+        self, outs: dict[str, Array], form: _RowForm, rows: list[list[Part]], documents: dict[int, _Fields]
     ) -> None:
-        base = name.removesuffix("_segments")
-        for values, row in zip(out, rows, strict=True):
-            if name in _OWN:
-                end = self._fill_own(values, name, row)
-            elif name in form and not form[name][0]:
-                end = self._fill_tokens(values, name, row, documents)
-            else:
-                end = self._fill_units(values, base, row, documents, None if name in form else name)
-            values[end:] = -1 if name == "documents" else 0
+        own = zip(*(outs[name] for name in _OWN), strict=True)
+        for row, (positions, segments, keys) in zip(rows, own, strict=True):
+            self._fill_own(positions, segments, keys, row)
+        for name, (kind, _, _) in form.items():
+            for at, row in enumerate(rows):
+                out = outs[name][at]
+                if kind:
+                    numbers = outs[f"{name}_segments"][at]
+                    end = self._fill_units(out, numbers, name, row, documents)
+                    numbers[end:] = 0
+                else:
+                    end = self._fill_tokens(out, name, row, documents)
+                out[end:] = 0
 
-    def _fill_own(self, out: Array, name: str, row: list[Part]) -> int:
-        at = 0
+    def _fill_own(self, positions: Array, segments: Array, keys: Array, row: list[Part]) -> None:
+        at, counting = 0, self._counting
         for number, (key, begin, end) in enumerate(row, 1):
-            stop = at + end - begin
-            if name == "positions":
-                out[at:stop] = self._counting[: end - begin]
-            else:
-                out[at:stop] = number if name == "segments" else key
+            size = end - begin
+            stop = at + size
+            positions[at:stop] = counting[:size]
+            segments[at:stop] = number
+            keys[at:stop] = key
             at = stop
-        return at
+        positions[at:] = segments[at:] = 0
+        keys[at:] = -1
 
     def _fill_tokens(self, out: Array, name: str, row: list[Part], documents: dict[int, _Fields]) -> int:
         at = 0
@@ -400,14 +411,15 @@ class _RowMaker:
         return eos
 
     def _fill_units(
-        self, out: Array, name: str, row: list[Part], documents: dict[int, _Fields], segments: str | None
+        self, out: Array, numbers: Array, name: str, row: list[Part], documents: dict[int, _Fields]
     ) -> int:
+        """Writes the elements of another kind of cost, and the number of the segment of each."""
         at = 0
         for number, (key, _, _) in enumerate(row, 1):
             field = documents[key].get(name)
             if field is not None and len(field.values):
                 stop = at + len(field.values)
-                out[at:stop] = field.values if segments is None else number
+                out[at:stop], numbers[at:stop] = field.values, number
                 at = stop
         return at
 
