@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from penstock._feed import feed_of
 from penstock._feed.base import AnyPlan
 from penstock._fill.collate import convert
-from penstock._options import OPTIONS, Casting, LastBatch, OnError, Options, is_int
+from penstock._options import OPTIONS, Balance, Casting, LastBatch, OnError, Options, is_int
 from penstock._session.reading import Batches, IndexedBatches
 from penstock._session.seeded import SeedSession
 from penstock._system.interrupts import import_whole
@@ -24,6 +24,7 @@ from penstock.source._dataset import Keyed, is_stream
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
 
+    from numpy.typing import ArrayLike
     from typing_extensions import TypeVar as WithDefault
 
     from penstock._session.tracing import Tracing
@@ -76,6 +77,23 @@ class DataLoader(Generic[_T_co]):
       `Batch.pad`; the default with ranks), or "rollover" (its samples come first in the next epoch).
       `drop_last=True` means "drop".
     - `in_order`: False hands out batches as soon as they are done, so that a slow batch does not delay the others.
+
+    In batches of how many samples, if samples differ in length:
+
+    - `batch_tokens`: the largest number of tokens in a batch, padding included, instead of `batch_size`. Batches have
+      samples of similar length. Every rank has the same number of steps, and a batch in each of them, at about the
+      same cost. `len(loader)` is exact.
+    - `lengths`: the length of each sample, as an array, or as a function of a sample, which measures all samples once
+      before the first epoch. By default, the dataset's `__lengths__` says it.
+    - `max_length`: a longer sample is an error. With `collate_fn=penstock.pad(max_length=...)` it is cut instead.
+    - `batch_multiple`: the number of samples in a batch is a multiple of this number, where enough of them fit.
+    - `buckets`: a list of padded lengths, for compiled code. No other lengths occur. The loader passes the list on to
+      `collate_fn=penstock.pad()`.
+    - `balance`: deals samples to ranks so that all have about the same cost in each step: "tokens" (the sum of
+      lengths) or "quadratic" (the sum of squared lengths, as in attention). With a fixed `batch_size`, all ranks
+      together get the samples that they would get without it.
+    - `accumulate`: with `balance` and `batch_size`, this many steps are dealt together, for a program that adds up
+      the gradients of that many steps.
 
     By which workers:
 
@@ -141,6 +159,13 @@ class DataLoader(Generic[_T_co]):
         casting: Casting = "checked",
         max_workers: int | None = None,
         window: int | None = None,
+        batch_tokens: int | None = None,
+        lengths: ArrayLike | Callable[[Any], int] | None = None,
+        max_length: int | None = None,
+        batch_multiple: int = 1,
+        buckets: Sequence[int] | None = None,
+        balance: Balance | None = None,
+        accumulate: int = 1,
         backend_options: Any = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "dataset")}

@@ -100,7 +100,10 @@ class State(NamedTuple):
         if mark is not None and mark.read > steps * world:
             raise damaged(f"'mark' is after batch {mark.read}, but 'steps' is only {steps}")
         epoch, beyond = number(value, "epoch", 1 << 62), _from_ranges(value["beyond"], steps)
-        seed, consumed = (None if value[name] is None else number(value, name) for name in ("seed", "consumed"))
+        seed = None if value["seed"] is None else number(value, "seed")
+        consumed = (
+            None if value["consumed"] is None else number(value, "consumed", 1 << 96)
+        )  # a position, or a `Place`
         return cls(epoch, steps, beyond, seed, dict(about), consumed, mark, value["dataset"])
 
     def check(self, about: Mapping[str, Any]) -> None:

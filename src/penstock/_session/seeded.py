@@ -38,6 +38,7 @@ from penstock.source._nested import fingerprint_of, method_of
 
 if TYPE_CHECKING:
     from penstock._session.tuning import Tuning
+    from penstock.plan._plan import WindowCosts
 
 S = TypeVar("S", bound=SeedReader)
 
@@ -118,6 +119,7 @@ class SeedSession(Session):
             try:
                 run, start = self._run(engine, plan, start)
                 progress, scouts = Progress(start, plan), self.measures.meter.scouts
+                self.measures.costs = partial(_costs, plan, progress) if self.options.batch_tokens else None
                 # Called before workers have anything to do. Its threads start only after the workers were forked.
                 self.foresight = foresee(self.foresight, self.dataset, plan, progress, scouts)
                 reader = kind(self, engine, run, progress)
@@ -304,6 +306,7 @@ class SeedSession(Session):
             "last_batch": options.last_batch,
             "world": options.shard.world,
             "dtype": None if options.cast is None else options.cast.describe(),
+            **options.by_length(),
         }
 
     # Changes while it runs.
@@ -427,3 +430,7 @@ class SeedSession(Session):
         super().close()
         if self.foresight is not None:
             self.foresight.close()
+
+
+def _costs(plan: AnyPlan | None, progress: Progress) -> WindowCosts | None:
+    return plan.costs(progress.epoch, progress.steps) if isinstance(plan, ComputedPlan) else None

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.stats._figures import (
         Bucket,
+        BudgetFigures,
         CacheFigures,
         Decision,
         FirstBatch,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Bucket",
+    "BudgetFigures",
     "CacheFigures",
     "Decision",
     "FirstBatch",

@@ -220,6 +220,24 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
+class BudgetFigures:
+    """How well batches fill the budget of `batch_tokens=`.
+
+    The figures are those of all batches that are cut together with the current batch, for all ranks.
+
+    - `batches`, `samples`, `tokens`: their numbers, without padding.
+    - `padding`: the share of padding in the batches, from 0 to 1.
+    - `used`: the share of the budget that the batches use, padding included, from 0 to 1.
+    """
+
+    batches: int = 0
+    samples: int = 0
+    tokens: int = 0
+    padding: float = 0.0
+    used: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Moment:
     """The state of the loader at one moment of its history.
 
@@ -283,6 +301,7 @@ class Stats:
     decisions: tuple[Decision, ...] = ()
     history: tuple[Moment, ...] = field(default=(), repr=False)
     outage: Outage | None = None
+    budget: BudgetFigures | None = None
 
     @property
     def verdict(self) -> str:
