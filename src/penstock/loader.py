@@ -161,7 +161,6 @@ class DataLoader(Generic[_T_co]):
         casting: Casting = "checked",
         max_workers: int | None = None,
         window: int | None = None,
-        commit: bool = False,
         batch_tokens: int | None = None,
         lengths: ArrayLike | Callable[[Any], int] | None = None,
         max_length: int | None = None,
@@ -169,6 +168,7 @@ class DataLoader(Generic[_T_co]):
         buckets: Sequence[int] | None = None,
         balance: Balance | None = None,
         accumulate: int = 1,
+        commit: bool = False,
         backend_options: Any = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "dataset")}

@@ -25,8 +25,6 @@ VERSION = 1
 # The largest number of steps in `beyond`. No loader hands out more steps early.
 MOST_BEYOND = 10**6
 
-_PLACES = 1 << 96  # the end of the numbers that `consumed` can be: a position, or a `Place`
-
 _LATER = ("epoch", "steps", "beyond", "consumed")  # the parts of a state that differ between epochs
 
 # These settings may differ if the number of ranks is different when an order continues.
@@ -114,7 +112,8 @@ class State(NamedTuple):
             raise damaged(f"'mark' is after batch {mark.read}, but 'steps' is only {steps}")
         epoch, beyond = number(value, "epoch", 1 << 62), _from_ranges(value["beyond"], steps)
         seed = None if value["seed"] is None else number(value, "seed")
-        consumed = None if value["consumed"] is None else number(value, "consumed", _PLACES)
+        # A position, or a `Place`.
+        consumed = None if value["consumed"] is None else number(value, "consumed", 1 << 96)
         dealt = _dealt(value["dealt"], steps, consumed)
         found = cls(epoch, steps, beyond, seed, dict(about), consumed, mark, value["dataset"], (), dealt)
         return found._replace(later=found._later(value))
@@ -407,7 +406,8 @@ def _content(order: Any, *parts: Any) -> str:
     base: Any = order.order if isinstance(order, Selected) else order
     of_blocks = isinstance(base, BlockOrder)
     blocks = f" in {len(base.edges) - 1} blocks, window {base.window}" if of_blocks else ""
-    size = order.size(0)
+    # The size of a mixture changes with its weights.
+    size = ENDLESS if hasattr(order, "identity") else order.size(0)
     return f"{'endless' if size >= ENDLESS else size} keys{blocks}, {digest.hexdigest()}"
 
 
@@ -485,7 +485,7 @@ def _dealt(value: object, steps: int, consumed: int | None) -> tuple[int, int] |
         return None
     with suppress(TypeError, ValueError, StateError):
         pair: list[Any] = list(value)  # type: ignore[call-overload]
-        before, used = (number({"dealt": each}, "dealt", _PLACES) for each in pair)
+        before, used = (number({"dealt": each}, "dealt", 1 << 96) for each in pair)
         if before <= steps and consumed is not None and used <= consumed:
             return before, used
     raise damaged(f"'dealt' is {value!r}, not the steps and samples before the others")

@@ -101,9 +101,9 @@ class Measures:
         self._throttled: float | None = None  # read at the second tick, so that the first batch does not wait for it
         self._strain: Machine | None = None  # as it was when the loader was last read
         self.decisions: list[Decision] = []
+        self.costs: Callable[[], WindowCosts | None] | None = None  # of the batches around the current one
         # Returns the fields of `CommitFigures`. None without commit=True.
         self.commits: Callable[[], tuple[int, int, int]] | None = None
-        self.costs: Callable[[], WindowCosts | None] | None = None  # of the batches around the current one
         self._tracing: Tracing | None = None
         self.meter.publish = partial(_publish, weakref.ref(self))  # a weak reference: the meter may live longer
 
@@ -195,8 +195,8 @@ class Measures:
             decisions=tuple(self.decisions),
             history=tuple(self._history),
             outage=self._outage(),
-            commits=None if self.commits is None else CommitFigures(*self.commits()),
             budget=self._budget(),
+            commits=None if self.commits is None else CommitFigures(*self.commits()),
         )
 
     def _budget(self) -> BudgetFigures | None:

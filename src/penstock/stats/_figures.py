@@ -220,20 +220,6 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
-class CommitFigures:
-    """How many batches of a loader with `commit=True` were committed, over the loader's life.
-
-    - `committed`: the number of batches that were committed.
-    - `twice`: how often a batch was committed that had been committed before. Such calls change nothing.
-    - `open`: the number of batches that were handed out and not committed yet. After a resume they come again.
-    """
-
-    committed: int = 0
-    twice: int = 0
-    open: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class BudgetFigures:
     """How well batches fill the budget of `batch_tokens=`.
 
@@ -249,6 +235,20 @@ class BudgetFigures:
     tokens: int = 0
     padding: float = 0.0
     used: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CommitFigures:
+    """How many batches of a loader with `commit=True` were committed, over the loader's life.
+
+    - `committed`: the number of batches that were committed.
+    - `twice`: how often a batch was committed that had been committed before. Such calls change nothing.
+    - `open`: the number of batches that were handed out and not committed yet. After a resume they come again.
+    """
+
+    committed: int = 0
+    twice: int = 0
+    open: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,8 +315,8 @@ class Stats:
     decisions: tuple[Decision, ...] = ()
     history: tuple[Moment, ...] = field(default=(), repr=False)
     outage: Outage | None = None
-    commits: CommitFigures | None = None
     budget: BudgetFigures | None = None
+    commits: CommitFigures | None = None
 
     @property
     def verdict(self) -> str:

@@ -96,8 +96,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     - A worker that crashes is replaced.
     - A resumed run repeats augmentations exactly.
     - `penstock.rng()`, `on_error=`, `max_errors=`, `shard=`, `last_batch=`, `hang=`, `backend="ray"`, `ray_options=`,
-      `backend_options=`, `shuffle="blocks"`, `window=`, `commit=`, `commit()`, `explain()`,
-      `batches()` and `update()` work as in penstock's loader.
+      `backend_options=`, `shuffle="blocks"`, `window=`, `commit=`, `commit()`, `explain()`, `batches()` and
+      `update()` work as in penstock's loader.
     - `batch_tokens=`, `lengths=`, `max_length=`, `batch_multiple=`, `buckets=`, `balance=` and `accumulate=` make
       batches by the lengths of samples, as in penstock's loader. With `batch_tokens=`, `batch_size` is None and
       `batch_sampler` yields the batches.
@@ -151,7 +151,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         backend: Literal["process", "ray"] | None = None,
         ray_options: Mapping[str, Any] | None = None,
         window: int | None = None,
-        commit: bool = False,
         batch_tokens: int | None = None,
         lengths: ArrayLike | Callable[[Any], int] | None = None,
         max_length: int | None = None,
@@ -159,6 +158,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         buckets: Sequence[int] | None = None,
         balance: Balance | None = None,
         accumulate: int = 1,
+        commit: bool = False,
         dtype: Any = None,
         casting: Casting = "checked",
         backend_options: Any = None,
