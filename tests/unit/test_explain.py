@@ -145,6 +145,27 @@ def test_a_packed_row_is_explained_by_its_documents() -> None:
     json.dumps(found.as_dict())
 
 
+def test_packed_rows_of_a_mixture_are_explained_after_a_change_of_weights() -> None:
+    """The keys of documents in the rows that were made are those that were explained."""
+    sources = {
+        "a": [[key] * (key % 5 + 1) for key in range(7)],
+        "b": [[10 + key] * (key % 3 + 1) for key in range(5)],
+    }
+    mixture = penstock.mix(
+        {name: penstock.dataset(each).with_lengths([*map(len, each)]) for name, each in sources.items()},
+        {"a": 0.7, "b": 0.3},
+    )
+    loader = DataLoader(penstock.pack(mixture, 6, window=20), 2, shuffle=True, seed=1)
+    batches = loader.batches()
+    seen = [next(batches) for _ in range(6)]
+    loader.update(weights={"a": 0.1, "b": 0.9})
+    seen += [next(batches) for _ in range(6)]
+    for batch in seen:
+        for sample, tokens in zip(loader.explain(batch.step).ranks[0], batch.data["tokens"].tolist(), strict=True):
+            made = [t for each in sample.sources for t in sources[each.source or ""][each.key][each.begin : each.end]]
+            assert made + [0] * (6 - len(made)) == tokens
+
+
 def test_a_step_outside_of_the_epoch_is_an_error() -> None:
     loader = DataLoader(range(6), 2)
     with pytest.raises(IndexError, match="step 3 is outside epoch 0, which has 3 steps"):
