@@ -24,6 +24,7 @@ from penstock.stats._figures import (
     Bucket,
     BudgetFigures,
     CacheFigures,
+    CommitFigures,
     Decision,
     FirstBatch,
     Machine,
@@ -101,6 +102,8 @@ class Measures:
         self._strain: Machine | None = None  # as it was when the loader was last read
         self.decisions: list[Decision] = []
         self.costs: Callable[[], WindowCosts | None] | None = None  # of the batches around the current one
+        # Returns the fields of `CommitFigures`. None without commit=True.
+        self.commits: Callable[[], tuple[int, int, int]] | None = None
         self._tracing: Tracing | None = None
         self.meter.publish = partial(_publish, weakref.ref(self))  # a weak reference: the meter may live longer
 
@@ -193,6 +196,7 @@ class Measures:
             history=tuple(self._history),
             outage=self._outage(),
             budget=self._budget(),
+            commits=None if self.commits is None else CommitFigures(*self.commits()),
         )
 
     def _budget(self) -> BudgetFigures | None:

@@ -19,6 +19,7 @@ from penstock.stats._figures import (
     Bucket,
     BudgetFigures,
     CacheFigures,
+    CommitFigures,
     Decision,
     FirstBatch,
     Machine,
@@ -34,7 +35,7 @@ from penstock.stats._figures import (
 
 _NESTED: dict[type, dict[str, type]] = {
     Stats: {"epoch": Period, "life": Period, "first_batch": FirstBatch, "memory": Memory, "machine": Machine}
-    | {"outage": Outage, "budget": BudgetFigures},
+    | {"outage": Outage, "budget": BudgetFigures, "commits": CommitFigures},
     Period: {"waits": Spans, "works": Spans, "cache": CacheFigures},
 }
 _LISTED: dict[type, dict[str, type]] = {

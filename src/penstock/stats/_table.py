@@ -173,6 +173,10 @@ def _rest(stats: Stats) -> Iterator[str]:
         rows = budget.samples / max(1, budget.batches)
         text = f"{budget.used:.1%} used, {budget.padding:.1%} of it padding, {rows:.1f} samples in a batch"
         yield from _wrapped("token budget", text)
+    commits = stats.commits
+    if commits is not None:
+        again = f", {count(commits.twice)} commits of batches that were committed before" if commits.twice else ""
+        yield from _wrapped("commits", f"{count(commits.committed)} committed, {count(commits.open)} open{again}")
     slowest = stats.epoch.slowest or stats.life.slowest
     if slowest:
         keys = (f"{_cut(slow.name, 60)}: {seconds(slow.seconds)}" for slow in slowest[:_MOST_SLOW])
