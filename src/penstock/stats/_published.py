@@ -25,6 +25,7 @@ from penstock.stats._figures import (
     Memory,
     Moment,
     Outage,
+    PackingFigures,
     Period,
     SlowSample,
     Spans,
@@ -34,7 +35,7 @@ from penstock.stats._figures import (
 
 _NESTED: dict[type, dict[str, type]] = {
     Stats: {"epoch": Period, "life": Period, "first_batch": FirstBatch, "memory": Memory, "machine": Machine}
-    | {"outage": Outage, "budget": BudgetFigures},
+    | {"outage": Outage, "budget": BudgetFigures, "packing": PackingFigures},
     Period: {"waits": Spans, "works": Spans, "cache": CacheFigures},
 }
 _LISTED: dict[type, dict[str, type]] = {
