@@ -43,6 +43,7 @@ from penstock.source import (
     StackDataset,
     Subset,
     dataset,
+    mix,
     random_split,
 )
 from penstock.source._stages import survey_by as _survey_by
@@ -119,6 +120,7 @@ __all__ = [
     "default_collate",
     "each",
     "get_worker_info",
+    "mix",
     "on_stats",
     "open",
     "pack",

@@ -282,6 +282,12 @@ class Options:
     drop_last: bool = _option(False, _true_or_false, face=Face.ORDER)
     collate_fn: Any = _option(None, _callable, face=Face.PASSED)
     worker_init_fn: Any = _option(None, _callable, face=Face.PASSED)
+    commit: bool = _option(
+        False,
+        _true_or_false,
+        needs_seed="a batch is not a function of its position, so it cannot come again.",
+        show=Show.FIGURES,
+    )
     dtype: Any = _option(None)
     casting: str = _option("checked")
     pin_memory: bool = _option(False, _true_or_false, face=Face.ACTED, show=Show.FIGURES)

@@ -163,7 +163,9 @@ class ByKey(Feed):
 
     def length(self) -> int | None:
         source = self.source
-        return len(source) if isinstance(source, Sized) and not self._is_endless() else None
+        # The length of a mixture depends on its weights, and it has a state of its own.
+        has_length = isinstance(source, Sized) and not self._is_endless() and not self.has_order
+        return len(source) if has_length else None
 
     def _is_endless(self) -> bool:
         return getattr(self.source, "endless", False) is True

@@ -24,6 +24,7 @@ from penstock.stats._figures import (
     Bucket,
     BudgetFigures,
     CacheFigures,
+    CommitFigures,
     Decision,
     FirstBatch,
     Machine,
@@ -104,6 +105,8 @@ class Measures:
         self.decisions: list[Decision] = []
         self.costs: Callable[[], WindowCosts | None] | None = None  # of the batches around the current one
         self.packing: Callable[[], PackFigures | None] | None = None  # of the rows around the current batch
+        # Returns the fields of `CommitFigures`. None without commit=True.
+        self.commits: Callable[[], tuple[int, int, int]] | None = None
         self._tracing: Tracing | None = None
         self.meter.publish = partial(_publish, weakref.ref(self))  # a weak reference: the meter may live longer
 
@@ -197,6 +200,7 @@ class Measures:
             outage=self._outage(),
             budget=self._budget(),
             packing=self._packing(),
+            commits=None if self.commits is None else CommitFigures(*self.commits()),
         )
 
     def _budget(self) -> BudgetFigures | None:

@@ -105,11 +105,10 @@ class Memo(Generic[T]):
         self._most, self._kept = most, dict[tuple[int, ...], T]()
 
     def get(self, key: tuple[int, ...], make: Callable[[], T]) -> T:
-        kept = self._kept
-        found = kept.get(key)
+        found = self._kept.get(key)
         if found is None:
             # The dict is replaced as a whole, so that other threads see the old one or the new one.
-            found = make()
+            found, kept = make(), self._kept  # `make` may have called this method
             self._kept = {**dict(list(kept.items())[1 - self._most :] if self._most > 1 else {}), key: found}
         return found
 

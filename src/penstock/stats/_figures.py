@@ -265,6 +265,20 @@ class PackingFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class CommitFigures:
+    """How many batches of a loader with `commit=True` were committed, over the loader's life.
+
+    - `committed`: the number of batches that were committed.
+    - `twice`: how often a batch was committed that had been committed before. Such calls change nothing.
+    - `open`: the number of batches that were handed out and not committed yet. After a resume they come again.
+    """
+
+    committed: int = 0
+    twice: int = 0
+    open: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Moment:
     """The state of the loader at one moment of its history.
 
@@ -330,6 +344,7 @@ class Stats:
     outage: Outage | None = None
     budget: BudgetFigures | None = None
     packing: PackingFigures | None = None
+    commits: CommitFigures | None = None
 
     @property
     def verdict(self) -> str:

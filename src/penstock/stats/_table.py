@@ -179,6 +179,10 @@ def _rest(stats: Stats) -> Iterator[str]:
         text = f"{packing.fill:.2%} of the rows filled, {packing.documents:,} documents in {packing.rows:,} rows"
         text += f", {packing.split:,} split" if packing.split else ""
         yield from _wrapped("packing", text + (f", {lost:,} tokens left out" if lost else ""))
+    commits = stats.commits
+    if commits is not None:
+        again = f", {count(commits.twice)} commits of batches that were committed before" if commits.twice else ""
+        yield from _wrapped("commits", f"{count(commits.committed)} committed, {count(commits.open)} open{again}")
     slowest = stats.epoch.slowest or stats.life.slowest
     if slowest:
         keys = (f"{_cut(slow.name, 60)}: {seconds(slow.seconds)}" for slow in slowest[:_MOST_SLOW])

@@ -160,11 +160,9 @@ class Core(SeedSession):
             # A torch dataset may have a method of this name for another purpose.
             has_load = isinstance(dataset, penstock.IterableDataset) and hasattr(dataset, "load")
             feed = feed_of(dataset, options, has_load, _BorrowedWithTorch)
-        super().__init__(feed, "penstock.torch", SeededRunner)
+        super().__init__(feed, "penstock.torch", SeededRunner, None if before is None else before.epochs)
         self.given = settings
         self.face: Callable[[], Any] = type(None)  # a weak reference to the torch loader
-        if before is not None:
-            self.epochs = before.epochs
 
     def resize(self, **settings: Any) -> None:
         super().resize(**settings)

@@ -15,7 +15,6 @@ import torch.utils.data
 from penstock._engine.engine import Engine
 from penstock._fill.cast import DTYPES, Cast
 from penstock._options import BY_LENGTH, OPTIONS, Balance, Casting, LastBatch, OnError
-from penstock._session.reading import IndexedBatches
 from penstock._session.session import Session
 from penstock._session.tracing import Tracing
 from penstock._system.ending import never_ends
@@ -39,6 +38,8 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar as WithDefault
     from typing_extensions import Unpack
 
+    from penstock._session.explanation import Explanation
+
     T_co = WithDefault("T_co", covariant=True, default=Any)
 else:
     T_co = TypeVar("T_co", covariant=True)
@@ -51,6 +52,8 @@ _NEED_SEED = {
     **dict.fromkeys(backends.arguments(), "workers are processes of this machine, as in torch."),
     "batches()": "the semantics are torch's, which pads nothing and does not say which samples a batch has. Give "
     "seed=, or let the dataset return the key with its sample.",
+    "explain()": "the order comes from torch's generators, which are not known before the epoch.",
+    "commit()": "a batch is not a function of its position, so it cannot come again.",
     "set_epoch": "the order comes from torch's generators, as in torch.",
     "update()": "each worker has a copy of the dataset, as in torch, and the batches that it made ahead cannot be "
     "made again. Give seed=; or change loader.dataset between two epochs, without persistent_workers=True: the "
@@ -93,7 +96,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     - A worker that crashes is replaced.
     - A resumed run repeats augmentations exactly.
     - `penstock.rng()`, `on_error=`, `max_errors=`, `shard=`, `last_batch=`, `hang=`, `backend="ray"`, `ray_options=`,
-      `backend_options=`, `shuffle="blocks"`, `window=`, `batches()` and `update()` work as in penstock's loader.
+      `backend_options=`, `shuffle="blocks"`, `window=`, `commit=`, `commit()`, `explain()`, `batches()` and
+      `update()` work as in penstock's loader.
     - `batch_tokens=`, `lengths=`, `max_length=`, `batch_multiple=`, `buckets=`, `balance=` and `accumulate=` make
       batches by the lengths of samples, as in penstock's loader. With `batch_tokens=`, `batch_size` is None and
       `batch_sampler` yields the batches.
@@ -154,6 +158,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         buckets: Sequence[int] | None = None,
         balance: Balance | None = None,
         accumulate: int = 1,
+        commit: bool = False,
         dtype: Any = None,
         casting: Casting = "checked",
         backend_options: Any = None,
@@ -294,7 +299,15 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         The index holds the keys of the batch's samples. `pad` is the number of rows that only fill up a batch
         (`last_batch="pad"`, the default with `shard=`).
         """
-        return _seeded(self, "batches()").begin(IndexedBatches)
+        return _seeded(self, "batches()").batches()
+
+    def commit(self, batch: Batch[T_co]) -> None:
+        """Records that a batch of `batches()` was used, as `penstock.DataLoader.commit` does. Needs `seed=`."""
+        _seeded(self, "commit()").commit(batch)
+
+    def explain(self, step: int, epoch: int | None = None) -> Explanation:
+        """Returns the samples of a step on every rank, as `penstock.DataLoader.explain` does. Needs `seed=`."""
+        return _seeded(self, "explain()").explain(step, epoch)
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next `iter()` begin this epoch. Needs `seed=`. Call it only to repeat or skip an epoch."""
