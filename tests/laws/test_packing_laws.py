@@ -175,6 +175,14 @@ def test_rows_are_shuffled_and_packed_anew_in_each_epoch() -> None:
     assert [places[key] for key in firsts] != sorted(places[key] for key in firsts)
 
 
+def test_rows_are_in_another_order_in_each_epoch_and_window() -> None:
+    packed = PackWindows(Sequential(200), (LengthTable(np.full(200, 3)),), (3,), window=100, seed=1)
+    orders = [
+        tuple((packed.table(epoch, number).parts[:, 0] % 100).tolist()) for epoch in (0, 1) for number in (0, 1)
+    ]
+    assert len(set(orders)) == 4
+
+
 # Best fit.
 
 

@@ -31,6 +31,7 @@ from penstock.stats._figures import (
     Memory,
     Moment,
     Outage,
+    PackingFigures,
     Period,
     SlowSample,
     Spans,
@@ -42,6 +43,7 @@ from penstock.stats._machine import machine, throttled
 
 if TYPE_CHECKING:
     from penstock._session.tracing import Tracing
+    from penstock.plan._packing import PackFigures
     from penstock.plan._plan import WindowCosts
 
 # Limit on the moments in the history. Beyond it every second one is dropped, and new ones are taken half as often.
@@ -102,6 +104,7 @@ class Measures:
         self._strain: Machine | None = None  # as it was when the loader was last read
         self.decisions: list[Decision] = []
         self.costs: Callable[[], WindowCosts | None] | None = None  # of the batches around the current one
+        self.packing: Callable[[], PackFigures | None] | None = None  # of the rows around the current batch
         # Returns the fields of `CommitFigures`. None without commit=True.
         self.commits: Callable[[], tuple[int, int, int]] | None = None
         self._tracing: Tracing | None = None
@@ -196,6 +199,7 @@ class Measures:
             history=tuple(self._history),
             outage=self._outage(),
             budget=self._budget(),
+            packing=self._packing(),
             commits=None if self.commits is None else CommitFigures(*self.commits()),
         )
 
@@ -205,6 +209,10 @@ class Measures:
             return None
         batches, samples, tokens, padded, budget = costs
         return BudgetFigures(batches, samples, tokens, 1 - tokens / max(1, padded), padded / max(1, budget))
+
+    def _packing(self) -> PackingFigures | None:
+        figures = None if self.packing is None else self.packing()
+        return None if figures is None else PackingFigures(figures.fill, *figures)
 
     def _outage(self) -> Outage | None:
         found = [crew.gauges.outage(crew.seats) for crew in self._crews()]

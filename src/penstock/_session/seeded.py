@@ -41,6 +41,7 @@ from penstock.source._nested import fingerprint_of, method_of
 if TYPE_CHECKING:
     from penstock._session.explanation import Explanation
     from penstock._session.tuning import Tuning
+    from penstock.plan._packing import PackFigures
     from penstock.plan._plan import WindowCosts
 
 S = TypeVar("S", bound=SeedReader)
@@ -138,6 +139,7 @@ class SeedSession(Session):
                 run, start = self._run(engine, plan, start)
                 progress, scouts = epochs.progress_type(start, plan), self.measures.meter.scouts
                 self.measures.costs = partial(_costs, plan, progress) if self.options.batch_tokens else None
+                self.measures.packing = partial(_packing, plan, progress)
                 # Called before workers have anything to do. Its threads start only after the workers were forked.
                 self.foresight = foresee(self.foresight, self.dataset, plan, progress, scouts)
                 reader = kind(self, engine, run, progress)
@@ -495,6 +497,10 @@ class SeedSession(Session):
         super().close()
         if self.foresight is not None:
             self.foresight.close()
+
+
+def _packing(plan: AnyPlan | None, progress: Progress) -> PackFigures | None:
+    return plan.packing(progress.epoch, progress.steps) if isinstance(plan, ComputedPlan) else None
 
 
 def _costs(plan: AnyPlan | None, progress: Progress) -> WindowCosts | None:

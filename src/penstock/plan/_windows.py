@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from penstock._printable import counted
 from penstock.plan._order import Order, Sequential
 from penstock.plan._plan import ComputedPlan, FirstOpen, check_shape, check_start
+
+if TYPE_CHECKING:
+    from penstock.plan._packing import PackFigures
 
 T = TypeVar("T")
 
@@ -258,6 +261,12 @@ class WindowPlan(ComputedPlan):
         """
         found = self._edges.find(epoch, self._begin + (step - self.first_step) * self._stride)
         return Place(*(found or (self.windows.count(epoch) or 0, 0))).code
+
+    def packing(self, epoch: int, step: int) -> PackFigures | None:
+        figures = getattr(self.windows, "figures", None)
+        count, number = self.windows.count(epoch), Place.of(self.consumed(epoch, step)).window
+        number = number if count is None else min(number, count - 1)
+        return None if figures is None or number < 0 else figures(epoch, number)
 
     def has(self, epoch: int, step: int) -> bool:
         return step < self.first_step or self._edges.find(epoch, self._index(step)) is not None

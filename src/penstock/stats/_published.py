@@ -26,6 +26,7 @@ from penstock.stats._figures import (
     Memory,
     Moment,
     Outage,
+    PackingFigures,
     Period,
     SlowSample,
     Spans,
@@ -35,7 +36,7 @@ from penstock.stats._figures import (
 
 _NESTED: dict[type, dict[str, type]] = {
     Stats: {"epoch": Period, "life": Period, "first_batch": FirstBatch, "memory": Memory, "machine": Machine}
-    | {"outage": Outage, "budget": BudgetFigures, "commits": CommitFigures},
+    | {"outage": Outage, "budget": BudgetFigures, "packing": PackingFigures, "commits": CommitFigures},
     Period: {"waits": Spans, "works": Spans, "cache": CacheFigures},
 }
 _LISTED: dict[type, dict[str, type]] = {

@@ -173,6 +173,12 @@ def _rest(stats: Stats) -> Iterator[str]:
         rows = budget.samples / max(1, budget.batches)
         text = f"{budget.used:.1%} used, {budget.padding:.1%} of it padding, {rows:.1f} samples in a batch"
         yield from _wrapped("token budget", text)
+    packing = stats.packing
+    if packing is not None:
+        lost = packing.truncated_tokens + packing.dropped_tokens
+        text = f"{packing.fill:.2%} of the rows filled, {packing.documents:,} documents in {packing.rows:,} rows"
+        text += f", {packing.split:,} split" if packing.split else ""
+        yield from _wrapped("packing", text + (f", {lost:,} tokens left out" if lost else ""))
     commits = stats.commits
     if commits is not None:
         again = f", {count(commits.twice)} commits of batches that were committed before" if commits.twice else ""
