@@ -41,8 +41,6 @@ from penstock.source._nested import fingerprint_of, method_of
 if TYPE_CHECKING:
     from penstock._session.explanation import Explanation
     from penstock._session.tuning import Tuning
-    from penstock.plan._packing import PackFigures
-    from penstock.plan._plan import WindowCosts
 
 S = TypeVar("S", bound=SeedReader)
 
@@ -76,12 +74,12 @@ class SeedSession(Session):
         super().__init__(
             f"DataLoader({type(self.dataset).__name__})", partial(displayed_settings, self.feed, self._face)
         )
-        if isinstance(self.epochs, CommittedEpochs):
-            self.measures.commits = self.epochs.figures
         self.skipped: list[tuple[Any, Exception]] = []  # of the epoch that was begun last
         self.foresight: Foresight | None = None
         self._reader: weakref.ref[SeedReader] | None = None  # of the epoch that was begun last
         self.reweighed: list[tuple[int, int]] = []  # epoch and step of each change of weights
+        # No reference to the session, which would be a cycle.
+        self.measures.planned = partial(_planned, self.feed, self.epochs, self.reweighed)
         self._begin_tuning()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -138,8 +136,6 @@ class SeedSession(Session):
             try:
                 run, start = self._run(engine, plan, start)
                 progress, scouts = epochs.progress_type(start, plan), self.measures.meter.scouts
-                self.measures.costs = partial(_costs, plan, progress) if self.options.batch_tokens else None
-                self.measures.packing = partial(_packing, plan, progress)
                 # Called before workers have anything to do. Its threads start only after the workers were forked.
                 self.foresight = foresee(self.foresight, self.dataset, plan, progress, scouts)
                 reader = kind(self, engine, run, progress)
@@ -499,9 +495,8 @@ class SeedSession(Session):
             self.foresight.close()
 
 
-def _packing(plan: AnyPlan | None, progress: Progress) -> PackFigures | None:
-    return plan.packing(progress.epoch, progress.steps) if isinstance(plan, ComputedPlan) else None
+def _planned(feed: Feed, epochs: Epochs, reweighed: list[tuple[int, int]]) -> dict[str, Any]:
+    import_whole("penstock._session.planned")
+    from penstock._session.planned import planned  # late: few programs need it
 
-
-def _costs(plan: AnyPlan | None, progress: Progress) -> WindowCosts | None:
-    return plan.costs(progress.epoch, progress.reached) if isinstance(plan, ComputedPlan) else None
+    return planned(feed, epochs, reweighed)

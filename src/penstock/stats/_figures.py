@@ -265,6 +265,37 @@ class PackingFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceFigures:
+    """What one source of a mixture has given in this epoch, to all ranks.
+
+    - `name`: the name of the source.
+    - `asked`, `share`: its present weight as a share, and its share of the samples, from 0 to 1.
+    - `samples`: the number of samples. `passes`: how often it was read, such as 1.5 for one and a half times.
+    - `tokens`, `token_share`: the tokens of these samples, estimated from the mean length of the source's samples,
+      and their share. None if the lengths of a source are not known.
+    """
+
+    name: str
+    asked: float
+    share: float
+    samples: int
+    passes: float
+    tokens: float | None = None
+    token_share: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureFigures:
+    """The sources of a mixture, and the changes of its weights in this loader: the epoch and the step of each.
+
+    With packed rows, the samples are the documents of all windows that were begun.
+    """
+
+    sources: tuple[SourceFigures, ...] = ()
+    changed: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class CommitFigures:
     """How many batches of a loader with `commit=True` were committed, over the loader's life.
 
@@ -345,6 +376,7 @@ class Stats:
     budget: BudgetFigures | None = None
     packing: PackingFigures | None = None
     commits: CommitFigures | None = None
+    mixture: MixtureFigures | None = None
 
     @property
     def verdict(self) -> str:
