@@ -186,6 +186,23 @@ def test_rows_are_in_another_order_in_each_epoch_and_window() -> None:
 # Best fit.
 
 
+@law
+@given(packed=windows(), size=st.integers(1, 4))
+def test_a_forecast_has_each_document_once_where_the_first_row_needs_it(packed: PackWindows, size: int) -> None:
+    plan, n = WindowPlan(packed, size, order=packed.order), packed.order.size(0)
+    upcoming = plan.upcoming(0)
+    forecast = upcoming.order.at(0, np.arange(n)).tolist()
+    assert sorted(forecast) == list(range(n))
+    needed: set[int] = set()
+    for step, keys in enumerate(plan.draw(0)):
+        needed |= {document for row in keys for document, _, _ in parts(row)}
+        reached, window = upcoming.reached(step + 1), packed.window
+        assert needed <= {*forecast[:reached]}
+        # Documents that are in no row are passed at the end of their window.
+        assert reached == n or {*forecast[reached // window * window : reached]} <= needed
+    assert upcoming.reached(plan.steps(0) or 0) == n
+
+
 def one_by_one(sizes: list[int], capacity: int) -> int:
     """Plain best fit decreasing: the number of rows."""
     free: list[int] = []
