@@ -460,7 +460,7 @@ class MixtureOrder:
         # Of each source, the release of the last sample that is missing, and the end of its window.
         windows = zip(missing, schedule.weights, strict=True)
         bounds = [((most - 1) * UNIT // w, -(-most * UNIT // w)) if most else (0, 0) for most, w in windows]
-        low, high = choose(bound[0] for bound in bounds), choose(bound[1] for bound in bounds)
+        low, high = (min(choose(ends), ENDLESS) for ends in zip(*bounds, strict=True))
         size, leaves = schedule.page, schedule.page // schedule.leaf
         page = _first(low // size, high // size + 1, lambda number: ends_by(schedule.edge(number * leaves)))
         low, high = max(low, (page - 1) * size), min(high, page * size)

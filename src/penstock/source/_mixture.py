@@ -368,14 +368,14 @@ def _source(name: str, given: Any) -> Any:
         raise TypeError(f"source {name!r} is a stream, and a mixture needs datasets with keys.")
     found = dataset(given)
     found = found.dataset if type(found) is SameKeys else found
-    if getattr(found, "endless", False):
-        raise TypeError(
-            f"source {name!r}, {shown(found)}, has no end. Give it without repeat(): the mixture repeats it."
-        )
     if method_of(found, "__order__"):
         raise TypeError(
             f"source {name!r}, {shown(found)}, is a mixture, which cannot be inside another. Give all sources "
             "to one mix(), with the products of their weights."
+        )
+    if getattr(found, "endless", False):
+        raise TypeError(
+            f"source {name!r}, {shown(found)}, has no end. Give it without repeat(): the mixture repeats it."
         )
     if not hasattr(found, "__len__"):
         raise TypeError(f"source {name!r}, {shown(found)}, has no len(), which a mixture needs.")
