@@ -3,8 +3,8 @@
     python examples/train_gpt.py
 
 makes three small sources (Parquet, Megatron's files and JSON lines), mixes and packs them, and trains four times with
-torchrun: on 2 ranks without a disturbance; on 2 ranks until a rank is killed; and from the last checkpoint of that run
-on 1 and on 3 ranks. Each run prints one line for each step: a hash of the batch of all ranks, the number of
+torchrun: on 2 ranks without a disturbance; on 2 ranks until a rank is killed; and from the last checkpoint of that
+run on 1 and on 3 ranks. Each run prints one line for each step: a hash of the batch of all ranks, the number of
 documents in it, and the loss. The lines of the continued runs are those of the undisturbed run.
 
 It needs `pip install "penstock[parquet]" torch` and takes about a minute on 2 cores. Only `train` and what it

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import penstock
+from penstock.errors import StateError
 from penstock.plan import Order
 from penstock.plan._windows import ItemTable
 
@@ -102,9 +105,18 @@ def test_a_state_of_rows_continues_on_any_ranks(
 
 
 def continues(
-    dataset: Any, world: int, shape: dict[str, Any], data: st.DataObject, samples: Any, expected: Counter[int]
+    dataset: Any,
+    world: int,
+    shape: dict[str, Any],
+    data: st.DataObject,
+    samples: Any,
+    expected: Counter[int],
+    refused: list[StateError] | None = None,
 ) -> None:
-    """Reads some steps on each rank, then the rest from their states, on the same ranks and on others."""
+    """Reads some steps on each rank, then the rest from their states, on the same ranks and on others.
+
+    With `refused`, another number of ranks may refuse the states. The errors are added to it.
+    """
 
     def loaders(world: int) -> list[Any]:
         return [penstock.DataLoader(dataset, shard=(rank, world), **shape) for rank in range(world)]
@@ -125,7 +137,13 @@ def continues(
         return
     others = loaders(data.draw(st.integers(1, 5)))
     for loader in others:
-        loader.load_state_dict(data.draw(st.sampled_from(states)))
+        try:
+            loader.load_state_dict(data.draw(st.sampled_from(states)))
+        except StateError as error:
+            if refused is None:
+                raise
+            refused.append(error)
+            return
         seen.update(number for b in loader.batches() for number in kept(samples, b.data, b.pad))
     assert seen == expected
 
@@ -137,3 +155,194 @@ def flat(batch: Any) -> Any:
 def kept(samples: Any, batch: Any, pad: int) -> list[int]:
     found: list[int] = samples(batch[: len(batch) - pad])
     return found
+
+
+# Batches by a budget of tokens.
+
+LENGTHS = st.one_of(
+    st.lists(st.integers(0, 40), max_size=80),
+    st.lists(st.sampled_from([0, 1, 2, 39, 40]), max_size=80),
+    st.integers(0, 80).map(lambda n: [7] * n),
+)
+
+
+def samples(lengths: Sequence[int]) -> list[list[int]]:
+    """Samples of these lengths. An element is the number of its sample, and tells it in a padded batch."""
+    return [[number] * length for number, length in enumerate(lengths)]
+
+
+@st.composite
+def budgets(draw: st.DrawFn) -> dict[str, Any]:
+    padding: dict[str, Any] = {"value": -1}
+    width = draw(st.sampled_from(["multiple", "buckets"]))
+    if width == "multiple":
+        padding["multiple"] = draw(st.sampled_from([1, 4]))
+    else:
+        padding["buckets"] = [*sorted(draw(st.sets(st.integers(1, 39), max_size=3))), 40]
+    if draw(KINDS):
+        padding["max_length"] = 20
+    return {
+        "collate_fn": penstock.pad(**padding),
+        "batch_tokens": draw(st.integers(48, 200)),
+        "batch_multiple": draw(st.sampled_from([1, 1, 3])),
+        "balance": draw(st.sampled_from([None, "tokens", "quadratic"])),
+        "shuffle": draw(KINDS),
+        "seed": draw(st.integers(0, 5)),
+    }
+
+
+def loader_of(lengths: Sequence[int], rank: int = 0, world: int = 1, **settings: Any) -> Any:
+    return penstock.DataLoader(samples(lengths), lengths=lengths, shard=(rank, world), **settings)
+
+
+@law
+@given(lengths=LENGTHS, world=st.integers(1, 5), settings=budgets())
+def test_each_sample_comes_once_within_the_budget_and_in_equal_steps(
+    lengths: list[int], world: int, settings: dict[str, Any]
+) -> None:
+    seen, steps = Counter[int](), set()
+    for rank in range(world):
+        loader = loader_of(lengths, rank, world, **settings)
+        batches = list(loader.batches())
+        steps |= {len(batches), len(loader)}
+        for batch in batches:
+            values, its, _ = batch.data
+            assert batch.index is not None
+            keys = batch.index.tolist()
+            pad = settings["collate_fn"]
+            longest = max(min(lengths[key], pad.max_length or 40) for key in keys)
+            buckets = [bucket for bucket in pad.buckets if bucket >= longest]
+            assert values.shape == (len(keys), buckets[0] if buckets else -(-longest // pad.multiple) * pad.multiple)
+            assert values.size > 0 or not longest
+            assert values.size <= settings["batch_tokens"]
+            assert its.tolist() == [min(lengths[key], pad.max_length or 40) for key in keys]
+            seen.update(keys[: len(keys) - batch.pad])
+    assert len(steps) == 1
+    assert seen == Counter(range(len(lengths)))
+
+
+@law
+@given(lengths=LENGTHS, world=st.integers(1, 4), settings=budgets(), data=st.data())
+def test_a_state_of_a_budget_continues_on_any_ranks(
+    lengths: list[int], world: int, settings: dict[str, Any], data: st.DataObject
+) -> None:
+    settings |= {"collate_fn": keyed, "lengths": lengths}
+    continues(Numbered(len(lengths)), world, settings, data, list, Counter(range(len(lengths))))
+
+
+class Numbered(penstock.Dataset[int]):
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, key: int) -> int:
+        return key
+
+
+def keyed(keys: list[int]) -> list[int]:
+    return keys
+
+
+# A fixed batch size, dealt by cost.
+
+
+@st.composite
+def balances(draw: st.DrawFn) -> dict[str, Any]:
+    return {
+        "batch_size": draw(st.integers(1, 4)),
+        "last_batch": draw(st.sampled_from(["keep", "pad"])),
+        "balance": draw(st.sampled_from(["tokens", "quadratic"])),
+        "accumulate": draw(st.sampled_from([1, 1, 3])),
+        "shuffle": draw(KINDS),
+        "seed": draw(st.integers(0, 5)),
+        "collate_fn": keyed,
+    }
+
+
+@law
+@given(lengths=LENGTHS, world=st.integers(1, 4), settings=balances(), data=st.data())
+def test_a_state_of_dealt_steps_continues_on_any_ranks(
+    lengths: list[int], world: int, settings: dict[str, Any], data: st.DataObject
+) -> None:
+    settings |= {"lengths": lengths}
+    together = settings["accumulate"]
+    refused: list[StateError] = []
+    continues(Numbered(len(lengths)), world, settings, data, list, Counter(range(len(lengths))), refused)
+    assert together > 1 or not refused
+    assert all("dealt together" in str(error) for error in refused)
+
+
+@law
+@given(lengths=LENGTHS, world=st.integers(1, 4), settings=balances())
+def test_dealing_by_cost_keeps_the_samples_of_each_group_of_steps(
+    lengths: list[int], world: int, settings: dict[str, Any]
+) -> None:
+    groups: list[Counter[tuple[int, int]]] = []
+    together = settings["accumulate"]
+    for more in ({}, {"balance": None, "accumulate": 1}):
+        seen: Counter[tuple[int, int]] = Counter()
+        for rank in range(world):
+            measured = {} if more else {"lengths": lengths}
+            loader = penstock.DataLoader(
+                Numbered(len(lengths)), shard=(rank, world), **{**settings, **measured, **more}
+            )
+            for step, keys in enumerate(loader):
+                seen.update((step // together, key) for key in keys)
+        groups.append(seen)
+    assert groups[0] == groups[1]
+
+
+# Workers, and damaged states.
+
+DATA_OF_ALL_KINDS: list[tuple[Any, dict[str, Any]]] = [
+    (Pairs(np.arange(40)), {"batch_size": 3}),
+    (Numbered(60), {"batch_tokens": 40, "lengths": np.arange(60) % 11, "collate_fn": keyed}),
+    (
+        Numbered(60),
+        {"batch_size": 4, "balance": "tokens", "accumulate": 2, "lengths": np.arange(60) % 11, "collate_fn": keyed},
+    ),
+]
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_workers_give_the_same_stream_in_every_epoch(number: int) -> None:
+    dataset, settings = DATA_OF_ALL_KINDS[number]
+    streams = []
+    for workers in (0, 2):
+        with penstock.DataLoader(dataset, shuffle=True, seed=3, num_workers=workers, **settings) as loader:
+            streams.append([[np.asarray(batch).tolist() for batch in loader] for _ in range(3)])
+    assert streams[0] == streams[1]
+    assert streams[0][0] != streams[0][1]
+
+
+@law
+@given(number=st.integers(0, 2), data=st.data())
+def test_damaged_numbers_in_a_state_are_refused_and_never_raise_anything_else(
+    number: int, data: st.DataObject
+) -> None:
+    dataset, settings = DATA_OF_ALL_KINDS[number]
+
+    def loader(world: int) -> Any:
+        return penstock.DataLoader(dataset, shuffle=True, seed=3, shard=(0, world), **settings)
+
+    first = loader(2)
+    steps = iter(first)
+    for _ in range(data.draw(st.integers(0, 3))):
+        next(steps)
+    state = first.state_dict()
+    wrong = st.one_of(
+        st.integers(0, 9), st.integers(0, 1 << 64), st.sampled_from([1 << 32, 1 << 48, (2 << 48) + 1, None])
+    )
+    state |= {
+        name: data.draw(wrong) for name in data.draw(st.sets(st.sampled_from(["consumed", "steps"]), min_size=1))
+    }
+    other = loader(data.draw(st.integers(1, 3)))
+    try:
+        other.load_state_dict(state)
+    except StateError:
+        assert isinstance(len(other), int)  # unchanged
+    else:
+        assert isinstance(len(other), int)
+        list(other)

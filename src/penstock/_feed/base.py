@@ -186,7 +186,8 @@ class Feed:
     def __init__(self, dataset: Any, options: Options, borrow: Borrow | None = None) -> None:
         self.dataset = dataset
         self.options = options
-        self.batched = options.batch_size is not None or options.batch_sampler is not None
+        whole = options.batch_sampler, options.batch_tokens
+        self.batched = options.batch_size is not None or whole != (None, None)
         self._borrow = borrow  # seeds the global generators while a sampler or stream is read in this process
         self.check()
 

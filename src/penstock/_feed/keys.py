@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from penstock._feed.base import AnyPlan, Begin, Feed, Now, Run, as_index
 from penstock._fill.cast import Empty
 from penstock._printable import counted
 from penstock._resume.reading import Mark, Reading, has_state
+from penstock._system.interrupts import import_whole
 from penstock._system.panics import ordinary
 from penstock._wire.task import Mended, Task, shorten
 from penstock._work.fetch import Fetch
@@ -24,8 +25,10 @@ from penstock.plan import ComputedPlan, Order, OrderPlan, SamplerPlan, Sequentia
 from penstock.plan._blocks import WINDOW
 from penstock.plan._order import Passes
 from penstock.plan._samplers import BatchSampler, order_of
-from penstock.plan._windows import WindowPlan, Windows
 from penstock.source._nested import blocks_of, method_of, pass_of
+
+if TYPE_CHECKING:
+    from penstock._feed.planner import Planner
 
 
 class KeyFetch(Fetch):
@@ -101,6 +104,7 @@ class ByKey(Feed):
     names = "keys", "key"
     fetch = KeyFetch
     knows_end = True
+    _planner: Planner | None = None
 
     def check(self) -> None:
         if isinstance(self.dataset, (str, os.PathLike)):
@@ -117,14 +121,14 @@ class ByKey(Feed):
                 "__len__, or derive from penstock.IterableDataset for a stream."
             )
         given = self.options.sampler is not None or self.options.batch_sampler is not None
-        self._makes_items = not given and method_of(self.dataset, "__windows__") is not None
-        if self._makes_items:
+        self.makes_items = not given and method_of(self.dataset, "__windows__") is not None
+        if self.makes_items:
             self._check_items()
-        self._has_order = not given and method_of(self._source, "__order__") is not None
-        given = given or self._has_order
-        if not given and not isinstance(self._source, Sized):
+        self.has_order = not given and method_of(self.source, "__order__") is not None
+        given = given or self.has_order
+        if not given and not isinstance(self.source, Sized):
             raise TypeError(
-                f"{type(self._source).__name__} has no __len__, which the order of its samples needs. Define it, or "
+                f"{type(self.source).__name__} has no __len__, which the order of its samples needs. Define it, or "
                 "pass sampler= or batch_sampler=."
             )
         if not given and isinstance(self.dataset, Mapping) and isinstance(next(iter(self.dataset), 0), str):
@@ -158,18 +162,18 @@ class ByKey(Feed):
         return options.sampler if options.batch_sampler is None else options.batch_sampler
 
     def length(self) -> int | None:
-        source = self._source
+        source = self.source
         # The length of a mixture depends on its weights, and it has a state of its own.
-        has_length = isinstance(source, Sized) and not self._is_endless() and not self._has_order
+        has_length = isinstance(source, Sized) and not self._is_endless() and not self.has_order
         return len(source) if has_length else None
 
     def _is_endless(self) -> bool:
-        return getattr(self._source, "endless", False) is True
+        return getattr(self.source, "endless", False) is True
 
     @property
-    def _source(self) -> Any:
+    def source(self) -> Any:
         """The dataset whose keys are put in order: the documents, if the loader's dataset makes items of them."""
-        return self.dataset.documents if self._makes_items else self.dataset
+        return self.dataset.documents if self.makes_items else self.dataset
 
     def _check_items(self) -> None:
         name, options = type(self.dataset).__name__, self.options
@@ -177,6 +181,12 @@ class ByKey(Feed):
             raise ValueError(
                 f"batch_size=None is not possible with a {name}, whose samples are made of documents and come in "
                 "batches. Use batch_size=1."
+            )
+        if options.batch_tokens is not None or options.balance is not None:
+            setting = "balance=" if options.batch_tokens is None else "batch_tokens="
+            raise ValueError(
+                f"{setting} is for samples that differ in length, but those of a {name} are planned to have one "
+                "length. Use batch_size=."
             )
         if options.last_batch == "rollover":
             raise ValueError(
@@ -210,40 +220,25 @@ class ByKey(Feed):
 
     def _computed(self, order: Order, seed: int) -> ComputedPlan:
         options = self.options
-        padded, rollover = options.last_batch == "pad", options.last_batch == "rollover"
-        if not self._makes_items:
+        if options.batch_tokens is None and options.balance is None and not self.makes_items:
+            padded, rollover = options.last_batch == "pad", options.last_batch == "rollover"
             return OrderPlan(order, options.batch_size, options.drop_last, padded, *options.shard, rollover=rollover)
-        windows = self._windows(order, seed if options.shuffle or self._has_order else None)
-        shape = options.batch_size or 1, options.drop_last, padded, *options.shard
-        return self._kept(WindowPlan(windows, *shape, order=order))
+        if self._planner is None:
+            import_whole("penstock._feed.planner")
+            from penstock._feed.planner import Planner  # late: few programs need it
 
-    def _windows(self, order: Order, seed: int | None) -> Windows:
-        """Returns the windows of the dataset, the same object as before if their order is equal."""
-        before = self._last
-        if isinstance(before, WindowPlan) and (before.order, self._last_seed) == (order, seed):
-            return before.windows
-        self._last_seed = seed
-        made: Windows = self.dataset.__windows__(order, seed)
-        return made
-
-    def _kept(self, plan: ComputedPlan) -> ComputedPlan:
-        """Returns the last plan if it is equal, because it knows the windows that it has computed."""
-        if self._last is None or self._last != plan:
-            self._last = plan
-        return self._last
-
-    _last: ComputedPlan | None = None
-    _last_seed: int | None = None
+            self._planner = Planner()
+        return self._planner.plan(self, order, seed)
 
     def forget(self) -> None:
-        self._last = None
+        self._planner = None
 
     def _order(self, seed: int) -> Order | None:
         """Returns the order of the keys as a computable `Order`, or None if the sampler must be iterated."""
         if self.options.sampler is not None:
             return order_of(self.options.sampler, seed)
-        source = self._source
-        if self._has_order:
+        source = self.source
+        if self.has_order:
             order: Order = source.__order__(seed, self.options.window or WINDOW)
             return order
         once = pass_of(source)
@@ -266,6 +261,7 @@ class ByKey(Feed):
         return Run(numbers, epoch, steps, plan, at, read_from=reading)
 
     def replacements(self, plan: AnyPlan | None) -> Order | None:
+        # A replacement from elsewhere could be longer than a budget allows, or a document in place of a row of them.
         return plan.order if self.options.on_error == "replace" and isinstance(plan, OrderPlan) else None
 
     def steps(self, epoch: int, plan: AnyPlan | None) -> int:
@@ -297,6 +293,8 @@ class ByKey(Feed):
     def batch_sampler(self, now: Now) -> Any:
         if self.options.batch_sampler is not None or not self.batched:
             return self.options.batch_sampler
+        if self.options.batch_tokens is not None:
+            return BatchesOfKeys(now)
         return BatchSampler(self.sampler(now), self.options.batch_size or 1, self.options.drop_last)
 
 
@@ -344,3 +342,26 @@ class Keys:
             return plan, epoch
         whole = plan.world == 1 and not plan.padded and not plan.rollover
         return OrderPlan(plan.order, None) if whole else plan, epoch
+
+
+class BatchesOfKeys:
+    """The keys of each batch of the loader's current epoch, in order, as lists."""
+
+    def __init__(self, now: Now) -> None:
+        self._now = now
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        plan, epoch = self._computed()
+        return map(plain, plan.draw(epoch))
+
+    def __len__(self) -> int:
+        plan, epoch = self._computed()
+        steps = plan.steps(epoch)
+        if steps is None:
+            raise TypeError("The epoch has no end, and so no len().")
+        return steps
+
+    def _computed(self) -> tuple[ComputedPlan, int]:
+        plan, epoch = self._now()
+        assert isinstance(plan, ComputedPlan)
+        return plan, epoch

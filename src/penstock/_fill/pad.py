@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -41,6 +42,14 @@ class Pad:
     max_length: int | None
     fields: tuple[Any, ...] | None
     ragged: bool
+    buckets: tuple[int, ...] = ()
+
+    @property
+    def padding(self) -> Pad:
+        return self
+
+    def with_padding(self, pad: Pad) -> Pad:
+        return pad
 
     def __call__(self, samples: Sequence[Any]) -> Any:
         return self.into(samples, np.empty)
@@ -167,7 +176,7 @@ class Pad:
     def _padded(self, column: list[Any], name: Any, empty: Empty) -> tuple[NDArray[Any], NDArray[np.int64]]:
         arrays, dtype = self._arrays(column)
         lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
-        width = -(-int(lengths.max()) // self.multiple) * self.multiple
+        width = self._width(int(lengths.max()))
         fill = self._fill(name, dtype)
         out = empty((len(arrays), width, *arrays[0].shape[1:]), dtype)
         for row, array, length in zip(out, arrays, lengths.tolist(), strict=True):
@@ -178,6 +187,17 @@ class Pad:
                 row[width - length :] = array
                 row[: width - length] = fill
         return out, lengths
+
+    def _width(self, length: int) -> int:
+        if not self.buckets:
+            return -(-length // self.multiple) * self.multiple
+        at = bisect.bisect_left(self.buckets, length)
+        if at == len(self.buckets):
+            raise Misfit(
+                f"the longest sample has {length} elements, but the largest bucket is {self.buckets[-1]}. Add a "
+                "bucket that holds it, or pass max_length= to cut samples"
+            )
+        return self.buckets[at]
 
     def _fill(self, name: Any, dtype: np.dtype[Any]) -> Any:
         value = self.value.get(name, 0) if isinstance(self.value, Mapping) else self.value
@@ -254,6 +274,7 @@ def pad(
     max_length: int | None = None,
     fields: Sequence[Any] | None = None,
     ragged: bool = False,
+    buckets: Sequence[int] | None = None,
 ) -> Callable[[Sequence[Any]], Any]:
     """Returns a `collate_fn` for samples of variable length, such as token sequences.
 
@@ -268,6 +289,8 @@ def pad(
     - `value` is the padding. A dict gives each field its own: `{"labels": -100}`.
     - `multiple`: padded lengths are multiples of this number. Together with `max_length`, this limits the number of
       different lengths, which suits compiled code.
+    - `buckets`: a list of the only padded lengths that may occur, such as `[128, 256, 512]`. A batch gets the
+      smallest one that is long enough.
     - `side` is where the padding is: `"right"` (at the end) or `"left"`.
     - `max_length`: samples are cut off after that many elements.
     - `ragged=True`: instead of padding, a field becomes a tuple `(values, offsets)`. Sample i is
@@ -294,4 +317,23 @@ def pad(
         raise ValueError(f'side must be "right" or "left", got {side!r}.')
     if isinstance(fields, str):
         raise TypeError(f"fields must be a list of names, such as [{fields!r}], got a str.")
-    return Pad(value, int(multiple), side, max_length, None if fields is None else tuple(fields), ragged)
+    listed = checked_buckets("buckets", buckets)
+    if listed and (multiple > 1 or ragged):
+        other = f"multiple={multiple}" if multiple > 1 else "ragged=True"
+        raise ValueError(f"buckets={list(listed)} and {other} are mutually exclusive.")
+    return Pad(value, int(multiple), side, max_length, None if fields is None else tuple(fields), ragged, listed)
+
+
+def padding_of(collate_fn: Any) -> Pad | None:
+    """Returns the padding of a collate function, or None if it is no `penstock.pad`."""
+    found = getattr(collate_fn, "padding", None)
+    return found if isinstance(found, Pad) else None
+
+
+def checked_buckets(name: str, value: Any) -> tuple[int, ...]:
+    """Returns lists of padded lengths as a tuple. Raises ValueError unless they are increasing integers from 1 on."""
+    found = () if value is None else tuple(np.atleast_1d(np.asarray(value)).tolist())
+    whole = all(type(each) is int and each >= 1 for each in found)
+    if not whole or list(found) != sorted(set(found)) or (value is not None and not found):
+        raise ValueError(f"{name} must be increasing lengths of 1 or more, such as [128, 256, 512], got {value!r}.")
+    return found

@@ -23,7 +23,9 @@ from penstock.plan._order import ENDLESS
 VERSION = 1
 
 # The largest number of steps in `beyond`. No loader hands out more steps early.
-_MOST_BEYOND = 10**6
+MOST_BEYOND = 10**6
+
+_LATER = ("epoch", "steps", "beyond", "consumed")  # the parts of a state that differ between epochs
 
 # These settings may differ if the number of ranks is different when an order continues.
 _SHAPE = ("world", "batch_size", "last_batch")
@@ -37,7 +39,9 @@ class State(NamedTuple):
     `consumed` is the number of samples of the order that all ranks used for these steps, or None if the order is
     unknown. `mark` is the position of a sampler or stream that has a state, after these steps or earlier. It stays
     pickled until it is needed. `dataset` is the state of a dataset with keys. `about` describes the loader, because
-    another loader would have different steps.
+    another loader would have different steps. `later` has the states of the epochs that follow, if they were begun
+    before every batch of this epoch was committed. `dealt` has the steps and `consumed` with which another number of
+    ranks took over in this epoch, if one did.
     """
 
     epoch: int
@@ -48,11 +52,13 @@ class State(NamedTuple):
     consumed: int | None = 0
     mark: bytes | Mark | None = None
     dataset: Any = None
+    later: tuple[State, ...] = ()
+    dealt: tuple[int, int] | None = None
 
     @property
     def begun(self) -> bool:
-        """True if any step of the epoch has been handed out."""
-        return bool(self.steps or self.beyond)
+        """True if any step of the epoch, or of a later epoch, has been handed out (or committed, see `Commits`)."""
+        return bool(self.steps or self.beyond) or any(each.begun for each in self.later)
 
     def as_dict(self) -> dict[str, Any]:
         mark = opened(self.mark)
@@ -61,7 +67,11 @@ class State(NamedTuple):
             "about": dict(self.about),
             "mark": None if mark is None else mark._asdict(),
         }
-        return {"penstock": VERSION, **self._asdict(), **plain}
+        state = {"penstock": VERSION, **self._asdict(), **plain}
+        del state["later"], state["dealt"]
+        if self.dealt is not None:
+            state["dealt"] = list(self.dealt)
+        return with_later(state, [each.as_dict() for each in self.later])
 
     @classmethod
     def parse(cls, value: object) -> State:
@@ -87,6 +97,7 @@ class State(NamedTuple):
                 f"The resume state has version {value['penstock']!r}, but this penstock knows version {VERSION}. "
                 "Load it with the penstock that made it."
             )
+        value = {"later": [], "dealt": None, **value}  # most states have neither
         missing = [name for name in cls._fields if name not in value]
         if missing:
             raise damaged(f"it lacks {', '.join(map(repr, missing))}")
@@ -100,8 +111,27 @@ class State(NamedTuple):
         if mark is not None and mark.read > steps * world:
             raise damaged(f"'mark' is after batch {mark.read}, but 'steps' is only {steps}")
         epoch, beyond = number(value, "epoch", 1 << 62), _from_ranges(value["beyond"], steps)
-        seed, consumed = (None if value[name] is None else number(value, name) for name in ("seed", "consumed"))
-        return cls(epoch, steps, beyond, seed, dict(about), consumed, mark, value["dataset"])
+        seed = None if value["seed"] is None else number(value, "seed")
+        # A position, or a `Place`.
+        consumed = None if value["consumed"] is None else number(value, "consumed", 1 << 96)
+        dealt = _dealt(value["dealt"], steps, consumed)
+        found = cls(epoch, steps, beyond, seed, dict(about), consumed, mark, value["dataset"], (), dealt)
+        return found._replace(later=found._later(value))
+
+    def _later(self, value: Mapping[str, Any]) -> tuple[State, ...]:
+        """Returns the states of later epochs. They have all that is not in `_LATER` from this state."""
+        given = value["later"]
+        if not isinstance(given, (list, tuple)) or not all(_is_later(each) for each in given):
+            raise damaged(f"'later' is {given!r}, not a list of epochs")
+        size = len(self.beyond)
+        found: list[State] = []
+        for epoch, each in enumerate(given, self.epoch + 1):
+            later = State.parse({**value, **each, "mark": None, "dataset": None, "later": [], "dealt": None})
+            size += len(later.beyond)
+            if later.epoch != epoch or size > MOST_BEYOND:
+                raise damaged(f"'later' is {given!r}, not the epochs from {self.epoch + 1} on")
+            found.append(later)
+        return tuple(found)
 
     def check(self, about: Mapping[str, Any]) -> None:
         """Raises StateError if the state does not fit a loader with this description.
@@ -133,7 +163,7 @@ class State(NamedTuple):
                 "depend on the number of ranks."
             )
             otherwise = ""
-        elif self.beyond:
+        elif self.beyond or self.later:
             why = "Its steps were not handed out in order, so the number of samples does not say which are left."
         elif self.consumed is None:
             why = (
@@ -231,7 +261,7 @@ class Progress:
     def finish(self, end: bytes | None, ends: Mapping[int, bytes] = {}) -> None:  # never changed
         """Records that the epoch is over. `end` is the position where the next epoch starts (see `Run.end`)."""
         # An epoch without batches keeps no mark, because a mark would require the next epoch to have batches.
-        self._end = end if self.steps else None
+        self._end = end if self.reached else None
         self.is_over = True
 
     def __copy__(self) -> Progress:
@@ -242,6 +272,11 @@ class Progress:
     @property
     def steps(self) -> int:
         return self._at[0]
+
+    @property
+    def reached(self) -> int:
+        """The first step that was not handed out."""
+        return self.steps
 
     @property
     def mark(self) -> bytes | Mark | None:
@@ -268,11 +303,13 @@ class Progress:
         if isinstance(plan, ComputedPlan) and consumed is None:
             consumed = plan.consumed(self.epoch, steps)
         state = State(self.epoch, steps, tuple(beyond), None, self._about, consumed, mark or self.begin.mark)
-        return state.as_dict()
+        return state._replace(dealt=self.begin.dealt).as_dict()
 
 
 class Epochs:
     """The epochs of a loader. If the loader is replaced, its successor takes them over."""
+
+    progress_type: type[Progress] = Progress
 
     def __init__(self) -> None:
         self.next = 0
@@ -280,6 +317,7 @@ class Epochs:
         self.begun: int | None = None
         self.progress: Progress | None = None  # of the epoch that was begun last
         self.loaded: State | None = None
+        self.resumed: State | None = None  # the state that was loaded last, also after its epoch has begun
 
     @property
     def current(self) -> int:
@@ -288,17 +326,26 @@ class Epochs:
 
     def set(self, epoch: int) -> None:
         self.next, self.begun = epoch, None
-        self.progress = self.loaded = None
+        self.progress = self.loaded = self.resumed = None
 
     def load(self, state: State) -> None:
         self.set(state.epoch)
-        self.loaded, self.are_fresh = state, False
+        self.loaded = self.resumed = state
+        self.are_fresh = False
 
     def start(self) -> State:
         if self.loaded is not None:
             return self.loaded
         before = self.progress
         return State(self.next, 0, mark=before.mark if before is not None and before.is_over else None)
+
+    @property
+    def later(self) -> tuple[State, ...]:
+        """The epochs after the next one, of a state that was loaded, in which steps were committed."""
+        return () if self.loaded is None else self.loaded.later
+
+    def check_read(self) -> None:
+        """Raises RuntimeError if the next epoch may not begin yet."""
 
     def as_dict(self, about: Callable[[], dict[str, Any]], beginning: Callable[..., bytes | None]) -> dict[str, Any]:
         """Returns the state as a dict, without the seed and the dataset's state.
@@ -399,6 +446,16 @@ def number(value: Mapping[str, Any], name: str, end: int = 1 << 64) -> int:
     return found
 
 
+def with_later(state: dict[str, Any], later: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Adds the states of later epochs to a state. It has no `later` if there are none."""
+    parts = [{name: each[name] for name in _LATER} for each in later]
+    return {**state, "later": parts} if parts else state
+
+
+def _is_later(value: object) -> bool:
+    return isinstance(value, Mapping) and set(value) == set(_LATER)
+
+
 def _as_ranges(steps: Iterable[int]) -> list[list[int]]:
     """Returns the steps as sorted [first, last] ranges."""
     ranges: list[list[int]] = []
@@ -412,15 +469,26 @@ def _as_ranges(steps: Iterable[int]) -> list[list[int]]:
 
 def _from_ranges(value: object, steps: int) -> tuple[int, ...]:
     try:
-        if sum(max(0, last - first + 1) for first, last in value) > _MOST_BEYOND:  # type: ignore[attr-defined]
+        if sum(max(0, last - first + 1) for first, last in value) > MOST_BEYOND:  # type: ignore[attr-defined]
             raise ValueError
         found = [step for first, last in value for step in range(first, last + 1)]  # type: ignore[attr-defined]
         if found != sorted(set(found)) or (found and found[0] <= steps):
             raise ValueError
     except (TypeError, ValueError):
-        most = f"at most {_MOST_BEYOND} steps after {steps}"
+        most = f"at most {MOST_BEYOND} steps after {steps}"
         raise damaged(f"'beyond' is {value!r}, not increasing pairs of {most}") from None
     return tuple(found)
+
+
+def _dealt(value: object, steps: int, consumed: int | None) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    with suppress(TypeError, ValueError, StateError):
+        pair: list[Any] = list(value)  # type: ignore[call-overload]
+        before, used = (number({"dealt": each}, "dealt", 1 << 96) for each in pair)
+        if before <= steps and consumed is not None and used <= consumed:
+            return before, used
+    raise damaged(f"'dealt' is {value!r}, not the steps and samples before the others")
 
 
 def _mark(value: object) -> Mark | None:

@@ -29,7 +29,7 @@ class Foresight:
     def __init__(self, told: Foresee, plan: ComputedPlan, progress: Progress, counts: CacheCounts) -> None:
         self._process = os.getpid()
         self._progress = progress
-        self._forecast = Forecast(plan, progress.epoch, partial(getattr, progress, "steps"))
+        self._forecast = Forecast(plan, progress.epoch, partial(getattr, progress, "reached"))
         self._forecast.counts = counts
         with interrupts_deferred():  # otherwise the returned object might be lost, and never closed
             ends_at_exit(self)
@@ -46,7 +46,7 @@ class Foresight:
     def continues(self, plan: ComputedPlan, progress: Progress) -> bool:
         """Moves the forecast to the epoch that is starting. Returns False if a new `Foresight` is needed."""
         over = self._returned is not None and self._progress.is_over and self._process == os.getpid()
-        if not over or not self._forecast.continues(plan, progress.epoch, partial(getattr, progress, "steps")):
+        if not over or not self._forecast.continues(plan, progress.epoch, partial(getattr, progress, "reached")):
             return False
         self._progress = progress
         return True

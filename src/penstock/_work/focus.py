@@ -80,6 +80,12 @@ class Focus(Source):
             found = self.rngs[row] = seeding.generator(self.job.seed, self.task.epoch, *of)
         return found
 
+    def rng_of(self, key: Any) -> Generator:
+        import_whole("penstock._work.seeding")
+        from penstock._work import seeding  # late: see InlineBackend
+
+        return seeding.generator(self.job.seed, self.task.epoch, seeding.number_of(key), seeding.SAMPLE)
+
     # The samples.
 
     @property

@@ -358,6 +358,19 @@ def _lists(array: Any) -> Cells:
     return ListCells(array, values, edges, plain)
 
 
+def is_tokens(kind: Any) -> bool:
+    """True for lists of integers of any length."""
+    is_list = kinds.is_list(kind) or kinds.is_large_list(kind)
+    return bool(is_list and kinds.is_integer(kind.value_type))
+
+
+def list_lengths(array: Any) -> NDArray[np.int64]:
+    """Returns the number of elements of each list in a column of lists, from their offsets. A null has none."""
+    edges = _edges(array, "i8" if kinds.is_large_list(array.type) else "i4", len(array.values))
+    lengths, valid = np.diff(edges).astype(np.int64), _valid(array)
+    return lengths if valid is None else lengths * valid
+
+
 def _text(array: Any) -> Cells:
     kind = array.type
     is_string = not is_binary(kind)

@@ -18,7 +18,7 @@ from penstock.formats._blocks import KEEP
 from penstock.formats._format import Format
 from penstock.formats._inspection import FieldInfo
 from penstock.formats._table import Table, need_pyarrow
-from penstock.source._nested import gathers_numpy
+from penstock.source._nested import Lengths, gathers_numpy
 
 _LOOKED_AT = 15  # rows in a fingerprint, besides the first
 
@@ -74,6 +74,13 @@ class HuggingFace(Table):
         If `select` or `shuffle` has chosen the rows, or if `is_direct` is False, all rows form one block.
         """
         return self._starts if self._chosen is None and self.is_direct else self.edges
+
+    @property
+    def __lengths__(self) -> Lengths:
+        if not self.is_direct:
+            raise AttributeError("its samples are made by the dataset, so their lengths are not known")
+        lengths = super().__lengths__
+        return lengths if self._chosen is None else lambda: lengths()[self._chosen]
 
     def sample(self, row: int) -> Any:
         if not self.is_direct:

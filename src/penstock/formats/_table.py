@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence, Set
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
@@ -27,7 +27,7 @@ from penstock.formats._format import Format
 from penstock.formats._inspection import FieldInfo
 from penstock.plan._forecast import Forecast
 from penstock.source._array import checked_keys
-from penstock.source._nested import gathers_numpy
+from penstock.source._nested import TOKENS, Lengths, gathers_numpy
 
 if TYPE_CHECKING:
     from penstock.formats._cells import Cells
@@ -239,6 +239,34 @@ class Table(Format):
         if type(empty) is FieldMemory:
             fields = empty.below(self.columns)
         return [_Out(each, row, size, its) for each, its in zip(block, fields, strict=True)]
+
+    @property
+    def __lengths__(self) -> Lengths:
+        """Returns the number of tokens of each row, from the offsets of the lists. No token is read.
+
+        Missing if no column has lists of integers, or if the offsets cannot be read without the lists (Parquet,
+        compressed or remote files). Of several such columns, `tokens` or `input_ids` counts, or else the first.
+        """
+        from penstock.formats._cells import is_tokens
+
+        names = [name for name in (*TOKENS, *self.columns) if name in self.columns]
+        names = [name for name in names if is_tokens(self.schema.field(name).type)]
+        if not names or not all(map(self._is_mapped, range(len(self._starts) - 1))):
+            raise AttributeError("the lengths of its rows are not known without reading them")
+        return partial(self._lengths_of, names[0])
+
+    def _lengths_of(self, column: str) -> NDArray[np.int64]:
+        from penstock.formats._cells import list_lengths
+
+        found = [np.empty(0, np.int64)]
+        for number in range(len(self._starts) - 1):
+            try:
+                found += [list_lengths(batch.column(column)) for batch in self._read(number)]
+            except (FormatError, RemoteError):
+                raise
+            except Exception as error:
+                self._damaged(number, error)
+        return np.concatenate(found)
 
     def fields(self) -> tuple[FieldInfo, ...]:
         from penstock.formats._cells import form_of

@@ -133,6 +133,9 @@ class Tokens(Format):
         header, width = int(self._headers[rows.file]), self.dtype.itemsize
         return [(header + begin * width, header + end * width)]
 
+    def __lengths__(self) -> NDArray[np.int64]:
+        return np.full(len(self), self.length)
+
     def sample(self, row: int) -> NDArray[Any]:
         sample: NDArray[Any] = self._gathered(np.array([row]), np.empty)[0]
         return sample

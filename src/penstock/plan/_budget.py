@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.plan._order import Order, Permutation
-from penstock.plan._plan import ComputedPlan, FirstOpen, Upcoming, check_shape, check_start
+from penstock.plan._plan import ComputedPlan, FirstOpen, Upcoming, WindowCosts, check_shape, check_start
 from penstock.plan._samplers import positive
 from penstock.plan._seeds import hashes, mix
 from penstock.plan._windows import MOST_RANKS, Edges, ItemTable, Memo, Place
@@ -162,6 +162,12 @@ class BudgetWindows:
             return _CutWindow(keys, lengths, self._starts(self.widths(lengths)))
 
         return self._cuts.get((epoch, number), make)
+
+    def costs(self, epoch: int, number: int) -> WindowCosts:
+        keys, lengths, starts = self.cut(epoch, number)
+        batches = len(starts) - 1
+        padded = np.diff(starts) * self.widths(lengths[starts[:-1]])
+        return WindowCosts(batches, len(keys), int(lengths.sum()), int(padded.sum()), batches * self.batch_tokens)
 
     def sequence(self, epoch: int, number: int, ranks: int) -> Int64s:
         """Returns the numbers of the window's batches in the order in which they are dealt.
@@ -377,6 +383,12 @@ class BudgetPlan(ComputedPlan):
         """Returns the samples in the order of the batches. Those that are cut into batches again stay in place."""
         order = _InBatches(self.windows, self.world, epoch, Place.of(self.start))
         return Upcoming(order, lambda step: order.reached(epoch, Place.of(self.consumed(epoch, step))))
+
+    def costs(self, epoch: int, step: int) -> WindowCosts | None:
+        count = self.windows.count(epoch)
+        number = Place.of(self.consumed(epoch, step)).window
+        number = number if count is None else min(number, count - 1)
+        return None if number < 0 else self.windows.costs(epoch, number)
 
     def draw(self, epoch: int, start: int = 0) -> Iterator[Int64s]:
         check_start(start)

@@ -128,12 +128,28 @@ class ComputedPlan:
         """Returns the order in which all ranks together hand out the keys, or None if it has no forecast."""
         return None
 
+    # Figures.
+
+    def costs(self, epoch: int, step: int) -> WindowCosts | None:
+        """Returns what the batches of the step's window cost, or None if the plan has no budget."""
+        return None
+
 
 class FirstOpen(NamedTuple):
     """The first position of an order whose sample may still change, and the step that the position is in."""
 
     position: int
     step: int
+
+
+class WindowCosts(NamedTuple):
+    """The costs of the batches that are cut from one window, for all ranks together."""
+
+    batches: int
+    samples: int
+    tokens: int
+    padded: int  # tokens, padding included
+    budget: int  # the most tokens that these batches could have
 
 
 class Upcoming(NamedTuple):

@@ -43,6 +43,9 @@ class Windows(Protocol):
 # Python's integers have no limit, but a resume state accepts at most 96 bits here.
 _ITEM, _RANKS = 32, 16
 
+# No run gets so far in an epoch without end, and positions below fit into 64 bits.
+_MOST_WINDOWS = 1 << 40
+
 
 class Place(NamedTuple):
     """A place in an epoch: the next item of a window. Everything before it was consumed by all ranks together.
@@ -77,9 +80,9 @@ class Place(NamedTuple):
 
         The epoch has this number of `windows`, and `size` returns the number of items in each.
         """
-        beyond = windows is not None and self.window > windows
-        if beyond or (self.window == windows and self.item):
-            return f"'consumed' is in window {self.window}, but epoch {epoch} has {counted(windows or 0, 'window')}"
+        windows = _MOST_WINDOWS if windows is None else windows
+        if self.window > windows or (self.window == windows and self.item):
+            return f"'consumed' is in window {self.window}, but epoch {epoch} has {counted(windows, 'window')}"
         if self.item and self.item >= (items := size(epoch, self.window)):
             return f"'consumed' is item {self.item} of window {self.window}, which has {counted(items, 'item')}"
         if steps and not self.code:

@@ -383,6 +383,9 @@ def _or_none(blocks: Callable[..., InnerBlocks], *args: Any) -> InnerBlocks | No
 
 # Lengths.
 
+TOKENS = ("tokens", "input_ids")
+"""The fields of a sample that hold its tokens. Without these, it is the first field with integers along one axis."""
+
 
 def lengths_within(dataset: Any) -> Lengths | None:
     """Returns a function that returns the length of each sample, or None if no dataset inside has `__lengths__`."""

@@ -139,13 +139,14 @@ def noted(error: Exception, note: str) -> Exception:
     return copy.with_traceback(trace and trace.tb_next)  # type: ignore[return-value]  # it is raised here again
 
 
-def _passed(name: str) -> Any:
+def passed(name: str, inside: str = "dataset") -> Any:
     """Returns a property that is the attribute of the dataset inside, and missing if that has none."""
 
     def get(self: Any) -> Any:
-        found = method_of(self.dataset, name) if name.startswith("__") else getattr(self.dataset, name, None)
+        inner = getattr(self, inside)
+        found = method_of(inner, name) if name.startswith("__") else getattr(inner, name, None)
         if found is None:
-            raise AttributeError(f"{type(self.dataset).__name__} has no {name}")
+            raise AttributeError(f"{type(inner).__name__} has no {name}")
         return found
 
     return property(get)
@@ -166,17 +167,17 @@ class SameKeys(Dataset[T_co]):
     def __iter__(self) -> Iterator[Any]:
         return map(self.__getitem__, keys_in_order(self))
 
-    __getitems__ = _passed("__getitems__")
-    __gather__ = _passed("__gather__")
+    __getitems__ = passed("__getitems__")
+    __gather__ = passed("__gather__")
 
     # Of a mixture, of a dataset that is repeated without end, or of packed rows.
-    __order__ = _passed("__order__")
-    documents = _passed("documents")
-    __windows__ = _passed("__windows__")
-    reweigh = _passed("reweigh")
-    names_of = _passed("names_of")
-    state_dict = _passed("state_dict")
-    load_state_dict = _passed("load_state_dict")
+    __order__ = passed("__order__")
+    documents = passed("documents")
+    __windows__ = passed("__windows__")
+    reweigh = passed("reweigh")
+    names_of = passed("names_of")
+    state_dict = passed("state_dict")
+    load_state_dict = passed("load_state_dict")
 
     @property
     def endless(self) -> bool:

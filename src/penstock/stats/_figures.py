@@ -220,6 +220,38 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
+class BudgetFigures:
+    """How well batches fill the budget of `batch_tokens=`.
+
+    The figures are those of all batches that are cut together with the current batch, for all ranks.
+
+    - `batches`, `samples`, `tokens`: their numbers, without padding.
+    - `padding`: the share of padding in the batches, from 0 to 1.
+    - `used`: the share of the budget that the batches use, padding included, from 0 to 1.
+    """
+
+    batches: int = 0
+    samples: int = 0
+    tokens: int = 0
+    padding: float = 0.0
+    used: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CommitFigures:
+    """How many batches of a loader with `commit=True` were committed, over the loader's life.
+
+    - `committed`: the number of batches that were committed.
+    - `twice`: how often a batch was committed that had been committed before. Such calls change nothing.
+    - `open`: the number of batches that were handed out and not committed yet. After a resume they come again.
+    """
+
+    committed: int = 0
+    twice: int = 0
+    open: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Moment:
     """The state of the loader at one moment of its history.
 
@@ -283,6 +315,8 @@ class Stats:
     decisions: tuple[Decision, ...] = ()
     history: tuple[Moment, ...] = field(default=(), repr=False)
     outage: Outage | None = None
+    budget: BudgetFigures | None = None
+    commits: CommitFigures | None = None
 
     @property
     def verdict(self) -> str:

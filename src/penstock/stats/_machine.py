@@ -7,7 +7,6 @@ The lowest limit of a process's cgroup and its ancestors counts. Version 2 of cg
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from functools import cache
 from pathlib import Path, PurePosixPath
 
@@ -95,9 +94,8 @@ def _quota(group: str) -> float | None:
     quota, period = [*_read(f"{group}/cpu.max").split(), "", ""][:2]
     if not quota:
         quota, period = _read(f"{group}/cpu.cfs_quota_us"), _read(f"{group}/cpu.cfs_period_us")
-    with suppress(ValueError, ZeroDivisionError):
-        return int(quota) / int(period) if int(quota) > 0 else None
-    return None
+    cpus, in_each = _whole(quota), _whole(period)
+    return cpus / in_each if cpus and in_each else None
 
 
 def _throttled(group: str) -> float:
@@ -117,9 +115,12 @@ def _used(group: str) -> int:
 
 
 def _number(path: str) -> int | None:
-    with suppress(ValueError):
-        return int(_read(path))
-    return None  # missing, or "max"
+    return _whole(_read(path))  # None if the file is missing, or says "max"
+
+
+def _whole(text: str) -> int | None:
+    # No `int` in a `try`: while its message is made, CPython drops a KeyboardInterrupt that has just arrived.
+    return int(text) if (text := text.strip()).isdecimal() else None
 
 
 def _table(path: str) -> dict[str, int]:

@@ -17,7 +17,9 @@ from typing import Any
 from penstock._measure import page
 from penstock.stats._figures import (
     Bucket,
+    BudgetFigures,
     CacheFigures,
+    CommitFigures,
     Decision,
     FirstBatch,
     Machine,
@@ -33,7 +35,7 @@ from penstock.stats._figures import (
 
 _NESTED: dict[type, dict[str, type]] = {
     Stats: {"epoch": Period, "life": Period, "first_batch": FirstBatch, "memory": Memory, "machine": Machine}
-    | {"outage": Outage},
+    | {"outage": Outage, "budget": BudgetFigures, "commits": CommitFigures},
     Period: {"waits": Spans, "works": Spans, "cache": CacheFigures},
 }
 _LISTED: dict[type, dict[str, type]] = {

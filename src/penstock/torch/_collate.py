@@ -8,6 +8,7 @@ and torch's own rule collates the column or raises its error.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 from operator import attrgetter
@@ -87,17 +88,20 @@ def explain(error: Exception, samples: Any) -> None:
         pass  # the samples are not even a batch
 
 
+@dataclass(frozen=True)
 class PadTensors:
     """Like `penstock.pad`, but makes tensors instead of arrays. The tensors share the memory of the arrays."""
 
-    def __init__(self, pad: Pad) -> None:
-        self._pad = pad
+    padding: Pad
+
+    def with_padding(self, pad: Pad) -> PadTensors:
+        return PadTensors(pad)
 
     def __call__(self, samples: Any) -> Any:
-        return _as_tensors(self._pad(samples))
+        return _as_tensors(self.padding(samples))
 
     def into(self, samples: Any, empty: Empty) -> Any:
-        return _as_tensors(self._pad.into(samples, empty))
+        return _as_tensors(self.padding.into(samples, empty))
 
 
 def with_tensors(collate_fn: Any) -> Any:

@@ -66,11 +66,16 @@ class Given:
         blocks = {"shuffle": "blocks"} if self.by_blocks else {}
         return {**self.arguments, **dict.fromkeys(self.auto, "auto"), **blocks}
 
+    @property
+    def shown(self) -> dict[str, Any]:
+        """The arguments for messages: without `lengths`, which may be long."""
+        return {name: value for name, value in self.named.items() if name != "lengths"}
+
     def __bool__(self) -> bool:
         return bool(self.named)
 
     def __str__(self) -> str:
-        return ", ".join(f"{name}={value!r}" for name, value in self.named.items())
+        return ", ".join(f"{name}={value!r}" for name, value in self.shown.items())
 
 
 class _Number:
