@@ -25,6 +25,7 @@ from penstock.random import each
 from penstock.source._dataset import Dataset, fetch, is_stream, not_missing
 from penstock.source._nested import (
     Lengths,
+    fingerprint_of,
     foresee_of,
     gathers_numpy,
     grouping_of,
@@ -180,6 +181,9 @@ class MixtureDataset(Dataset[Any]):
             "shuffle": self.shuffled,
             "stages": [{**stage._asdict(), "weights": dict(stage.weights)} for stage in self._stages],
         }
+        files = {name: fingerprint_of(source) for name, source in zip(self.names, self.sources, strict=True)}
+        if any(files.values()):
+            state["files"] = {name: text for name, text in files.items() if text}
         if self.unit == "tokens":
             used = {name for stage in self._stages for name, weight in stage.weights.items() if weight}
             state["tokens"] = {name: self._tokens_of(name) for name in self.names if name in used}
@@ -190,6 +194,7 @@ class MixtureDataset(Dataset[Any]):
         try:
             stages = [WeightsFrom(s["epoch"], s["position"], dict(s["weights"])) for s in state["stages"]]
             lengths, tokens = dict(state["sources"]), dict(state.get("tokens", {}))
+            files = dict(state.get("files", {}))
             same = {name: state[name] for name in ("unit", "stop", "shuffle")}
             first, last = stages[0], stages[-1]
             fits = first[:2] == (0, 0) and all(sorted(stage.weights) == sorted(lengths) for stage in stages)
@@ -198,7 +203,7 @@ class MixtureDataset(Dataset[Any]):
             raise StateError(f"the state of a mixture is damaged: {error!r} in {state!r:.200}.") from error
         if not fits:
             raise StateError("the state of a mixture is damaged: its stages do not fit together.")
-        self._compare(lengths, tokens, same)
+        self._compare(lengths, files, tokens, same)
         known = {name: weight for name, weight in self.weights.items() if name in lengths}
         if known not in (first.weights, last.weights):
             raise StateError(
@@ -210,7 +215,9 @@ class MixtureDataset(Dataset[Any]):
         new = dict.fromkeys(name for name in self.names if name not in lengths)
         self._stages = [stage._replace(weights={**stage.weights, **dict.fromkeys(new, 0.0)}) for stage in stages]
 
-    def _compare(self, lengths: dict[str, Any], tokens: dict[str, Any], options: dict[str, Any]) -> None:
+    def _compare(
+        self, lengths: dict[str, Any], files: dict[str, Any], tokens: dict[str, Any], options: dict[str, Any]
+    ) -> None:
         """Raises StateError if a state is from a mixture of other sources, or with other options."""
         for name, length in lengths.items():
             if name not in self.names:
@@ -224,6 +231,12 @@ class MixtureDataset(Dataset[Any]):
                 raise StateError(
                     f"source {name!r} had {counted(length, 'sample')} when the state was saved, and now has {now:,}. "
                     "Add new samples as a source of their own."
+                )
+            before, after = files.get(name), fingerprint_of(self.sources[self.names.index(name)])
+            if before != after:
+                raise StateError(
+                    f"source {name!r} has other files than when the state was saved: its fingerprint was {before!r}, "
+                    f"and is {after!r}. Use the same files, or start without the state."
                 )
         for option, ours in {"unit": self.unit, "stop": self.stop, "shuffle": self.shuffled}.items():
             if options[option] != ours:
@@ -355,14 +368,14 @@ def _source(name: str, given: Any) -> Any:
         raise TypeError(f"source {name!r} is a stream, and a mixture needs datasets with keys.")
     found = dataset(given)
     found = found.dataset if type(found) is SameKeys else found
-    if getattr(found, "endless", False):
-        raise TypeError(
-            f"source {name!r}, {shown(found)}, has no end. Give it without repeat(): the mixture repeats it."
-        )
     if method_of(found, "__order__"):
         raise TypeError(
             f"source {name!r}, {shown(found)}, is a mixture, which cannot be inside another. Give all sources "
             "to one mix(), with the products of their weights."
+        )
+    if getattr(found, "endless", False):
+        raise TypeError(
+            f"source {name!r}, {shown(found)}, has no end. Give it without repeat(): the mixture repeats it."
         )
     if not hasattr(found, "__len__"):
         raise TypeError(f"source {name!r}, {shown(found)}, has no len(), which a mixture needs.")
