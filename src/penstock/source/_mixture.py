@@ -60,12 +60,13 @@ class MixtureDataset(Dataset[Any]):
         stop: Stop = "never",
         shuffle: bool = True,
         seed: int | None = None,
+        field: str | None = None,
     ) -> None:
         _check_options(sources, unit, stop)
         # By name, so that the order of the samples does not depend on the order in which sources are listed.
         self.names = tuple(sorted(sources))
         self.sources = tuple(_source(name, sources[name]) for name in self.names)
-        self.unit, self.stop, self.shuffled = unit, stop, bool(shuffle)
+        self.unit, self.stop, self.shuffled, self.field = unit, stop, bool(shuffle), field
         self.seed = None if seed is None else operator.index(seed)
         self._lengths = tuple(len(source) for source in self.sources)
         self._firsts = np.array([0, *accumulate(self._lengths)], np.int64)
@@ -91,7 +92,7 @@ class MixtureDataset(Dataset[Any]):
         if isinstance(key, slice):
             raise TypeError("a mixture has no slices, because a key is no position. itertools.islice takes some.")
         ((part, _, (index,)),) = self._divided([key])
-        return self._one(part, index)
+        return self._named(part, self._one(part, index))
 
     def __getitems__(self, keys: Sequence[int]) -> list[Any]:
         samples: list[Any] = [None] * len(keys)
@@ -102,12 +103,24 @@ class MixtureDataset(Dataset[Any]):
                 else:
                     found = [self._one(part, key) for key in each(inner)]
             for row, sample in zip(rows, found, strict=True):
-                samples[row] = sample
+                samples[row] = self._named(part, sample)
         return samples
+
+    def _named(self, part: int, sample: Any) -> Any:
+        if self.field is None:
+            return sample
+        if not isinstance(sample, Mapping):
+            raise TypeError(
+                f"field={self.field!r} needs samples that are dicts, but source {self.names[part]!r} gives "
+                f"{type(sample).__name__}. Leave field= out: Batch.sources has the names, too."
+            )
+        return {**sample, self.field: self.names[part]}
 
     @property
     def __gather__(self) -> Callable[[Any, Any], Any]:
-        """Gathers from all sources. Missing unless each of them has `__gather__`."""
+        """Gathers from all sources. Missing unless each of them has `__gather__`, and if samples get a `field`."""
+        if self.field is not None:
+            raise AttributeError("a mixture that adds a field to its samples has no __gather__")
         gathers = [not_missing(method_of(source, "__gather__"), "__gather__") for source in self.sources]
 
         def gather(keys: Any, empty: Any) -> Any:
@@ -160,6 +173,21 @@ class MixtureDataset(Dataset[Any]):
         found = [stage for stage in self._stages if (stage.epoch, stage.position) <= (epoch, position)]
         return dict(found[-1].weights)
 
+    def drawn(
+        self, order: MixtureOrder, epoch: int, position: int
+    ) -> list[tuple[str, float, int, int, float | None]]:
+        """Returns name, weight, samples given, length, and mean length of a sample of each source, for statistics.
+
+        The mean length is None if the lengths are not needed for the weights.
+        """
+        counts, weights = order.counts(epoch, position).tolist(), self.weights_at(epoch, position)
+        means = [
+            self._tokens[name] / length if name in self._tokens and length else None
+            for name, length in zip(self.names, self._lengths, strict=True)
+        ]
+        columns = self.names, counts, self._lengths, means
+        return [(name, weights[name], *rest) for name, *rest in zip(*columns, strict=True)]
+
     def reweigh(self, epoch: int, position: int, weights: Mapping[str, float]) -> None:
         """Sets the weights from this position of an epoch on. Each source goes on with its next sample.
 
@@ -179,6 +207,7 @@ class MixtureDataset(Dataset[Any]):
             "unit": self.unit,
             "stop": self.stop,
             "shuffle": self.shuffled,
+            "weights": dict(self.weights),  # before any change
             "stages": [{**stage._asdict(), "weights": dict(stage.weights)} for stage in self._stages],
         }
         files = {name: fingerprint_of(source) for name, source in zip(self.names, self.sources, strict=True)}
@@ -196,7 +225,7 @@ class MixtureDataset(Dataset[Any]):
             lengths, tokens = dict(state["sources"]), dict(state.get("tokens", {}))
             files = dict(state.get("files", {}))
             same = {name: state[name] for name in ("unit", "stop", "shuffle")}
-            first, last = stages[0], stages[-1]
+            made, first, last = dict(state["weights"]), stages[0], stages[-1]
             fits = first[:2] == (0, 0) and all(sorted(stage.weights) == sorted(lengths) for stage in stages)
             fits = fits and stages == sorted(stages, key=lambda stage: stage[:2])
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
@@ -205,10 +234,10 @@ class MixtureDataset(Dataset[Any]):
             raise StateError("the state of a mixture is damaged: its stages do not fit together.")
         self._compare(lengths, files, tokens, same)
         known = {name: weight for name, weight in self.weights.items() if name in lengths}
-        if known not in (first.weights, last.weights):
+        if known not in (made, last.weights):
             raise StateError(
                 f"the mixture has the weights {known}, but the state was saved with {last.weights}"
-                + (f" (at first {first.weights})" if len(stages) > 1 else "")
+                + (f" (at first {made})" if made != last.weights else "")
                 + ". Make the mixture with the weights of the state. They can be changed after the state is loaded: "
                 "loader.update(weights=...)."
             )
