@@ -252,3 +252,63 @@ def test_keys_beyond_62_bits_are_refused() -> None:
     data = penstock.mix({"few": [1], "many": range(1 << 40)}, {"few": 1, "many": 1})
     with pytest.raises(OverflowError, match="less weight"):
         data.__order__(0, 16).at(0, np.array([1 << 50]))
+
+
+def test_batches_name_the_sources_of_their_samples_and_so_does_a_field() -> None:
+    records = {name: [{"x": i} for i in range(5)] for name in "ab"}
+    data = penstock.mix(records, {"a": 1, "b": 1}, field="source")
+    with penstock.DataLoader(data, 4, seed=1) as loader:
+        batch = next(loader.batches())
+    assert batch.sources == batch.data["source"]
+    assert sorted(batch.sources or []) == ["a", "a", "b", "b"]
+    with pytest.raises(TypeError, match="needs samples that are dicts"):
+        penstock.mix({"a": [1]}, {"a": 1}, field="source")[0]
+
+
+def test_packed_batches_name_the_sources_of_their_documents() -> None:
+    parts = {name: penstock.dataset([np.full(3, i) for i in range(9)]).with_lengths(len) for name in "ab"}
+    rows = penstock.pack(penstock.mix(parts, {"a": 2, "b": 1}), length=9, window=18)
+    with penstock.DataLoader(rows, 2, seed=1) as loader:
+        batch = next(loader.batches())
+    assert [len(row) for row in batch.sources or []] == [3, 3]
+    assert {name for row in batch.sources or [] for name in row} == {"a", "b"}
+
+
+def test_figures_have_the_shares_that_were_asked_and_given_and_the_steps_of_changes() -> None:
+    parts = {
+        "short": penstock.dataset([np.zeros(2, np.int64)] * 10).with_lengths(len),
+        "long": penstock.dataset([np.zeros(6, np.int64)] * 10).with_lengths(len),
+    }
+    data = penstock.mix(parts, {"short": 3, "long": 1}, unit="tokens")
+    with penstock.DataLoader(data, 10, seed=1, collate_fn=len) as loader:
+        assert loader.stats().mixture is None
+        batches = iter(loader)
+        for _ in range(4):
+            next(batches)
+        before = loader.stats().mixture
+        loader.update(weights={"short": 0, "long": 1})
+        next(batches)
+        after = loader.stats().mixture
+        table = str(loader.stats())
+    assert before is not None
+    assert after is not None
+    short = {each.name: each for each in before.sources}["short"]
+    assert (short.asked, short.samples, short.share, short.passes) == (0.75, 36, 0.9, 3.6)
+    assert (short.tokens, short.token_share) == (72.0, 0.75)
+    assert (before.changed, after.changed) == ((), ((0, 4),))
+    assert {each.name: each.samples for each in after.sources} == {"short": 36, "long": 14}
+    assert "long 28.00% (100.00% asked, 1.40 passes)" in table
+
+
+def test_a_packed_mixture_changes_its_weights_at_the_next_window() -> None:
+    parts = {name: penstock.dataset([np.full(4, i) for i in range(50)]).with_lengths(len) for name in "ab"}
+    rows = penstock.pack(penstock.mix(parts, {"a": 1, "b": 0}), length=8, window=12)  # six rows in a window
+    with penstock.DataLoader(rows, 2, seed=1) as loader:
+        batches = loader.batches()
+        seen = [{name for row in next(batches).sources or [] for name in row}]
+        loader.update(weights={"a": 0, "b": 1})
+        seen += [{name for row in next(batches).sources or [] for name in row} for _ in range(4)]
+        figures = loader.stats().mixture
+    assert seen == [{"a"}, {"a"}, {"a"}, {"b"}, {"b"}]
+    assert figures is not None
+    assert figures.changed == ((0, 3),)

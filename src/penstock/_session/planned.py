@@ -33,7 +33,7 @@ def planned(feed: Feed, epochs: Epochs, reweighed: list[tuple[int, int]]) -> dic
     packing = plan.packing(epoch, step)
     if packing is not None:
         found["packing"] = PackingFigures(packing.fill, *packing)
-    drawn = method_of(feed.source, "drawn")
+    drawn = method_of(feed.dataset, "drawn")
     if drawn is not None:
         sources = drawn(plan.order, epoch, plan.first_open(epoch, step).position)
         found["mixture"] = MixtureFigures(_shares(sources), tuple(reweighed))

@@ -174,15 +174,19 @@ class MixtureDataset(Dataset[Any]):
         return dict(found[-1].weights)
 
     def drawn(
-        self, order: MixtureOrder, epoch: int, position: int
+        self, order: MixtureOrder, epoch: int, position: int, lengths: NDArray[np.int64] | None = None
     ) -> list[tuple[str, float, int, int, float | None]]:
         """Returns name, weight, samples given, length, and mean length of a sample of each source, for statistics.
 
-        The mean length is None if the lengths are not needed for the weights.
+        `lengths` has the lengths of all samples. Without it, the mean length is None, unless the weights need it.
         """
         counts, weights = order.counts(epoch, position).tolist(), self.weights_at(epoch, position)
+        tokens = dict(self._tokens)
+        if lengths is not None:
+            parts = np.split(lengths, self._firsts[1:-1])
+            tokens = {name: int(part.sum()) for name, part in zip(self.names, parts, strict=True)}
         means = [
-            self._tokens[name] / length if name in self._tokens and length else None
+            tokens[name] / length if name in tokens and length else None
             for name, length in zip(self.names, self._lengths, strict=True)
         ]
         columns = self.names, counts, self._lengths, means

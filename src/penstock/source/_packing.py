@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import blake2b
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, NoReturn
@@ -158,6 +158,11 @@ class PackedRows(Dataset[dict[str, Array]]):
     reweigh = passed("reweigh", "documents")
     state_dict = passed("state_dict", "documents")
     load_state_dict = passed("load_state_dict", "documents")
+
+    @property
+    def drawn(self) -> Callable[..., Any]:
+        """The figures of the sources. Missing if the documents are no mixture."""
+        return partial(not_missing(method_of(self.documents, "drawn"), "drawn"), lengths=self._tables[0].numbers)
 
     @property
     def __foresee__(self) -> Callable[[Any], Any]:
