@@ -2,6 +2,7 @@
 
 from importlib import import_module as _import_module
 from types import ModuleType as _ModuleType
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 from penstock._memory.guests import GUESTS as _GUESTS
@@ -42,19 +43,28 @@ from penstock.source import (
     StackDataset,
     Subset,
     dataset,
+    mix,
     random_split,
 )
 from penstock.source._stages import survey_by as _survey_by
 from penstock.stats._hooks import on_stats
 from penstock.worker_info import WorkerInfo, get_worker_info
 
+if _TYPE_CHECKING:
+    from penstock.source._packing import cu_seqlens, pack
+
 __version__ = "0.1.0.dev0"
 
 _LATE = ("formats", "image", "records", "testing", *_GUESTS)  # imported when a program first names them
+_LATE_FUNCTIONS = {"cu_seqlens": "penstock.source._packing", "pack": "penstock.source._packing"}
 _MODULES = ("errors", "stats", *_LATE)
 
 
-def __getattr__(name: str) -> _ModuleType:
+def __getattr__(name: str) -> _ModuleType:  # for type checkers, to which the functions are known
+    if name in _LATE_FUNCTIONS:
+        found: _Any = getattr(_import_module(_LATE_FUNCTIONS[name]), name)
+        globals()[name] = found
+        return found  # type: ignore[no-any-return]
     if name in _LATE:
         try:
             return _import_module(f"penstock.{name}")
@@ -105,12 +115,15 @@ __all__ = [
     "WeightedRandomSampler",
     "WorkerInfo",
     "WorkerLost",
+    "cu_seqlens",
     "dataset",
     "default_collate",
     "each",
     "get_worker_info",
+    "mix",
     "on_stats",
     "open",
+    "pack",
     "pad",
     "prefetch",
     "progress",

@@ -26,6 +26,10 @@ class Source:
     def rng(self) -> Generator:
         raise NotImplementedError
 
+    def rng_of(self, key: Any) -> Generator:
+        """Returns a new generator, the one that a sample with this key would have."""
+        raise NotImplementedError
+
     def each(self, keys: Sequence[Any]) -> Iterator[Any]:
         return iter(keys)
 
@@ -34,7 +38,7 @@ class Source:
 
 
 class _AtWork(threading.local):
-    """The current `Source` of each thread; None in threads that a dataset starts. There, `penstock.rng()` raises."""
+    """The `Source` that each thread works on. It is None in threads that a dataset starts; `rng()` raises there."""
 
     source: Source | None = None
 
@@ -44,9 +48,9 @@ at_work = _AtWork()
 
 @contextmanager
 def among(rows: Sequence[int], n: int) -> Iterator[None]:
-    """Limits `penstock.each(keys)` to the given `rows` of the batch inside the `with` block.
+    """Limits `penstock.each(keys)` inside the `with` block to these rows of the batch.
 
-    `n` is the number of rows that the dataset was asked for.
+    `n` is the number of rows that were requested from the dataset.
     """
     source = at_work.source
     if source is None:
@@ -59,6 +63,53 @@ def among(rows: Sequence[int], n: int) -> Iterator[None]:
         yield
     finally:
         source.part = outer
+
+
+class _Parts(Source):
+    """The samples inside of samples, such as the documents of packed rows. Each has the generator of its own key."""
+
+    def __init__(self, keys: Sequence[Any], outer: Source) -> None:
+        self._keys, self._outer = keys, outer
+        self._now: int | None = None  # index of the current key, while a dataset loops over them
+        self._rngs: dict[int, Generator] = {}
+
+    @property
+    def cache(self) -> CacheCounts | None:
+        return self._outer.cache
+
+    def rng(self) -> Generator:
+        if self._now is None:
+            return self._outer.rng()
+        if self._now not in self._rngs:
+            self._rngs[self._now] = self._outer.rng_of(self._keys[self._now])
+        return self._rngs[self._now]
+
+    def rng_of(self, key: Any) -> Generator:
+        return self._outer.rng_of(key)
+
+    def each(self, keys: Sequence[Any]) -> Iterator[Any]:
+        rows = self.rows_asked_for()
+        if self._now is not None or len(keys) != len(rows):
+            yield from keys
+            return
+        try:
+            for self._now, key in zip(rows, keys, strict=True):
+                yield key
+        finally:
+            self._now = None
+
+    def rows_asked_for(self) -> Sequence[int]:
+        return range(len(self._keys)) if self.part is None else self.part
+
+
+@contextmanager
+def parts_of_samples(keys: Sequence[Any]) -> Iterator[None]:
+    """Inside the `with` block, a dataset is asked for these keys, which are parts of the samples at work."""
+    if at_work.source is None:
+        yield
+        return
+    with working_at(_Parts(keys, at_work.source)):
+        yield
 
 
 @contextmanager

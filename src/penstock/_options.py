@@ -6,13 +6,14 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum, IntEnum
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from penstock._fill.cast import Cast
+from penstock._fill.pad import Pad, checked_buckets, padding_of
 from penstock._memory.guests import ranks_of_libraries
 from penstock._system.limits import usable_cpus
 from penstock._system.warnings import warn_caller
@@ -21,6 +22,7 @@ from penstock.plan._blocks import WINDOW
 from penstock.plan._samplers import order_of
 from penstock.plan._seeds import check_generator
 
+Balance = Literal["tokens", "quadratic"]
 OnError = Literal["raise", "skip", "replace"]
 LastBatch = Literal["keep", "drop", "pad", "rollover"]
 Casting = Literal["checked", "unsafe"]
@@ -149,10 +151,30 @@ def _generator(name: str, value: Any) -> None:
     check_generator(value)
 
 
+def _lengths(name: str, value: Any) -> None:
+    if value is None or callable(value):
+        return
+    found = np.asarray(value)
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        raise TypeError(
+            f"{name} must be one integer for each sample, a function that returns the length of a sample, or None, "
+            f"got an array of {found.dtype} with the shape {found.shape}."
+        )
+
+
+def _buckets(name: str, value: Any) -> None:
+    checked_buckets(name, value)
+
+
+BY_LENGTH = ("batch_tokens", "lengths", "max_length", "batch_multiple", "buckets", "balance", "accumulate")
+"""The names of the settings that need the lengths of samples."""
+
+
 # Why the loader with torch's semantics needs a seed for some settings.
 
 _BY_NUMBER = "the batches depend on the number of workers, as in torch. Give seed=, or a number."
 _RAISES = "a sample that fails is an error, as in torch."
+_NO_LENGTHS = "the order is torch's, which knows no lengths."
 _NO_BLOCKS = "the order is torch's, which knows no blocks."
 
 
@@ -178,6 +200,23 @@ class Options:
         _integer(1, f" (how many blocks may be needed at a time), or None for {WINDOW}", or_none=True),
         needs_seed=_NO_BLOCKS,
     )
+    batch_tokens: int | None = _option(
+        None,
+        _integer(1, " (tokens in a batch, padding included), or None", or_none=True),
+        needs_seed=_NO_LENGTHS,
+        show=Show.LINE,
+    )
+    lengths: Any = _option(None, _lengths, needs_seed=_NO_LENGTHS)
+    max_length: int | None = _option(
+        None,
+        _integer(1, ", or None for no limit", or_none=True),
+        needs_seed=_NO_LENGTHS,
+        show=Show.FIGURES,
+    )
+    batch_multiple: int = _option(1, _integer(1), needs_seed=_NO_LENGTHS, show=Show.FIGURES)
+    buckets: tuple[int, ...] | None = _option(None, _buckets, needs_seed=_NO_LENGTHS, show=Show.FIGURES)
+    balance: str | None = _option(None, _one_of(None, "tokens", "quadratic"), needs_seed=_NO_LENGTHS, show=Show.LINE)
+    accumulate: int = _option(1, _integer(1), needs_seed=_NO_LENGTHS, show=Show.FIGURES)
     sampler: Any = _option(None, face=Face.ORDER)
     batch_sampler: Any = _option(None, face=Face.ORDER)
     num_workers: int = _option(
@@ -243,6 +282,12 @@ class Options:
     drop_last: bool = _option(False, _true_or_false, face=Face.ORDER)
     collate_fn: Any = _option(None, _callable, face=Face.PASSED)
     worker_init_fn: Any = _option(None, _callable, face=Face.PASSED)
+    commit: bool = _option(
+        False,
+        _true_or_false,
+        needs_seed="a batch is not a function of its position, so it cannot come again.",
+        show=Show.FIGURES,
+    )
     dtype: Any = _option(None)
     casting: str = _option("checked")
     pin_memory: bool = _option(False, _true_or_false, face=Face.ACTED, show=Show.FIGURES)
@@ -274,10 +319,11 @@ class Options:
         given["last_batch"] = _last_batch(is_stream, given)
         given["drop_last"] = given["last_batch"] == "drop"
         _check_errors(is_stream, given)
+        _check_lengths(is_stream, given)
         if isinstance(given["dtype"], Mapping):
             given["dtype"] = dict(given["dtype"])
         Cast.of(given["dtype"], given["casting"])
-        if given["batch_sampler"] is not None:
+        if given["batch_sampler"] is not None or given["batch_tokens"] is not None:
             given["batch_size"] = None
         workers = given["num_workers"]
         if given["prefetch_factor"] is None and workers > 0:
@@ -298,6 +344,22 @@ class Options:
         if given["pin_memory_device"]:
             warn_caller("pin_memory_device is deprecated and ignored, as in torch.", UserWarning)
         return options
+
+    def by_length(self) -> dict[str, Any]:
+        """Returns the settings that need lengths and were given, for resume states."""
+        found = {name: getattr(self, name) for name in BY_LENGTH if name != "lengths"}
+        found = {name: value for name, value in found.items() if value != OPTIONS[name].default}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+
+    @property
+    def power(self) -> int:
+        """The cost of a batch is its number of rows times its padded length to this power."""
+        return 2 if self.balance == "quadratic" else 1
+
+    @property
+    def padding(self) -> Pad | None:
+        """The `penstock.pad` that makes the batches, or None if another function makes them."""
+        return padding_of(self.collate_fn)
 
     @property
     def context(self) -> Any:
@@ -524,8 +586,14 @@ def _last_batch(is_stream: bool, given: dict[str, Any]) -> str:
             f'last_batch="{choice}" works only if the loader makes the batches. Do not give it with batch_sampler '
             "or batch_size=None."
         )
+    by_tokens = given["batch_tokens"] is not None
+    if by_tokens and choice in ("pad", "rollover"):
+        raise ValueError(
+            f'last_batch="{choice}" is not possible with batch_tokens={given["batch_tokens"]}, because batches have '
+            "no fixed number of samples. Leave it out: every rank has a batch in each step anyway."
+        )
     if choice is None:
-        choice = "drop" if drop_last else "pad" if shard.world > 1 else "keep"
+        choice = "drop" if drop_last else "pad" if shard.world > 1 and not by_tokens else "keep"
     foreign = is_stream or given["batch_sampler"] is not None or not _is_order(given["sampler"])
     if choice in ("pad", "rollover") and foreign:
         what = "a stream" if is_stream else "a sampler of your own"
@@ -540,6 +608,65 @@ def _last_batch(is_stream: bool, given: dict[str, Any]) -> str:
 
 def _is_order(sampler: Any) -> bool:
     return sampler is None or order_of(sampler, 0) is not None
+
+
+def _check_lengths(is_stream: bool, given: dict[str, Any]) -> None:
+    """Checks the settings that need lengths, and gives `buckets` and `max_length` to the padding or takes its own."""
+    tokens, balance, pad = given["batch_tokens"], given["balance"], padding_of(given["collate_fn"])
+    for name in ("max_length", "batch_multiple", "buckets", "lengths", "accumulate"):
+        value, default = given[name], OPTIONS[name].default
+        if value is default or (name == "lengths" and balance) or (name != "accumulate" and tokens is not None):
+            continue
+        if name == "accumulate" and balance and tokens is None:
+            continue
+        needed = {"lengths": "batch_tokens= or balance=", "accumulate": "balance= and batch_size="}
+        shown = "=" if name == "lengths" else f"={value!r}"
+        raise ValueError(f"{name}{shown} has a meaning only with {needed.get(name, 'batch_tokens=')}.")
+    if tokens is None and balance is None:
+        return
+    setting = f"balance={balance!r}" if tokens is None else f"batch_tokens={tokens}"
+    if is_stream:
+        raise ValueError(
+            f"{setting} needs a dataset with keys: the lengths of a stream's samples are not known in advance. Use "
+            "penstock.pad and a fixed batch_size, or sort the samples inside the stream."
+        )
+    if given["batch_sampler"] is not None or not _is_order(given["sampler"]):
+        name = "batch_sampler" if given["batch_sampler"] is not None else "sampler"
+        raise ValueError(
+            f"{setting} and {name}= are mutually exclusive here: the loader must know the order of all samples. Use "
+            "shuffle=, or one of penstock's samplers without a generator."
+        )
+    if tokens is not None and given["batch_size"] != 1:
+        raise ValueError(f"batch_size={given['batch_size']!r} and {setting} both decide the batches: leave one out.")
+    if tokens is None and (given["batch_size"] is None or given["last_batch"] == "rollover"):
+        other = "batch_size=None" if given["batch_size"] is None else 'last_batch="rollover"'
+        raise ValueError(f"{setting} and {other} are mutually exclusive: samples are dealt within complete batches.")
+    if tokens is not None:
+        _match_padding(given, pad)
+
+
+def _match_padding(given: dict[str, Any], pad: Pad | None) -> None:
+    """Makes the padding and the budget agree on lengths, so that no batch is wider than planned."""
+    given["buckets"] = checked_buckets("buckets", given["buckets"]) or None
+    if pad is None:
+        if given["buckets"] and (given["collate_fn"] is None or hasattr(given["collate_fn"], "into")):
+            raise ValueError(
+                f"buckets={list(given['buckets'])} are padded lengths, but the default collate function does not "
+                "pad. Pass collate_fn=penstock.pad(), or a function of your own that pads to these lengths."
+            )
+        return
+    for name, its in (("max_length", pad.max_length), ("buckets", pad.buckets or None)):
+        if given[name] is not None and its not in (None, given[name]):
+            raise ValueError(
+                f"{name}={given[name]!r} was given to the loader, and {name}={its!r} to penstock.pad. Leave one out."
+            )
+    given["buckets"] = given["buckets"] or pad.buckets or None
+    if given["buckets"] and (pad.multiple > 1 or pad.ragged):
+        other = f"multiple={pad.multiple}" if pad.multiple > 1 else "ragged=True"
+        raise ValueError(
+            f"buckets={list(given['buckets'])} and penstock.pad({other}) are mutually exclusive. Leave one out."
+        )
+    given["collate_fn"] = given["collate_fn"].with_padding(replace(pad, buckets=given["buckets"] or ()))
 
 
 def _check_errors(is_stream: bool, given: dict[str, Any]) -> None:

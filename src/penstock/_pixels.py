@@ -31,7 +31,7 @@ GetScratch = Callable[[int], Pixels]
 
 
 def open_image(data: Any, color: Color, name: object, limit: int | None = None) -> Jpeg | Decoded:
-    """Opens an image file or uint8 pixels (RGB or gray). Raises SampleTooLarge above `limit` bytes of pixels."""
+    """Opens an image, given as a file's bytes or as pixels. A file may have at most `limit` bytes of pixels."""
     if isinstance(data, np.ndarray):
         return Decoded(_from_array(data, color, name))
     if data[:3] == b"\xff\xd8\xff":
@@ -66,7 +66,7 @@ _FRAME = struct.Struct(">BHHB")  # bits, height, width, channels
 
 
 class Jpeg:
-    """A JPEG with one or three channels, decoded by libjpeg-turbo. `height` and `width` are after EXIF rotation."""
+    """A JPEG with 1 or 3 channels, decoded by libjpeg-turbo. `height` and `width` are those of the upright image."""
 
     def __init__(self, data: bytes, color: Color, name: object, limit: int | None) -> None:
         self._data, self._color, self._name, self._limit = data, color, name, limit
@@ -86,8 +86,8 @@ class Jpeg:
     def pixels(self, rows: int, shrink: int, scratch: GetScratch) -> tuple[Pixels, int]:
         """Decodes at least the first `rows` rows. Returns the pixels, and the factor by which they are scaled down.
 
-        `rows` counts rows of the full-size image. The factor is 1, 2, 4 or 8, and at most `shrink`. The last row and
-        the last column may be computed partly from padding. `scratch(n)` returns a temporary buffer of n bytes.
+        `rows` is a number of rows of the full-size image. `shrink` is the largest allowed factor: 1, 2, 4 or 8. The
+        last row and the last column may contain padding. `scratch(n)` returns a temporary buffer of n bytes.
         """
         data: bytes | bytearray = self._data
         height, width = self._size

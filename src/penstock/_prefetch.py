@@ -35,7 +35,7 @@ _END = object()
 
 
 class Sweep:
-    """One pass over the source, with its own permits (requests for a batch) and batches.
+    """One pass over the source. It has its own permits (requests for a batch) and its own batches.
 
     Batches of earlier sweeps are dropped.
     """
@@ -162,7 +162,7 @@ def _copied(leaf: Any, field: FieldCast | None, writer: Writer, pin: bool) -> An
 
 
 class Producer:
-    """Reads the source and copies its batches. Except for `wanted`, only the holder of `turn` may use it."""
+    """Reads the source and copies its batches. Only the holder of the lock `turn` may use it, except for `wanted`."""
 
     def __init__(self, source: Any, copies: Copies) -> None:
         kind = type(source)
@@ -225,7 +225,7 @@ class Producer:
             return Produced(sweep, NoBatch(caught(error, note)), state=self._state_if_any())
 
     def open_unwanted(self, sweep: Sweep) -> None:
-        """Calls `iter(source)` for a sweep that was replaced by a reset before it started."""
+        """Calls `iter(source)` for a sweep (pass over the source) that never started, because a reset replaced it."""
         # If the source is a loader, each iter() begins another epoch. Without this call, the epoch after a reset
         # would depend on how far the reading thread had come.
         with suppress(BaseException):  # no consumer waits for this sweep
@@ -250,7 +250,7 @@ class Producer:
         return self._source.state_dict() if self.has_state else None
 
     def _state_if_any(self) -> Any:
-        """Returns the source's state, or None if taking it fails. Used while another error is being handled."""
+        """Returns the source's state, or None if the source raises. Used while another error is being handled."""
         with suppress(BaseException):  # if the thread ended, the consumer would wait forever
             return self.state()
         return None

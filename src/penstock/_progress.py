@@ -54,7 +54,7 @@ def progress(iterable: Iterable[T], description: str = "", *, total: int | None 
 
 
 def _length(*candidates: Any) -> int | None:
-    """Returns the length of the first candidate that has one, or None. Exceptions in `len()` are ignored."""
+    """Tries `len()` on each candidate, and returns the first result, or None. Exceptions are ignored."""
     for candidate in candidates:
         try:
             return len(candidate)

@@ -27,7 +27,7 @@ _MOST_AT_ONCE = 4096
 
 
 def survey(measured: MappedDataset[Any], dtype: Any, what: str) -> NDArray[Any]:
-    """Returns the sample of each key in an array of this dtype. Samples are numbers."""
+    """Returns all samples of this dataset in one array. Each sample must be a number."""
     name = identity_of(measured)
     kept = None if name is None else computed(name, "survey-1")
     n = len(measured)
@@ -63,7 +63,7 @@ def _read(measured: MappedDataset[Any], what: str) -> Iterator[NDArray[Any]]:
 
 
 def _until(loader: Any, stop: float) -> Iterator[Any]:
-    """Yields the batches of the loader until it ends, or this time is over."""
+    """Yields batches until the loader ends or the time `stop` has passed."""
     for batch in loader:
         yield batch
         if time.monotonic() > stop:
@@ -71,10 +71,10 @@ def _until(loader: Any, stop: float) -> Iterator[Any]:
 
 
 def identity_of(measured: MappedDataset[Any]) -> str | None:
-    """Returns a text that identifies the samples of a dataset, or None if it is not made of files or not known.
+    """Returns a digest that identifies the samples of a dataset, or None if that is not possible.
 
-    It is a digest of the files' identities, of the pickled dataset with all functions in it, and of the files with
-    their code. A function in a module that one of these imports may change without a change of this text.
+    The digest covers the files of the dataset, the pickled dataset with its functions, and the files of the modules
+    that define these functions. It does not cover the modules that these modules import.
     """
     if fingerprint_of(measured) is None:
         return None

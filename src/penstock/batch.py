@@ -21,6 +21,9 @@ class Batch(Generic[_T]):
     integers (for a stream, the sample's position in the stream); otherwise it is None. `pad` is the number of rows at
     the end that only fill up the batch (`last_batch="pad"`); leave them out of metrics. `skipped` lists the key and
     the exception of each sample that failed and was tolerated (`on_error=`); such samples are not in `index`.
+
+    `epoch` and `step` are the position of the batch. `DataLoader.commit` also takes a copy of the batch, such as one
+    that was pickled and sent.
     """
 
     data: _T
@@ -29,3 +32,4 @@ class Batch(Generic[_T]):
     step: int
     pad: int = 0
     skipped: list[tuple[Any, Exception]] = field(default_factory=list)
+    _pass: int = field(default=0, repr=False, compare=False)  # the pass over the data, for `DataLoader.commit`

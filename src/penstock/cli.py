@@ -51,6 +51,7 @@ def _parse_and_run(arguments: Sequence[str] | None) -> int:
     _add_pack(commands)
     _add_inspect(commands)
     _add_index(commands)
+    _add_explain(commands)
     options = parser.parse_args(arguments)
     if options.command is None:
         parser.print_help()
@@ -167,6 +168,21 @@ def _add_index(commands: Any) -> None:
     _add_storage(index)
 
 
+def _add_explain(commands: Any) -> None:
+    explain = commands.add_parser(
+        "explain",
+        help="show which samples were, or will be, in a step",
+        description="Print the samples of a step on every rank, and where they come from. Only the resume state "
+        "is needed if the order is sequential or shuffle=True; for other orders, and to see the sources, name the "
+        "loader. No data is read.",
+    )
+    explain.add_argument("state", metavar="STATE.json", help="a file with the result of loader.state_dict()")
+    explain.add_argument("--step", type=_number(0), required=True, metavar="N", help="the step, as in Batch.step")
+    explain.add_argument("--epoch", type=_number(0), metavar="E", help="the epoch (default: that of the state)")
+    what = "module:name or file.py:name of the loader, or of a function that makes it without arguments"
+    explain.add_argument("--loader", metavar="module:object", help=what)
+
+
 def _add_storage(command: argparse.ArgumentParser) -> None:
     text = "an option of the store of a URL, such as endpoint=http://127.0.0.1:9000 or anon=true; may be repeated"
     command.add_argument("--storage", type=_option, action="append", metavar="KEY=VALUE", default=[], help=text)
@@ -196,6 +212,10 @@ def _run(options: argparse.Namespace) -> int:
         from penstock._tools import index as _indexing
 
         return _indexing.run(options.shards, options.out, dict(options.storage))
+    if options.command == "explain":
+        from penstock._tools import explain
+
+        return explain.run(options.state, options.step, options.epoch, options.loader)
     try:
         from penstock.records import _pack
     except ImportError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import numpy as np
@@ -13,8 +13,8 @@ import numpy as np
 from penstock._feed import feed_of
 from penstock._feed.base import AnyPlan
 from penstock._fill.collate import convert
-from penstock._options import OPTIONS, Casting, LastBatch, OnError, Options, is_int
-from penstock._session.reading import Batches, IndexedBatches
+from penstock._options import OPTIONS, Balance, Casting, LastBatch, OnError, Options, is_int
+from penstock._session.reading import Batches
 from penstock._session.seeded import SeedSession
 from penstock._system.interrupts import import_whole
 from penstock.batch import Batch
@@ -24,8 +24,10 @@ from penstock.source._dataset import Keyed, is_stream
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
 
+    from numpy.typing import ArrayLike
     from typing_extensions import TypeVar as WithDefault
 
+    from penstock._session.explanation import Explanation
     from penstock._session.tracing import Tracing
     from penstock.stats import Stats
 
@@ -77,6 +79,23 @@ class DataLoader(Generic[_T_co]):
       `drop_last=True` means "drop".
     - `in_order`: False hands out batches as soon as they are done, so that a slow batch does not delay the others.
 
+    In batches of how many samples, if samples differ in length:
+
+    - `batch_tokens`: the largest number of tokens in a batch, padding included, instead of `batch_size`. Batches have
+      samples of similar length. Every rank has the same number of steps, and a batch in each of them, at about the
+      same cost. `len(loader)` is exact.
+    - `lengths`: the length of each sample, as an array, or as a function of a sample, which measures all samples once
+      before the first epoch. By default, the dataset's `__lengths__` says it.
+    - `max_length`: a longer sample is an error. With `collate_fn=penstock.pad(max_length=...)` it is cut instead.
+    - `batch_multiple`: the number of samples in a batch is a multiple of this number, where enough of them fit.
+    - `buckets`: a list of padded lengths, for compiled code. No other lengths occur. The loader passes the list on to
+      `collate_fn=penstock.pad()`.
+    - `balance`: deals samples to ranks so that all have about the same cost in each step: "tokens" (the sum of
+      lengths) or "quadratic" (the sum of squared lengths, as in attention). With a fixed `batch_size`, all ranks
+      together get the samples that they would get without it.
+    - `accumulate`: with `balance` and `batch_size`, this many steps are dealt together, for a program that adds up
+      the gradients of that many steps.
+
     By which workers:
 
     - `num_workers`: 0 loads each batch in the calling process, when you ask for it. "auto" starts with few workers,
@@ -104,6 +123,7 @@ class DataLoader(Generic[_T_co]):
     - `retries`: how often a step is tried again, by a new worker, if its worker crashes.
     - `hang`: a worker process that spends more than this many seconds on one step is killed and treated as crashed.
       None sets no limit.
+    - `commit`: True lets a resume state count only the batches for which you have called `commit`.
     - `on_error`: "skip" drops samples that raise, and "replace" replaces them with other samples. `max_errors` limits
       how many samples may fail in an epoch (see `skipped`).
     """
@@ -141,6 +161,14 @@ class DataLoader(Generic[_T_co]):
         casting: Casting = "checked",
         max_workers: int | None = None,
         window: int | None = None,
+        batch_tokens: int | None = None,
+        lengths: ArrayLike | Callable[[Any], int] | None = None,
+        max_length: int | None = None,
+        batch_multiple: int = 1,
+        buckets: Sequence[int] | None = None,
+        balance: Balance | None = None,
+        accumulate: int = 1,
+        commit: bool = False,
         backend_options: Any = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "dataset")}
@@ -158,7 +186,7 @@ class DataLoader(Generic[_T_co]):
 
     def batches(self) -> Iterator[Batch[_T_co]]:
         """Begins the next epoch, like `iter()`, but yields each batch with its index, epoch and step."""
-        return self._session.begin(IndexedBatches)
+        return self._session.batches()
 
     def share(self, n: int, *, in_turn: bool = False) -> list[Iterator[_T_co]]:
         """Begins the next epoch as `n` iterators, for `n` threads of this process. Each batch goes to one of them.
@@ -219,6 +247,32 @@ class DataLoader(Generic[_T_co]):
         fit this loader, a StateError names the difference, and the loader stays unchanged.
         """
         self._session.load(state)
+
+    def commit(self, batch: Batch[Any]) -> None:
+        """Records that a batch of `batches()` was used, for a loader with `commit=True`.
+
+        The state then counts only committed batches. After a resume the others come again, in order, and only they.
+        Use it if you take batches ahead, or finish them out of order, as asynchronous training does. Any thread may
+        call it, in any order, also when the next epoch has begun. `stats().commits` counts the batches that are still
+        open, and those that were committed twice.
+        """
+        self._session.commit(batch)
+
+    def explain(self, step: int, epoch: int | None = None) -> Explanation:
+        """Returns which samples make up a step on every rank, and where each of them comes from.
+
+        The step may be in the future or long past: everything follows from the plan, and no data is read. Without
+        `epoch`, it is a step of the current epoch (see `epoch`). The result can be printed; `as_dict()` returns plain
+        data.
+
+            >>> import penstock
+            >>> cats, dogs = penstock.dataset([1, 2]), penstock.dataset([3, 4, 5])
+            >>> print(penstock.DataLoader(cats.concat(dogs), batch_size=2).explain(step=1))
+            epoch 0, step 1
+              sample 2: list(3 samples), key 0
+              sample 3: list(3 samples), key 1
+        """
+        return self._session.explain(step, epoch)
 
     # Changes while it runs.
 

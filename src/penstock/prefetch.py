@@ -243,7 +243,7 @@ class Prefetcher:
 
     @never_ends
     def _load_state_dict(self, state: Any) -> None:
-        """Loads a state after the source has finished its current batch. If this raises, reading continues."""
+        """Waits for the end of the source's current batch, and loads a state. If loading fails, reading continues."""
         self._check()
         with self._producer.turn:
             try:
@@ -311,9 +311,9 @@ class Prefetcher:
             )
 
     def _begin(self, again: bool, *, loaded: bool = False, first: Any = None) -> None:
-        """Starts the thread and the first pass over the source, once.
+        """Starts the thread and the first pass over the source. Later calls do nothing.
 
-        With `again`, starts a new pass; if `loaded`, this pass begins at the state `first`.
+        With `again`, every call starts a new pass. With `loaded`, this pass begins at the state `first`.
         """
         self._check()
         producer = self._producer

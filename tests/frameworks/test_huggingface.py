@@ -95,6 +95,8 @@ def test_rows_are_those_of_the_dataset(stored: Any, name: str, where: str) -> No
     assert [plain(found[key]) for key in keys] == [data[key] for key in keys]
     assert [plain(sample) for sample in found.__getitems__(keys)] == [data[key] for key in keys]
     assert list(found[0]) == list(data[0])
+    if any(name in ("ids", "tokens") for name in found.columns):
+        assert (found.__lengths__() == 8).all() and len(found.__lengths__()) == len(data)
 
 
 def test_lists_of_numbers_are_arrays_of_the_type_of_the_column(stored: Any) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.stats import Machine
 from penstock.stats._machine import machine
+from tests.interrupting import interrupt
 
 GB = 1 << 30
 MEMINFO = "MemTotal: 16777216 kB\nMemAvailable: 12582912 kB\nSwapTotal: 0 kB\nSwapFree: 0 kB\n"
@@ -143,3 +144,12 @@ def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < found.cpus <= len(os.sched_getaffinity(0))
     assert found.memory_used > 0
     assert found.memory_limit is None or found.memory_limit > 0
+
+
+def test_ctrl_c_is_not_lost_where_a_limit_is_no_number(tmp_path: Path) -> None:
+    group = {"sys/fs/cgroup/memory.max": "max\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}
+    root, at, came = tree(tmp_path, V2, group), 1, 0
+    while (done := interrupt(lambda: machine(root=root), at, lambda code: "_machine" in code.co_filename)).where:
+        assert done.came, f"lost at {done.where}"
+        at, came = at + 1, came + done.came
+    assert came > 20

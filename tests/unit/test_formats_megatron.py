@@ -58,6 +58,7 @@ def test_sequences_are_those_that_were_written(tmp_path: Path, files: list[Any],
     found = Megatron([write(tmp_path, documents, dtype, modes) for documents in files])
     sequences = [sequence for documents in files for sequence in expected(documents)]
     assert [sample.tolist() for sample in found] == sequences
+    assert found.__lengths__().tolist() == list(map(len, sequences))
     assert all(sample.dtype == found.dtype == np.dtype(dtype) for sample in found)
     assert found.documents.tolist() == np.cumsum([0, *(len(d) for documents in files for d in documents)]).tolist()
     assert (found.blocks[0], found.blocks[-1]) == (0, len(sequences))

@@ -43,9 +43,10 @@ class Agenda(NamedTuple):
     rows: NDArray[Any]
 
     def distances(self, ahead: int = 0) -> NDArray[np.int64]:
-        """Returns how many samples ahead each use starts, or FAR if it ends within the next `ahead` samples.
+        """Returns the distance of each use from the loader's position, in samples.
 
-        A use that is already in progress after `ahead` samples counts as starting there.
+        A use that ends within the next `ahead` samples has the distance FAR. If a use is in progress after `ahead`
+        samples, its distance is `ahead`.
         """
         rows, at = self.rows, self.position + ahead
         coming: NDArray[np.int64] = np.maximum(rows["first"], at) - self.position
@@ -81,10 +82,7 @@ class Needs:
                 self._rows.append((agenda, begins, at, theirs[begins][at] == self._keys))
 
     def after(self, ahead: int) -> NDArray[np.int64]:
-        """Returns how many samples ahead each piece is next used, or FAR if it is not used again.
-
-        The next `ahead` samples are ignored.
-        """
+        """Returns the distance of each piece's next use after `ahead` samples, or FAR if there is none."""
         needs = np.full(len(self._keys), FAR, np.int64)
         for agenda, begins, at, known in self._rows:
             nearest = np.minimum.reduceat(agenda.distances(ahead), begins)
@@ -93,10 +91,10 @@ class Needs:
 
 
 class Ranking(NamedTuple):
-    """The order in which to evict pieces (as indexes), and which of them are needed later than the new piece."""
+    """The order in which to evict pieces, to make room for a new one."""
 
-    order: NDArray[np.intp]
-    spare: NDArray[np.bool_]
+    order: NDArray[np.intp]  # indexes of the pieces
+    spare: NDArray[np.bool_]  # for each piece: True if it is needed later than the new one
 
 
 def ranking(keys: Sequence[int], times: Sequence[int], agendas: Sequence[Agenda], new: int = 0) -> Ranking:
@@ -155,7 +153,7 @@ class Publisher:
 def read(path: str, group: int | None = None, *, sweeps: bool) -> Agenda | None:
     """Returns an agenda, or None if the file is invalid or its writer has died.
 
-    With `sweeps`, the file of a dead writer is deleted.
+    If `sweeps` is True, also deletes the file of a dead writer.
     """
     with suppress(OSError, ValueError, struct.error):
         fd = acquire(partial(trust.open_ours, path, os.O_RDWR, group), os.close)

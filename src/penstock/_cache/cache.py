@@ -36,7 +36,7 @@ class _TooLarge(OSError):
 
 
 class _MadePiece(NamedTuple):
-    """The bytes of a piece (part of a file), and the error if they could not be written to the cache folder."""
+    """The bytes of a piece (part of a file). `refused` is the error if the cache folder could not store them."""
 
     buffers: list[memoryview]
     refused: OSError | None = None
@@ -102,7 +102,7 @@ class Cache:
         return found
 
     def mapped(self, name: str) -> memoryview | None:
-        """Returns the bytes of a piece that this process has mapped (always the same object), otherwise None."""
+        """Returns the bytes of a piece if this process has mapped it, always as the same object. Otherwise None."""
         return self._mapped.get(name)
 
     def fetch(self, name: str, make: MakePiece) -> bool:

@@ -47,7 +47,8 @@ def near(uses: Uses, position: int) -> NDArray[np.int64]:
 def surplus(rows: Rows, claims: Sequence[Claim], coming: int = 0) -> NDArray[np.bool_]:
     """Returns a mask of the blocks to drop before `coming` bytes are added.
 
-    These are the oldest blocks that no loader claims, beyond the `keep` bytes of unclaimed blocks that may stay.
+    Drops the oldest blocks that no loader claims, until the unclaimed blocks and the `coming` bytes take up at most
+    `keep` bytes. This limit is the largest `keep` of all claims.
     """
     keep = max((claim.keep for claim in claims if claim.keep is not None), default=0)
     newest = np.argsort(-rows["number"])
@@ -58,7 +59,7 @@ def surplus(rows: Rows, claims: Sequence[Claim], coming: int = 0) -> NDArray[np.
 
 
 def place(rows: Rows, claims: Sequence[Claim], most: int) -> int | None:
-    """Returns the row in which to store a new block, or None if all `most` rows hold claimed blocks.
+    """Returns the row in which to store a new block, or None if there are `most` rows and all hold claimed blocks.
 
     Free rows are used first, then new rows, then the row of the oldest unclaimed block.
     """

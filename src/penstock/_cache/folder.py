@@ -65,7 +65,10 @@ class FolderListing(NamedTuple):
         return sum(about.size for about in self.pieces.values())
 
     def ranked(self, digest: str) -> Iterator[tuple[str, int, bool]]:
-        """Yields (digest, size, whether it may be evicted now) in eviction order, to make room for `digest`."""
+        """Yields the digest and size of each piece in eviction order, and whether the piece is spare.
+
+        A spare piece is needed later than the new piece `digest`.
+        """
         digests = list(self.pieces)
         keys, sizes, times = zip(*self.pieces.values(), strict=True) if digests else ((), (), ())
         order, spare = ranking(keys, times, self.agendas, key_of(digest))
@@ -80,7 +83,7 @@ class FreeSpace:
         self._is_listed, self._others = False, folder.noted().total
 
     def take(self, digest: str, nbytes: int, *, waits: bool = False) -> bool:
-        """Reserves space for a piece. Returns False if this would evict a piece that is needed sooner."""
+        """Reserves space for a piece. Returns False if that would evict another piece that is needed sooner."""
         over = self._others + self._listed.total + nbytes + pieces.EXTRA - self._folder.limit
         if over > 0 and not self._is_listed:
             coming, self._listed = self._listed, self._folder.listed()
@@ -102,7 +105,7 @@ class FreeSpace:
 
 
 class Folder:
-    """The folder of a cache. `limit` does not count pieces that are being written. `group` has access too."""
+    """The folder of a cache. `limit` excludes pieces that are being written. Members of `group` have access."""
 
     def __init__(self, path: str, limit: int, group: int | None = None) -> None:
         self.path, self.limit, self.group = path, limit, group
@@ -124,7 +127,7 @@ class Folder:
         return ByteLock(self._opened, 0, self._patience)
 
     def add(self, digest: str, buffers: Sequence[memoryview]) -> tuple[int, FileStamp]:
-        """Writes a piece. The caller must hold its lock. Returns the number of evictions and the file's stamp."""
+        """Writes a piece, whose lock the caller must hold. Returns the number of evictions and the file's stamp."""
         part = os.path.join(self.path, f"{digest}-{secrets.token_hex(8)}.penstock-part")
         pieces.write(part, digest, buffers, self.group)
         lock = self.own_lock()
@@ -168,7 +171,7 @@ class Folder:
         return total, evicted
 
     def listed(self, *, sweeps: bool = False) -> FolderListing:
-        """Lists the folder. With `sweeps` (needs the folder's lock), also deletes the files of dead processes."""
+        """Lists the folder. If `sweeps` is True, deletes the files of dead processes (requires the folder's lock)."""
         found = FolderListing({}, [])
         for name in os.listdir(self.path):
             ours = _OURS.fullmatch(name)

@@ -30,7 +30,8 @@ _keepers: weakref.WeakSet[Keeper] = weakref.WeakSet()
 class Keeper:
     """Claims shared blocks for a loader, so that they stay in memory.
 
-    If the loader reads block by block, it claims the next blocks; otherwise, the newest `keep` bytes of blocks.
+    If the loader reads block by block, the keeper claims the blocks that come next. Otherwise, it claims the newest
+    blocks, up to `keep` bytes.
     """
 
     def __init__(

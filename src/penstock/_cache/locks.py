@@ -28,11 +28,11 @@ _LOCK_OF_FILE = re.compile(r"^lock:\s+\d+: OFDLCK +\S+ +(\w+) .* (\d+) (\d+|EOF)
 
 
 class LockError(OSError):
-    """Raised if the lock's file cannot be opened, or another process holds the lock beyond the time limit."""
+    """Raised if the lock's file cannot be opened, or if another process does not release the lock in time."""
 
 
 class LockPatience:
-    """After a lock timeout, makes later waits for the same file's locks fail at once for `trust.LONGEST` seconds."""
+    """Remembers a lock timeout: for `trust.LONGEST` seconds, all waits for locks in the same file fail at once."""
 
     def __init__(self) -> None:
         self._until = 0.0
@@ -51,11 +51,11 @@ class LockPatience:
 class ByteLock:
     """A lock on one byte of the file that `opened()` opens. Each object is used once, usually by `with_loan`.
 
-    The byte need not exist, so one file can hold up to 2**62 locks. The lock belongs to a file descriptor
-    (`F_OFD_SETLK`), so it also works between threads. A forked child closes its copy, so that the lock is released
-    when the parent dies.
+    The byte may lie beyond the end of the file, so one file can hold up to 2**62 locks. The lock belongs to a file
+    descriptor (`F_OFD_SETLK`), so it also works between threads. A forked child closes its copy of the descriptor.
+    Otherwise the child could keep the lock after the parent has died.
 
-    Without `patience`, `begin` does not wait. With it, `begin` waits up to `trust.WAIT` seconds, or up to
+    Without `patience`, `begin` does not wait. With `patience`, it waits up to `trust.WAIT` seconds, or up to
     `trust.LONGEST` seconds if `long` is True and the lock's holder is running. F_OFD_SETLKW is not used, because it
     has no time limit.
     """
@@ -98,7 +98,7 @@ class ByteLock:
             time.sleep(max(_LEAST_PAUSE, min(waited / _SHARE, _MOST_PAUSE)))
 
     def _look(self, patience: LockPatience, waited: float) -> None:
-        """Raises TimeoutError if the time is up, or if the lock's holder is stopped or is not a penstock process."""
+        """Raises TimeoutError after the time limit, or if the holder is suspended or is not a penstock process."""
         holders = [*_holders(self.fd, self._byte)]
         if waited < trust.LONGEST and self._long and all(one.may_work for one in holders):
             return
@@ -129,7 +129,7 @@ def open_alone(opened: Callable[[], int]) -> int:
 
 
 class _Holder(NamedTuple):
-    """A process that holds a lock. `may_work` is True if it is running and the lock looks like a `ByteLock`."""
+    """A process that holds a lock. `may_work` is True if the process is running and its lock may be a `ByteLock`."""
 
     pid: int
     is_stopped: bool
@@ -137,7 +137,7 @@ class _Holder(NamedTuple):
 
 
 def _holders(fd: int, byte: int) -> Iterator[_Holder]:
-    """Yields the processes of this user that hold the lock on a byte, as far as `/proc` shows them."""
+    """Yields this user's processes that hold the lock on a byte. Processes that `/proc` hides are left out."""
     file = os.fstat(fd)
     for pid in trust.processes(os.geteuid()):
         with suppress(OSError):  # the process has ended, or is hidden from us

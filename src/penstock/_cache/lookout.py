@@ -67,7 +67,7 @@ class Lookout:
         self._published = 0  # how many uses are published
 
     def joins(self, other: Lookout) -> bool:
-        """Takes over the datasets of `other`. Returns False if it has another loader or cache folder.
+        """Takes over the datasets of `other`. Returns False if `other` has a different loader or cache.
 
         Must be called before `agenda()`.
         """
@@ -83,7 +83,7 @@ class Lookout:
         return self._forecasts[0].position
 
     def agenda(self) -> Agenda | None:
-        """Returns a new agenda (the list of future reads), or None if the last one is still good enough."""
+        """Returns a new agenda (the list of future reads), or None if the last one need not be replaced yet."""
         position = self.position
         if self._uses is None or position >= self._uses.until:
             self.forget()
@@ -103,7 +103,7 @@ class Lookout:
         return Agenda(position, rows_of(list(chain.from_iterable(self._listed)), first, stop))
 
     def at_once(self) -> int:
-        """Returns the largest number of bytes that the loader needs at the same time, by the published agenda."""
+        """Returns the largest number of bytes that the loader will need at the same time, according to its agenda."""
         number = self._published
         if self._uses is None or not number:
             return 0
@@ -130,7 +130,7 @@ class Lookout:
             self._rows += len(keys)
 
     def look(self, most: int, coming: Mapping[str, int], failed: Collection[str]) -> list[WantedPiece]:
-        """Returns up to `most` pieces to fetch now, most urgent first. Stops at the first piece that does not fit."""
+        """Returns up to `most` pieces to fetch now, most urgent first. Stops if the next piece has no space."""
         found: list[WantedPiece] = []
         space, ahead = None, 0
         evicted = self.cache.evicted
@@ -155,7 +155,7 @@ class Lookout:
         return found
 
     def _upcoming(self) -> Iterator[WantedPiece]:
-        """Yields each piece that is in use or will be used once, in the order of first use."""
+        """Yields the pieces that are in use or will be used, in the order of first use, without duplicates."""
         seen: set[str] = set()
         if self._uses is not None:
             for at in np.flatnonzero(self._uses.stop[: self._published] > self.position).tolist():

@@ -57,7 +57,7 @@ class LruCache(Generic[K, T]):
         return found[0]
 
     def get(self, number: K, read: Callable[[K], tuple[T, int]]) -> T:
-        """Returns a value. If it is not cached, `read(number)` is called for the value and its size in bytes."""
+        """Returns a value. If the value is not cached, calls `read(number)`, which returns (value, size in bytes)."""
         value = self.found(number)
         if value is not None:
             return value

@@ -51,10 +51,11 @@ def write_all(fd: int, view: memoryview) -> None:
 
 
 def checksum(view: memoryview) -> int:
-    """Returns a hash of two kinds of sums: of the 8-byte words in each page, and of the words at each page offset.
+    """Returns a hash of sums of 8-byte words. CRC-32 would take three to seven times as long.
 
-    Missing or swapped pages change the first kind, and damage within a page changes the second. Each process checks
-    every piece that it maps, at 14 GB per second of CPU time; CRC-32 would take three to seven times as long.
+    The words of each page are added up, and these sums reveal missing or swapped pages. The words at the same
+    offset of all pages are added up too, and these sums reveal damage within a page. Speed matters, because each
+    process checks every piece that it maps (14 GB per second of CPU time).
     """
     count = len(view) // (8 * _WORDS)
     pages = np.frombuffer(view, np.uint64, count * _WORDS).reshape(count, _WORDS)
@@ -75,7 +76,7 @@ def stamp_of(about: os.stat_result) -> FileStamp:
 def mapped(
     path: str, digest: str, checked: FileStamp | None = None, group: int | None = None
 ) -> tuple[memoryview, FileStamp]:
-    """Maps a piece. Raises ValueError if it is damaged. Skips the checksum if the file's stamp equals `checked`."""
+    """Maps a piece. Raises ValueError for a damaged piece. Skips the checksum if `checked` is the file's stamp."""
     fd = acquire(partial(trust.open_ours, path, group=group), os.close)
     try:
         about = os.fstat(fd)

@@ -36,7 +36,7 @@ _MOMENT = 0.1  # seconds after which a waiting fetch notices that the scout is c
 
 
 class Scout:
-    """Fetches pieces (byte ranges of files) ahead of a loader. Never raises: the worker that needs a piece does."""
+    """Fetches pieces (byte ranges of files) ahead of a loader. Errors are ignored: workers fetch missing pieces."""
 
     def __init__(
         self, forecast: Forecast, dataset: InPieces, cache: Cache, ahead: int = AHEAD, threads: int = THREADS
@@ -48,7 +48,7 @@ class Scout:
         self._thread: threading.Thread | None = None
 
     def joins(self, other: Scout) -> bool:
-        """Takes over the work of `other`. Returns False if it has another loader or cache folder.
+        """Takes over the work of `other`. Returns False if `other` has a different loader or cache.
 
         Must be called before either scout is started.
         """
@@ -91,7 +91,7 @@ class _Fetches:
         self.bell.put(None)
 
     def wait(self, least: float) -> None:
-        """Waits until a fetch has ended or 20 ms have passed, but always for at least `least` seconds."""
+        """Waits until a fetch has ended or 20 ms have passed, but at least `least` seconds."""
         until = time.monotonic() + least
         with suppress(queue.Empty):
             self.bell.get(timeout=max(least, _PAUSE))

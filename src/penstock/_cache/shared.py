@@ -109,7 +109,7 @@ class Inventory:
             _write_rows(lock.fd, rows)
 
     def _move(self, fd: int) -> None:
-        """Moves this loader's claim to the inventory with descriptor `fd`, into the lowest free slot."""
+        """Moves this loader's claim into the lowest free slot of the inventory with the descriptor `fd`."""
         number = next(number for number in count() if not is_locked(fd, _CLAIM_LOCKS + number))
         lock = _claim_lock(fd, number)
         with interrupts_deferred(), descriptors.no_fork():
@@ -145,12 +145,9 @@ def _claim_lock(fd: int, number: int) -> ByteLock:
 
 
 def _check_is_inventory(fd: int, name: str) -> None:
-    """Raises OSError if `fd` is not the inventory with this name.
-
-    Each writer checks a descriptor that it has opened itself, because another thread could close a shared one.
-    """
-    # If a thread closes the inventory's descriptor while another one is about to write, the number may be reused for
-    # another file, perhaps one of the user's.
+    """Raises OSError if `fd` is not the inventory with this name. Must be called before a write."""
+    # A thread may close the inventory's descriptor while another one is about to write. The number may then be reused
+    # for another file, perhaps one of the user's. So each writer opens a descriptor of its own, and checks it here.
     if not trust.is_memfd(f"/proc/self/fd/{fd}", name):
         raise OSError("not an inventory")
 
@@ -158,7 +155,7 @@ def _check_is_inventory(fd: int, name: str) -> None:
 class Shared:
     """The decoded blocks of one table that this process shares with others.
 
-    If no loader claims blocks, they may take up to `most` bytes.
+    If no loader has a claim, only the newest blocks are kept, up to `most` bytes.
     """
 
     def __init__(self, table: str, most: int) -> None:
@@ -174,7 +171,10 @@ class Shared:
         self._own: dict[int, int] = {}  # descriptors of blocks, by inode
 
     def get(self, block: int, make: MakeBlock) -> memoryview | None:
-        """Returns the bytes of a block, or None without an inventory or if waiting for the block's lock timed out."""
+        """Returns the bytes of a block, which is decoded by `make` if no process has it.
+
+        Returns None if there is no inventory, or if waiting for the block's lock timed out.
+        """
         inventory = self._find_inventory()
         if inventory is None:
             return None
@@ -282,7 +282,7 @@ class Shared:
 
 
 def _most_own() -> int:
-    """Returns how many blocks a process may share: half of its limit on open descriptors, which is often 1,024."""
+    """Returns how many blocks a process may share: half of the limit on open descriptors (often 1,024)."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
 
 
@@ -353,7 +353,7 @@ def _write_claim(fd: int, number: int, claim: Claim) -> None:
 
 
 def _read_claim(fd: int, number: int) -> Claim:
-    """Reads a claim. Invalid bytes do not raise, because a killed program may leave a half-written claim."""
+    """Reads a claim. Accepts invalid bytes, because a killed program may leave a half-written claim."""
     data = os.pread(fd, _CLAIM_SIZE, _CLAIMS + number * _CLAIM_SIZE)
     numbers = np.frombuffer(data.ljust(_CLAIM_SIZE, b"\0"), "<i8")
     keep, needs = numbers[:2].tolist()

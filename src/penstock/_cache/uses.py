@@ -25,10 +25,7 @@ class Uses(NamedTuple):
     stop: NDArray[np.int64]  # the position after the last one that uses the block
 
     def before(self, number: int, position: int) -> Uses:
-        """Returns only the first `number` uses.
-
-        They are valid until halfway between `position` and the first omitted use.
-        """
+        """Returns the first `number` uses, valid until halfway between `position` and the first omitted use."""
         until = max(position + 1, (position + int(self.first[number])) // 2)
         return Uses(min(self.until, until), self.blocks[:number], self.first[:number], self.stop[:number])
 
@@ -73,7 +70,10 @@ def _of_spans(sources: Sequence[Blocked], blocks: Sequence[Grouping], epoch: int
 
 
 def _of_keys(forecast: Forecast, sources: Sequence[Blocked], at: int, end: int) -> tuple[list[_UseArrays], int]:
-    """Returns the uses from position `at` on, and where the search stopped: at `end`, or after `_MOST` uses."""
+    """Returns the uses from position `at` on, and the position where the search stopped.
+
+    The search stops at `end`, or earlier if it has found `_MOST` uses.
+    """
     parts: list[_UseArrays] = []
     count = 0
     while at < end and count < _MOST:

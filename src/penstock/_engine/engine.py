@@ -50,10 +50,10 @@ _LOOK_FOR_OUTAGES = 2.5  # after this many seconds without an outcome, the engin
 
 
 class Engine(EngineLifetime):
-    """A crew of workers and the memory for their batches. It serves one run (one pass over an epoch) at a time.
+    """A crew of workers, and the memory for their batches. The engine serves one run (epoch) at a time.
 
-    `look_ahead`: steps of the next run may be prefetched. `bundles`: several small steps may share a task. `hang`: a
-    worker that spends more than this many seconds on one step is killed.
+    With `look_ahead`, steps of the next run may be prefetched. With `bundles`, several small steps may share a task.
+    A worker that spends more than `hang` seconds on one step is killed.
     """
 
     _finalizer: Any = bool  # for `__del__`, if an interrupt came before the constructor has set it
@@ -97,7 +97,7 @@ class Engine(EngineLifetime):
 
     @property
     def ahead(self) -> Run | None:
-        """The run (one pass over an epoch) that is being prefetched, or None."""
+        """The run (epoch) that is being prefetched, or None."""
         return self._course.ahead
 
     # Figures. Any thread may ask for them.
@@ -116,11 +116,11 @@ class Engine(EngineLifetime):
         return len(self._course.ready) + len(self._course.filled)
 
     def open_answer(self) -> Answer | None:
-        """Returns measurements of the part of the current task that was already handed out, or None."""
+        """Returns measurements for the steps of the current task that were already handed out, or None."""
         return self.stopwatch.open_answer(len(self._course.ready))
 
     def memory(self) -> tuple[int, int, int]:
-        """Returns three numbers of bytes: lent to the caller, kept in the pool for reuse, and outside the pool."""
+        """Returns three sizes in bytes: memory lent to the caller, memory kept in the pool, and memory outside it."""
         # A reader may still refer to a closed engine.
         pooled, strays = (0, 0) if self.closed else self.backend.memory()
         lent = self._leases.nbytes
@@ -129,7 +129,7 @@ class Engine(EngineLifetime):
     # Called by a reader.
 
     def open(self, run: Run) -> None:
-        """Begins a run (one pass over an epoch). If it is not the prefetched run, prefetched steps are dropped."""
+        """Begins a run (epoch). Drops prefetched steps that belong to another run."""
         if run is not self._course.ahead:
             self.cancel()
         if self.closed:
@@ -147,8 +147,18 @@ class Engine(EngineLifetime):
         self.backend.flush()
         self._begun = True
 
+    def reopen(self, run: Run) -> None:
+        """Continues the epoch with this run, whose keys differ from those of the current one.
+
+        The caller must hold the engine. Prefetched batches are dropped.
+        """
+        if not self.closed:
+            late: list[bool] = []
+            self._cancel(None, late, None)
+            self._open(run)
+
     def take_back(self) -> bool:
-        """Takes the engine from an iterator that has handed out its last batch. Returns False if still in use."""
+        """Takes the engine from an iterator that has handed out its last batch. Returns True if this was possible."""
         taken: list[bool] = []
         self.held(partial(self._take_back, taken), wait=False)
         return bool(taken)
@@ -164,7 +174,7 @@ class Engine(EngineLifetime):
             taken.append(True)
 
     def next(self, timeout: float | None, run: Run | None = None) -> StepResult:
-        """Returns the next batch, its error, or the end of the run. Can be called again after a LoaderTimeout."""
+        """Returns the next batch, an error, or the end of the run. Can be called again after a LoaderTimeout."""
         if not self._turn.is_ours():
             raise RuntimeError(
                 "This iterator was made before this process was forked, and its workers serve only the process "
@@ -221,7 +231,7 @@ class Engine(EngineLifetime):
                 raise self._turn.closed_error()
 
     def cancel(self, timeout: float | None = None, run: Run | None = None) -> None:
-        """Drops prefetched batches and unfinished steps. Waits only for steps that are fixed to certain workers."""
+        """Drops prefetched batches and unfinished steps. If each step has a fixed worker, waits for these steps."""
         if not self.is_ours():
             return
         late: list[bool] = []
@@ -315,7 +325,7 @@ class Engine(EngineLifetime):
         return True
 
     def _look_for_outages(self) -> None:
-        """Reports workers that wait for an unresponsive remote store: warns the caller and informs `penstock top`."""
+        """Warns the caller, and informs `penstock top`, if a worker waits for a remote store that does not answer."""
         meter = self.stopwatch.meter
         outage = self.backend.gauges.outage(self.seats) or meter.scouts.outage
         if outage is not None and outage.is_long:

@@ -28,7 +28,7 @@ class EngineLifetime:
 
     @property
     def closed(self) -> bool:
-        """True if the workers were stopped, or will be when the thread that uses the engine is done."""
+        """True if the workers were stopped, or will be stopped as soon as no thread uses the engine."""
         return bool(self._turn.ended_by)
 
     def is_ours(self) -> bool:
@@ -61,14 +61,17 @@ class EngineLifetime:
                 self._let_go()
 
     def close(self) -> None:
-        """Stops the workers. If another thread waits for a batch, wakes it to stop them. Batches stay valid."""
+        """Stops the workers. Batches stay valid.
+
+        If another thread is waiting for a batch, that thread is woken and stops the workers.
+        """
         with interrupts_deferred():
             self._turn.ended_by = self._turn.ended_by or "was closed"
             if self.is_ours() and not self._end_if_free():
                 self.backend.wake()
 
     def at_exit(self) -> None:
-        """Stops the workers. If a daemon thread is using the engine, they end together with this process instead."""
+        """Stops the workers. But if a daemon thread is using the engine, the workers end when this process ends."""
         self._finalizer()
 
     def _let_go(self) -> None:
@@ -83,7 +86,7 @@ class EngineLifetime:
         return self.held(partial(self._end, self._turn.ended_by), wait=False)
 
     def _end(self, by: str) -> None:
-        """Stops the workers. `by` completes the error message "This iterator ...", for example "was closed"."""
+        """Stops the workers. `by` is the end of the error message "This iterator ...", such as "was closed"."""
         raise NotImplementedError
 
     # This runs before `_finalizer` would run on its own, and it defers interrupts. If an interrupt comes at its very

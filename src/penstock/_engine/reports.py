@@ -88,7 +88,7 @@ def lost_error(task: Task, loss: Lost, retries: int) -> WorkerLostError:
 def broken_error(task: Task, loss: Lost, retries: int, unknown: str | None) -> WorkerLostError:
     """Returns the error for a stream that no worker can continue.
 
-    `unknown` explains why the stream's position was lost, or is None if it is known.
+    If the position of the stream was lost, `unknown` explains why. Otherwise, `unknown` is None.
     """
     when = "while filling" if loss.seq == task.seq else "before"
     why = f"No worker can read the stream past this step, so the epoch ends here. {_tried(retries)}"

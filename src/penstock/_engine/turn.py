@@ -41,7 +41,7 @@ os.register_at_fork(after_in_child=_be_another_process)
 class Turn:
     """The right to use an engine, held by one thread at a time.
 
-    `ended_by` says why the engine has ended or will end, and is "" before that.
+    `ended_by` says why the engine has ended or will end. Before that, `ended_by` is "".
     """
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class Turn:
         return any(use is CHANGE for _, use in tuple(self.waiting.values()))
 
     def _refuse(self, hold: Hold) -> None:
-        """Raises if this thread would deadlock, or calls `next` after the end or while another thread does."""
+        """Raises if waiting would deadlock, if the engine has ended, or if two threads call `next` at once."""
         if hold[1] is CHANGE:
             if self.is_used_here():
                 raise RuntimeError(INSIDE)

@@ -19,14 +19,14 @@ from penstock._wire.failure import caught
 from penstock._wire.task import Mended, Opening, Raised, Task
 from penstock._work.fetch import Fetch
 from penstock.errors import StateError
-from penstock.plan import Draw, OrderPlan, SamplerPlan
+from penstock.plan import ComputedPlan, Draw, SamplerPlan
 
 if TYPE_CHECKING:
     from numpy.random import Generator
 
     from penstock._options import Options
 
-AnyPlan = OrderPlan | SamplerPlan
+AnyPlan = ComputedPlan | SamplerPlan
 
 Now = Callable[[], tuple[AnyPlan | None, int]]
 """A function that returns the loader's current plan and epoch."""
@@ -186,7 +186,8 @@ class Feed:
     def __init__(self, dataset: Any, options: Options, borrow: Borrow | None = None) -> None:
         self.dataset = dataset
         self.options = options
-        self.batched = options.batch_size is not None or options.batch_sampler is not None
+        whole = options.batch_sampler, options.batch_tokens
+        self.batched = options.batch_size is not None or whole != (None, None)
         self._borrow = borrow  # seeds the global generators while a sampler or stream is read in this process
         self.check()
 
@@ -213,9 +214,12 @@ class Feed:
 
     # One epoch.
 
-    def plan(self, seed: int, start: int | None = 0) -> AnyPlan | None:
-        """Returns the keys of each step, from position `start` of the order on, or None for a stream."""
+    def plan(self, seed: int) -> AnyPlan | None:
+        """Returns the keys of each step of a whole epoch, or None for a stream."""
         return None
+
+    def forget(self) -> None:
+        """Forgets what was computed from the dataset, because the dataset was changed."""
 
     def run(self, numbers: Iterator[int], epoch: int, seed: int, plan: AnyPlan | None, at: Begin) -> Run:
         raise NotImplementedError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,16 +14,21 @@ from penstock._feed.base import AnyPlan, Begin, Feed, Now, Run, as_index
 from penstock._fill.cast import Empty
 from penstock._printable import counted
 from penstock._resume.reading import Mark, Reading, has_state
+from penstock._system.interrupts import import_whole
 from penstock._system.panics import ordinary
 from penstock._wire.task import Mended, Task, shorten
 from penstock._work.fetch import Fetch
 from penstock._work.job import Job
 from penstock._work.samples import plain
 from penstock.errors import CollateError
-from penstock.plan import Order, OrderPlan, SamplerPlan, Sequential, Shuffled
+from penstock.plan import ComputedPlan, Order, OrderPlan, SamplerPlan, Sequential, Shuffled
+from penstock.plan._blocks import WINDOW
 from penstock.plan._order import Passes
 from penstock.plan._samplers import BatchSampler, order_of
 from penstock.source._nested import blocks_of, method_of, pass_of
+
+if TYPE_CHECKING:
+    from penstock._feed.planner import Planner
 
 
 class KeyFetch(Fetch):
@@ -44,7 +49,9 @@ class KeyFetch(Fetch):
             return None
         self._focus.doing("__gather__ of samples ", task.keys)
         try:
-            batch = self._gather(np.asarray(task.keys), empty)
+            # The keys of items that are made of documents are tuples, and form no array.
+            keys = task.keys if _are_items(task.keys) else np.asarray(task.keys)
+            batch = self._gather(keys, empty)
             return None if batch is NotImplemented else (batch, len(task.keys))
         except CollateError as error:
             self._focus.name_rows(error)
@@ -87,12 +94,17 @@ class KeyFetch(Fetch):
         return keys
 
 
+def _are_items(keys: Any) -> bool:
+    return type(keys) is list and len(keys) > 0 and type(keys[0]) is tuple
+
+
 class ByKey(Feed):
     """The caller's part of the feed. Keys come from one of penstock's orders or from the user's sampler."""
 
     names = "keys", "key"
     fetch = KeyFetch
     knows_end = True
+    _planner: Planner | None = None
 
     def check(self) -> None:
         if isinstance(self.dataset, (str, os.PathLike)):
@@ -109,9 +121,14 @@ class ByKey(Feed):
                 "__len__, or derive from penstock.IterableDataset for a stream."
             )
         given = self.options.sampler is not None or self.options.batch_sampler is not None
-        if not given and not isinstance(self.dataset, Sized):
+        self.makes_items = not given and method_of(self.dataset, "__windows__") is not None
+        if self.makes_items:
+            self._check_items()
+        self.has_order = not given and method_of(self.source, "__order__") is not None
+        given = given or self.has_order
+        if not given and not isinstance(self.source, Sized):
             raise TypeError(
-                f"{type(self.dataset).__name__} has no __len__, which the order of its samples needs. Define it, or "
+                f"{type(self.source).__name__} has no __len__, which the order of its samples needs. Define it, or "
                 "pass sampler= or batch_sampler=."
             )
         if not given and isinstance(self.dataset, Mapping) and isinstance(next(iter(self.dataset), 0), str):
@@ -145,24 +162,53 @@ class ByKey(Feed):
         return options.sampler if options.batch_sampler is None else options.batch_sampler
 
     def length(self) -> int | None:
-        has_length = isinstance(self.dataset, Sized) and not self._is_endless()
-        return len(self.dataset) if has_length else None
+        source = self.source
+        # The length of a mixture depends on its weights, and it has a state of its own.
+        has_length = isinstance(source, Sized) and not self._is_endless() and not self.has_order
+        return len(source) if has_length else None
 
     def _is_endless(self) -> bool:
-        return getattr(self.dataset, "endless", False) is True
+        return getattr(self.source, "endless", False) is True
+
+    @property
+    def source(self) -> Any:
+        """The dataset whose keys are put in order: the documents, if the loader's dataset makes items of them."""
+        return self.dataset.documents if self.makes_items else self.dataset
+
+    def _check_items(self) -> None:
+        name, options = type(self.dataset).__name__, self.options
+        if not self.batched:
+            raise ValueError(
+                f"batch_size=None is not possible with a {name}, whose samples are made of documents and come in "
+                "batches. Use batch_size=1."
+            )
+        if options.batch_tokens is not None or options.balance is not None:
+            setting = "balance=" if options.batch_tokens is None else "batch_tokens="
+            raise ValueError(
+                f"{setting} is for samples that differ in length, but those of a {name} are planned to have one "
+                "length. Use batch_size=."
+            )
+        if options.last_batch == "rollover":
+            raise ValueError(
+                f'last_batch="rollover" is not possible with a {name}: how many samples an epoch has is known only '
+                'after all of them were planned. Use "keep", "drop" or "pad".'
+            )
+        if options.on_error == "replace" and options.batch_size == 1:
+            raise ValueError(
+                f'With a {name}, on_error="replace" takes the replacement from the same batch, and with batch_size=1 '
+                'there is no other sample in it. Use larger batches, or on_error="skip".'
+            )
 
     def keeps_state(self) -> bool:
         return has_state(self.dataset)
 
-    def plan(self, seed: int, start: int | None = 0) -> AnyPlan:
+    def plan(self, seed: int) -> AnyPlan:
         options = self.options
         sampler, batched = options.batch_sampler, True
         if sampler is None:
             order = self._order(seed)
             if order is not None:
-                padded, rollover = options.last_batch == "pad", options.last_batch == "rollover"
-                shape = options.batch_size, options.drop_last, padded, *options.shard
-                return OrderPlan(order, *shape, start or 0, rollover)
+                return self._computed(order, seed)
             sampler, batched = options.sampler, False
         if options.last_batch in ("pad", "rollover"):
             raise ValueError(
@@ -172,20 +218,39 @@ class ByKey(Feed):
             )
         return SamplerPlan(sampler, options.batch_size, options.drop_last, batched, *options.shard)
 
+    def _computed(self, order: Order, seed: int) -> ComputedPlan:
+        options = self.options
+        if options.batch_tokens is None and options.balance is None and not self.makes_items:
+            padded, rollover = options.last_batch == "pad", options.last_batch == "rollover"
+            return OrderPlan(order, options.batch_size, options.drop_last, padded, *options.shard, rollover=rollover)
+        if self._planner is None:
+            import_whole("penstock._feed.planner")
+            from penstock._feed.planner import Planner  # late: few programs need it
+
+            self._planner = Planner()
+        return self._planner.plan(self, order, seed)
+
+    def forget(self) -> None:
+        self._planner = None
+
     def _order(self, seed: int) -> Order | None:
         """Returns the order of the keys as a computable `Order`, or None if the sampler must be iterated."""
         if self.options.sampler is not None:
             return order_of(self.options.sampler, seed)
-        once = pass_of(self.dataset)
+        source = self.source
+        if self.has_order:
+            order: Order = source.__order__(seed, self.options.window or WINDOW)
+            return order
+        once = pass_of(source)
         if once is not None and self.options.shuffle != "blocks":
             return Passes(once, seed if self.options.shuffle else None)
-        n = 0 if once is not None else len(self.dataset)
+        n = 0 if once is not None else len(source)
         if self.options.shuffle == "blocks":
-            return blocks_of(self.dataset).order(self.options.window or 1, seed)
+            return blocks_of(source).order(self.options.window or 1, seed)
         return Shuffled(n, seed) if self.options.shuffle else Sequential(n)
 
     def run(self, numbers: Iterator[int], epoch: int, seed: int, plan: AnyPlan | None, at: Begin) -> Run:
-        if isinstance(plan, OrderPlan):
+        if isinstance(plan, ComputedPlan):
             return Run(numbers, epoch, plan.draw(epoch, at.steps), plan, at)
         assert plan is not None
         # A plain sequence draws no random numbers, and seeding the generators takes 50 µs for each batch.
@@ -196,15 +261,17 @@ class ByKey(Feed):
         return Run(numbers, epoch, steps, plan, at, read_from=reading)
 
     def replacements(self, plan: AnyPlan | None) -> Order | None:
+        # A replacement from elsewhere could be longer than a budget allows, or a document in place of a row of them.
         return plan.order if self.options.on_error == "replace" and isinstance(plan, OrderPlan) else None
 
     def steps(self, epoch: int, plan: AnyPlan | None) -> int:
         assert plan is not None
-        if isinstance(plan, OrderPlan) and self._is_endless():
+        if isinstance(plan, ComputedPlan) and self._is_endless():
             raise TypeError(f"{self.dataset!r} has no end, so the loader has no len().")
         steps = plan.steps(epoch)
         if steps is None:
-            raise TypeError(f"{type(self.read_from()).__name__} has no len(), so the loader has none.")
+            source = self.dataset if isinstance(plan, ComputedPlan) else self.read_from()
+            raise TypeError(f"{type(source).__name__} has no len(), so the loader has none.")
         return steps
 
     def index(self, task: Task, rows: int, mended: Mended | None) -> NDArray[np.uint64] | None:
@@ -226,6 +293,8 @@ class ByKey(Feed):
     def batch_sampler(self, now: Now) -> Any:
         if self.options.batch_sampler is not None or not self.batched:
             return self.options.batch_sampler
+        if self.options.batch_tokens is not None:
+            return BatchesOfKeys(now)
         return BatchSampler(self.sampler(now), self.options.batch_size or 1, self.options.drop_last)
 
 
@@ -251,18 +320,48 @@ class Keys:
     def __init__(self, now: Now) -> None:
         self._now = now
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self) -> Iterator[Any]:
         plan, epoch = self._plan()
         for keys in plan.draw(epoch):
-            yield from np.atleast_1d(keys).tolist()
+            yield from keys if isinstance(keys, list) else np.atleast_1d(keys).tolist()
 
     def __len__(self) -> int:
         plan, epoch = self._plan()
-        last = plan.steps(epoch) - 1
+        steps = plan.steps(epoch)
+        if steps is None:
+            raise TypeError("The epoch has no end, and so no len().")
+        if not isinstance(plan, OrderPlan):
+            return sum(map(len, plan.draw(epoch)))
+        last = steps - 1
         return 0 if last < 0 else last * (plan.batch_size or 1) + np.size(plan.keys(epoch, last))
 
-    def _plan(self) -> tuple[OrderPlan, int]:
+    def _plan(self) -> tuple[ComputedPlan, int]:
         plan, epoch = self._now()
-        assert isinstance(plan, OrderPlan)
+        assert isinstance(plan, ComputedPlan)
+        if type(plan) is not OrderPlan:
+            return plan, epoch
         whole = plan.world == 1 and not plan.padded and not plan.rollover
         return OrderPlan(plan.order, None) if whole else plan, epoch
+
+
+class BatchesOfKeys:
+    """The keys of each batch of the loader's current epoch, in order, as lists."""
+
+    def __init__(self, now: Now) -> None:
+        self._now = now
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        plan, epoch = self._computed()
+        return map(plain, plan.draw(epoch))
+
+    def __len__(self) -> int:
+        plan, epoch = self._computed()
+        steps = plan.steps(epoch)
+        if steps is None:
+            raise TypeError("The epoch has no end, and so no len().")
+        return steps
+
+    def _computed(self) -> tuple[ComputedPlan, int]:
+        plan, epoch = self._now()
+        assert isinstance(plan, ComputedPlan)
+        return plan, epoch

@@ -48,13 +48,13 @@ class Access(NamedTuple):
 
     @classmethod
     def of(cls, reader: str, files: RemoteOptions) -> Access:
-        """Raises TypeError for an unknown argument. The message names the class `reader`."""
+        """Returns the options. For an unknown argument, raises a TypeError that names the class `reader`."""
         if unknown := sorted(files.keys() - set(cls._fields)):
             raise TypeError(f"{reader}.__init__() got an unexpected keyword argument {unknown[0]!r}")
         return cls(**files)
 
     def check(self) -> None:
-        """Raises TypeError or ValueError for an invalid value, even if all files are local and it is unused."""
+        """Raises TypeError or ValueError for an invalid option, even if all files are local and do not use it."""
         if self.storage is not None and not isinstance(self.storage, Mapping):
             raise TypeError(f"storage must be a dict of options, but it is a {type(self.storage).__name__}.")
         if self.cache_bytes is not None:

@@ -49,7 +49,7 @@ class OtherIndexes(Protocol):
     def arrays(self, file: AnyFile) -> Arrays | None: ...
 
     def all_others(self, files: Sequence[AnyFile]) -> None:
-        """Receives all files for which `arrays` returned None, before penstock makes their indexes."""
+        """Called with all files for which `arrays` returned None, before penstock makes their indexes."""
 
 
 _MAGIC, _VERSION = b"penstock", 1
@@ -103,10 +103,10 @@ class Index(Mapping[str, NDArray[Any]]):
 
 
 def cached(file: AnyFile, kind: str, make: MakeIndex, elsewhere: OtherIndexes | None = None) -> Index:
-    """Returns the index of a file: the stored one, or one from `elsewhere`, or a new one made by `make(file)`.
+    """Returns the stored index of a file, or else an index from `elsewhere`, or else a new one from `make(file)`.
 
-    A new index is stored if possible. `kind` is the kind of index and its version, such as "tar-1". Change it
-    whenever `make` changes. `make` must be a module-level function, so that it can be pickled.
+    A new index is stored if possible. `kind` is the kind of index with a version, such as "tar-1". The version must
+    change whenever `make` changes. `make` must be a module-level function, so that it can be pickled.
     """
     kept = _loaded(file, kind, make)
     if kept is None and elsewhere is not None and (arrays := elsewhere.arrays(file)) is not None:
@@ -215,7 +215,7 @@ def _places(file: AnyFile, kind: str) -> Iterator[_IndexBeside | _InCache]:
 
 
 def _is_shared(file: AnyFile, folder: Path) -> bool:
-    """True if the file's pieces are in this folder and shared with a group. The index is then shared as well."""
+    """True if this folder holds the file's pieces and a group shares them. The group then shares the index, too."""
     pieces = file.pieces if isinstance(file, RemoteFile) else None
     if not isinstance(pieces, PiecesOnDisk):
         return False
@@ -273,21 +273,21 @@ class _InCache(NamedTuple):
 
 
 class _NoFile(NamedTuple):
-    """Takes the place of the indexed file for arrays that are not the index of one file."""
+    """Stands in for the indexed file if the stored arrays are not the index of a file."""
 
     size: int = 0
     modified: int = 0
 
 
 def computed(name: str, kind: str) -> Arrays | None:
-    """Returns the arrays that `keep_computed` has kept under this name, or None. `name` identifies their content."""
+    """Returns the arrays that `keep_computed` has stored under this name, or None."""
     with suppress(Exception):  # there is no home folder, or the file may contain anything
         return _read(_computed_in(name, kind), _NoFile(), kind)[0]
     return None
 
 
 def keep_computed(name: str, kind: str, arrays: Arrays) -> None:
-    """Keeps arrays in the cache folder, if it is writable, for this user."""
+    """Stores arrays under a name that identifies their content. Does nothing if the cache folder cannot be used."""
     with suppress(RuntimeError, OSError):  # no home folder, or one that cannot be written or trusted
         _computed_in(name, kind).write(partial(_write, _NoFile(), kind, arrays))
 

@@ -112,7 +112,7 @@ class File(AnyFile):
     __slots__ = ("__weakref__", "_descriptor")
 
     def __init__(self, path: str, known: tuple[int, int] | None = None) -> None:
-        """`known` is the (size, modification time) from a pickled copy. If it is None, they are looked up."""
+        """`known` is the (size, modification time) from a pickled copy. If None, the file system is asked."""
         if known is None:
             found = os.stat(path)
             if not stat.S_ISREG(found.st_mode):
@@ -187,7 +187,7 @@ _open_files: deque[weakref.ref[File]] = deque()
 
 
 class _FileObject(io.RawIOBase):
-    """An unbuffered file object, because libraries read only what they need and remote files are read in pieces."""
+    """An unbuffered file object. Libraries read only what they need, and remote files are read in pieces anyway."""
 
     def __init__(self, file: AnyFile) -> None:
         self._file, self._at = file, 0
@@ -220,7 +220,7 @@ class _FileObject(io.RawIOBase):
 
 
 class Descriptor:
-    """A file descriptor that is closed when this object is freed, so never while a thread is reading from it."""
+    """A file descriptor that is closed when this object is freed. A thread that reads keeps the object alive."""
 
     __slots__ = ("number",)
 

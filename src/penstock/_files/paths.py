@@ -23,7 +23,7 @@ _ALMOST_URL = re.compile(r"pipe:|[A-Za-z][A-Za-z0-9]+(:/|//)")  # s3:/bucket, s3
 
 
 def find_files(paths: Paths, suffixes: Collection[str], reader: str, access: Access) -> list[AnyFile]:
-    """Returns the files that paths, folders, patterns and ranges (`{000..099}`) name, sorted, without duplicates."""
+    """Returns the files named by paths, folders, patterns or ranges (`{000..099}`), sorted and without duplicates."""
     access.check()
     found: dict[str, AnyFile] = {}  # by the identity's name, because URLs may differ in parts that `path` hides
     local: list[str] = []
@@ -91,7 +91,7 @@ def text_of(path: FilePath, reader: str) -> str:
 
 
 def _files_of(given: str, suffixes: Collection[str], reader: str) -> list[str]:
-    """Returns the absolute paths of the local files that a path, a pattern or a folder names."""
+    """Returns the absolute paths of the local files that are named by a path, a pattern or a folder."""
     path = os.path.abspath(given)
     shown = path if redacted(given) == given else redacted(given)
     if os.path.isdir(path):

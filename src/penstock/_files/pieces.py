@@ -33,7 +33,7 @@ class Pieces(Protocol):
 
     @property
     def passing(self) -> Pieces:
-        """The store for pieces of files whose version is unknown. Only this process may use it: see `Identity`."""
+        """Where to keep pieces of files whose version is unknown. Other processes do not use them: see `Identity`."""
 
     def get(self, piece: Piece, fetch: FetchPiece) -> memoryview:
         """Returns the bytes of a piece, calling `fetch(piece)` if they are not stored here."""
@@ -41,7 +41,10 @@ class Pieces(Protocol):
     def found(self, piece: Piece) -> memoryview | None: ...
 
     def mapped(self, piece: Piece) -> memoryview | None:
-        """Returns a piece that is kept in a mapped file, otherwise None. Until dropped, it is the same object."""
+        """Returns a piece if it is kept in a mapped file, otherwise None.
+
+        Until the piece is dropped, each call returns the same object.
+        """
 
 
 class PiecesInMemory:

@@ -136,7 +136,7 @@ class RemoteFile(AnyFile):
         return self.has_changed()
 
     def beside(self, suffix: str) -> RemoteFile:
-        """Returns the file in the same folder that has the same name but this suffix."""
+        """Returns the file in the same folder with the same name, but with this suffix."""
         stem = self._stored.key.rpartition(".")[0]
         return RemoteFile(self._remote, self._remote.find(stem + suffix), self.pieces)
 
@@ -151,7 +151,7 @@ class RemoteFile(AnyFile):
         return folder + slash + name
 
     def _views(self, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, memoryview]]:
-        """Yields (piece, bytes), cached pieces first. The caller must drop each view before requesting the next."""
+        """Yields (piece, bytes), cached pieces first. Callers must drop the bytes before they request more."""
         # All views together may not fit into memory.
         missing = []
         for piece in pieces:

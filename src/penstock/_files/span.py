@@ -31,8 +31,8 @@ from penstock._system.interrupts import CallAtEnd, call_at_end, interrupts_defer
 class Span:
     """All files of a dataset in one array, `memory`. File i starts at `begins[i]`. Unmapped pieces read as zeros.
 
-    While a reader copies bytes, another thread may unmap their piece; that thread then sets `mark` to a new object.
-    So a reader remembers `mark`, checks `has`, and copies. If `mark` is another object afterwards, the copy may be
+    Another thread may unmap a piece while a reader copies from it. The other thread then replaces `mark` with a new
+    object. So a reader saves `mark`, calls `has`, and copies. If `mark` has changed afterwards, the copy may be
     wrong.
     """
 
@@ -68,7 +68,7 @@ class Span:
         return True
 
     def map(self, at: NDArray[np.int64], nbytes: int) -> None:
-        """Maps the pieces at these offsets that the process's cache has mapped.
+        """Maps the pieces at these offsets into the span, if this process's cache has mapped them.
 
         Does nothing if another thread is mapping pieces.
         """
@@ -110,7 +110,7 @@ class Span:
 
 
 def span_of(files: Sequence[AnyFile], nbytes: int) -> Span | None:
-    """Returns a `Span` for reads of `nbytes` bytes, or None if it could not be made or no piece could be mapped."""
+    """Returns a `Span` for reads of `nbytes` bytes, or None if a span is impossible or would stay empty."""
     if all(isinstance(file, RemoteFile) and isinstance(file.pieces, PiecesInMemory) for file in files):
         return None
     if nbytes > _remotefile.PIECE or _remotefile.PIECE % mmap.PAGESIZE:

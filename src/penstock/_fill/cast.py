@@ -36,7 +36,7 @@ _NUMBERS = frozenset("iuf")  # numpy's codes for kinds of dtypes
 class Cast:
     """The argument `dtype=` as plain data, which is sent to workers.
 
-    `fields` holds pairs of a field's path and its new dtype, which is None if the field stays unchanged. The path ()
+    `fields` has a pair for each field: its path, and its new dtype (None if the field stays unchanged). The path ()
     means the whole batch. `named` is True if `dtype=` is a mapping. If `checked` is True, a value that does not fit
     raises CastError.
     """
@@ -148,7 +148,7 @@ class FieldCast:
         return [leaf for field, child in zip(fields, spec.below, strict=True) for leaf in field._walk(child)]
 
     def wanted(self, kind: str, what: str, of: object = "") -> str | None:
-        """Returns the name of the dtype to which arrays of this numpy kind are converted, or None if they are not.
+        """Returns the name of the dtype that arrays of this numpy kind are converted to, or None for no conversion.
 
         `what` and `of` describe the field in error messages.
         """
@@ -176,7 +176,7 @@ class FieldCast:
         return None if goal == dtype else goal
 
     def write(self, out: NDArray[Any], source: NDArray[Any], first: int = 0) -> None:
-        """Like `out[...] = source`, but checked unless `casting="unsafe"`. Row numbers in errors start at `first`."""
+        """Like `out[...] = source`, with checks unless `casting="unsafe"`. Row numbers in errors start at `first`."""
         if _limits(source.dtype, out.dtype) is None:  # nothing can be lost, so numpy has nothing to warn about
             np.copyto(out, source, casting="unsafe")
             return
@@ -184,9 +184,10 @@ class FieldCast:
             self._write(out, source, first, source.size // len(source) if source.ndim and len(source) else 1)
 
     def stack(self, out: NDArray[Any], rows: Sequence[NDArray[Any]], dtype: np.dtype[Any]) -> None:
-        """Like `out[i] = rows[i]` for every i, with the checks of `write`. `dtype` can hold the values of all rows.
+        """Like `out[i] = rows[i]` for every i, with the checks of `write`.
 
-        The rows must have the same length. Raises ValueError if their other dimensions differ.
+        `dtype` must be able to hold the values of all rows. The rows must have the same length. Raises ValueError if
+        their other dimensions differ.
         """
         with np.errstate(all="ignore"):
             sure = not self.checked or _limits(dtype, out.dtype) is None
@@ -273,7 +274,7 @@ def _lost(source: NDArray[Any], out: NDArray[Any], high: float) -> NDArray[np.bo
 
 
 class FieldMemory:
-    """A `FieldCast` and the function that allocates its memory. Can be called like any other `Empty` function."""
+    """A `FieldCast`, and the function `empty` that allocates its arrays. Calling this object calls `empty`."""
 
     __slots__ = ("empty", "field")
 
@@ -288,7 +289,7 @@ class FieldMemory:
         return [FieldMemory(field, self.empty) for field in self.field.below(keys)]
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Allocates an array with the dtype that arrays of `dtype` are converted to."""
+        """Allocates an array for converted values. `dtype` is their dtype before the conversion."""
         return self.empty(shape, self.field.target(dtype) or dtype)
 
     def put(self, array: NDArray[Any]) -> NDArray[Any]:

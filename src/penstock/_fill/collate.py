@@ -32,8 +32,8 @@ def convert(sample: object) -> object:
 def collate(samples: Sequence[object], empty: Empty) -> Any:
     """Returns the batch of these samples. Each array gets its memory from one call to `empty`.
 
-    `samples` may be an array, as returned by a dataset's `__getitems__`. Its rows are then the samples, and the array
-    is copied once.
+    `samples` may also be an array, such as the result of a dataset's `__getitems__`. Each row is then a sample, and
+    the array is copied once.
     """
     try:
         if not isinstance(samples, (list, tuple)):
@@ -130,7 +130,7 @@ def _sequences(values: Sequence[Sequence[Any]], empty: Empty, depth: int) -> lis
 
 
 def _dataclasses(values: Sequence[Any], kind: Any, empty: Empty, depth: int) -> Any:
-    """Collates only dataclass fields. Other attributes, as set in `__post_init__`, are specific to one sample."""
+    """Collates the fields of dataclasses. Leaves out other attributes, because they belong to a single sample."""
     missing = object()
     names: list[str] = []
     columns: list[Column] = []
@@ -230,7 +230,7 @@ def _arrays(values: Sequence[Array], empty: Empty) -> Array:
 
 
 def common_dtype(values: Sequence[Array]) -> np.dtype[Any]:
-    """Returns the dtype that can hold the values of all arrays. Raises Misfit if none can (numbers and text)."""
+    """Returns a dtype that can hold the values of all arrays. Raises Misfit if there is none (numbers and text)."""
     dtype: np.dtype[Any] = values[0].dtype
     try:
         holds_all = np.result_type(*values) is dtype

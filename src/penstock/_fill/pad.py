@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -17,7 +18,7 @@ from penstock.errors import CollateError
 
 
 class Padded(NamedTuple):
-    """A padded batch of samples that are arrays. `mask` is True where `values` has an element of a sample."""
+    """A padded batch. The samples are arrays or lists of numbers. `mask` is False where `values` has padding."""
 
     values: Any
     lengths: Any
@@ -25,7 +26,7 @@ class Padded(NamedTuple):
 
 
 class Ragged(NamedTuple):
-    """The elements of all samples in a row. Sample i is `values[offsets[i] : offsets[i + 1]]`."""
+    """The elements of all samples, joined into one array. Sample i is `values[offsets[i] : offsets[i + 1]]`."""
 
     values: Any
     offsets: Any
@@ -41,6 +42,14 @@ class Pad:
     max_length: int | None
     fields: tuple[Any, ...] | None
     ragged: bool
+    buckets: tuple[int, ...] = ()
+
+    @property
+    def padding(self) -> Pad:
+        return self
+
+    def with_padding(self, pad: Pad) -> Pad:
+        return pad
 
     def __call__(self, samples: Sequence[Any]) -> Any:
         return self.into(samples, np.empty)
@@ -101,7 +110,7 @@ class Pad:
     def _columns(
         self, names: list[Any], columns: dict[Any, list[Any]], empty: Empty
     ) -> tuple[dict[Any, Any], dict[str, Any]]:
-        """Returns the fields of the batch, and the lengths and masks of those that are padded."""
+        """Returns two dicts: the fields of the batch, and the lengths and masks of the padded fields."""
         unknown = [name for name in self.fields or () if name not in columns]
         if unknown:
             raise Misfit(f"pad(fields=...) names {unknown}, but the samples have the fields {names}")
@@ -139,7 +148,7 @@ class Pad:
     # One field.
 
     def _arrays(self, column: list[Any]) -> tuple[list[NDArray[Any]], np.dtype[Any]]:
-        """Returns the values as arrays, at most `max_length` long, and a dtype that holds all of them."""
+        """Returns the values as arrays of at most `max_length` elements, and a dtype that can hold all the values."""
         arrays = [np.asarray(value) if isinstance(value, (list, tuple)) else value for value in column]
         arrays = as_arrays(arrays, set(map(type, arrays)))
         # An empty list has no dtype of its own: numpy calls it float64.
@@ -167,7 +176,7 @@ class Pad:
     def _padded(self, column: list[Any], name: Any, empty: Empty) -> tuple[NDArray[Any], NDArray[np.int64]]:
         arrays, dtype = self._arrays(column)
         lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
-        width = -(-int(lengths.max()) // self.multiple) * self.multiple
+        width = self._width(int(lengths.max()))
         fill = self._fill(name, dtype)
         out = empty((len(arrays), width, *arrays[0].shape[1:]), dtype)
         for row, array, length in zip(out, arrays, lengths.tolist(), strict=True):
@@ -178,6 +187,17 @@ class Pad:
                 row[width - length :] = array
                 row[: width - length] = fill
         return out, lengths
+
+    def _width(self, length: int) -> int:
+        if not self.buckets:
+            return -(-length // self.multiple) * self.multiple
+        at = bisect.bisect_left(self.buckets, length)
+        if at == len(self.buckets):
+            raise Misfit(
+                f"the longest sample has {length} elements, but the largest bucket is {self.buckets[-1]}. Add a "
+                "bucket that holds it, or pass max_length= to cut samples"
+            )
+        return self.buckets[at]
 
     def _fill(self, name: Any, dtype: np.dtype[Any]) -> Any:
         value = self.value.get(name, 0) if isinstance(self.value, Mapping) else self.value
@@ -254,18 +274,23 @@ def pad(
     max_length: int | None = None,
     fields: Sequence[Any] | None = None,
     ragged: bool = False,
+    buckets: Sequence[int] | None = None,
 ) -> Callable[[Sequence[Any]], Any]:
     """Returns a `collate_fn` for samples of variable length, such as token sequences.
 
-    A sample that is an array, or a list of numbers, is padded along its first axis to the length of the longest in
-    the batch. The batch is a tuple `(values, lengths, mask)`, where `mask` is True for elements of samples. In a
-    sample that is a dict, each field that is a list of numbers or an array with one axis is padded, or the `fields`
-    that are named, and other fields are collated as usual; the batch is a dict with `"lengths"` and `"mask"` beside
-    the fields. If several fields are padded, these two are dicts by field. Tuples get the two at their end.
+    Samples that are arrays or lists of numbers are padded along their first axis, to the length of the longest sample
+    in the batch. The batch is a tuple `(values, lengths, mask)`. `mask` is False where `values` contains padding.
 
-    - `value` is written where a sample has ended. A dict gives each field its own: `{"labels": -100}`.
-    - `multiple`: padded lengths are multiples of this number. Together with `max_length`, all lengths from a short
-      list occur, which suits compiled code.
+    If samples are dicts, `fields` names the fields to pad. By default, these are all fields that are lists of numbers
+    or arrays with one axis. Other fields are collated as usual. The batch is a dict with two additional fields,
+    `"lengths"` and `"mask"`. If several fields are padded, `"lengths"` and `"mask"` are dicts with an entry for each
+    padded field. If samples are tuples, the lengths and the mask are the last two elements of the batch.
+
+    - `value` is the padding. A dict gives each field its own: `{"labels": -100}`.
+    - `multiple`: padded lengths are multiples of this number. Together with `max_length`, this limits the number of
+      different lengths, which suits compiled code.
+    - `buckets`: a list of the only padded lengths that may occur, such as `[128, 256, 512]`. A batch gets the
+      smallest one that is long enough.
     - `side` is where the padding is: `"right"` (at the end) or `"left"`.
     - `max_length`: samples are cut off after that many elements.
     - `ragged=True`: instead of padding, a field becomes a tuple `(values, offsets)`. Sample i is
@@ -292,4 +317,23 @@ def pad(
         raise ValueError(f'side must be "right" or "left", got {side!r}.')
     if isinstance(fields, str):
         raise TypeError(f"fields must be a list of names, such as [{fields!r}], got a str.")
-    return Pad(value, int(multiple), side, max_length, None if fields is None else tuple(fields), ragged)
+    listed = checked_buckets("buckets", buckets)
+    if listed and (multiple > 1 or ragged):
+        other = f"multiple={multiple}" if multiple > 1 else "ragged=True"
+        raise ValueError(f"buckets={list(listed)} and {other} are mutually exclusive.")
+    return Pad(value, int(multiple), side, max_length, None if fields is None else tuple(fields), ragged, listed)
+
+
+def padding_of(collate_fn: Any) -> Pad | None:
+    """Returns the padding of a collate function, or None if it is no `penstock.pad`."""
+    found = getattr(collate_fn, "padding", None)
+    return found if isinstance(found, Pad) else None
+
+
+def checked_buckets(name: str, value: Any) -> tuple[int, ...]:
+    """Returns lists of padded lengths as a tuple. Raises ValueError unless they are increasing integers from 1 on."""
+    found = () if value is None else tuple(np.atleast_1d(np.asarray(value)).tolist())
+    whole = all(type(each) is int and each >= 1 for each in found)
+    if not whole or list(found) != sorted(set(found)) or (value is not None and not found):
+        raise ValueError(f"{name} must be increasing lengths of 1 or more, such as [128, 256, 512], got {value!r}.")
+    return found

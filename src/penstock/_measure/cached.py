@@ -15,7 +15,7 @@ _SILENT = 600.0  # seconds between two warnings about the same store; requests r
 
 
 class OngoingOutage(NamedTuple):
-    """A store that does not answer. `store` is its name and the failure; `since` is a `perf_counter_ns()` time."""
+    """A store that does not answer. `store` has its name and the failure. `since` is a `perf_counter_ns()` time."""
 
     store: str
     since: int
@@ -48,9 +48,9 @@ def warn_of(outage: OngoingOutage) -> None:
 class CacheCounts:
     """The cache counters of one worker, or of a loader's scouts (threads that download data ahead of time).
 
-    `penstock.stats.CacheFigures` explains them; here `waited` is in nanoseconds, and only scouts set `needed` and
-    `limit`. `changed` is True if a counter may have changed since it was last set to False. If `warns` is True, the
-    counting thread warns about outages, because the caller cannot see these counters.
+    See `penstock.stats.CacheFigures` for the counters. Here, `waited` is in nanoseconds, and only scouts set `needed`
+    and `limit`. `changed` is True if a counter may have changed since `changed` was last reset. If `warns` is True,
+    the counting thread warns about outages, because the caller cannot see these counters.
     """
 
     NAMES = "hits", "misses", "waited", "fetched", "evicted", "requests", "retries", "nbytes", "decoded"
@@ -84,8 +84,8 @@ class Request:
     def failed(self, came: str, elapsed: float, until: float) -> None:
         """Records that an attempt failed. `came` names the store and the failure.
 
-        `elapsed` is the time of the failure and `until` the time of the next attempt, in seconds since the request
-        was sent.
+        `elapsed` and `until` are the times of the failure and of the next attempt, in seconds after the request was
+        sent.
         """
         outage = OngoingOutage(came, time.perf_counter_ns() - int(elapsed * 1e9))
         self._counts.outages[self] = outage
@@ -106,7 +106,7 @@ outside = CacheCounts()
 
 
 class Counting(Source):
-    """A `Source` for `with working_at(...)`: inside the block, `counting()` returns these counters."""
+    """A `Source` to use with `working_at`. Inside that `with` block, `counting()` returns these counters."""
 
     def __init__(self, counts: CacheCounts) -> None:
         self._counts = counts

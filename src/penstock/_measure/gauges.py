@@ -85,7 +85,7 @@ _ADDED = Counts._fields[7:]
 
 
 class Slow(NamedTuple):
-    """A slow sample. `path` is the path of its file: only the end if it is long, and "" if it is unknown."""
+    """A slow sample. `path` is its file, or "" if unknown. The beginning of a long path is cut off."""
 
     ns: int
     epoch: int
@@ -95,9 +95,9 @@ class Slow(NamedTuple):
 
 
 class TracedTask(NamedTuple):
-    """The times at which a task began, and at which its batch was fetched, made and sent. Used in traces.
+    """The times when a task began, and when its batch was fetched, made and sent. Used in traces.
 
-    In a bundle (several steps in one task), only the first step is timed; `fetched` and `made` are estimated from it.
+    In a bundle (several steps in one task), only the first step is timed. `fetched` and `made` are then estimates.
     """
 
     seat: int
@@ -198,7 +198,7 @@ class Gauges:
         return [slow for slow in found if epoch in (None, slow.epoch)]
 
     def table(self, seat: int, number: int) -> list[Slow]:
-        """Returns a table of slowest samples. `number`: 0 all epochs, 1 the last even one, 2 the last odd one."""
+        """Returns the slowest samples of table 0 (all epochs), 1 (the last even epoch) or 2 (the last odd epoch)."""
         found = []
         for at in range(MOST_SLOW):
             start = self.entry(seat, number) + at * _ENTRY * 8
@@ -209,7 +209,7 @@ class Gauges:
         return found
 
     def outage(self, seats: Iterable[int]) -> OngoingOutage | None:
-        """Returns the longest current store outage that delays one of these workers."""
+        """Returns the longest outage of a store that currently delays one of these workers."""
         waiting = [(since, seat) for seat in seats if (since := self.row(seat)[0][_OUTAGE])]
         if not waiting:
             return None
@@ -240,8 +240,7 @@ class Gauges:
     def tell(self, seat: int, *, whole: bool = True, since: int | None = None) -> bytes:
         """Returns a worker's counters as bytes, to be sent to another process.
 
-        With `whole`, the histogram and the slowest samples are included. With `since`, so are the task records from
-        that number on.
+        `whole` adds the histogram and the slowest samples. `since` adds the task records from this number on.
         """
         words, start = self.row(seat)
         recorded = words[_RECORDED]
@@ -311,7 +310,7 @@ class _PublishedCounts(CacheCounts):
 
 
 class Gauge:
-    """Measures one worker: the parts of the current step if `detailed` is True, each sample if `times` is True."""
+    """Measures one worker. With `detailed`, it times the parts of each step; with `times`, it times each sample."""
 
     def __init__(self, gauges: Gauges, seat: int, pid: int, cpu_ns: Callable[[], int]) -> None:
         self._memory, self._head = gauges.memory, gauges.words

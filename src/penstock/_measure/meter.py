@@ -41,7 +41,7 @@ class Answer(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """The caller's totals over a period. `waits` and `works` are histograms of one duration per batch."""
+    """The caller's totals over a period. `waits` and `works` are histograms with one duration for each batch."""
 
     tasks: int
     sums: Answer
@@ -225,7 +225,7 @@ class Stopwatch:
         self._in_hand = False  # the answer is being handed out
 
     def ask(self) -> int:
-        """Records that the caller asks for a batch, and so is done with the last task. Returns the current time."""
+        """Records that the caller asks for a batch, so it has finished the last task. Returns the current time."""
         now, meter = clock(), self.meter
         self._asked = meter.asked = now
         if self._in_hand:
@@ -248,7 +248,7 @@ class Stopwatch:
             self.tracer.delivers(seq)
 
     def answer(self, ready: bool) -> None:
-        """Records the end of the caller's request. After a timeout, the time waited counts for the next batch."""
+        """Records the end of the caller's request. After a timeout, the time waited is added to the next request."""
         now = self._answered = clock()
         self._wait += now - self._asked
         self._ready = ready
@@ -258,7 +258,7 @@ class Stopwatch:
             self.meter.first = now
 
     def stop(self, left: int) -> None:
-        """Records that the caller stops reading while `left` steps of the last task were not handed out."""
+        """Records that the caller stops reading. `left` steps of the last task were not handed out."""
         if self._in_hand:
             self._in_hand = False
             self.meter.answered(*self.in_hand(left, clock()))

@@ -58,9 +58,9 @@ its file descriptor entirely in C code.
 
 
 def publish(by: object, text: bytes) -> None:
-    """Publishes `text` on the page (shared memory) of the object `by`, unless the text is too long.
+    """Publishes `text` on a page (shared memory) that belongs to the object `by`. Ignores a text that is too long.
 
-    The page is created if necessary, and closed when `by` is deallocated.
+    The first call creates the page. It is closed when `by` is deallocated.
     """
     page = _pages.get(id(by)) or _opened(by)
     if page is None or len(text) > PUBLICATION_BYTES - _HEAD.size:
@@ -119,7 +119,7 @@ def find(uid: int) -> Iterator[FoundPage]:
 
 
 def memfds(uid: int, name: str) -> Iterator[tuple[int, str]]:
-    """Yields each memfd with this name that a process of the user has open, as a pair of process id and path."""
+    """Yields (process id, path) for each memfd with this name that is open in one of the user's processes."""
     for pid in trust.processes(uid):
         with suppress(OSError):  # the process has ended, or is hidden from us
             for number in os.listdir(f"/proc/{pid}/fd"):

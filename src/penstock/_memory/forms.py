@@ -41,7 +41,7 @@ class MemoTable(dict[_K, _V]):
 
 
 def remake(kind: type, values: Mapping[Any, Any] | list[Any]) -> Any:
-    """Returns `kind(values)` if its class is exactly `kind` and it contains exactly these values, otherwise None."""
+    """Calls `kind(values)`. Returns None unless the result has exactly this class and exactly these values."""
     constructor: Callable[[Any], Any] = kind
     with suppress(Exception):  # a user's class may raise anything for values that it does not accept
         made = constructor(values)
@@ -158,7 +158,7 @@ def is_dataclass(kind: type) -> bool:
 
 
 def _form(kind: type) -> Form | None:
-    """Returns the form of a class (how to take its instances apart), or None if they are leaves."""
+    """Returns the form of a class (how to take its instances apart), or None if instances of the class are leaves."""
     if kind in _BUILT_IN:
         return _BUILT_IN[kind]
     if is_namedtuple(kind):
@@ -182,7 +182,7 @@ FORMS: MemoTable[type, Form | None] = MemoTable(_form)
 
 
 class Attributes:
-    """Marker, as the first key of a form: objects are rebuilt from attributes (as pickle does), not from items."""
+    """The first key of a form whose objects are rebuilt from their attributes, as pickle does."""
 
 
 def _open_attributes(node: Any) -> tuple[Hashable, Sequence[Any]] | None:
@@ -204,7 +204,7 @@ _ATTRIBUTES = Form(_open_attributes, _close_attributes)
 
 
 class Items:
-    """Marker, as the first key of a form: dict subclass instances are rebuilt from items, without `__init__`."""
+    """The first key of a form whose objects (of a dict subclass) are rebuilt from items, without `__init__`."""
 
 
 def _close_items(kind: type, keys: tuple[Any, ...], values: list[Any]) -> Any:
@@ -218,7 +218,7 @@ MARKED: dict[Any, Form] = {Attributes: _ATTRIBUTES, Items: _ITEMS}
 
 
 def _exact_form(kind: type) -> Form | None:
-    """Returns the form of a class (how to take its instances apart), or None if pickle would use other parts."""
+    """Returns the form of a class (how to take its instances apart), or None if pickle does this differently."""
     if kind in _BUILT_IN:
         return _BUILT_IN[kind]
     if kind in copyreg.dispatch_table or not _inherits(kind, object, "__reduce__", "__reduce_ex__"):

@@ -23,7 +23,7 @@ ALIGN = 64
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The structure of a batch, and the location of each leaf in the slab (memory block); None for a pickled leaf."""
+    """The structure of a batch, and the location of each leaf in the slab (memory block), or None if pickled."""
 
     spec: Spec
     spots: tuple[Spot | None, ...]
@@ -115,9 +115,10 @@ class Writer:
 
         Returns the tree's structure, the location of each array, and the other leaves.
 
-        In two cases the whole tree is treated as one leaf, to be pickled. The first is a leaf that is neither an
-        array nor an atom (a value such as a number, which refers to no other object). The second is an array that
-        occurs twice or shares memory with another one: a pickle preserves sharing, but a layout does not.
+        In two cases, the whole tree becomes a single leaf, which is pickled later. In the first case, the tree has a
+        leaf that is neither an array nor an atom (a value such as a number, which refers to no other object). In the
+        second case, an array occurs twice or shares memory with another array: pickle preserves this, but a layout
+        does not.
         """
         pickled: tuple[Spec, tuple[Spot | None, ...], list[object]] = LEAF, (None,), [tree]
         found = flatten_exactly(tree)

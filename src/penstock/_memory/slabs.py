@@ -48,7 +48,7 @@ _BESIDE = 256
 
 
 class Region(NamedTuple):
-    """A byte range in an extent, which is a part of the arena's file: `length` bytes, starting at offset `extent`."""
+    """A byte range in an extent. An extent is a part of the arena's file: `length` bytes from offset `extent` on."""
 
     extent: int
     length: int
@@ -90,11 +90,11 @@ class Slabs:
         self._unused: dict[int, Iterator[Region]] = {}  # by capacity
 
     def region(self, slab: int, at_least: int = 0, count: int = 1, most: int = 1) -> Region:
-        """Returns the region of a free slab. A region too small for `count` batches is replaced by a larger one.
+        """Returns the region of a free slab. Replaces the region first if it is too small for `count` batches.
 
         Until the size of a batch is known, a new region is a whole extent (see `EXTENT`). Later, a new region has
-        room for up to `most` batches, within the limit for bundles (see `BUNDLE`; a bundle is several batches in one
-        slab). A large region costs nothing, because memory pages are allocated only when they are written.
+        room for up to `most` batches: a slab may hold several batches (a bundle), up to the size `BUNDLE`. A large
+        region costs nothing, because memory pages are allocated only when they are written.
         """
         wanted = max(self.largest * count, at_least) + _BESIDE * count
         region = self._regions.get(slab)

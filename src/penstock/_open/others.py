@@ -15,8 +15,8 @@ from penstock.source._folders import PICTURES, folders_below
 class _FileKind(NamedTuple):
     """A kind of file that penstock does not read, recognised by its suffix (`ends`) or first bytes (`begins`).
 
-    `lines` is example code that makes a dataset from the file. FILE stands for its path, and STEM.parquet for the
-    same path with the suffix `.parquet`.
+    `lines` is example code that makes a dataset from the file. In this code, FILE stands for the path of the file,
+    and STEM.parquet for the same path with the suffix `.parquet`.
     """
 
     name: str
@@ -206,7 +206,7 @@ def unknown(file: AnyFile) -> str:
 
 
 def of_folder(folder: str) -> str | None:
-    """Returns the error message for a local folder without a readable file, or None if the folder has no files."""
+    """Returns the error message for a folder that penstock cannot read, or None if the folder has no files."""
     found = _below(folder)
     if not found:
         return None
@@ -218,7 +218,7 @@ def of_folder(folder: str) -> str | None:
 
 
 def refuse_beside_text(folder: str) -> None:
-    """Raises FormatError if text files are not the majority, because they may be notes about the other samples."""
+    """Raises FormatError unless most files of a folder are text. Text files among images are often just notes."""
     found = _below(folder)
     others = {end: paths for end, paths in found.items() if end in _KNOWN or end in PICTURES}
     if not others or sum(map(len, others.values())) < len(found[".txt"]):

@@ -100,7 +100,7 @@ def _all_files(given: list[Any], access: Access) -> list[AnyFile]:
 
 
 def _folder(folder: str) -> Any:
-    """Returns the class that reads this folder as a whole, or None if its files must be looked at one by one."""
+    """Returns the class that reads this folder as a whole, or None if each file must be examined."""
     if os.path.isfile(os.path.join(folder, "data.mdb")):
         return records.CaffeLMDB
     others = tuple(end for each in _classes() for end in _own_ends(each))
@@ -116,7 +116,7 @@ def _folder(folder: str) -> Any:
 
 
 def _paired(files: list[AnyFile]) -> list[AnyFile]:
-    """Replaces each Megatron `.bin` by its `.idx`. Removes companion files and the `.idx` files of `.rec` files."""
+    """Replaces each Megatron `.bin` by its `.idx`. Removes files that only accompany other files."""
     by_path = {file.path: file for file in files}
     found: dict[str, AnyFile] = {}
     for file in files:
@@ -129,7 +129,7 @@ def _paired(files: list[AnyFile]) -> list[AnyFile]:
 
 
 def _without_companions(files: list[AnyFile]) -> list[AnyFile]:
-    """Removes companion files (which belong to other files), and index files that no format recognises."""
+    """Removes files that belong to an index.json (LitData's chunks), and any index.json of an unknown format."""
     others: set[str] = set()
     names = tuple(end for end in _ends() if not end.startswith("."))
     for file in files if len(files) > 1 else ():
@@ -148,7 +148,7 @@ def _without_companions(files: list[AnyFile]) -> list[AnyFile]:
 
 
 def _own_index(file: AnyFile, by_path: Mapping[str, AnyFile]) -> AnyFile | None:
-    """Returns the Megatron `.idx` of a `.bin` file, `file` itself if it is such an `.idx`, or None."""
+    """Returns Megatron's `.idx` for this `.bin` or `.idx` file, or None if the file is not Megatron's."""
     stem, end = os.path.splitext(file.path)
     if end not in (".bin", ".idx"):
         return None
@@ -187,7 +187,7 @@ def _by_name(path: str) -> FormatClass | None:
 
 
 def _own_ends(found: FormatClass) -> tuple[str, ...]:
-    """Returns the suffixes that identify this format, without index.json and .idx, which several formats use."""
+    """Returns the suffixes of a format, except index.json and .idx, which other formats use too."""
     return tuple(end for end in found.suffixes if end.startswith(".") and end != ".idx")
 
 

@@ -33,7 +33,7 @@ CERTIFICATES = {  # by the beginning of rustls' name for the problem
 
 
 class Client:
-    """The connection settings for one store. `options` contains them under obstore's names."""
+    """The connection settings for one store. `options` holds the settings under obstore's names."""
 
     def __init__(self, root: str, user: str, storage: Mapping[str, Any]) -> None:
         self.options: dict[str, Any] = {**_DEFAULTS, **client_options(root, storage)}
@@ -151,7 +151,7 @@ class WebServer:
         return answer
 
     def _body(self, response: HTTPResponse) -> bytes:
-        """Returns the whole body of a 206 response within the time limit, or only the beginning of any other."""
+        """Returns the body of a response with status 206, or only the beginning of any other body."""
         wanted = response.status == 206
         until = time.monotonic() + self._client.seconds("timeout")
         parts = []

@@ -163,7 +163,7 @@ def client_options(
 
 
 def unknown(url: str, error: Exception) -> ValueError | None:
-    """Returns an error if obstore does not know one of the options, with similar names suggested; otherwise None."""
+    """Returns an error with a suggestion if obstore does not know one of the options, otherwise None."""
     found = _UNKNOWN.search(str(error).partition("\n")[0])
     if found is None:
         return None
@@ -201,7 +201,7 @@ def _plain(name: str, kind: _StoreKind) -> str:
 
 
 def _by_value(given: str, name: str, value: Any, kind: _StoreKind) -> tuple[str, Any]:
-    """Translates an option whose meaning depends on its value. Returns the name "" for an option to be dropped."""
+    """Translates an option whose meaning depends on its value. Returns an empty name to drop the option."""
     if name == "verify" and isinstance(value, bool):
         return ("", None) if value else ("allow_invalid_certificates", True)
     if name == "use_ssl" and value is True:

@@ -36,7 +36,7 @@ _REASONS = (  # OpenSSL's words, with the names that rustls has for the same pro
 
 
 def has_secrets(root: str, user: str, storage: Mapping[str, Any]) -> bool:
-    """True if obstore, following a redirect, would send this web server's secrets to another server."""
+    """True if a redirect could make obstore send this web server's secrets to another server."""
     client = Client(root, user, storage)
     if not client.headers.keys() <= _KEPT_BACK or "/?" in root:
         return True

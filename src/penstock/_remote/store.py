@@ -88,10 +88,10 @@ def attempt(store: Store, call: Callable[[], T]) -> T:
 
 
 class Remote:
-    """The store behind a URL. Each process has its own connection: library threads do not survive a fork."""
+    """The store behind a URL. Each process opens its own connection, because threads do not survive a fork."""
 
     def __init__(self, root: str, user: str, storage: Storage, places: str | None = None) -> None:
-        """`places`: the result of `_places` in the process that was pickled from, whose environment may differ."""
+        """`places` is the result of `_places`. A pickled copy keeps it, even if its environment is different."""
         self._is_own = scheme_of(root) in SCHEMES
         self._root, self._user, self._storage = root, user, named(root, storage) if self._is_own else dict(storage)
         self._places = _places(scheme_of(root), self._storage) if places is None else places
@@ -129,7 +129,7 @@ class Remote:
         return scheme_of(self._root) in ("s3", "s3a", "gs") and not self._root.endswith("--x-s3")
 
     def below(self, folder: str, deep: bool, after: str = "", pause: Pause = time.sleep) -> Iterator[Page]:
-        """Yields pages of the objects below a folder whose keys are greater than `after`.
+        """Lists the objects below a folder with keys greater than `after`, page by page.
 
         After an error, the listing continues after the last page. If the store does not sort objects, the listing
         starts again from the beginning instead, and may contain some objects twice.
@@ -260,7 +260,7 @@ def _error(failed: RequestFailed, text: str) -> RemoteError:
 
 
 def _places(scheme: str, storage: Mapping[str, Any]) -> str:
-    """Returns a string of all options and variables that determine the server, account or bucket of a URL."""
+    """Returns a string of all options and environment variables that determine a URL's server, account or bucket."""
     found = [(_ACCOUNT, os.environ[_ACCOUNT])] if scheme.startswith("a") and _ACCOUNT in os.environ else []
     within: list[Mapping[str, Any]] = [storage]
     for options in within:  # grows: options may be nested, as in client_kwargs

@@ -147,7 +147,7 @@ def redacted(url: str) -> str:
 
 
 def _unlike_url(text: str) -> str:
-    """Returns a path for messages. With a colon and an @, it may be a mistyped URL, so its password is hidden."""
+    """Returns a path for messages. A text with a colon and an @ may be a mistyped URL, so its password is hidden."""
     plain = unquote(unquote("".join(text.split())))
     mark = _MARK.search(plain)
     if mark is None:
@@ -166,7 +166,7 @@ def faithful(root: str, key: str) -> str:
 
 
 def suspicious(rest: str) -> list[str]:
-    """Returns the parts of a URL that may be secret: all before the last @, and the query. `rest` has no scheme."""
+    """Returns the parts of `rest` (a URL without scheme) that may be secret: all before the last @, and the query."""
     ats = list(_AT.finditer(rest))
     hidden = [rest[: ats[-1].start()]] if ats else []
     hidden.append(rest.partition("?")[2])
@@ -174,7 +174,7 @@ def suspicious(rest: str) -> list[str]:
 
 
 def local(path: str, reader: str) -> str:
-    """Returns the path. Raises if the file is missing and the path looks like a URL, without showing its password."""
+    """Returns the path. If the file is missing and the path looks like a URL, the error hides its password."""
     if redacted(path) != path and not os.path.exists(path):
         raise FileNotFoundError(
             f"{reader}: there is no local file {redacted(path)!r}. It looks like a URL: copy the file to a disk."

@@ -17,12 +17,15 @@ import numpy as np
 
 from penstock._resume.reading import Mark, has_state, opened
 from penstock.errors import StateError
-from penstock.plan import BlockOrder, OrderPlan, Plan, SamplerPlan, Selected, Sequential, Shuffled
+from penstock.plan import BlockOrder, ComputedPlan, OrderPlan, Plan, SamplerPlan, Selected, Sequential, Shuffled
+from penstock.plan._order import ENDLESS
 
 VERSION = 1
 
 # The largest number of steps in `beyond`. No loader hands out more steps early.
-_MOST_BEYOND = 10**6
+MOST_BEYOND = 10**6
+
+_LATER = ("epoch", "steps", "beyond", "consumed")  # the parts of a state that differ between epochs
 
 # These settings may differ if the number of ranks is different when an order continues.
 _SHAPE = ("world", "batch_size", "last_batch")
@@ -36,7 +39,9 @@ class State(NamedTuple):
     `consumed` is the number of samples of the order that all ranks used for these steps, or None if the order is
     unknown. `mark` is the position of a sampler or stream that has a state, after these steps or earlier. It stays
     pickled until it is needed. `dataset` is the state of a dataset with keys. `about` describes the loader, because
-    another loader would have different steps.
+    another loader would have different steps. `later` has the states of the epochs that follow, if they were begun
+    before every batch of this epoch was committed. `dealt` has the steps and `consumed` with which another number of
+    ranks took over in this epoch, if one did.
     """
 
     epoch: int
@@ -47,11 +52,13 @@ class State(NamedTuple):
     consumed: int | None = 0
     mark: bytes | Mark | None = None
     dataset: Any = None
+    later: tuple[State, ...] = ()
+    dealt: tuple[int, int] | None = None
 
     @property
     def begun(self) -> bool:
-        """True if any step of the epoch has been handed out."""
-        return bool(self.steps or self.beyond)
+        """True if any step of the epoch, or of a later epoch, has been handed out (or committed, see `Commits`)."""
+        return bool(self.steps or self.beyond) or any(each.begun for each in self.later)
 
     def as_dict(self) -> dict[str, Any]:
         mark = opened(self.mark)
@@ -60,7 +67,11 @@ class State(NamedTuple):
             "about": dict(self.about),
             "mark": None if mark is None else mark._asdict(),
         }
-        return {"penstock": VERSION, **self._asdict(), **plain}
+        state = {"penstock": VERSION, **self._asdict(), **plain}
+        del state["later"], state["dealt"]
+        if self.dealt is not None:
+            state["dealt"] = list(self.dealt)
+        return with_later(state, [each.as_dict() for each in self.later])
 
     @classmethod
     def parse(cls, value: object) -> State:
@@ -86,6 +97,7 @@ class State(NamedTuple):
                 f"The resume state has version {value['penstock']!r}, but this penstock knows version {VERSION}. "
                 "Load it with the penstock that made it."
             )
+        value = {"later": [], "dealt": None, **value}  # most states have neither
         missing = [name for name in cls._fields if name not in value]
         if missing:
             raise damaged(f"it lacks {', '.join(map(repr, missing))}")
@@ -99,8 +111,27 @@ class State(NamedTuple):
         if mark is not None and mark.read > steps * world:
             raise damaged(f"'mark' is after batch {mark.read}, but 'steps' is only {steps}")
         epoch, beyond = number(value, "epoch", 1 << 62), _from_ranges(value["beyond"], steps)
-        seed, consumed = (None if value[name] is None else number(value, name) for name in ("seed", "consumed"))
-        return cls(epoch, steps, beyond, seed, dict(about), consumed, mark, value["dataset"])
+        seed = None if value["seed"] is None else number(value, "seed")
+        # A position, or a `Place`.
+        consumed = None if value["consumed"] is None else number(value, "consumed", 1 << 96)
+        dealt = _dealt(value["dealt"], steps, consumed)
+        found = cls(epoch, steps, beyond, seed, dict(about), consumed, mark, value["dataset"], (), dealt)
+        return found._replace(later=found._later(value))
+
+    def _later(self, value: Mapping[str, Any]) -> tuple[State, ...]:
+        """Returns the states of later epochs. They have all that is not in `_LATER` from this state."""
+        given = value["later"]
+        if not isinstance(given, (list, tuple)) or not all(_is_later(each) for each in given):
+            raise damaged(f"'later' is {given!r}, not a list of epochs")
+        size = len(self.beyond)
+        found: list[State] = []
+        for epoch, each in enumerate(given, self.epoch + 1):
+            later = State.parse({**value, **each, "mark": None, "dataset": None, "later": [], "dealt": None})
+            size += len(later.beyond)
+            if later.epoch != epoch or size > MOST_BEYOND:
+                raise damaged(f"'later' is {given!r}, not the epochs from {self.epoch + 1} on")
+            found.append(later)
+        return tuple(found)
 
     def check(self, about: Mapping[str, Any]) -> None:
         """Raises StateError if the state does not fit a loader with this description.
@@ -132,7 +163,7 @@ class State(NamedTuple):
                 "depend on the number of ranks."
             )
             otherwise = ""
-        elif self.beyond:
+        elif self.beyond or self.later:
             why = "Its steps were not handed out in order, so the number of samples does not say which are left."
         elif self.consumed is None:
             why = (
@@ -153,29 +184,39 @@ class State(NamedTuple):
         Raises StateError if the epoch has fewer steps or samples than the state counts, or if the state's numbers
         contradict each other.
         """
-        consumed, steps, sound = self.consumed, self.steps, [self.steps]
-        if isinstance(plan, OrderPlan):
-            size = plan.order.size(self.epoch)
-            if consumed is None and self.begun and not plan.rollover:
-                raise damaged("'consumed' is None, but the samples of this order can be counted")
+        consumed, steps, expected = self.consumed, self.steps, range(self.steps, self.steps + 1)
+        elsewhere = self.about.get("world") != world
+        if isinstance(plan, ComputedPlan):
+            fault = plan.fault(self.epoch, consumed, self.steps if consumed is not None else int(self.begun))
+            if fault is not None:
+                raise damaged(fault)
             if consumed is not None:
-                if consumed > (0 if plan.rollover else size):
-                    dealt = ", which is dealt from its beginning" if plan.rollover else ""
-                    raise damaged(f"'consumed' is {consumed}, of an order of {size} samples{dealt}")
-                plan = replace(plan, start=consumed)
-                steps = plan.first_step
-                # After an incomplete last batch, or with other batches before it, there may be one step more.
-                sound = [steps, steps + 1] if consumed == size else [steps]
-            most = replace(plan, rank=0).steps(self.epoch)
-            last = self.beyond[-1] + 1 if self.beyond else steps
-            if last > most:
-                raise damaged(f"it has {last} steps, but epoch {self.epoch} has {most}")
+                plan = plan.rest(consumed, steps)
+                expected = plan.expected(self.epoch)
+                if elsewhere and consumed:
+                    plan.check_regrouped(steps, self._stride(), consumed)
+                if elsewhere or steps not in expected or not _of_first_rank(plan).has(self.epoch, steps - 1):
+                    steps = plan.first_step
+            last, first_rank = self.beyond[-1] + 1 if self.beyond else steps, _of_first_rank(plan)
+            if last and not first_rank.has(self.epoch, last - 1):
+                raise damaged(f"it has {last} steps, but epoch {self.epoch} has {first_rank.steps(self.epoch)}")
         elif consumed is not None:
-            sound = [0]  # without an order, `consumed` is only known before the first step
-        if self.steps not in sound and (not consumed or self.about.get("world") == world):
-            counted = f"by 'consumed', which is {consumed}, it would be {sound[0]}"
+            expected = range(1)  # without an order, `consumed` is only known before the first step
+        if self.steps not in expected and (not consumed or not elsewhere):
+            counted = f"by 'consumed', which is {consumed}, it would be {expected[0]}"
             raise damaged(f"'steps' is {self.steps}, but {counted}")
         return self._replace(steps=steps)
+
+    def _stride(self) -> int:
+        """Returns the number of samples in each step of all ranks together, if batches have a fixed size."""
+        size = self.about.get("batch_size")
+        each = size if isinstance(size, int) and size > 0 else 1
+        return each * number({"world": 1, **self.about}, "world")
+
+
+def _of_first_rank(plan: ComputedPlan) -> ComputedPlan:
+    """Returns the plan of the rank with the most steps."""
+    return replace(plan, rank=0)  # type: ignore[type-var]  # every computed plan is a dataclass
 
 
 class Progress:
@@ -184,7 +225,7 @@ class Progress:
     def __init__(self, begin: State, plan: Plan | None) -> None:
         self.epoch = begin.epoch
         self.is_over = False
-        self._plan = plan
+        self.plan = plan
         self.begin = begin
         self._about = begin.about
         # The number of steps without a gap, and the last mark. The tuple is replaced as a whole, so that another
@@ -220,7 +261,7 @@ class Progress:
     def finish(self, end: bytes | None, ends: Mapping[int, bytes] = {}) -> None:  # never changed
         """Records that the epoch is over. `end` is the position where the next epoch starts (see `Run.end`)."""
         # An epoch without batches keeps no mark, because a mark would require the next epoch to have batches.
-        self._end = end if self.steps else None
+        self._end = end if self.reached else None
         self.is_over = True
 
     def __copy__(self) -> Progress:
@@ -233,6 +274,11 @@ class Progress:
         return self._at[0]
 
     @property
+    def reached(self) -> int:
+        """The first step that was not handed out."""
+        return self.steps
+
+    @property
     def mark(self) -> bytes | Mark | None:
         """The latest known position of the sampler or stream. After the epoch, the start of the next one."""
         return self._end if self.is_over else self._at[1] or self.begin.mark
@@ -242,21 +288,28 @@ class Progress:
         """The steps that were handed out before an earlier step."""
         return self._now()[1]
 
+    def handed_out(self) -> tuple[int, list[int]]:
+        """Returns the number of steps that were handed out before the first gap, and the later ones."""
+        steps, beyond, _ = self._now()
+        return steps, beyond
+
     def as_dict(self) -> dict[str, Any]:
         """Returns the state as a dict, without the seed and the dataset's state."""
-        (steps, beyond, mark), plan, consumed = self._now(), self._plan, None
+        (steps, beyond, mark), plan, consumed = self._now(), self.plan, None
         if not steps and not beyond:
             consumed = 0
         elif "sampler" not in self._about:  # only once in an epoch, because hashing many keys takes time
             self._about = {**self._about, "sampler": content(plan, self._about.get("length"))}
-        if isinstance(plan, OrderPlan) and consumed is None:
+        if isinstance(plan, ComputedPlan) and consumed is None:
             consumed = plan.consumed(self.epoch, steps)
         state = State(self.epoch, steps, tuple(beyond), None, self._about, consumed, mark or self.begin.mark)
-        return state.as_dict()
+        return state._replace(dealt=self.begin.dealt).as_dict()
 
 
 class Epochs:
     """The epochs of a loader. If the loader is replaced, its successor takes them over."""
+
+    progress_type: type[Progress] = Progress
 
     def __init__(self) -> None:
         self.next = 0
@@ -264,6 +317,7 @@ class Epochs:
         self.begun: int | None = None
         self.progress: Progress | None = None  # of the epoch that was begun last
         self.loaded: State | None = None
+        self.resumed: State | None = None  # the state that was loaded last, also after its epoch has begun
 
     @property
     def current(self) -> int:
@@ -272,17 +326,26 @@ class Epochs:
 
     def set(self, epoch: int) -> None:
         self.next, self.begun = epoch, None
-        self.progress = self.loaded = None
+        self.progress = self.loaded = self.resumed = None
 
     def load(self, state: State) -> None:
         self.set(state.epoch)
-        self.loaded, self.are_fresh = state, False
+        self.loaded = self.resumed = state
+        self.are_fresh = False
 
     def start(self) -> State:
         if self.loaded is not None:
             return self.loaded
         before = self.progress
         return State(self.next, 0, mark=before.mark if before is not None and before.is_over else None)
+
+    @property
+    def later(self) -> tuple[State, ...]:
+        """The epochs after the next one, of a state that was loaded, in which steps were committed."""
+        return () if self.loaded is None else self.loaded.later
+
+    def check_read(self) -> None:
+        """Raises RuntimeError if the next epoch may not begin yet."""
 
     def as_dict(self, about: Callable[[], dict[str, Any]], beginning: Callable[..., bytes | None]) -> dict[str, Any]:
         """Returns the state as a dict, without the seed and the dataset's state.
@@ -320,16 +383,11 @@ def content(plan: Plan | None, length: int | None) -> str | None:
 
     None if the dataset's length is enough, if the sampler has its own state, or if nothing is known about its keys.
     """
-    if isinstance(plan, OrderPlan):
-        order: Any = plan.order
-        if order in (Sequential(length or 0), Shuffled(length or 0, getattr(order, "seed", 0))):
-            return None
-        digest = blake2b(digest_size=8)
-        _digest(digest, order)
-        base: Any = order.order if isinstance(order, Selected) else order
-        of_blocks = isinstance(base, BlockOrder)
-        blocks = f" in {len(base.edges) - 1} blocks, window {base.window}" if of_blocks else ""
-        return f"{order.size(0)} keys{blocks}, {digest.hexdigest()}"
+    if type(plan) is OrderPlan:
+        plain = Sequential(length or 0), Shuffled(length or 0, getattr(plan.order, "seed", 0))
+        return None if plan.order in plain else _content(plan.order, plan.order)
+    if isinstance(plan, ComputedPlan):
+        return _content(plan.order, *plan.content())
     if not isinstance(plan, SamplerPlan) or has_state(plan.sampler):
         return None
     number = None
@@ -340,13 +398,35 @@ def content(plan: Plan | None, length: int | None) -> str | None:
     return " ".join(known + ([f"of {size}"] if isinstance(size, int) else [])) or None
 
 
+def _content(order: Any, *parts: Any) -> str:
+    """Returns a text for an order, with a digest of these parts of the plan."""
+    digest = blake2b(digest_size=8)
+    for part in parts:
+        _digest(digest, part)
+    base: Any = order.order if isinstance(order, Selected) else order
+    of_blocks = isinstance(base, BlockOrder)
+    blocks = f" in {len(base.edges) - 1} blocks, window {base.window}" if of_blocks else ""
+    # The size of a mixture changes with its weights.
+    size = ENDLESS if hasattr(order, "identity") else order.size(0)
+    return f"{'endless' if size >= ENDLESS else size} keys{blocks}, {digest.hexdigest()}"
+
+
 def _digest(digest: blake2b, value: Any) -> None:
-    """Hashes all fields of an order except the seed, which a state stores separately."""
-    if is_dataclass(value):
+    """Hashes all fields of an order except the seed, which a state stores separately.
+
+    An object with an attribute `identity` is hashed by that alone: a mixture whose weights change stays the same.
+    """
+    identity = getattr(value, "identity", None)
+    if identity is not None:
+        digest.update(type(value).__name__.encode())
+        _digest(digest, identity)
+    elif is_dataclass(value):
         digest.update(type(value).__name__.encode())
         for part in fields(value):
-            if part.name != "seed":
+            if part.name != "seed" and part.compare:
                 _digest(digest, getattr(value, part.name))
+    elif getattr(type(value), "__repr__", None) == object.__repr__:  # its text would be its address
+        digest.update(type(value).__name__.encode())
     elif isinstance(value, np.ndarray):
         digest.update(np.ascontiguousarray(value).data)
     else:
@@ -366,6 +446,16 @@ def number(value: Mapping[str, Any], name: str, end: int = 1 << 64) -> int:
     return found
 
 
+def with_later(state: dict[str, Any], later: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Adds the states of later epochs to a state. It has no `later` if there are none."""
+    parts = [{name: each[name] for name in _LATER} for each in later]
+    return {**state, "later": parts} if parts else state
+
+
+def _is_later(value: object) -> bool:
+    return isinstance(value, Mapping) and set(value) == set(_LATER)
+
+
 def _as_ranges(steps: Iterable[int]) -> list[list[int]]:
     """Returns the steps as sorted [first, last] ranges."""
     ranges: list[list[int]] = []
@@ -379,15 +469,26 @@ def _as_ranges(steps: Iterable[int]) -> list[list[int]]:
 
 def _from_ranges(value: object, steps: int) -> tuple[int, ...]:
     try:
-        if sum(max(0, last - first + 1) for first, last in value) > _MOST_BEYOND:  # type: ignore[attr-defined]
+        if sum(max(0, last - first + 1) for first, last in value) > MOST_BEYOND:  # type: ignore[attr-defined]
             raise ValueError
         found = [step for first, last in value for step in range(first, last + 1)]  # type: ignore[attr-defined]
         if found != sorted(set(found)) or (found and found[0] <= steps):
             raise ValueError
     except (TypeError, ValueError):
-        most = f"at most {_MOST_BEYOND} steps after {steps}"
+        most = f"at most {MOST_BEYOND} steps after {steps}"
         raise damaged(f"'beyond' is {value!r}, not increasing pairs of {most}") from None
     return tuple(found)
+
+
+def _dealt(value: object, steps: int, consumed: int | None) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    with suppress(TypeError, ValueError, StateError):
+        pair: list[Any] = list(value)  # type: ignore[call-overload]
+        before, used = (number({"dealt": each}, "dealt", 1 << 96) for each in pair)
+        if before <= steps and consumed is not None and used <= consumed:
+            return before, used
+    raise damaged(f"'dealt' is {value!r}, not the steps and samples before the others")
 
 
 def _mark(value: object) -> Mark | None:

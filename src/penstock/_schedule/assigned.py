@@ -60,7 +60,7 @@ class Assigned(Scheduler):
     def _next_seat(self) -> int | None:
         """Returns the seat (worker's slot) for the next step, or None.
 
-        If batches may be delivered out of order, seats that already have their share of steps are skipped.
+        If batches may be delivered out of order, a seat that already has its share of the steps is skipped.
         """
         workers = self._seats
         share = max(1, self._window // max(1, workers - len(self._ended)))

@@ -16,9 +16,9 @@ class Hire(NamedTuple):
 
 
 class Retire(NamedTuple):
-    """Ask the first worker that becomes idle to exit. The event `WorkerLeft` follows.
+    """Ask one worker to exit: the first that becomes idle. The event `WorkerLeft` follows.
 
-    With a fixed assignment of steps to workers, the worker in `seat` exits instead, after all its posted steps.
+    If each worker has its own steps, the worker in `seat` is asked instead, and exits after all its posted steps.
     """
 
     seat: int = -1
@@ -27,7 +27,7 @@ class Retire(NamedTuple):
 class GiveUp(NamedTuple):
     """Leave a seat (a worker's slot) empty until the next run, because too many workers crashed there at start-up.
 
-    `worker` is the last of them.
+    `worker` is the last worker that crashed there.
     """
 
     seat: int
@@ -35,13 +35,13 @@ class GiveUp(NamedTuple):
 
 
 class Post(NamedTuple):
-    """Offer a step to the workers. Draw the step first, unless this `seq` (task number) already has one.
+    """Offer a step to the workers. If this `seq` (task number) has no step yet, first draw one from the plan.
 
-    If the id `slab` is new, allocate a slab (a memory block for one batch). If no step is left to draw (`Exhausted`),
-    no slab is needed, and a later Post may use the same id.
+    The result goes into the slab (memory block) with the id `slab`. If the id is new, allocate a slab. But if no step
+    is left to draw (`Exhausted`), no slab is needed, and a later Post may use the same id.
 
-    Only the worker in `seat` may do the step; -1 means any free worker. With `resume`, a new reader does the step, so
-    the task must contain the stream's position after the last filled step.
+    Only the worker in `seat` may do the step; -1 means any free worker. With `resume`, the step's worker has not read
+    the stream before, so the task must contain the stream's position after the last filled step.
     """
 
     seq: int
@@ -64,7 +64,7 @@ class Deliver(NamedTuple):
 
 
 class DeliverLost(NamedTuple):
-    """Tell the consumer that this step failed for good. `worker` is the last worker that died doing it.
+    """Tell the consumer that this step failed for good. `worker` is the last worker that died during the step.
 
     The step's slab (memory block) is free.
     """
@@ -77,8 +77,8 @@ class DeliverLost(NamedTuple):
 class Break(NamedTuple):
     """End the run with an error before this step, because no worker can continue the stream.
 
-    `worker` is the stream's dead reader. If `unknown`, the stream's position was lost with it. Otherwise, no retries
-    are left, or the seat (the worker's slot) was given up.
+    `worker` is the dead worker that was reading the stream. If `unknown` is True, the stream's position was lost.
+    Otherwise, no retries are left, or the seat (the worker's slot) was given up.
     """
 
     seq: int
@@ -87,13 +87,13 @@ class Break(NamedTuple):
 
 
 class Fail(NamedTuple):
-    """Stop with an error: this worker has died, and with a fixed assignment of steps it cannot be replaced."""
+    """Stop with an error: this worker has died, and cannot be replaced because it has its own steps."""
 
     worker: int
 
 
 class Finish(NamedTuple):
-    """Tell the consumer, which has asked for a batch, that the run is over."""
+    """Answer the consumer's request for a batch: the run is over."""
 
 
 class Cool(NamedTuple):

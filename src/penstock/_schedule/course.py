@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 class Course:
-    """Maps each seq (the scheduler's number for a task) to steps of the plan.
+    """Maps each seq (task number) to steps of the plan.
 
-    With `look_ahead`, steps of the next run (the next epoch) may be drawn before that run is opened.
+    With `look_ahead`, steps of the next run (epoch) may be taken from its plan before that run is opened.
     """
 
     def __init__(self, look_ahead: bool) -> None:
@@ -38,7 +38,7 @@ class Course:
         self.run, self.ahead = run, None
 
     def draw(self, seq: int, most: int = 1) -> tuple[Task | None, bool]:
-        """Draws the task with the number `seq` and at most `most` steps.
+        """Takes the next task, with at most `most` steps, and gives it the number `seq`.
 
         Returns the task (None if no step is left), and whether the current run ends before it.
         """
@@ -59,7 +59,7 @@ class Course:
         return drawn, ends
 
     def refuse(self, seq: int, error: BaseException) -> bool:
-        """Ends the task's run with an error in place of the task. Returns False if it is the prefetched next run."""
+        """Ends the task's run with an error. Returns False if that run is the prefetched one, not the current one."""
         task = self._out.pop(seq)
         self._again.clear()  # these come after it
         # A task that is posted again may belong to the current run, although steps of the next run are already drawn.
@@ -104,7 +104,7 @@ class Course:
         self.filled = {earlier: outcome for earlier, outcome in self.filled.items() if earlier < seq}
 
     def redo(self) -> int:
-        """Queues again all steps of this run that were not handed out, and returns their number.
+        """Queues all steps of this run that were not handed out, to be done again. Returns their number.
 
         Drawn steps of the next run are dropped.
         """

@@ -40,7 +40,7 @@ class Crew:
         return worker in self.seats
 
     def hire(self, out: list[Command]) -> None:
-        """Hires the missing workers into the lowest-numbered empty seats (slots) not yet given up."""
+        """Hires the missing workers into the lowest-numbered empty seats (slots), except seats that were given up."""
         taken = {*self.seats.values(), *self.given_up()}
         missing = self.size + self.leaving - len(taken)
         seat = 0
@@ -53,7 +53,7 @@ class Crew:
             seat += 1
 
     def resize(self, size: int, retained: int, out: list[Command]) -> None:
-        """Hires workers, or asks some to leave. `retained` earlier requests to leave were just withdrawn."""
+        """Hires workers, or asks some to leave. `retained` is the number of earlier requests that were withdrawn."""
         self.size = size
         self.leaving -= retained
         self.forgive()  # seats that were given up are tried again: the crew may need fewer seats now

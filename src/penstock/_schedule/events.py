@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeAlias
 class Opened(NamedTuple):
     """A consumer begins a run (one epoch). The previous run, if any, must be over or cancelled.
 
-    With a fixed assignment of steps to workers, the worker in `seat` gets the first step.
+    If each worker has its own steps, the worker in `seat` gets the first step.
     """
 
     seat: int = 0
@@ -33,17 +33,17 @@ class Asked(NamedTuple):
 class Bounded(NamedTuple):
     """The current run ends before the step `seq`. This step and later ones belong to the next run.
 
-    `Opened` removes this bound. If the end of the new run is already known, another `Bounded` follows immediately.
+    `Opened` removes this limit. If the end of the new run is already known, another `Bounded` follows immediately.
     """
 
     seq: int
 
 
 class Exhausted(NamedTuple):
-    """No step is left for Post(seq), nor for any later Post until the next `Opened`.
+    """No step is left for Post(seq) or for any later Post, until the next `Opened`.
 
-    The engine carries out a whole list of commands before it reports new results from the backend. If a list has
-    several Posts, the only events between their answers are caused by commands of the same list: `Bounded`,
+    The engine carries out a whole list of commands before it reports new results from the backend. Between the
+    answers to the Posts of one list, the only possible events are those that the list itself causes: `Bounded`,
     `Rescinded`, `StepFilled` by CALLER, and `WorkerLost` for a worker that the list hires. They come in the order of
     the commands.
     """
@@ -63,11 +63,11 @@ class StepFilled(NamedTuple):
 
 
 class StepEnded(NamedTuple):
-    """A stream ended before this step, so no later step of this stream has samples either.
+    """A stream ended before this step, so the stream has no samples for later steps either.
 
     If the step belongs to the next run, the current run continues. The step's slab (memory block) is freed, and no
-    more steps are posted until the next `Opened`. After that `Opened`, the engine must send `Bounded`, because the
-    scheduler does not remember where the new run ends.
+    more steps are posted until the next `Opened`. Then the engine must send `Bounded`, because the scheduler does not
+    remember where the new run ends.
     """
 
     seq: int
@@ -77,10 +77,10 @@ class StepEnded(NamedTuple):
 class WorkerLost(NamedTuple):
     """A worker died and all its messages have been handled, or a worker could not be started.
 
-    `seq` is the task that the worker had claimed but not finished, or None. A bundle (`steps` > 1) is now split into
-    single tasks with the numbers seq, seq + 1 and so on. `at` is the index of the step that the worker was doing, or
-    None if unknown. `resumable` (streams only) means that the stream's position after an earlier step of the run is
-    known.
+    `seq` is the task that the worker had claimed but not finished, or None. If this task was a bundle (`steps` > 1),
+    it is now split into tasks of one step, with the numbers seq, seq + 1 and so on. `at` is the index of the step
+    that the worker was doing, or None if unknown. `resumable` (only for streams) is True if the stream's position
+    after an earlier step of the run is known.
     """
 
     worker: int
@@ -99,7 +99,7 @@ class WorkerLeft(NamedTuple):
 class Resized(NamedTuple):
     """The number of workers or `window` (the largest number of undelivered steps) has changed.
 
-    `retained` requests to leave, which no worker had accepted yet, were just withdrawn.
+    `retained` is the number of requests to leave that were withdrawn before a worker accepted them.
     """
 
     workers: int

@@ -61,8 +61,8 @@ class Scheduler:
     """Turns events (what has happened) into commands (what to do next).
 
     At most `window` steps may be undelivered. If the worker of a step dies, the step is retried up to `retries`
-    times. `spare` free slabs (memory blocks) keep their memory pages (default: window + 2). `spacing` is the
-    difference between the seqs (task numbers) of consecutive tasks: more than 1 if a task may be a bundle of several
+    times. At most `spare` free slabs (memory blocks) keep their memory pages (default: window + 2). The seqs (task
+    numbers) of consecutive tasks differ by `spacing`, which is more than 1 if a task may be a bundle of several
     steps.
     """
 
@@ -108,7 +108,7 @@ class Scheduler:
 
     @property
     def must_settle(self) -> bool:
-        """True if abandoned steps must be finished before another run can be opened."""
+        """True if abandoned steps must finish before another run can be opened."""
         return False
 
     @property
@@ -195,7 +195,7 @@ class Scheduler:
         """True if posting can wait at no cost: a batch is ready, and more than half of the window is in use.
 
         As a result, steps are posted half a window at a time, and a worker is woken once for several steps. Waking a
-        worker costs the consumer more than everything else that it does for a batch.
+        worker takes longer than everything else that the consumer does for a batch.
         """
         return len(self._steps) > self._window // 2 and self._deliverable() is not None
 
@@ -293,8 +293,8 @@ class Scheduler:
     def _end_stream(self, seq: int, void: list[int], out: list[Command]) -> None:
         """Ends the run before the step `seq`, and abandons the steps in `void`.
 
-        If these steps were not abandoned now, their StepEnded events might come after the next `Opened`, and end the
-        new run before it began.
+        The steps are abandoned because their StepEnded events might otherwise come after the next `Opened`, and end
+        the new run too early.
         """
         self._abandon(void, out)
         self._drained = True

@@ -83,10 +83,10 @@ class Interval:
     """The measurements over a fraction of a second. Times are in seconds.
 
     - `waited`, `worked`: the time that the caller spent inside and outside of `next()`.
-    - `caller_cpu`: the time that the caller used a processor or waited for one.
-    - `batches`, `done`: the number of steps that were handed out, and that workers finished.
-    - `busy`, `cpu`, `delayed`: the time that all workers together were busy, used a processor, and waited for
-      one.
+    - `caller_cpu`: the time in which the caller used a processor or waited for a processor.
+    - `batches`: the number of steps that were handed out. `done`: the number of steps that workers finished.
+    - `busy`: the time in which workers were busy. This time and the next two are summed over all workers.
+    - `cpu`: the time in which workers used a processor. `delayed`: the time in which they waited for a processor.
     - `workers`: the number of live workers that have done a step.
     - `memory`: the number of bytes in use, counted in the same way as for the memory limit.
     """
@@ -123,7 +123,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """A new number of workers, and a new limit on how many batches each may work ahead of the caller."""
+    """A new number of workers, and a new limit on how many batches each worker may prefetch."""
 
     workers: int
     prefetch_factor: int
@@ -217,7 +217,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Limits found for the current load: fewer than `least` workers are too few; more than `most` do not help."""
+    """Limits for the current load: fewer workers than `least` are not enough, and more than `most` do not help."""
 
     least: int = 1
     most: int = 1 << 30
@@ -265,7 +265,7 @@ class Tuner:
         self.state, self._sum = SETTLING, None
 
     def decide(self, interval: Interval) -> Resize | None:
-        """Adds an interval (a short measurement) to the current one. Returns the change to make now, or None."""
+        """Adds a short interval to the current measurement. Returns the change to make now, or None."""
         if interval.seconds <= 0:
             return None
         self._sum = interval if self._sum is None else self._sum.and_then(interval)
@@ -376,7 +376,7 @@ class Tuner:
         return ""
 
     def _named(self, attempt: Attempt) -> tuple[str, str]:
-        """Returns the setting now and the setting before the attempt (the last change), as text for a message."""
+        """Returns the current setting, and the setting before the attempt (the last change), as text for messages."""
         if attempt.farther:
             return f"prefetch_factor={self.prefetch_factor}", f"prefetch_factor={attempt.prefetch}"
         return _workers(self.workers), _workers(attempt.workers)

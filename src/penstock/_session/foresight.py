@@ -11,7 +11,7 @@ from penstock._measure.cached import CacheCounts
 from penstock._resume.state import Progress
 from penstock._system.exit import ends_at_exit
 from penstock._system.interrupts import finalizer, interrupts_deferred
-from penstock.plan import OrderPlan
+from penstock.plan import ComputedPlan
 from penstock.plan._forecast import Forecast
 from penstock.source._nested import Foresee, foresee_of
 
@@ -26,10 +26,10 @@ class Foresight:
     _returned: Any = None
     _start: Any = None
 
-    def __init__(self, told: Foresee, plan: OrderPlan, progress: Progress, counts: CacheCounts) -> None:
+    def __init__(self, told: Foresee, plan: ComputedPlan, progress: Progress, counts: CacheCounts) -> None:
         self._process = os.getpid()
         self._progress = progress
-        self._forecast = Forecast(plan, progress.epoch, partial(getattr, progress, "steps"))
+        self._forecast = Forecast(plan, progress.epoch, partial(getattr, progress, "reached"))
         self._forecast.counts = counts
         with interrupts_deferred():  # otherwise the returned object might be lost, and never closed
             ends_at_exit(self)
@@ -43,10 +43,10 @@ class Foresight:
             if start is not None:
                 start()
 
-    def continues(self, plan: OrderPlan, progress: Progress) -> bool:
+    def continues(self, plan: ComputedPlan, progress: Progress) -> bool:
         """Moves the forecast to the epoch that is starting. Returns False if a new `Foresight` is needed."""
         over = self._returned is not None and self._progress.is_over and self._process == os.getpid()
-        if not over or not self._forecast.continues(plan, progress.epoch, partial(getattr, progress, "steps")):
+        if not over or not self._forecast.continues(plan, progress.epoch, partial(getattr, progress, "reached")):
             return False
         self._progress = progress
         return True
@@ -69,8 +69,8 @@ def foresee(
     Must be called before the workers have anything to do. `Foresight.start` must be called only after the workers
     have started, because a process with several threads cannot fork safely.
     """
-    told = foresee_of(dataset) if isinstance(plan, OrderPlan) else None
-    if told is None or not isinstance(plan, OrderPlan):
+    told = foresee_of(dataset) if isinstance(plan, ComputedPlan) else None
+    if told is None or not isinstance(plan, ComputedPlan) or plan.upcoming(progress.epoch) is None:
         return None
     if last is not None and last.continues(plan, progress):
         return last

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from penstock._engine.engine import Engine
 from penstock._engine.result import StepResult
 from penstock._feed.base import Run
+from penstock._resume.commits import Commits
 from penstock._resume.state import State
 from penstock._system.ending import END, NoBatch, raises_instead
 from penstock._system.interrupts import finalizer, interrupts_deferred
@@ -160,6 +161,12 @@ class SeedReader(Reader):
         steps = None if self._plan is None else self._plan.steps(self._run.epoch)
         return self._session.length() if steps is None else steps
 
+    def redraw(self, run: Run) -> None:
+        """Continues the epoch with another run, whose keys differ from here on. The caller must hold the engine."""
+        if self._engine is not None:
+            self._run, self._plan, self._foresight = run, run.plan, self._session.foresight
+            self._engine.reopen(run)
+
     def close(self) -> None:
         """Abandons the epoch. Steps in progress are discarded without waiting for them."""
         with interrupts_deferred():
@@ -195,8 +202,7 @@ class Batches(SeedReader):
 
 
 class IndexedBatches(SeedReader):
-    @raises_instead
-    def __next__(self) -> Batch[Any] | NoBatch:
+    def _batch(self) -> Batch[Any] | NoBatch:
         task, data, rows, _, mended, _ = self._next()
         if task is None:
             instead: NoBatch = data
@@ -206,3 +212,29 @@ class IndexedBatches(SeedReader):
             data = self._deliver(data)
         skipped = [] if mended is None else mended.errors
         return Batch(data, index, task.epoch, task.step, pad, skipped=skipped)
+
+    __next__ = raises_instead(_batch)
+
+
+class CommitBatches(IndexedBatches):
+    """Batches that stay open until they are committed."""
+
+    position: Commits
+
+    def __init__(self, session: SeedSession, engine: Engine, run: Run, position: Commits) -> None:
+        super().__init__(session, engine, run, position)
+        position.run = run
+
+    def redraw(self, run: Run) -> None:
+        super().redraw(run)
+        self.position.run = run
+
+    @raises_instead
+    def __next__(self) -> Batch[Any] | NoBatch:
+        batch = self._batch()
+        if isinstance(batch, NoBatch):
+            self.position.settle()
+        else:
+            self.position.hold()
+            object.__setattr__(batch, "_pass", self.position.number)
+        return batch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import operator
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -14,12 +15,13 @@ from penstock._engine.engine import Engine
 from penstock._feed import Feed
 from penstock._feed.base import AnyPlan, Begin, Run, displayed_settings
 from penstock._options import Options, is_int, warn_of_ranks
+from penstock._resume.commits import CommittedEpochs
 from penstock._resume.reading import asked, has_state, known
 from penstock._resume.state import ANEW, Epochs, Progress, State, content
 from penstock._schedule.onereader import OneReader
 from penstock._schedule.scheduler import Scheduler
 from penstock._session.foresight import Foresight, foresee
-from penstock._session.reading import SeedReader
+from penstock._session.reading import CommitBatches, IndexedBatches, SeedReader
 from penstock._session.session import Session
 from penstock._system.ending import never_ends
 from penstock._system.interrupts import import_whole
@@ -27,15 +29,19 @@ from penstock._wire.task import MOST_STEPS
 from penstock._wire.updates import Setting
 from penstock._work.job import Job
 from penstock.backends import Backend, make
+from penstock.batch import Batch
 from penstock.collate import default_collate
 from penstock.errors import StateError
-from penstock.plan import Order
+from penstock.plan import ComputedPlan, Order
+from penstock.plan._plan import FirstOpen
 from penstock.plan._seeds import draw_key
 from penstock.source._dataset import to_load_in_parallel
-from penstock.source._nested import fingerprint_of
+from penstock.source._nested import fingerprint_of, method_of
 
 if TYPE_CHECKING:
+    from penstock._session.explanation import Explanation
     from penstock._session.tuning import Tuning
+    from penstock.plan._plan import WindowCosts
 
 S = TypeVar("S", bound=SeedReader)
 
@@ -49,26 +55,36 @@ class SeedSession(Session):
 
     deliver: Callable[[Any], Any] | None = None
 
-    def __init__(self, feed: Feed, face: str = "penstock", make_runner: Callable[..., Any] | None = None) -> None:
+    def __init__(
+        self,
+        feed: Feed,
+        face: str = "penstock",
+        make_runner: Callable[..., Any] | None = None,
+        epochs: Epochs | None = None,
+    ) -> None:
         self.feed, self.knows_end = feed, feed.knows_end
         self._face, self._make_runner = face, make_runner
         self._seed = feed.options.seed
         self._asks_for_ranks = feed.options.is_unsplit  # checked when the first epoch begins: see decision 0036
         self._length: int | None = None
         self._order: Order | None = None  # replacements for bad samples are drawn from it
-        self.epochs = Epochs()
+        self.epochs = epochs or (CommittedEpochs() if feed.options.commit else Epochs())
         self._give_engines()
 
     def _give_engines(self) -> None:
         super().__init__(
             f"DataLoader({type(self.dataset).__name__})", partial(displayed_settings, self.feed, self._face)
         )
+        if isinstance(self.epochs, CommittedEpochs):
+            self.measures.commits = self.epochs.figures
         self.skipped: list[tuple[Any, Exception]] = []  # of the epoch that was begun last
         self.foresight: Foresight | None = None
+        self._reader: weakref.ref[SeedReader] | None = None  # of the epoch that was begun last
+        self.reweighed: list[tuple[int, int]] = []  # epoch and step of each change of weights
         self._begin_tuning()
 
     def __getstate__(self) -> dict[str, Any]:
-        left = ("engines", "runs", "skipped", "deliver", "measures", "tuning", "foresight")
+        left = ("engines", "runs", "skipped", "deliver", "measures", "tuning", "foresight", "_reader", "reweighed")
         return {name: value for name, value in self.__dict__.items() if name not in left}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -100,12 +116,19 @@ class SeedSession(Session):
         if self._asks_for_ranks:
             self._asks_for_ranks = False
             warn_of_ranks(self.dataset)
+        if self.options.commit and not issubclass(kind, CommitBatches):
+            raise ValueError(
+                "With commit=True, only batches() hands out batches, because commit() needs to know their positions. "
+                "Iterate over loader.batches() instead of the loader, and give prefetch() the method loader.batches; "
+                "instead of share(), read in one thread, and commit in any."
+            )
         with self.engines.changing():
             self.take_back()
             epochs = self.epochs
+            epochs.check_read()
             self.measures.begin_epoch(epochs.next)
             start, about = epochs.start(), self._about()
-            plan = self.feed.plan(self.seed, start.consumed)
+            plan = self._plan_from(start)
             if start.begun:  # dataset and sampler may have changed since the state was loaded
                 start.check({**about, "sampler": content(plan, about["length"])})
             else:
@@ -113,7 +136,8 @@ class SeedSession(Session):
             engine = self._take_engine(plan, about["length"])
             try:
                 run, start = self._run(engine, plan, start)
-                progress, scouts = Progress(start, plan), self.measures.meter.scouts
+                progress, scouts = epochs.progress_type(start, plan), self.measures.meter.scouts
+                self.measures.costs = partial(_costs, plan, progress) if self.options.batch_tokens else None
                 # Called before workers have anything to do. Its threads start only after the workers were forked.
                 self.foresight = foresee(self.foresight, self.dataset, plan, progress, scouts)
                 reader = kind(self, engine, run, progress)
@@ -124,9 +148,49 @@ class SeedSession(Session):
                 engine.close()
                 raise
             self.engines.begun(engine)
+            self._reader = weakref.ref(reader)
             self.skipped = reader.skipped
             epochs.begin(progress)
             return reader
+
+    def _plan_from(self, start: State) -> AnyPlan | None:
+        plan = self.feed.plan(self.seed)
+        return plan.rest(start.consumed, start.steps) if start.begun and isinstance(plan, ComputedPlan) else plan
+
+    def batches(self) -> IndexedBatches:
+        """Begins the next epoch. The reader's items are `Batch`es."""
+        return self.begin(CommitBatches if self.options.commit else IndexedBatches)
+
+    def commit(self, batch: Batch[Any]) -> None:
+        if not isinstance(self.epochs, CommittedEpochs):
+            raise ValueError("commit() needs a loader with commit=True: without it, batches count when handed out.")
+        if not isinstance(batch, Batch):
+            raise TypeError(f"commit() takes a Batch that batches() handed out, not a {type(batch).__name__}.")
+        self.epochs.commit(batch)
+
+    @never_ends
+    def explain(self, step: int, epoch: int | None) -> Explanation:
+        """Returns the origin of each sample of a step, on all ranks."""
+        import_whole("penstock._session.explanation")
+        from penstock._session.explanation import check_dealt, explained  # late: few programs need it
+
+        for name, value in (("step", step), ("epoch", epoch)):
+            if not is_int(value, 0) and not (name == "epoch" and value is None):
+                raise ValueError(f"{name} must be an integer of at least 0, got {value!r}.")
+        number = self.epochs.current if epoch is None else int(epoch)
+        resumed, plan = self.epochs.resumed, self.feed.plan(self.seed)
+        if resumed is not None and resumed.epoch == number and resumed.dealt is not None:
+            before, consumed = resumed.dealt
+            check_dealt(step, number, before)
+            plan = self._plan_from(State(number, before, consumed=consumed))
+        if not isinstance(plan, ComputedPlan):
+            what = "a stream" if plan is None else self.feed.order_name
+            raise ValueError(
+                f"The samples of a step cannot be computed from its number: their order comes from {what}, which "
+                "must be read. explain() needs one of penstock's orders: in sequence, shuffle=, or its samplers "
+                "without a generator. The keys of a batch that was handed out are in batch.index (see batches())."
+            )
+        return explained(plan, self.dataset, number, int(step))
 
     def _take_engine(self, plan: AnyPlan | None, length: int | None) -> Engine:
         """Returns the idle engine if its workers have the current dataset and order, otherwise a new engine."""
@@ -146,7 +210,7 @@ class SeedSession(Session):
     def _run(self, engine: Engine, plan: AnyPlan | None, start: State) -> tuple[Run, State]:
         """Returns the run of the next epoch (the prefetched run if still valid) and the state it starts from."""
         epochs, feed, run = self.epochs, self.feed, engine.ahead
-        if run is None or run.epoch != epochs.next or run.plan != plan or epochs.loaded is not None:
+        if run is None or run.epoch != epochs.next or run.plan != plan or start.begun or epochs.loaded is not None:
             copied = feed.one_reader and engine.backend.copies_dataset
             # A worker that read the last epoch has this state in its dataset already, and ignores the mark.
             restores = epochs.restores() or copied
@@ -170,7 +234,7 @@ class SeedSession(Session):
     @never_ends
     def length(self) -> int:
         """Returns the number of batches in the next epoch."""
-        return self.feed.steps(self.epochs.next, self.feed.plan(self.seed, self.epochs.start().consumed))
+        return self.feed.steps(self.epochs.next, self._plan_from(self.epochs.start()))
 
     # The semantics: see `Semantics`.
 
@@ -273,14 +337,23 @@ class SeedSession(Session):
     def _fitting(self, state: State) -> State:
         """Returns the state, adapted to this loader's ranks. Raises StateError if it does not fit."""
         plan, about = self.feed.plan(state.seed or 0), self._about()
-        if state.begun:
+        if state.begun:  # or a later epoch
             about["sampler"] = content(plan, about["length"])
         state.check(about)
+        if state.later and not self.options.commit:
+            raise StateError(
+                f"The resume state has batches of epochs {state.epoch} to {state.later[-1].epoch} that were not "
+                "committed, which only a loader with commit=True hands out again. Make the loader with commit=True."
+            )
         if state.seed is None:
             raise StateError(f"The resume state is damaged: 'seed' is None, but every state has one. {ANEW}")
         if self.options.seed is not None:
             state._replace(about={"seed": state.seed}).check({"seed": self.options.seed})
-        return state.dealt_anew(plan, self.options.shard.world)._replace(about=about)
+        later = [each.dealt_anew(plan, self.options.shard.world)._replace(about=about) for each in state.later]
+        anew = state.dealt_anew(plan, self.options.shard.world)
+        if state.consumed and state.about.get("world") != self.options.shard.world:
+            anew = anew._replace(dealt=(anew.steps, state.consumed))
+        return anew._replace(about=about, later=tuple(later))
 
     def _about(self) -> dict[str, Any]:
         """Returns a description of the loader. A state can be loaded only if the description is still the same."""
@@ -295,6 +368,7 @@ class SeedSession(Session):
             "last_batch": options.last_batch,
             "world": options.shard.world,
             "dtype": None if options.cast is None else options.cast.describe(),
+            **options.by_length(),
         }
 
     # Changes while it runs.
@@ -304,13 +378,80 @@ class SeedSession(Session):
         """Changes the dataset, by a function or with new attribute values, in this process and in every worker."""
         if (change is None) == (not attributes) or not (change is None or callable(change)):
             raise TypeError("update() takes either a function that takes the dataset, or attributes to set.")
+        reweigh = method_of(self.dataset, "reweigh")
+        if reweigh is not None and "weights" in attributes:
+            if len(attributes) > 1:
+                raise TypeError("update(weights=...) changes the weights of a mixture, and nothing else.")
+            self._reweigh(partial(reweigh, weights=attributes["weights"]))
+            return
         if self.feed.one_reader and self.options.num_workers:
             raise ValueError(
                 "A stream without load() is read by a worker, which cannot read prefetched batches again. "
                 f"{to_load_in_parallel(self.dataset)}; or use num_workers=0."
             )
         self.engines.update(Setting(attributes) if change is None else change, self.dataset)
+        self.feed.forget()
         self._length = self.feed.length()
+
+    def _reweigh(self, reweigh: Callable[[int, int], object]) -> None:
+        """Calls `reweigh(epoch, position)` with the first position that can change, and draws later steps again.
+
+        Workers need not be told: keys do not depend on weights.
+        """
+        errors: list[Exception] = []
+
+        def changed(held: list[Engine]) -> None:
+            progress = None if self.epochs.loaded is not None else self.epochs.progress
+            current = progress if progress is not None and not progress.is_over else None
+            try:
+                epoch, opened = self._first_open(current)
+                reweigh(epoch, opened.position)
+            except Exception as error:  # raised here, it would end the engines
+                errors.append(error)
+                return
+            self.feed.forget()
+            self.reweighed.append((epoch, opened.step))
+            if current is not None:
+                self._redraw(current)
+
+        self.engines.held(changed)
+        if errors:
+            raise errors.pop()
+
+    def _first_open(self, current: Progress | None) -> tuple[int, FirstOpen]:
+        """Returns an epoch, and where its order can still change: the epoch that is being read, or the next one."""
+        start = self.epochs.start()
+        epoch, plan, steps, beyond = start.epoch, self._plan_from(start), start.steps, list(start.beyond)
+        if current is not None:
+            epoch, plan, (steps, beyond) = current.epoch, self._plan_from(current.begin), current.handed_out()
+        later = self.epochs.later
+        if later and later[-1].begun:  # its committed steps must stay as they were
+            epoch, plan, steps, beyond = (
+                later[-1].epoch,
+                self._plan_from(later[-1]),
+                later[-1].steps,
+                [*later[-1].beyond],
+            )
+        if not isinstance(plan, ComputedPlan):
+            raise TypeError(
+                "update(weights=...) needs the mixture's own order: leave out sampler= and batch_sampler=."
+            )
+        return epoch, plan.first_open(epoch, beyond[-1] + 1 if beyond else steps)
+
+    def _redraw(self, progress: Progress) -> None:
+        """Draws the steps that were not handed out again, from the changed order."""
+        reader = None if self._reader is None else self._reader()
+        if reader is None or reader.position is not progress:
+            return
+        steps, beyond = progress.handed_out()
+        plan = progress.plan = self._plan_from(progress.begin)
+        run = self.feed.run(self.runs, progress.epoch, self.seed, plan, Begin(steps, frozenset(beyond)))
+        if self.foresight is not None:
+            self.foresight.close()
+            self.foresight = foresee(None, self.dataset, plan, progress, self.measures.meter.scouts)
+        reader.redraw(run)
+        if self.foresight is not None:
+            self.foresight.start()
 
     def set_num_workers(self, number: int) -> None:
         """Sets the number of workers. If it was "auto", automatic tuning stops."""
@@ -359,3 +500,7 @@ class SeedSession(Session):
         super().close()
         if self.foresight is not None:
             self.foresight.close()
+
+
+def _costs(plan: AnyPlan | None, progress: Progress) -> WindowCosts | None:
+    return plan.costs(progress.epoch, progress.steps) if isinstance(plan, ComputedPlan) else None

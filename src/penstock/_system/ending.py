@@ -35,7 +35,7 @@ END = NoBatch(None)
 
 
 def raises_instead(take: Callable[[S], T | NoBatch]) -> Callable[[S], T]:
-    """Turns a method that may return a NoBatch into a `__next__` method, which raises instead."""
+    """Turns a method that may return a NoBatch into a `__next__` method, which raises an exception instead."""
 
     @wraps(take)
     def raising(self: S) -> T:

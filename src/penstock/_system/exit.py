@@ -23,14 +23,14 @@ from penstock._system.interrupts import LiveObjects, interrupts_deferred, over
 
 class _Open(Protocol):
     def at_exit(self) -> None:
-        """Closes the object. Of the user's threads, only daemon threads may still be using it."""
+        """Closes the object. Only daemon threads may still be using it; the user's other threads have ended."""
 
 
 _open = LiveObjects[_Open]()
 
 
 def ends_at_exit(one: _Open) -> None:
-    """Registers an object. If it is still alive when the interpreter exits, `one.at_exit()` is called."""
+    """Registers an object. When the interpreter exits, `at_exit()` is called on the object if it is still alive."""
     _open.add(one)
 
 

@@ -158,7 +158,7 @@ _call: Any = operator.call
 
 
 def call_at_end(of: object, action: Callable[[], object]) -> CallAtEnd:
-    """Calls `action`, which must be C code, when `of` is deallocated. The caller must keep the returned reference."""
+    """Calls `action` when `of` is deallocated. `action` must be C code. The caller must keep the returned object."""
     # In Python code, an interrupt would be lost here, because Python only reports it as ignored.
     made = CallAtEnd(of, _act)
     made.action = action
@@ -232,7 +232,7 @@ def _release(release: Callable[[Any], None], of: object, ends: list[object]) -> 
 
 
 class _Token:
-    """An object whose only purpose is that its deallocation can be noticed."""
+    """An object used only to detect its own deallocation."""
 
 
 # Keeps the references alive longer than their tokens, which live for microseconds.
@@ -240,7 +240,7 @@ _latest: deque[CallAtEnd] = deque(maxlen=64)
 
 
 def _raised_with_the_end_of(number: int) -> _Token:
-    """Returns a token. When it is deallocated, the signal `number` becomes pending again."""
+    """Returns a token. Deallocating the token makes the signal `number` pending again."""
     token = _Token()
     # `raise_signal` and `os.kill` would run the handler before they return.
     _latest.append(call_at_end(token, partial(_interrupt_main, number)))
@@ -248,10 +248,11 @@ def _raised_with_the_end_of(number: int) -> _Token:
 
 
 def acquire(take: Callable[[], T], give_back: Callable[[T], object]) -> T:
-    """Returns the result of `take()`. If an interrupt comes, the result is passed to `give_back` first.
+    """Returns the result of `take()`. If an interrupt prevents that, the result is passed to `give_back`.
 
     `take` must be short, because signal handlers are delayed while it runs. Assign the result directly to a variable,
-    and pass explicit arguments: a call with `*args` counts as C code, after which an interrupt would lose the result.
+    and do not call this function with `*args`: Python runs such a call as C code, and an interrupt right after it
+    would lose the result.
     """
     taken: list[T] = []
     try:
@@ -282,9 +283,9 @@ class Loan(Protocol):
 
 
 def with_loan(loan: Loan, work: Callable[..., T], *args: Any) -> T:
-    """Calls `work(*args)` between `loan.begin()` and `loan.end()`, and returns its result.
+    """Calls `loan.begin()`, `work(*args)` and `loan.end()`. Returns the result of `work`.
 
-    An interrupt cannot prevent the call of `end`.
+    `end` is called even if `begin` or `work` is interrupted.
     """
     try:
         loan.begin()

@@ -49,7 +49,10 @@ class Untrusted(PermissionError):
 
 
 def check(about: os.stat_result, group: int | None = None, owner: int | None = None, *, ignored: int = 0) -> None:
-    """Raises Untrusted if anyone but this user, root, `owner` or members of `group` owns or may write a file."""
+    """Raises Untrusted if an untrusted user owns this file or may write it.
+
+    This user, root, `owner` and the members of `group` are trusted.
+    """
     mode, of_group = about.st_mode & ~ignored, about.st_gid == group
     if about.st_uid not in (0, _user(), owner) and not of_group:
         raise Untrusted(f"it belongs to {_name(about.st_uid)}")
@@ -59,7 +62,7 @@ def check(about: os.stat_result, group: int | None = None, owner: int | None = N
 
 
 def open_ours(path: str, flags: int = os.O_RDONLY, group: int | None = None) -> int:
-    """Opens a regular file. Raises Untrusted if anyone but this user, root or `group` could have written it."""
+    """Opens a regular file. Raises Untrusted if users other than this user, root and `group` may have written it."""
     fd = os.open(path, flags | os.O_NOFOLLOW | _AT_ONCE)
     try:
         about = os.fstat(fd)
@@ -97,7 +100,7 @@ def open_sealed(path: str, name: str, seals: int, flags: int = os.O_RDONLY, owne
 
 
 def check_beside(path: str, of: str) -> os.stat_result:
-    """Raises Untrusted if this file could be written by a user who may not change `of`, in the same folder."""
+    """Raises Untrusted if a user can write this file but cannot change `of`, which is in the same folder."""
     folder, about = os.stat(os.path.dirname(of) or "."), os.lstat(path)
     # A group that may replace any file in the folder is trusted.
     group = folder.st_gid if folder.st_mode & stat.S_IWGRP and not folder.st_mode & stat.S_ISVTX else None
@@ -115,14 +118,14 @@ def is_memfd(path: str, name: str) -> bool:
 
 
 def seal(fd: int, seals: int) -> None:
-    """Adds seals to a memfd, then seals it against further seals."""
+    """Adds seals to a memfd, and forbids further seals."""
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals | fcntl.F_SEAL_SEAL)
 
 
 def processes(user: int) -> Iterator[int]:
     """Yields the ids of a user's processes, except hidden ones (see hidepid in proc(5)).
 
-    That a process belongs to the user proves nothing about the files that it has open.
+    A process may have files open that other users can write, so check each file before using it.
     """
     for pid in os.listdir("/proc"):
         with suppress(OSError):  # it has ended
@@ -134,7 +137,7 @@ def processes(user: int) -> Iterator[int]:
 
 
 def make_file(path: str, group: int | None = None, mode: int = 0o600) -> int:
-    """Creates a new file with the permissions `mode`. If this user can give it to `group`, they are 0o660 instead."""
+    """Creates a new file with the permissions `mode`, or 0o660 if this user can give the file to `group`."""
     fd = os.open(path, _NEW, 0o600)
     try:
         if group is not None:
@@ -161,8 +164,8 @@ def open_or_make(path: str, group: int | None = None) -> int:
 def replace(path: str, write: Callable[[int], object], mode: int | None = None, group: int | None = None) -> None:
     """Replaces a file atomically. Calls `write(fd)` on a temporary file, and renames that file to `path`.
 
-    If `path` is a link, the link itself is replaced. If `mode` is None, as for files that the user names, the umask
-    decides who may read the file.
+    If `path` is a link, the link itself is replaced. If `mode` is None, the umask decides who may read the file. This
+    is meant for files that the user has named.
     """
     draft = f"{path}.{os.urandom(8).hex()}.part"
     made = partial(os.open, draft, _NEW, 0o666) if mode is None else partial(make_file, draft, group, mode)
@@ -207,9 +210,10 @@ def open_named(path: str) -> int:
 
 
 def use_folder(path: str, shared: bool = False) -> int | None:
-    """Creates a folder if it is missing. Returns the id of the group that may use it, or None unless `shared`.
+    """Creates a folder if it is missing. If `shared`, returns the id of the group that may use the folder.
 
-    Raises Untrusted if anyone but this user, root and that group could change its content or replace it.
+    Raises Untrusted if other users could change the folder's content or replace the folder. This user, root and the
+    group are trusted.
     """
     there = path
     missing = []
@@ -271,7 +275,7 @@ def _leading_to(path: str, links: int = 0) -> Iterator[str]:
 
 
 def _user() -> int:
-    """Returns this user's id, or -1 if other users may share it."""
+    """Returns the id of this user, or -1 if other users may have the same id."""
     # In a user namespace, all unmapped users share one id, and this process may belong to one of them.
     user = os.geteuid()
     return -1 if user == _strangers() else user
@@ -279,7 +283,7 @@ def _user() -> int:
 
 @cache
 def _strangers() -> int | None:
-    """Returns the id shared by all users that this user namespace does not map, or None if it maps all users."""
+    """Returns the id that stands for all users outside of this user namespace, or None if there are no such users."""
     try:
         with open("/proc/self/uid_map") as file:
             if sum(int(line.split()[2]) for line in file) >= 2**32 - 1:

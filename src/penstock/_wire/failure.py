@@ -47,7 +47,7 @@ class Failure:
 
     @classmethod
     def capture(cls, exc: BaseException, *, where: str, notes: Sequence[str] = ()) -> bytes:
-        """Returns the exception as bytes, with `notes` and `where` added after its own notes. Never raises."""
+        """Returns the exception as bytes. Adds `notes` and `where` to the exception's notes. Never raises."""
         exc = ordinary(exc)
         forget_earlier(exc)
         dropped: list[str] = []
@@ -76,7 +76,7 @@ class Failure:
 
 
 def restore(data: bytes | bytearray | memoryview) -> BaseException:
-    """Returns the exception for bytes from `Failure.capture`, or from a runner's `capture`."""
+    """Decodes an exception that `Failure.capture` or a runner's `capture` has encoded."""
     failure: Failure = loads(data)
     return failure.exception()
 
@@ -92,7 +92,7 @@ def caught(exc: BaseException, *notes: str) -> BaseException:
 
 
 def copied(exc: BaseException, of: Callable[[Any], Any] = lambda value: value) -> BaseException:
-    """Returns a copy of `exc`, with `of` applied to its args and attributes. If that fails, returns `exc` itself."""
+    """Copies `exc`, converting its args and attributes with the function `of`. If that fails, returns `exc`."""
     try:
         attributes, slots = ({name: of(each[name]) for name in each} for each in (dict_of(exc), _slots(exc)))
         copy: BaseException = _rebuild(type(exc), of(_args_of(exc)), attributes, slots)
@@ -130,7 +130,7 @@ def without_trace(exc: BaseException, cause: BaseException | None = None) -> Bas
 
 
 def forget_earlier(exc: BaseException) -> None:
-    """Removes the frames of earlier raises from the traceback of a caught exception."""
+    """If a caught exception was raised before, removes the frames of the earlier raises from its traceback."""
     # If an object is raised again, Python puts the new frames before the old ones, so its traceback would grow
     # without limit. The old frames begin where the function that catches the exception occurs a second time. They
     # are kept if the frame before them is `RAISING`: then they belong to another loader, which the dataset uses.
@@ -230,7 +230,7 @@ def _rebuild(cls: type[BaseException], args: Any, attributes: dict[str, Any], sl
 
 
 def _bare(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
-    """Creates an instance of `cls` with its built-in base class, without calling the user's `__init__`."""
+    """Creates an instance of `cls` with the constructor of its built-in base class, not with the user's."""
     for base in cls.__mro__:
         if base.__module__ != "builtins" or not issubclass(base, BaseException):
             continue
@@ -256,7 +256,7 @@ def described(exc: BaseException) -> str:
 
 
 def safe_text(obj: object, show: Callable[[object], str] = str) -> str:
-    """Returns `show(obj)`, or a text that names its error. Raises only for Ctrl-C in the caller's process."""
+    """Returns `show(obj)`, or a text that names the error if `show` fails. Raises only for Ctrl-C outside workers."""
     try:
         return "".join((show(obj),))  # joined: __str__ may return a subclass of str
     except BaseException as exc:

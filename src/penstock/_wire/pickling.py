@@ -58,8 +58,8 @@ def dumps(
 ) -> bytes:
     """Pickles `value` with plain pickle, or with cloudpickle if plain pickle fails or `by_value` is True.
 
-    If `buffers` is given, the bytes of arrays are appended to it. `otherwise` is an override that only cloudpickle
-    uses, if `override` is None. `fresh` (see `dump`) has an effect only with `by_value`.
+    If `buffers` is given, the bytes of arrays are appended to it. If plain pickle fails and `override` is None,
+    cloudpickle uses `otherwise` as its override. `fresh` (see `dump`) has an effect only with `by_value`.
     """
     try:
         if buffers is None and override is None and not by_value:
@@ -87,10 +87,10 @@ def dump(
     by_value: bool,
     fresh: bool = False,
 ) -> None:
-    """Pickles `value` into a file. `aside` is pickle's `buffer_callback`.
+    """Pickles `value` into a file, and passes out-of-band buffers to `aside` (pickle's `buffer_callback`).
 
-    If `guests` is True, `REDUCERS` pickle the arrays of numpy and of guests (libraries such as torch). `fresh` means
-    that a fresh interpreter will read the pickle, so everything that it cannot import is sent by value.
+    If `guests` is True, `REDUCERS` pickle the arrays of numpy and of guests (libraries such as torch). If `fresh`
+    is True, the pickle is for a new interpreter, so objects that cannot be imported there are sent by value.
     """
     make: Any = pickle.Pickler if override is None else _Overridable
     common: Mapping[type, Any] = copyreg.dispatch_table
@@ -127,7 +127,7 @@ class _Overridable(pickle.Pickler):
 
 
 class _Meeting(dict[type, Reduce]):
-    """Pickling functions by class. Those of a guest (a library such as torch) are added when first looked up."""
+    """A dispatch table for pickle, which imports the functions for a guest (a library such as torch) when needed."""
 
     def __missing__(self, kind: type) -> Reduce:
         if guest_in(kind.__module__) is not None and kind in REDUCERS:
@@ -153,7 +153,7 @@ _class_of: weakref.WeakValueDictionary[bytes, type] = weakref.WeakValueDictionar
 
 
 def by_tag(only: frozenset[bytes] | None = None) -> Override:
-    """Returns an `Override` that sends a class as its tag (a short id), if it has one. `only` limits which tags."""
+    """Returns an `Override` that sends classes by their tags (short ids). `only` limits which tags are used."""
 
     def override(part: Any, otherwise: Callable[[Any], Any]) -> Any:
         if issubclass(type(part), type):
@@ -183,7 +183,7 @@ def tag(cls: type) -> bytes:
 
 
 def _tag(cls: type) -> bytes | None:
-    """Returns the tag (a short id) of `cls`. None if it has none, or if another copy of the class now has it."""
+    """Returns the tag (a short id) of `cls`, or None if it has no tag or another copy of the class now has it."""
     known = _tag_of.get(cls)
     return known if known is not None and _class_of.get(known) is cls else None
 
@@ -217,7 +217,7 @@ def _place(cls: type) -> bytes:
 
 
 def _inherited(place: bytes, by_value: bytes) -> type:
-    """Returns the exception class with this address and name in this process, or else unpickles a copy of it."""
+    """Finds the exception class with this address and name in this process. If there is none, unpickles a copy."""
     found = _class_of.get(place) or next((cls for cls in _exceptions() if _place(cls) == place), None)
     if found is None:
         found = loads(by_value)

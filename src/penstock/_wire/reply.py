@@ -158,7 +158,7 @@ def _put(writer: Writer, data: bytes) -> tuple[int, int]:
 
 
 def used_bytes(reply: bytes) -> int:
-    """Returns how many bytes, from the slab's start, a reply refers to. This may exceed the slab's size."""
+    """Returns how many bytes of the slab, from its start, a reply uses. This may exceed the slab's size."""
     _, _, _, stray, base, _, _, nbytes, *_ = REPLY.unpack(reply)
     return 0 if stray else base + nbytes
 
@@ -190,10 +190,10 @@ class StrayReceiver(Protocol):
     """The parent's interface to strays: extra memory for batches that did not fit into their slab (memory block)."""
 
     def take(self, seq: int, worker: int, size: int) -> NDArray[np.uint8]:
-        """Returns the memory of the stray (a batch outside its slab) that was sent before this reply."""
+        """Returns the memory of a stray (a batch outside its slab), which was sent before its reply."""
 
     def forget(self, worker: int) -> None:
-        """Drops the strays (batches outside slabs) of a worker that has exited and whose replies were all read."""
+        """Drops the remaining strays (batches outside slabs) of a worker that has exited."""
 
 
 class SocketStrays:
@@ -211,10 +211,7 @@ class SocketStrays:
         return waiting + sum(root.nbytes for root in self._used)
 
     def receive(self) -> None:
-        """Receives all strays (batches outside slabs) sent so far, even before their replies.
-
-        Otherwise the socket could fill up.
-        """
+        """Receives all strays (batches outside slabs) that were sent so far, so that the socket does not fill up."""
         with (
             interrupts_deferred(),
             socket.socket(fileno=os.dup(self.fd)) as strays,
@@ -310,7 +307,7 @@ class Receiver:
         return Filled(seq, worker, rows, nbytes, took * 1e-9, root, (layout, trailer), mended, trailer.mark)
 
     def open(self, filled: Filled) -> object:
-        """Returns the batch as views of the slab. If unpickling the user's classes raises, so does this method."""
+        """Returns the batch as views of the slab. Unpickling the user's classes may raise any error."""
         (layout, trailer), root = filled.held, filled.root
         if isinstance(layout, BaseException):
             raise copied(layout)

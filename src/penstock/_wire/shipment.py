@@ -35,11 +35,12 @@ _IN_BAND = 1024  # bytes; copying a smaller buffer is faster than looking it up
 
 
 def pack(payload: object, descriptors: list[int] | None) -> int:
-    """Pickles `payload` into a new shipment (a shared file). Workers need its descriptor only to map it.
+    """Pickles `payload` into a new shipment (a file without a name), and returns the file's descriptor.
 
-    Locks, queues, pipes and shared memory of multiprocessing stay shared: workers must inherit the descriptors that
-    are appended to `descriptors`, under the same numbers. If `descriptors` is None, the workers are on other
-    machines, and such objects cannot be sent. Raises UnshippableDataset, which names the part that cannot be pickled.
+    Locks, queues, pipes and shared memory of multiprocessing stay shared. Their descriptors are appended to
+    `descriptors`, and workers must inherit them under the same numbers. If `descriptors` is None, the workers are
+    on other machines, and such objects cannot be sent. If a part cannot be pickled, raises UnshippableDataset,
+    which names the part.
     """
     fd = open_memfd("penstock-shipment")
     try:
@@ -119,7 +120,7 @@ def _dump(obj: object, file: Any, buffers: list[pickle.PickleBuffer], tags: dict
 
 
 def _reduce_shared(part: Any) -> Any:
-    """Reduces multiprocessing's pipes and shared memory, which plain pickle rejects. None for other objects."""
+    """Returns pickle's reduction of multiprocessing's pipes and shared memory, or None for other objects."""
     import_whole("multiprocessing.reduction")
     from multiprocessing.reduction import ForkingPickler
 
@@ -145,7 +146,7 @@ def _stays_here() -> bool:
 
 @contextmanager
 def _passing_on(descriptors: list[int]) -> Iterator[None]:
-    """Makes multiprocessing pickle as if starting a process, and collects the descriptors to inherit."""
+    """Makes multiprocessing pickle as if it were starting a process. Collects the descriptors to inherit."""
     import_whole("multiprocessing.context")
     from multiprocessing import context
 
@@ -230,7 +231,7 @@ class _MappedFile:
 
 
 def _memmap_below(array: np.ndarray[Any, Any]) -> Any:
-    """Returns the memmap that `array` is, or is a view of. Otherwise returns None."""
+    """Returns the memmap behind `array`, which may be `array` itself. Returns None if there is none."""
     below: Any = array
     while isinstance(below, np.ndarray):
         if isinstance(getattr(below, "_mmap", None), mmap.mmap):
@@ -314,7 +315,7 @@ def _refusal(obj: object) -> Exception | None:
 
 
 def _parts(obj: Any, at_root: bool) -> Iterator[tuple[str, object]]:
-    """Yields the parts that `obj` is pickled from, with their paths relative to `obj`, such as ".name" or "[0]"."""
+    """Yields the parts that are pickled for `obj`, each with its path relative to `obj`, such as ".name" or "[0]"."""
     if isinstance(obj, dict):
         for key, value in obj.items():
             yield str(key) if at_root else f"[{key!r}]", value

@@ -25,11 +25,11 @@ class Setting(dict[str, Any]):
 
 
 def encode(change: Change, known: frozenset[bytes] = frozenset(), *, fresh: bool = True) -> bytes:
-    """Pickles a dataset change. Unimportable classes are sent as their tag if it is in `known`, otherwise by value.
+    """Pickles a dataset change. A class with a tag (a short id) in `known` is sent as this tag.
 
-    A tag is a short id of a class. If workers were forked, `known` has the tags of the classes of `__main__`. A class
-    that is sent by value arrives as a new class. `fresh` is True if the workers were not forked, and so have only
-    what they can import.
+    Any other class that workers cannot import is sent by value, and arrives as a new class. If workers were forked,
+    `known` contains the tags of the classes of `__main__`. `fresh` is True if the workers were not forked: then
+    they have only what they can import.
     """
     return dumps(change, override=by_tag(known), by_value=True, fresh=fresh)
 

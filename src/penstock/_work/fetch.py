@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Fetch:
-    """Fetches the samples of a task. `mark`: the stream's position after the latest task, if it has a state."""
+    """Fetches the samples of a task. `mark` is the position of the stream after the latest task, or None."""
 
     mark: bytes | None = None
 

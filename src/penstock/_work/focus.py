@@ -59,7 +59,7 @@ class Focus(Source):
     # Random numbers.
 
     def draw_for(self, number: int) -> None:
-        """Switches to the random numbers of step `number` during a task."""
+        """Switches to the random numbers of the step `number`, in the middle of a task."""
         self._drawing = number
         self.rngs.clear()
         if self._generators.may_seed:
@@ -79,6 +79,12 @@ class Focus(Source):
                 of = seeding.number_of(self.naming.key(self.job, self.task, item, row)), seeding.SAMPLE
             found = self.rngs[row] = seeding.generator(self.job.seed, self.task.epoch, *of)
         return found
+
+    def rng_of(self, key: Any) -> Generator:
+        import_whole("penstock._work.seeding")
+        from penstock._work import seeding  # late: see InlineBackend
+
+        return seeding.generator(self.job.seed, self.task.epoch, seeding.number_of(key), seeding.SAMPLE)
 
     # The samples.
 
@@ -131,7 +137,7 @@ class Focus(Source):
             self.doing(f"sample {safe_text(key, repr)} (row {row}), ", None)
 
     def name_rows(self, error: Exception, mended: Mended | None = None) -> None:
-        """Adds a note that names the samples in the error's `rows` (see CollateError), if samples have keys."""
+        """If an error names rows (see CollateError), adds a note with the keys of their samples."""
         keys = self.names() if mended is None else mended.keys
         rows = [row for row in dict_of(error).get("rows", ()) if row < len(keys)]
         if not self.job.batched and keys:

@@ -10,8 +10,9 @@ from penstock._system.interrupts import Loan, import_whole
 class Generators:
     """A worker's access to the global random generators. `may_seed` is True if the worker may seed them.
 
-    A worker in its own process seeds them for each step. An inline worker, in the caller's process, borrows them for
-    one step. Worker threads do neither, because they share the generators with the caller.
+    A worker in its own process seeds the generators for each step. An inline worker runs in the caller's process, and
+    borrows the generators for one step at a time. Worker threads do neither, because they share the generators with
+    the caller.
     """
 
     def __init__(self, seed: int) -> None:

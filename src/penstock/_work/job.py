@@ -34,7 +34,7 @@ class TaskRunner(Protocol):
         """
 
     def failed(self, error: BaseException, task: Task, mark: bytes | None) -> Errored:
-        """Returns the outcome for the latest task if its batch could not be sent because of `error`."""
+        """Returns the outcome of the latest task if sending its batch failed. `error` is the reason."""
 
     def capture(self, errored: Errored) -> bytes:
         """Returns the error as bytes, which `restore` converts back to an exception in the caller's process."""

@@ -67,7 +67,7 @@ class Runner:
                 self._break("update(), made before ", error)
 
     def look_up(self) -> None:
-        """Looks up the dataset's methods again, after the caller has changed the dataset, which it shares."""
+        """Looks up the dataset's methods again. Called after the caller has changed the dataset that both share."""
         self._fetch.look_up()
 
     def _break(self, at: str, error: BaseException) -> None:

@@ -55,7 +55,7 @@ def generator(seed: int, epoch: int, number: int, use: int) -> np.random.Generat
 
 
 class _Words(ISpawnableSeedSequence):
-    """A seed sequence for numpy's bit generators, and for generators spawned from them, computed from one number."""
+    """A seed sequence for numpy's bit generators, computed from one number. Supports `Generator.spawn`."""
 
     def __init__(self, state: int) -> None:
         self._state = state
@@ -109,7 +109,7 @@ def number_of(key: object) -> int:
 if TYPE_CHECKING:
 
     class SavedGenerators(Protocol):
-        """Saved generator states. `put_back` may be called repeatedly, even if `take` was interrupted."""
+        """Saved generator states. `put_back` may be called several times, and also if `take` was interrupted."""
 
         def take(self) -> None: ...
         def put_back(self) -> None: ...
@@ -118,10 +118,10 @@ if TYPE_CHECKING:
 class Lending:
     """Lends generators that all threads of a process share. Several threads may borrow them at the same time.
 
-    The first borrower saves their state and the last one restores it, so the program finds them as it left them. A
-    thread that borrows again in the middle of a step restores that step's state afterwards. Two simultaneous
-    borrowers disturb each other's random numbers. Letting one wait for the other's step was rejected, because that
-    step may itself be waiting for a batch from the first thread.
+    The first borrower saves the generators' state, and the last one restores it, so that the loan does not affect the
+    program. If a thread borrows again in the middle of a step, the end of the second loan restores that step's state.
+    Two simultaneous borrowers disturb each other's random numbers. Making one wait for the other was rejected: the
+    other's step may itself be waiting for a batch from the first thread.
     """
 
     def __init__(self, saved: Callable[[], SavedGenerators]) -> None:
@@ -134,7 +134,7 @@ class Lending:
         self._open: dict[int, GeneratorLoan] = {}  # the outermost loan of each thread
 
     def _adopt(self) -> None:
-        """Ends the loans of the parent's other threads, in a forked child, where only this thread exists."""
+        """Ends the loans of the parent's other threads. Called in a forked child, where these threads do not run."""
         mine, others = self._open.get(threading.get_ident()), [*self._open.values()]
         saved = next((lent.saved for lent in others if lent.saved is not None), None)
         self._renew()
@@ -168,7 +168,7 @@ class Lending:
 
 
 class GeneratorLoan:
-    """A loan of generators. `saved` is the state to restore at its end, or None if another loan restores it."""
+    """A loan of generators. `saved` is restored at its end. It is None if another loan restores the generators."""
 
     saved: SavedGenerators | None = None
 
@@ -193,8 +193,8 @@ class _PythonAndNumpyState:
 
     `numpy.random.get_state` and `set_state` copy 624 numbers one by one, in 170 µs together. Copying the generator's
     memory, whose address is public in numpy, takes 1 µs. But numpy draws normal numbers in pairs, and keeps the
-    second of a pair outside that memory. To find out whether there is one, a normal number is drawn: if that leaves
-    the memory unchanged, the number drawn is the one that numpy had kept.
+    second number of a pair outside that memory. To find out whether numpy has such a number, a normal number is
+    drawn. If that does not change the memory, the drawn number is the one that numpy had kept.
     """
 
     # mt19937: 624 words and the position.

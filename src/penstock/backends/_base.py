@@ -18,12 +18,12 @@ from penstock._work.job import Job
 class Lost(NamedTuple):
     """Reports that a worker has died.
 
-    `seq` is the number of the task that the worker was running, or None. `at` is the index of the current step within
-    that task, or None if it is unknown. `who` and `how` are for messages: `who` names the worker ("worker 2 (pid
-    8127)"), and `how` says how the worker ended ("was killed by signal 9"). `signal` is the name of the signal that
-    killed the worker, or "", "unknown" or `HUNG`. `cause` is the error that ended the worker, if it is known.
-    `unborn` says why a replacement could not be started, if one was tried. `phrase` is the text with which torch's
-    loader would report the death.
+    `seq` is the number of the task that the worker was running, or None. `at` is the index of the current step
+    within that task, or None if it is unknown. `who` and `how` are for messages: `who` names the worker ("worker 2
+    (pid 8127)"), and `how` says how the worker ended ("was killed by signal 9"). `signal` is the name of the signal
+    that killed the worker, or "", "unknown" or `HUNG`. `cause` is the error that ended the worker, if it is known.
+    If a replacement could not be started, `unborn` says why. `phrase` is the text with which torch's loader would
+    report the death.
     """
 
     worker: int
@@ -131,12 +131,13 @@ class Backend(Protocol):
     def post(self, task: Task, slab: int, seat: int) -> None:
         """Offers the task to the first free worker, or to the worker in `seat` if `seat` is not -1.
 
-        Workers learn of the task at the next `flush` at the latest. The batch is written to the memory of `slab`, to
-        which no live array refers. If the keys cannot be sent to a worker, raises and posts nothing.
+        Workers learn of the task at the next `flush` at the latest. The worker writes the batch to `slab`. No live
+        array may use the memory of this slab. If the keys cannot be sent to a worker, raises an error and posts
+        nothing.
         """
 
     def cool(self, slab: int) -> None:
-        """Returns the memory pages of a free slab (memory for a batch) to the system. The slab may be used again."""
+        """Frees the memory pages of an unused slab (memory for a batch). The slab may be used again later."""
         return
 
     @abstractmethod
@@ -153,7 +154,7 @@ class Backend(Protocol):
 
     @abstractmethod
     def rescind(self, seq: int) -> bool:
-        """Takes back a task that no worker has started. Returns False if one already has."""
+        """Takes back a task that no worker has started. Returns False if a worker has already started the task."""
 
     @abstractmethod
     def poll(self, timeout: float | None) -> list[Outcome]:
@@ -179,7 +180,7 @@ class Backend(Protocol):
 
     @abstractmethod
     def doing(self, seq: int | None) -> list[Doing]:
-        """Describes the workers that are running the task, or, if no worker is, all busy workers. For messages."""
+        """Describes the workers that are running this task, or all busy workers if there are none. For messages."""
 
     def end_hung(self, seconds: float) -> list[Doing]:
         """Kills the workers that have been running the same task for more than this many seconds.

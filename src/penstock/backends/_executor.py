@@ -42,7 +42,7 @@ class TaskExecutor:
         self._runner.change(changes)
 
     def do(self, notice: Notice, root: NDArray[np.uint8], begin: Callable[[int], bool]) -> bytes:
-        """Runs a task and returns the encoded reply. If `begin(at)` returns False, step `at` is not run."""
+        """Runs a task and returns the encoded reply. After the first step, stops once `begin(at)` returns False."""
         seq, count, updates, replier = notice.seq, notice.steps, notice.updates, self._replier
         try:
             task = notice.task(root)
@@ -73,7 +73,10 @@ class TaskExecutor:
         return reply
 
     def _do_step(self, task: Task, updates: int, writer: Writer, base: int = 0) -> bytes:
-        """Runs a step, after dataset changes up to log offset `updates`. `base`: the writer's slab offset."""
+        """Runs a step, after applying dataset changes.
+
+        `updates` is an offset in the log of changes, and `base` is the writer's offset in the slab.
+        """
         head, used = (task.seq, base, perf_counter_ns()), writer.used
         if self._log.end < updates:
             self._runner.change(self._changes(updates))
@@ -81,7 +84,7 @@ class TaskExecutor:
         return self._reply(self._runner.run(task, writer, self._gauge), head, task, writer, used)
 
     def _reply(self, outcome: Done | AtEnd | Errored, head: Head, task: Task, writer: Writer, used: int) -> bytes:
-        """Encodes the outcome of a step whose batch begins at offset `used` of the writer's memory."""
+        """Encodes the outcome of a step. `used` is the offset of the step's batch in the writer's memory."""
         gauge, rows = self._gauge, 0
         if isinstance(outcome, Done):
             batch, rows, mended, mark = outcome
@@ -100,7 +103,7 @@ class TaskExecutor:
         return reply
 
     def _failed(self, head: Head, errored: Errored, writer: Writer, used: int) -> bytes:
-        """Encodes a step's error, which overwrites the unfinished batch from offset `used` on."""
+        """Encodes a step's error. The error overwrites the unfinished batch, which begins at offset `used`."""
         failure = self._runner.capture(errored)
         writer.used, writer.overflow = used, False
         return self._replier.failed(head, failure, writer, errored.mark)

@@ -154,7 +154,7 @@ class InlineBackend(_LocalBackend):
 
 
 class ThreadBackend(_LocalBackend):
-    """Runs tasks in threads. Tasks wait in a deque, and one permit per task, in a queue, wakes a thread."""
+    """Runs tasks in threads. Tasks wait in a deque. For each task, a permit in a queue wakes one thread."""
 
     shares_gauges = True
 

@@ -94,7 +94,7 @@ def look_up() -> int:
 
 
 def stop_openblas() -> None:
-    """Ends OpenBLAS's threads, as a fork would. Does nothing if the function for this is not exported (numpy 2.5)."""
+    """Stops OpenBLAS's threads. Does nothing if the library does not export a function for this (as in numpy 2.5)."""
     look_up()
     for stop in _stops:
         stop()

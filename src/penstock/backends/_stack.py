@@ -45,7 +45,7 @@ def tell_when_asked(fd: int) -> None:
 
 
 class _StackRequest:
-    """A request for the stack of a process, which writes it to `file`."""
+    """A request to a process to write its stack to `file`."""
 
     def __init__(self, file: int) -> None:
         self.file = file

@@ -38,7 +38,7 @@ _GNU_NAME, _GNU_LINK, _GNU_SPARSE, _PAX, _PAX_FOR_ALL = b"L", b"K", b"S", b"x", 
 
 
 class TarPart(AnyFile):
-    """A part of a tar file in memory. Offsets, and `size`, are relative to the whole file."""
+    """A part of a tar file in memory. Offsets count from the file's start, and `size` is where the part ends."""
 
     __slots__ = ("_raw", "_start")
 
@@ -51,7 +51,7 @@ class TarPart(AnyFile):
 
 
 class Member(NamedTuple):
-    """A member of a tar. Its headers begin at `start`, its content at `data`, and the next member at `stop`."""
+    """A member of a tar. `start`, `data` and `stop` are the offsets of its headers, its content and its end."""
 
     name: str
     kind: str
@@ -75,7 +75,7 @@ def is_archive(begin: bytes) -> bool:
 
 
 def member_at(archive: AnyFile, start: int) -> Member | None:
-    """Returns the member at the offset `start`, or None at the archive's end. `check_complete` checks its content."""
+    """Returns the member at the offset `start`, or None at the archive's end. The member may be cut off."""
     at, long_name, pax = start, None, {}
     while True:
         if at + HEADER > archive.size:

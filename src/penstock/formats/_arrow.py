@@ -26,11 +26,10 @@ from penstock.formats._table import Table, deserialized, need_pyarrow, serialize
 class Arrow(Table):
     """A dataset of the rows of Arrow IPC files and streams, of Feather V2 files, or of a `pyarrow.Table`.
 
-    A sample is a dict. `columns` names the columns to read; by default, all columns are read. Files are mapped into
-    memory, so that workers share their pages, and rows of numbers are copied from there directly into the batch.
-    Record batches that are compressed or remote are read as a whole and kept, up to `keep` bytes, like row groups in
-    `Parquet`. A table in memory is sent to the workers once, and they share one copy. Needs
-    `pip install ".[parquet]"`.
+    A sample is a dict. `columns` names the columns to read; by default, all columns are read. Local files are mapped
+    into memory, which the workers share, and rows of numbers are copied directly into the batch. A record batch that
+    is compressed or remote is read as a whole. As in `Parquet`, the most recently used ones are kept, up to `keep`
+    bytes. A table in memory is sent to the workers once, and they share one copy. Needs `pip install ".[parquet]"`.
 
     `storage`, `cache`, `cache_bytes` and `cache_shared` apply to remote files: see `penstock.formats`.
 
@@ -119,7 +118,7 @@ class Arrow(Table):
 
     @property
     def _is_local(self) -> bool:
-        """True if the files are mapped into memory. If one of them is remote, all files are read instead."""
+        """True if all files are local. If any file is remote, no file is mapped into memory."""
         return len(self._local) == len(self.files)
 
     def _bytes(self, number: int, start: int, stop: int) -> Any:
@@ -179,7 +178,7 @@ class Arrow(Table):
         return self._batches is not None or (self._is_local and self._is_plain(block))
 
     def _is_plain(self, block: int) -> bool:
-        """True if the columns of a block can be views of its bytes: no compression, and no dictionaries."""
+        """True if columns can be zero-copy views: the block is uncompressed, and its file has no dictionaries."""
         messages = self._messages[self._file_of.item(block)]
         return not messages.dictionaries and not messages.compressed[self._part_of[block]]
 

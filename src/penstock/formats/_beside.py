@@ -61,8 +61,9 @@ _BAD: dict[str, Callable[[NDArray[Any]], tuple[int, ...]]] = {"apart": lambda a:
 class Entry(NamedTuple):
     """The entry for one tar in a `penstock.index`.
 
-    `token` is the tar's ETag, or "" if it is unknown. `place` and `check` are the offset and the CRC-32 of one
-    header. `positions` holds the compressed positions of the samples. `bad` lists the rows that cannot be read.
+    `token` is the tar's ETag, or "" if the ETag is unknown. `place` is the offset of one header in the tar, and
+    `check` is the CRC-32 of this header. `positions` holds the positions of the samples, compressed. `bad` lists the
+    rows that cannot be read.
     """
 
     size: int
@@ -79,7 +80,7 @@ class Entry(NamedTuple):
         return cls(size, token, place, check, zlib.compress(steps.astype("<u4").tobytes()), bad)
 
     def arrays(self) -> Arrays:
-        """Returns the index of a tar for which `fits` was True. Raises ValueError if the entry is damaged."""
+        """Returns the index of the tar. Call `fits` first. Raises ValueError if the entry is damaged."""
         # Limited, because a few bytes can decompress to a thousand times their size.
         most = (self.size // HEADER + 2) * 4
         try:
@@ -109,7 +110,7 @@ def entry_of(file: AnyFile, arrays: Arrays) -> Entry:
 
 
 def _header(file: AnyFile, place: int) -> int:
-    """Returns the CRC-32 of the tar header at the offset `place`, or of its first part if the file ends within it."""
+    """Returns the CRC-32 of the tar header at the offset `place`, even if the end of the header is cut off."""
     place = min(place, file.size)
     return zlib.crc32(file.peek(place, min(HEADER, file.size - place)))
 
@@ -150,7 +151,7 @@ def unpacked(content: bytes, kind: str) -> dict[str, Entry]:
 
 
 class LateIndex(Index):
-    """A tar's index, loaded or built when the first sample is read. A wids index may provide `count` earlier."""
+    """A tar's index that is loaded or built on first use. A wids index may give the number of samples earlier."""
 
     def __init__(
         self, file: AnyFile, kind: str, make: MakeIndex, count: int | None, elsewhere: OtherIndexes | None = None
@@ -246,7 +247,7 @@ class Beside:
 
     @contextmanager
     def _refusing(self, index: AnyFile) -> Iterator[None]:
-        """Ignores a ValueError about an unusable index, or raises FormatError if the user has passed that index."""
+        """A context manager that ignores an invalid index, or raises FormatError if the user passed that index."""
         try:
             yield
         except ValueError as error:
@@ -278,7 +279,7 @@ def _index_beside(file: AnyFile) -> AnyFile | None:
 
 
 def neighbour(file: AnyFile, name: str) -> AnyFile | None:
-    """Returns the file `name` beside `file`, or None if it is missing or untrusted. Outages raise RemoteError."""
+    """Returns the file `name` in the folder of `file`, or None if it is missing or cannot be trusted."""
     if isinstance(file, RemoteFile):
         try:
             return file.neighbour(name)
@@ -295,7 +296,7 @@ def neighbour(file: AnyFile, name: str) -> AnyFile | None:
 
 
 def _shards(index: AnyFile, must: bool) -> dict[str, list[Any]]:
-    """Returns the entries of a wids index by tar name. An invalid index has none, or raises if `must` is True."""
+    """Returns the entries of a wids index by tar name. Ignores an invalid index, or raises if `must` is True."""
     found: dict[str, list[Any]] = {}
     try:
         if index.size > _MOST_WIDS:
@@ -314,7 +315,7 @@ def _shards(index: AnyFile, must: bool) -> dict[str, list[Any]]:
 
 
 def _nearest(path: str, shards: list[Any]) -> Any:
-    """Returns the shard whose URL has the longest path ending in common with `path`, or None if two tie."""
+    """Returns the shard whose URL shares the longest ending with `path`, or None if there is no single best match."""
 
     def common(shard: Any) -> int:
         pairs = zip(reversed(path.split("/")), reversed(shard["url"].partition("?")[0].split("/")), strict=False)

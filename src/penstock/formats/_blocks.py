@@ -70,7 +70,7 @@ class Blocks(Format):
 
     @gathers_numpy
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
-        """Returns NotImplemented (the loader then collates) unless blocks are numeric, of one shape and dtype."""
+        """Returns the batch, or NotImplemented if blocks are not numeric or differ in dtype or row shape."""
         rows = self.checked(keys)
         outs: dict[str | None, NDArray[Any]] = {}
         is_dict = False
@@ -92,7 +92,7 @@ class Blocks(Format):
         return outs if is_dict else outs[None]
 
     def _groups(self, rows: NDArray[np.int64]) -> Iterator[tuple[Any, list[int], list[int]]]:
-        """Yields each decoded block, the positions of its rows in `rows`, and the rows' indices in the block."""
+        """Yields (block, places, local) for each block: `rows[places[i]]` is row `local[i]` of the decoded block."""
         numbers = self._starts.searchsorted(rows, "right") - 1
         # Cached blocks come first, because reading another block may drop one of them.
         for number in sorted(np.unique(numbers).tolist(), key=lambda number: number not in self._kept):

@@ -38,8 +38,8 @@ _LONG = 512
 class Cells:
     """The values of one column in one record batch.
 
-    If `is_direct`, `put` can write rows directly into a batch's column (an array, or a list of str or bytes). `plain`
-    is None, or a mask that is False for rows that contain a null.
+    If `is_direct` is True, `put` can write rows directly into a column of a batch: an array, or a list of str or
+    bytes. `plain` is a mask that is False for rows with a null, or None if no row needs a check for nulls.
     """
 
     is_direct = False
@@ -65,7 +65,7 @@ class Cells:
         raise NotImplementedError
 
     def put(self, out: Any, places: Sequence[int], rows: list[int]) -> bool:
-        """Writes rows to `out[places]` (a range if consecutive). Returns False for a null or another shape."""
+        """Writes rows to `out[places]`. Returns False if a row has a null or does not fit the shape of `out`."""
         if self.plain is not None and not self.plain[rows].all():
             return False
         return self._put(out, places, rows)
@@ -245,7 +245,7 @@ def is_numeric(kind: Any) -> bool:
 
 @lru_cache(maxsize=1024)
 def number_dtype(kind: Any) -> np.dtype[Any] | None:
-    """Returns the dtype of one number, date or time of this type, or None for other types."""
+    """Returns the numpy dtype for an Arrow type of numbers, dates or times, or None for any other type."""
     dtype: Any = None
     if kinds.is_boolean(kind):
         dtype = bool
@@ -293,7 +293,7 @@ def _has_times(kind: Any) -> bool:
 
 
 def _numbers(array: Any) -> tuple[Values, NDArray[np.bool_] | None]:
-    """Returns the values, as a view if possible, and a mask of rows without nulls (None if no row has one)."""
+    """Returns the values, and a mask of the rows without nulls. The mask is None if there are no nulls."""
     kind, count = array.type, len(array)
     if isinstance(kind, pa.FixedShapeTensorType):
         values, plain = _numbers(array.storage)
@@ -356,6 +356,19 @@ def _lists(array: Any) -> Cells:
         rows = values[edges[0] : edges[-1]].reshape(len(lengths), int(lengths[0]), *values.shape[1:])
         return NumberCells(array, rows, None)
     return ListCells(array, values, edges, plain)
+
+
+def is_tokens(kind: Any) -> bool:
+    """True for lists of integers of any length."""
+    is_list = kinds.is_list(kind) or kinds.is_large_list(kind)
+    return bool(is_list and kinds.is_integer(kind.value_type))
+
+
+def list_lengths(array: Any) -> NDArray[np.int64]:
+    """Returns the number of elements of each list in a column of lists, from their offsets. A null has none."""
+    edges = _edges(array, "i8" if kinds.is_large_list(array.type) else "i4", len(array.values))
+    lengths, valid = np.diff(edges).astype(np.int64), _valid(array)
+    return lengths if valid is None else lengths * valid
 
 
 def _text(array: Any) -> Cells:

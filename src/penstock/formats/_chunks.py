@@ -58,9 +58,9 @@ def chunks(footer: bytes, columns: Iterable[str]) -> RowGroups:
 class RowGroups(Sequence[list[ColumnChunk]]):
     """The chunks of some columns in each row group of a footer.
 
-    Only row groups that are asked for are parsed, and only the wanted columns in them; the rest is skipped, in 3 µs
-    for each column of a row group. As in pyarrow, the position of a chunk in its row group identifies the column:
-    `wanted` maps positions to the path and the type of a column.
+    A row group is parsed when it is first requested. Columns that are not wanted are skipped, in 3 µs each. As in
+    pyarrow, a chunk is identified by its position in the row group. `wanted` maps the positions of the wanted columns
+    to their paths and types.
     """
 
     def __init__(self, footer: bytes, at: int, length: int, wanted: Mapping[int, tuple[str, str]]) -> None:
@@ -102,9 +102,9 @@ class RowGroups(Sequence[list[ColumnChunk]]):
 
 
 def _leaves(schema: list[dict[int, Any]]) -> list[tuple[str, str, str]]:
-    """Returns, for each leaf of the schema, its column's name, its path, and its type.
+    """Returns (name of the column, path, type) for each leaf of the schema.
 
-    `schema` lists a tree in depth-first order, with its root.
+    `schema` lists all nodes of the schema tree in depth-first order, beginning with the root.
     """
     found = []
     path: list[str] = []
@@ -130,7 +130,7 @@ def _chunk(about: dict[int, Any], path: str, kind: str) -> ColumnChunk:
 
 
 def places(chunks: Sequence[Sequence[ColumnChunk]]) -> NDArray[np.int64]:
-    """Returns the chunks' byte ranges as rows (row group, start, end). Joins ranges separated by a small gap."""
+    """Returns the byte ranges of the chunks as rows of (row group, start, end). Nearby ranges are joined."""
     found: list[tuple[int, int, int]] = []
     for number, group in enumerate(chunks):
         found += [(number, *extent) for extent in joined((chunk.extent for chunk in group), _GAP)]
@@ -149,7 +149,7 @@ def joined(extents: Iterable[ByteRange], gap: int, most: int = sys.maxsize) -> l
 
 
 def edges(places: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """Returns offsets that divide a file into pieces of at most `PIECE` bytes, aligned with the ranges `places`."""
+    """Divides a file at the edges of `places`, and into pieces of at most `PIECE` bytes. Returns the offsets."""
     cuts = {0, size, *places[:, 1:].reshape(-1).tolist()}
     inside = sorted(cut for cut in cuts if 0 <= cut <= size)
     parts = [np.arange(first, last, PIECE) for first, last in pairwise(inside)]
@@ -209,11 +209,11 @@ def _list(footer: bytes, at: int, read: ReadValue) -> tuple[list[Any], int]:
 
 
 def _struct(footer: bytes, at: int, wanted: Mapping[int, Wanted], last: int = -1) -> tuple[dict[int, Any], int]:
-    """Returns the wanted fields by number, and the offset after the struct.
+    """Parses a struct. Returns the wanted fields by field number, and the offset after the struct.
 
-    If the field `last` is reached, parsing stops there, and the offset of its value is returned instead.
+    Parsing stops at the field number `last`, if there is one. Both results then contain the offset of that
+    field's value.
     """
-    # Unwanted integers, the most frequent fields, are skipped without a function call.
     found: dict[int, Any] = {}
     number = 0
     while head := footer[at]:
@@ -252,10 +252,10 @@ def _after_struct(footer: bytes, at: int) -> int:
 
 @cache
 def _simple_fields() -> re.Pattern[bytes]:
-    """Returns a pattern that matches any number of fields of a struct: those that are usual in a footer.
+    """Returns a pattern that matches consecutive fields of a struct, in order to skip them.
 
-    A match takes a third of the time of a loop over the fields. Values of other types, and long strings and lists,
-    are not matched. The pattern is compiled only when needed, because that takes 2 ms. Every repetition is
+    Matching takes a third of the time of a loop over the fields. A match ends before a long string or list, and
+    before a value of an unusual type. The pattern is compiled on first use, which takes 2 ms. Every repetition is
     possessive, so the pattern never backtracks.
     """
 

@@ -42,7 +42,7 @@ def crc32c(data: bytes) -> int:
 
 
 def masked(crc: int) -> int:
-    """Returns the CRC as TFRecord stores it: masked, because a CRC of data that contains CRCs is weak."""
+    """Returns the masked form of a CRC, as it is stored in TFRecord files."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -64,7 +64,7 @@ def _of_rows(crc: int, blocks: NDArray[np.uint8]) -> int:
 
 @cache
 def _tables() -> tuple[NDArray[np.uint32], NDArray[np.intp], list[int]]:
-    """Returns the lookup table, the offset of each byte position in it, and the entries of the first 4 positions."""
+    """Returns the lookup table, where the entries of each byte position begin, and the entries of the first 4."""
     # table[256 * position + value] is what a byte of this value, at this position of a block, contributes to the CRC.
     one = np.array(_TABLE, np.uint32)
     rows: list[NDArray[Any]] = [one]

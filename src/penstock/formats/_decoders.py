@@ -39,7 +39,7 @@ class ShapedDecoder(Protocol):
 
 
 class Decoding(NamedTuple):
-    """A function that decodes a member. penstock's own (`is_ours`) also take its name and a limit in bytes."""
+    """A function that decodes a member. penstock's own functions (`is_ours`) also take a name and a size limit."""
 
     function: Any
     is_ours: bool = False
@@ -70,7 +70,7 @@ def check_decode(decode: Any, names: str) -> None:
 
 
 def decoders(decode: bool | Mapping[str, Decoder | None], chosen: bool = True) -> dict[str, Decoding | None]:
-    """Returns the decoding function for each extension, or None where the bytes are left undecoded.
+    """Returns the decoding function for each extension. If it is None, the bytes stay unchanged.
 
     `chosen` is True if the user has chosen the fields. Otherwise JSON is decoded only if `decode` names it, because
     JSON objects with different keys or with nulls cannot be collated.
@@ -97,7 +97,7 @@ def same_ends(end: str) -> tuple[str, ...]:
 
 
 def unused_ends(given: Iterable[str], fields: Iterable[str]) -> list[str]:
-    """Returns the given extensions that match no field, neither as a whole nor the part after its last dot."""
+    """Returns the given extensions that no field has. A field "left.jpg" has the extensions left.jpg and jpg."""
     known = {end for field in fields for end in (field, field.rpartition(".")[2])}
     return [end for end in given if known.isdisjoint(same_ends(end.lower().lstrip(".")))]
 
@@ -174,7 +174,7 @@ SIZED = frozenset((np.ndarray, dict))
 
 
 def nbytes_of(value: Any) -> int:
-    """Returns the size in bytes of an array or a dict of arrays; 0 for JSON, whose size is already limited."""
+    """Returns the size in bytes of an array or a dict of arrays. Returns 0 for a JSON object."""
     arrays = value.values() if type(value) is dict else (value,)
     return sum(each.nbytes for each in arrays) if isinstance(next(iter(arrays), None), np.ndarray) else 0
 

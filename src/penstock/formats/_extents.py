@@ -70,7 +70,7 @@ class Extents(Format):
         raise NotImplementedError("a format of extents must define find(file).")
 
     def decoded(self, raw: bytes, number: int, row: int) -> Any:
-        """Converts `raw`, the bytes of the row `row` in the file `self.files[number]`, to a sample."""
+        """Decodes a sample. `raw` holds the bytes of the row `row` in the file `self.files[number]`."""
         raise NotImplementedError(f"{type(self).__name__} must define decoded(raw, number, row).")
 
     def extent(self, number: int, row: int) -> tuple[int, int]:

@@ -266,7 +266,7 @@ class Format(Dataset[Any]):
         return (self[row] for row in range(len(self)))
 
     def __foresee__(self, forecast: Forecast) -> Any:
-        """Returns an object that fetches remote files ahead of time, or None if none of them is cached on disk."""
+        """Returns an object that fetches remote files ahead of time, or None if there is no disk cache."""
         for file in self.files:
             if isinstance(file, RemoteFile) and isinstance(file.pieces, PiecesOnDisk):
                 return Scout(forecast, FilesInPieces(self), file.pieces.cache)
@@ -297,7 +297,7 @@ class Format(Dataset[Any]):
 
 
 class FilesInPieces:
-    """The pieces of remote files that each block of a format needs. Implements the protocol `InPieces`."""
+    """Finds the pieces of remote files that a block of samples needs. Implements the protocol `InPieces`."""
 
     def __init__(self, samples: Format) -> None:
         self.blocks = samples.blocks

@@ -18,7 +18,7 @@ from penstock.formats._blocks import KEEP
 from penstock.formats._format import Format
 from penstock.formats._inspection import FieldInfo
 from penstock.formats._table import Table, need_pyarrow
-from penstock.source._nested import gathers_numpy
+from penstock.source._nested import Lengths, gathers_numpy
 
 _LOOKED_AT = 15  # rows in a fingerprint, besides the first
 
@@ -75,6 +75,13 @@ class HuggingFace(Table):
         """
         return self._starts if self._chosen is None and self.is_direct else self.edges
 
+    @property
+    def __lengths__(self) -> Lengths:
+        if not self.is_direct:
+            raise AttributeError("its samples are made by the dataset, so their lengths are not known")
+        lengths = super().__lengths__
+        return lengths if self._chosen is None else lambda: lengths()[self._chosen]
+
     def sample(self, row: int) -> Any:
         if not self.is_direct:
             self._check_images([row])
@@ -120,7 +127,7 @@ class HuggingFace(Table):
 
     @cached_property
     def _fingerprint(self) -> str | None:
-        """A digest of the column names and a few rows, but not of file names and sizes, which a copy may change."""
+        """A digest of the column names and a few rows. A copy of the dataset has the same digest."""
         n, table = len(self), self.dataset._data.table
         if not n:
             return None
@@ -182,7 +189,7 @@ def _picture_columns(dataset: Any) -> list[str]:
 
 
 def _pixel_bytes(image: Any) -> int:
-    """Returns the size in bytes of an image's pixels according to its header, or 0 if that cannot be read."""
+    """Returns the size in bytes of an image's pixels according to its header, or 0 if the header is unreadable."""
     from PIL import Image  # late, because other datasets do not need it
 
     if not image or not (image["bytes"] or image["path"]):

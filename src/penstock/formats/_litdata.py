@@ -185,7 +185,7 @@ class LitData(Sharded):
 
 
 class _ArrowTable(NamedTuple):
-    """The part of a chunk that is an Arrow file, with the interface that `find_messages` needs."""
+    """The Arrow file inside a chunk, with the attributes and methods that `find_messages` uses."""
 
     file: AnyFile
     start: int
@@ -199,7 +199,7 @@ class _ArrowTable(NamedTuple):
 
 
 def _keys(form: Any) -> Sequence[Any]:
-    """Returns the keys of a node's children. Raises ValueError if the type of the node is unknown."""
+    """Returns the keys of a dict, list or tuple in the structure of a sample. Raises ValueError for other types."""
     kind, count = form["type"], len(form["children_spec"])
     if kind in ("builtins.dict", "collections.OrderedDict"):
         keys: list[Any] = json.loads(form["context"])

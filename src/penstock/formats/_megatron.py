@@ -40,7 +40,8 @@ class Megatron(Extents):
     sequence is a document, unless the dataset was written with `--split-sentences`. The attribute `documents` holds
     the index of each document's first sequence, followed by the total number of sequences.
 
-    Sequences differ in length, so batches need a `collate_fn` or `batch_size=1`.
+    Sequences differ in length, so batches need `penstock.pack`, a `collate_fn` such as `penstock.pad()`, or
+    `batch_size=1`. The lengths are known from the index.
 
     `storage`, `cache`, `cache_bytes` and `cache_shared` apply to remote files: see `penstock.formats`.
     """
@@ -110,6 +111,11 @@ class Megatron(Extents):
         inside = [first + index["documents"][:-1] for first, index in zip(self.edges, self.indexes, strict=False)]
         return np.concatenate([*inside, self.edges[-1:]])
 
+    def __lengths__(self) -> NDArray[np.int64]:
+        """Returns the number of ids in each sequence, from the index. No id is read."""
+        sizes = [np.diff(index["starts"].astype(np.int64)) for index in self.indexes]
+        return np.concatenate([np.empty(0, np.int64), *sizes]) // self.dtype.itemsize
+
     def decoded(self, raw: bytes, number: int, row: int) -> NDArray[Any]:
         return np.frombuffer(raw, self.dtype).copy()  # writable
 
@@ -139,7 +145,7 @@ def idx_path(path: FilePath | AnyFile) -> FilePath | AnyFile:
 
 
 def dtype_beside(file: AnyFile) -> np.dtype[Any] | None:
-    """Returns the dtype of a local `.bin` according to Megatron's `.idx` beside it, or None if there is none."""
+    """Returns the dtype of a local `.bin` according to Megatron's `.idx` beside it, or None if it is missing."""
     stem, end = os.path.splitext(file.path)
     if end != ".bin" or not isinstance(file, File):
         return None

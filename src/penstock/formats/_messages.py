@@ -38,7 +38,7 @@ MessageRange = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """The messages in a file. `extents`, `rows` and `compressed` have one item for each record batch."""
+    """The positions of the messages in an Arrow file. The arrays have one item for each record batch."""
 
     schema: MessageRange
     dictionaries: tuple[MessageRange, ...]
@@ -148,7 +148,7 @@ def count_batches(file: AnyFile, look: Look) -> int:
 
 
 def _named(file: AnyFile, look: Look) -> tuple[list[MessageRange], list[MessageRange]]:
-    """Returns the metadata ranges of all dictionaries and of all record batches, as listed in the footer."""
+    """Returns the byte ranges of the metadata of dictionaries and of record batches, read from the footer."""
     (length,) = struct.unpack("<i", look(file.size - 10, file.size - 6))
     if not 8 < length <= file.size - 10:
         raise struct.error
@@ -168,7 +168,7 @@ def _blocks(footer: Any, table: _FlatBufferTable, field: int) -> list[MessageRan
 
 
 def look_ahead(file: AnyFile) -> Look:
-    """Fetches the metadata of all messages of a remote file in parallel. Returns a `Look` that serves it."""
+    """Returns a function that reads byte ranges of a remote file. Fetches the metadata of all messages first."""
     looks = _Looks(file)
     try:
         if looks(0, min(6, file.size)) == b"ARROW1":

@@ -163,11 +163,11 @@ class _Text:
         """False if the strings cannot exceed the limit, even if each of them were as large as its whole column."""
 
     def check(self, opened: Any, name: str) -> None:
-        """Raises SampleTooLarge if the decoded strings are too large. `opened` reads columns as dictionaries."""
+        """Raises SampleTooLarge if the decoded strings are too large. `opened` must use `read_dictionary`."""
         check_block(name, self._rows, self._nbytes(opened), self._limit)
 
     def _nbytes(self, opened: Any) -> int:
-        """Returns the total size of the decoded strings in bytes, or an upper bound if that is within the limit."""
+        """Returns the total size of the decoded strings, or an upper bound if even the bound is within the limit."""
         first = next(opened.iter_batches(1, [self._part], self.paths, use_threads=False), None)
         longest = [_longest(column) for column in first.columns] if first is not None else []
         most: int = max(longest, default=0) * self._values
@@ -190,7 +190,7 @@ def _dictionaries(column: Any) -> Iterator[Any]:
 
 
 def _longest(column: Any) -> int:
-    """Returns the size in bytes of the longest dictionary entry; 0 if there is none or a dictionary is empty."""
+    """Returns the size in bytes of the longest dictionary entry, or 0 if a dictionary is missing or empty."""
     import pyarrow.compute as pc
 
     found = [pc.max(pc.binary_length(each.dictionary)).as_py() or 0 for each in _dictionaries(column)]
@@ -228,7 +228,7 @@ def _batches(opened: Any, part: int, columns: Sequence[str]) -> list[Any]:
 
 
 class _Ends:
-    """The final bytes of remote files, which contain the footers, for workers to use without another request."""
+    """The final bytes of remote files, with their footers. They are sent to workers, which saves requests."""
 
     def __init__(self, ends: Sequence[NDArray[np.uint8]]) -> None:
         sizes = np.array([len(end) for end in ends], np.int64)
@@ -242,7 +242,11 @@ class _Ends:
 
 
 def _footer(file: AnyFile) -> Mapping[str, NDArray[Any]]:
-    """Like `_described`, but stored if the footer is large. Adds the final bytes of a remote file as `end`."""
+    """Describes a file as `_described` does.
+
+    The description is stored if the file is local and its footer is large. For a remote file, the description
+    includes the file's final bytes, as `end`.
+    """
     if not isinstance(file, RemoteFile):
         (length,) = _LENGTH.unpack(_checked(file, file.read(max(0, file.size - 8), min(8, file.size)))[-8:-4])
         return cached(file, "parquet-2", _described) if length > _LARGE else _described(file)

@@ -30,9 +30,9 @@ def fields(message: memoryview) -> Iterator[tuple[int, int, Any]]:
 
 
 def numbers(message: memoryview, wire_type: int) -> Iterator[Any]:
-    """Yields the numbers of field 1, the only field of a message. They may be packed or stored one by one.
+    """Yields the numbers in field 1 of a message that has no other field. The numbers may be packed.
 
-    If `wire_type` is `FOUR`, yields buffers instead, each of which holds one or more 4-byte numbers.
+    If `wire_type` is `FOUR`, yields buffers of one or more 4-byte numbers instead.
     """
     for field, found_type, found in fields(message):
         if field != 1 or found_type not in (wire_type, BYTES):

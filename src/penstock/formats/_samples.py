@@ -35,7 +35,7 @@ class TarFault(FormatError):
 
 
 class FaultRaisingFile(AnyFile):
-    """A file whose methods `refused` and `damaged` raise `TarFault`."""
+    """A file that reports damaged content by raising `TarFault`."""
 
     def __init__(self, file: AnyFile) -> None:
         self.path, self.size = file.path, file.size
@@ -51,10 +51,11 @@ class FaultRaisingFile(AnyFile):
 def find_samples(file: AnyFile) -> Arrays:
     """Returns the index of a tar file. Adjacent members with the same sample key form a row.
 
-    `starts` holds the offset of each row, followed by the end of the last one. If several rows have the same key,
-    `apart` lists the rows that cannot be read for this reason, each with another row of that key. If the tar is
-    damaged, the last row stands for the part that cannot be read, and `fault` holds the offset of the damage and the
-    index of that row.
+    `starts` holds the offset of each row, followed by the end of the last one.
+
+    If a key occurs in several rows, `apart` holds pairs of rows with the same key. The first row of each pair cannot
+    be read. If the tar is damaged, the last row stands for the part that cannot be read. `fault` then holds the
+    offset of the damage, and the index of the last row.
     """
     refuse_compressed(file)
     archive, samples = FaultRaisingFile(file), TarSamples()

@@ -13,7 +13,7 @@ from penstock.formats._table import unreadable
 
 
 def common_schema(paths: Sequence[str], schemas: Sequence[bytes], columns: Iterable[str] | None) -> Any:
-    """Returns the schema of the chosen columns (None: all). All files must have them, with the same types."""
+    """Returns the schema of the chosen columns (by default all), which must be the same in all files."""
     chosen = chosen_columns(_restored(schemas[0], paths[0]), columns, paths[0])
     wanted = {field.name: form_of(field.type) for field in chosen}
     seen = {schemas[0]}
@@ -58,9 +58,10 @@ def _names(columns: Iterable[str]) -> list[str]:
 
 
 def _check(schema: Any, path: str, wanted: dict[str, str], first: str, all_columns: bool) -> None:
-    """Raises FormatError unless a file has the wanted columns, which the file `first` has.
+    """Raises FormatError if a file lacks a wanted column, or has it with another type.
 
-    With `all_columns`, the file must not have any other columns.
+    `first` is the path of the first file, which all files are compared with. If `all_columns` is True, additional
+    columns are an error too.
     """
     for name, form in wanted.items():
         if name not in schema.names:

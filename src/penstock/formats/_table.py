@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence, Set
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
@@ -27,7 +27,7 @@ from penstock.formats._format import Format
 from penstock.formats._inspection import FieldInfo
 from penstock.plan._forecast import Forecast
 from penstock.source._array import checked_keys
-from penstock.source._nested import gathers_numpy
+from penstock.source._nested import TOKENS, Lengths, gathers_numpy
 
 if TYPE_CHECKING:
     from penstock.formats._cells import Cells
@@ -83,7 +83,7 @@ class Table(Format):
         return batches
 
     def _place(self, block: int) -> str:
-        """Returns a description of a block, with its file, for error messages."""
+        """Returns the file and the number of a block, as text for error messages."""
         return f"{self.files[self._file_of[block]].path}, {self._part} {self._part_of[block]:,}"
 
     def _is_mapped(self, block: int) -> bool:
@@ -93,7 +93,7 @@ class Table(Format):
     # Blocks.
 
     def _block(self, number: int, rows: int) -> list[Cells]:
-        """Returns a decoded block. `rows` is the number of its rows that will be used, counted for `_check_use`."""
+        """Returns a decoded block. `rows` is the number of rows that the caller will use (see `_check_use`)."""
         self._used += rows
         return self._kept.get(number, self._opened)
 
@@ -137,7 +137,7 @@ class Table(Format):
         return serialized(batches[0].schema, batches)  # types may differ between files
 
     def __foresee__(self, forecast: Forecast) -> Any:
-        """Like `Format.__foresee__`, but also keeps decoded blocks while a block-wise order needs them."""
+        """Like `Format.__foresee__`, but also keeps decoded blocks in memory while the loader needs them."""
         scout = super().__foresee__(forecast)
         if all(map(self._is_mapped, range(len(self.blocks) - 1))):
             return scout
@@ -155,7 +155,7 @@ class Table(Format):
 
     @cached_property
     def _lasts(self) -> bool:
-        """True if any change to a file changes its identity. Only then can processes share decoded blocks."""
+        """True if a changed file always has a new identity. Only then can processes share decoded blocks."""
         return all(file.identity.lasts for file in self.files)
 
     def _check_use(self) -> None:
@@ -197,7 +197,7 @@ class Table(Format):
         return samples
 
     def _groups(self, rows: NDArray[np.int64]) -> Iterator[tuple[int, Sequence[int], list[int]]]:
-        """Yields the index of each block, the positions of its rows in `rows`, and their indices in the block."""
+        """Yields (number, places, local) for each block: `rows[places[i]]` is row `local[i]` of block `number`."""
         numbers = self._starts.searchsorted(rows, "right") - 1
         order = numbers.argsort(kind="stable")
         numbers = numbers[order]
@@ -213,7 +213,7 @@ class Table(Format):
 
     @gathers_numpy
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
-        """Returns NotImplemented (the loader then collates) for Python objects and for null or ragged rows."""
+        """Returns the batch, or NotImplemented if there are Python objects, nulls, or rows of different shapes."""
         rows = checked_keys(keys, len(self))
         outs: list[_Out] = []
         for number, places, local in self._groups(rows):
@@ -239,6 +239,34 @@ class Table(Format):
         if type(empty) is FieldMemory:
             fields = empty.below(self.columns)
         return [_Out(each, row, size, its) for each, its in zip(block, fields, strict=True)]
+
+    @property
+    def __lengths__(self) -> Lengths:
+        """Returns the number of tokens of each row, from the offsets of the lists. No token is read.
+
+        Missing if no column has lists of integers, or if the offsets cannot be read without the lists (Parquet,
+        compressed or remote files). Of several such columns, `tokens` or `input_ids` counts, or else the first.
+        """
+        from penstock.formats._cells import is_tokens
+
+        names = [name for name in (*TOKENS, *self.columns) if name in self.columns]
+        names = [name for name in names if is_tokens(self.schema.field(name).type)]
+        if not names or not all(map(self._is_mapped, range(len(self._starts) - 1))):
+            raise AttributeError("the lengths of its rows are not known without reading them")
+        return partial(self._lengths_of, names[0])
+
+    def _lengths_of(self, column: str) -> NDArray[np.int64]:
+        from penstock.formats._cells import list_lengths
+
+        found = [np.empty(0, np.int64)]
+        for number in range(len(self._starts) - 1):
+            try:
+                found += [list_lengths(batch.column(column)) for batch in self._read(number)]
+            except (FormatError, RemoteError):
+                raise
+            except Exception as error:
+                self._damaged(number, error)
+        return np.concatenate(found)
 
     def fields(self) -> tuple[FieldInfo, ...]:
         from penstock.formats._cells import form_of
@@ -268,7 +296,7 @@ def deserialized(data: Any) -> list[Any]:
 
 
 def unreadable(where: str, error: Exception, remedy: str = "") -> NoReturn:
-    """Raises FormatError for a pyarrow error, or `error` itself if the file's content did not cause it."""
+    """Raises FormatError if the file's content caused the pyarrow error. Otherwise raises `error` again."""
     raise_unless_damage(error, where)
     said = " ".join(str(error).split()).rstrip(".")[:300]
     raise FormatError(

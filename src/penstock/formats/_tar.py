@@ -105,10 +105,11 @@ class Tar(Extents):
             self._warn_of_unused(decode)
 
     def _warn_of_unused(self, decode: Mapping[str, Any]) -> None:
-        """Warns if an extension in `decode` belongs to none of the `fields`, or to none of the first members.
+        """Warns if `decode` has an extension that the samples do not seem to have.
 
-        Without `fields`, members are looked at only if the first tar is local, and if penstock does not know the
-        extension: a dict for jpg and png may be used for tars that have only one of them.
+        With `fields`, the extension is compared with the fields. Without `fields`, it is compared with the first
+        members of the first tar, if this tar is local. Extensions that penstock knows are then not checked, because
+        a dict for jpg and png may be used for tars with only one of the two.
         """
         if self._read is not None:
             unused = unused_ends(decode, self._read)
@@ -179,7 +180,7 @@ class Tar(Extents):
         self._decode, self._decoders = decode, decoders(decode, self._wanted is not None)
 
     def __gather__(self, keys: Sequence[int] | NDArray[Any], empty: Empty) -> Any:
-        """Returns NotImplemented (the loader then collates) unless a `ShapedDecoder` can write into the batch."""
+        """Returns the batch if a `ShapedDecoder` can write into it directly, otherwise NotImplemented."""
         if type(empty) is FieldMemory or all(each is None or each.shape is None for each in self._decoders.values()):
             return NotImplemented
         rows = self.checked(keys)
@@ -234,7 +235,7 @@ class Tar(Extents):
         return sample
 
     def _left(self, left: int, value: Any, where: _Where) -> int:
-        """Returns `left` (remaining bytes) less the size of `value`. Raises SampleTooLarge if none remain."""
+        """Subtracts the size of `value` from `left`, the remaining bytes. Raises SampleTooLarge if none are left."""
         left -= nbytes_of(value)
         if left <= 0:
             assert self.max_sample_bytes is not None
@@ -242,7 +243,7 @@ class Tar(Extents):
         return left
 
     def _members(self, part: TarPart, start: int, read: Set[str] | None) -> tuple[str, dict[str, Member]]:
-        """Returns the key of the sample at offset `start`, and its members by field. `read` limits the fields."""
+        """Returns the key and the members of the sample at offset `start`. `read` names the fields to include."""
         key: str | None = None
         members: dict[str, Member] = {}
         at = start
@@ -292,9 +293,9 @@ class Tar(Extents):
 class BadRows:
     """The rows of a tar that cannot be read.
 
-    If the tar is damaged at the offset `byte`, these are the row `lost` and all rows after it. The rows in `others`
-    cannot be read because the members of their samples are not adjacent; the values are other rows of the same
-    samples.
+    If the tar is damaged at the offset `byte`, the row `lost` and all later rows cannot be read. `others` contains
+    the rows that cannot be read because the members of their sample are not adjacent. It maps each of these rows to
+    another row of the same sample.
     """
 
     def __init__(self, rows: int, lost: int, byte: int, others: dict[int, int]) -> None:
@@ -332,7 +333,7 @@ def _rest(row: int, nbytes: int) -> str:
 
 
 def _first_fields(file: AnyFile) -> list[str]:
-    """Returns the fields of the first members of a tar, each once. Stops where the tar is damaged."""
+    """Returns the names of the fields among the first members of a tar. Stops if the tar is damaged."""
     found: dict[str, None] = {}
     at = 0
     try:
@@ -375,7 +376,7 @@ def _allocate_as(
 
 
 def wanted_fields(fields: str | Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Returns, for each field, the names of the members that it can be read from, in order of preference."""
+    """Maps each field to the names of the members that may provide it, in order of preference."""
     given = fields.split() if isinstance(fields, str) else list(fields)
     if not given or not all(isinstance(each, str) and each.strip(" .;") for each in given):
         raise TypeError(f"fields must be the names of members, such as ('jpg', 'cls'), but it is {fields!r}.")

@@ -134,7 +134,7 @@ def _fields(message: Any) -> Iterator[tuple[int, Any]]:
 
 
 def _values(feature: memoryview, is_list: bool) -> Any:
-    """Returns a feature's bytes (field 1), floats (2) or integers (3): a list or array, or a single value."""
+    """Returns a feature's value, or a list or array of values. Field 1 holds bytes, 2 floats, 3 integers."""
     found: Any = np.empty(0, np.float32)
     for kind, message in _fields(feature):
         if kind == 1:

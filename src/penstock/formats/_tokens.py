@@ -133,6 +133,9 @@ class Tokens(Format):
         header, width = int(self._headers[rows.file]), self.dtype.itemsize
         return [(header + begin * width, header + end * width)]
 
+    def __lengths__(self) -> NDArray[np.int64]:
+        return np.full(len(self), self.length)
+
     def sample(self, row: int) -> NDArray[Any]:
         sample: NDArray[Any] = self._gathered(np.array([row]), np.empty)[0]
         return sample
@@ -181,12 +184,12 @@ class Tokens(Format):
 
 
 class _MappedSamples:
-    """The samples of memory-mapped files, which are all in one region of memory.
+    """The samples of memory-mapped files. All files are mapped into one region of memory.
 
     The region is divided into units of equal size, and each sample begins at the start of a unit. If samples consist
-    of whole units (usually one), numpy's `take` copies them directly to their destination. Otherwise, as with most
-    overlapping samples, they are first copied to a temporary array, because numpy cannot copy them directly into a
-    given array. The second copy is cheap, because the data is still in the processor's cache.
+    of whole units (usually one), numpy's `take` copies them directly to their destination. Other samples,
+    which usually overlap, are first copied to a temporary array, because numpy cannot copy them directly into a given
+    array. The second copy is cheap, because the data is still in the processor's cache.
     """
 
     def __init__(self, tokens: Tokens, memory: NDArray[np.uint8], begins: NDArray[np.int64]) -> None:
@@ -245,12 +248,12 @@ class _MappedSamples:
         return found.view(self._dtype).reshape(len(starts), -1)
 
     def _all_parts(self, starts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the indices of all units of samples that begin at the units `starts`."""
+        """Returns the indices of all units of the samples that begin at the units `starts`."""
         return starts if len(self._parts) == 1 else (starts[:, np.newaxis] + self._parts).reshape(-1)
 
 
 class _PartlyMappedSamples:
-    """Samples of files that include remote ones. A batch is read unless all its pieces are memory-mapped."""
+    """Samples of files, some of them remote. A batch is read unless all of it is memory-mapped."""
 
     def __init__(self, tokens: Tokens, span: Span) -> None:
         self._span, self._read = span, _ReadSamples(tokens)

@@ -99,9 +99,9 @@ class UncountedTar(Tar):
 class ShardSampler(Sampler[int]):
     """Yields the keys of an `UncountedTar`: shards in random order, samples mixed within `window` consecutive shards.
 
-    The order depends only on the number of samples in each shard, and on one random number that is drawn at the start
-    of an epoch, so with `seed=` it is the same on all ranks and after a resume. It is like that of `shuffle="blocks"`
-    with one block per shard, except that each part of it depends only on the shards read so far.
+    The order depends only on the number of samples in each shard, and on one random number per epoch. So with
+    `seed=`, the order is the same on all ranks and after a resume. It is similar to `shuffle="blocks"` with one block
+    per shard, but the first keys are known before all shards have been read.
     """
 
     def __init__(self, data: UncountedTar, window: int = WINDOW, shuffle: bool = True) -> None:

@@ -290,7 +290,7 @@ def _read_list(file: AnyFile, folder: LocalFolder | RemoteFolder, labels: bool) 
 
 
 def _without_labels(lines: list[str], is_file: Callable[[str], bool]) -> list[str]:
-    """Returns the paths in a listing. A number at the end of a line is a label, unless a file has that name."""
+    """Returns the paths in a listing. A number at the end of a line is a label unless it belongs to the file name."""
     found = [path if label is not None else "" for path, label in map(_read_line, lines)]
     # Only the first few files are looked up, because a list may have millions of lines.
     if all(found) and not any(map(is_file, lines[:CHECKED])):

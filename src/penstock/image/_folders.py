@@ -130,7 +130,7 @@ class Files(Sequence[AnyFile]):
 def find_folder(
     root: Path, listing: Path | None, access: Access
 ) -> tuple[LocalFolder | RemoteFolder, AnyFile | None]:
-    """Returns the folder of the images, and the file that lists them, if any: `listing`, or `root` itself."""
+    """Returns the folder of the images, and the file that lists them or None. `root` may itself be this file."""
     text = text_of(root, "ImageFolder")
     if not is_url(text):
         folder = local(text, "ImageFolder")

@@ -131,7 +131,7 @@ class Transform:
         return out
 
     def _cut(self, image: Size, name: str) -> tuple[Cut, bool]:
-        """Returns how to cut an image of this size, and whether to mirror it. Raises ImageError if too small."""
+        """Returns how to cut an image, and whether to mirror it. Raises ImageError if the image is too small."""
         crop, train = self._crop, self.train
         drawn: list[float] = []
         if train and (crop or self.mirror):
@@ -186,7 +186,7 @@ def _draw(count: int, name: str) -> list[float]:
 
 
 def _resized(pixels: Pixels, extent: tuple[float, float], to: Size) -> Pixels:
-    """Scales the pixels by the factors that would resize an area of size `extent` to size `to`."""
+    """Scales the height of the pixels by `to[0] / extent[0]`, and the width by `to[1] / extent[1]`."""
     # Bilinear interpolation uses 4 pixels for one: an axis that shrinks to less than half is averaged first.
     height, width = extent
     down, right = to[0] / height, to[1] / width
@@ -347,7 +347,10 @@ class Normalizer(NamedTuple):
             cv2.LUT(pixels, np.ascontiguousarray(self.table.T)[None], dst=out)
 
     def check_mean(self, sizes: list[Size | None]) -> None:
-        """Raises ValueError unless the mean image has one of these sizes (empty: any) and the right channels."""
+        """Raises ValueError if the mean image has the wrong number of channels, or the wrong size.
+
+        `sizes` holds the allowed sizes. If it is empty, any size is allowed.
+        """
         assert self.mean_image is not None
         mean, allowed = self.mean_image.shape, [self.shape(size) for size in sizes if size]
         if (allowed and mean not in allowed) or mean[0 if self.planar else 2] != self.channels:

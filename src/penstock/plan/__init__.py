@@ -2,7 +2,7 @@
 
 from penstock.plan._blocks import BlockOrder
 from penstock.plan._order import Drawn, Order, Permutation, Selected, Sequential, Shuffled, Weighted
-from penstock.plan._plan import END, Calls, Draw, OrderPlan, Plan, Rest, SamplerPlan
+from penstock.plan._plan import END, Calls, ComputedPlan, Draw, OrderPlan, Plan, Rest, SamplerPlan
 from penstock.plan._samplers import (
     BatchSampler,
     BlockSampler,
@@ -21,6 +21,7 @@ __all__ = [
     "BlockOrder",
     "BlockSampler",
     "Calls",
+    "ComputedPlan",
     "DistributedSampler",
     "Draw",
     "Drawn",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import StateError
 from penstock.plan._budget import LengthTable
-from penstock.plan._plan import OrderPlan
+from penstock.plan._plan import FirstOpen, OrderPlan
 from penstock.plan._samplers import KEYS_AT_ONCE, positive
 
 Int64s = NDArray[np.int64]
@@ -97,9 +98,23 @@ class BalancedPlan(OrderPlan):
     def at_once(self) -> int:
         return max(1, KEYS_AT_ONCE // self._stride // self.accumulate) * self.accumulate
 
-    def consumed(self, epoch: int, step: int) -> int:
+    def reached(self, epoch: int, step: int) -> int:
         """Returns the position at which the steps that are dealt together with this step begin."""
-        return self.reached(epoch, step - (step - self.first_step) % self.accumulate)
+        alone = step >= self._dealt_alone(epoch)
+        return OrderPlan.reached(self, epoch, step if alone else step - (step - self.first_step) % self.accumulate)
+
+    def first_open(self, epoch: int, step: int) -> FirstOpen:
+        """Returns the end of the steps that are dealt together with this step, unless it is the first of them."""
+        inside = (step - self.first_step) % self.accumulate if step < self._dealt_alone(epoch) else 0
+        step += self.accumulate - inside if inside else 0
+        return FirstOpen(self.reached(epoch, step), step)
+
+    def expected(self, epoch: int) -> range:
+        found = OrderPlan.expected(self, epoch)
+        return range(found.start, max(found.stop, found.start + self.accumulate))
+
+    def content(self) -> tuple[Any, ...]:
+        return self.order, self.lengths.numbers, self.power, self.accumulate
 
     def check_regrouped(self, steps: int, stride: int, start: int) -> None:
         """Raises StateError if a state after `steps` steps of `stride` samples is inside steps dealt together."""
@@ -114,7 +129,7 @@ class BalancedPlan(OrderPlan):
     def block(self, epoch: int, first: int, last: int) -> Int64s:
         blocks, step, begin = [np.empty(0, np.int64)], first, self.first_step
         whole = begin + max(0, self.order.size(epoch) - self.start) // self._stride  # steps that are complete
-        together = begin + (whole - begin) // self.accumulate * self.accumulate
+        together = self._dealt_alone(epoch)
         while step < last:
             if step >= whole:
                 blocks.append(OrderPlan.block(self, epoch, step, last))
@@ -127,6 +142,11 @@ class BalancedPlan(OrderPlan):
         keys = np.concatenate(blocks)
         keys.flags.writeable = False
         return keys
+
+    def _dealt_alone(self, epoch: int) -> int:
+        """Returns the first step that is not dealt together with others, because too few are left at the end."""
+        group = self._stride * self.accumulate
+        return self.first_step + max(0, self.order.size(epoch) - self.start) // group * self.accumulate
 
     def _dealt(self, epoch: int, step: int, count: int) -> Int64s:
         """Returns this rank's keys of `count` complete steps whose samples are dealt together, one row for each."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.plan._order import Order, Permutation
-from penstock.plan._plan import check_shape, check_start
+from penstock.plan._plan import ComputedPlan, FirstOpen, Upcoming, WindowCosts, check_shape, check_start
 from penstock.plan._samplers import positive
 from penstock.plan._seeds import hashes, mix
 from penstock.plan._windows import MOST_RANKS, Edges, ItemTable, Memo, Place
@@ -141,8 +141,12 @@ class BudgetWindows:
         return self._sizes.get((epoch, number), lambda: len(self.cut(epoch, number).starts) - 1)
 
     def table(self, epoch: int, number: int) -> ItemTable:
+        return self.arranged(epoch, number, self.ranks)
+
+    def arranged(self, epoch: int, number: int, ranks: int) -> ItemTable:
+        """Returns the batches of a window in the order in which they are dealt to this number of ranks."""
         cut = self.cut(epoch, number)
-        sequence = self.sequence(epoch, number, self.ranks)
+        sequence = self.sequence(epoch, number, ranks)
         counts = np.diff(cut.starts)[sequence]
         offsets = np.concatenate([np.zeros(1, np.int64), counts.cumsum()])
         rows = np.arange(offsets[-1]) + np.repeat(cut.starts[sequence] - offsets[:-1], counts)
@@ -158,6 +162,12 @@ class BudgetWindows:
             return _CutWindow(keys, lengths, self._starts(self.widths(lengths)))
 
         return self._cuts.get((epoch, number), make)
+
+    def costs(self, epoch: int, number: int) -> WindowCosts:
+        keys, lengths, starts = self.cut(epoch, number)
+        batches = len(starts) - 1
+        padded = np.diff(starts) * self.widths(lengths[starts[:-1]])
+        return WindowCosts(batches, len(keys), int(lengths.sum()), int(padded.sum()), batches * self.batch_tokens)
 
     def sequence(self, epoch: int, number: int, ranks: int) -> Int64s:
         """Returns the numbers of the window's batches in the order in which they are dealt.
@@ -234,6 +244,42 @@ def _small(lengths: Int64s) -> NDArray[np.integer]:
     return lengths.astype(np.uint16) if lengths.max(initial=0) < 1 << 16 else lengths
 
 
+@dataclass(frozen=True, slots=True)
+class _InBatches:
+    """The order in which the samples of all batches are handed out to `ranks` ranks.
+
+    The window of `start` in `epoch` is arranged for other ranks, because they have begun it.
+    """
+
+    windows: BudgetWindows
+    ranks: int
+    epoch: int
+    start: Place
+    _tables: Memo[ItemTable] = field(default_factory=lambda: Memo(2), init=False, compare=False, repr=False)
+
+    def size(self, epoch: int) -> int:
+        return self.windows.order.size(epoch)
+
+    def at(self, epoch: int, positions: Int64s) -> Int64s:
+        numbers, places = np.divmod(positions, self.windows.window)
+        keys = np.empty(len(positions), np.int64)
+        for number in np.unique(numbers).tolist():
+            here = numbers == number
+            keys[here] = self._table(epoch, number).parts[places[here], 0]
+        return keys
+
+    def reached(self, epoch: int, place: Place) -> int:
+        position = place.window * self.windows.window
+        if place.item:
+            position += int(self._table(epoch, place.window).offsets[place.item])
+        return min(position, self.size(epoch))
+
+    def _table(self, epoch: int, number: int) -> ItemTable:
+        begun = (epoch, number) == (self.epoch, self.start.window) and self.start.item
+        ranks = self.start.ranks if begun else self.ranks
+        return self._tables.get((epoch, number), lambda: self.windows.arranged(epoch, number, ranks))
+
+
 class _LastStep(NamedTuple):
     """The last step of a window: a batch for each rank, and which of them consist of padding."""
 
@@ -242,7 +288,7 @@ class _LastStep(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class BudgetPlan:
+class BudgetPlan(ComputedPlan):
     """A plan that deals the batches of each window to steps and ranks. Any step has a batch for each rank.
 
     One step takes the next `world` batches of the window, which have about the same width. If fewer batches are left
@@ -282,6 +328,9 @@ class BudgetPlan:
     def order(self) -> Order:
         return self.windows.order
 
+    def content(self) -> tuple[Any, ...]:
+        return self.windows, self.windows.lengths.numbers, self.power
+
     def after(self) -> BudgetPlan:
         return replace(self, start=0, first_step=0) if self.start or self.first_step else self
 
@@ -311,9 +360,35 @@ class BudgetPlan:
         window, number = found
         return self._place(epoch, window, number).code
 
-    def reached(self, epoch: int, step: int) -> int:
-        """Returns the first position of the order that a later step may need: the beginning of the step's window."""
-        return min(Place.of(self.consumed(epoch, step)).window * self.windows.window, self.order.size(epoch))
+    def has(self, epoch: int, step: int) -> bool:
+        return step < self.first_step or self._edges.find(epoch, step - self.first_step) is not None
+
+    def fault(self, epoch: int, consumed: int | None, steps: int) -> str | None:
+        place = Place.of(consumed or 0)
+        if bool(place.ranks) != bool(place.item):
+            return f"'consumed' is {consumed}, which no step of batches by a budget reaches"
+        return place.fault(epoch, steps, self.windows.count(epoch), self.windows.size)
+
+    def rest(self, consumed: int | None, steps: int) -> Self:
+        return replace(self, start=consumed, first_step=steps) if consumed else self
+
+    def first_open(self, epoch: int, step: int) -> FirstOpen:
+        """Returns the beginning of the first window that no step before `step` has a batch of."""
+        place, found = Place.of(self.consumed(epoch, step)), self._edges.find(epoch, step - self.first_step)
+        if found is not None and place.item:
+            step += self._steps_of(epoch, found[0]) - found[1]
+        return place.opens(self.windows.window, self.order.size(epoch), step)
+
+    def upcoming(self, epoch: int) -> Upcoming:
+        """Returns the samples in the order of the batches. Those that are cut into batches again stay in place."""
+        order = _InBatches(self.windows, self.world, epoch, Place.of(self.start))
+        return Upcoming(order, lambda step: order.reached(epoch, Place.of(self.consumed(epoch, step))))
+
+    def costs(self, epoch: int, step: int) -> WindowCosts | None:
+        count = self.windows.count(epoch)
+        number = Place.of(self.consumed(epoch, step)).window
+        number = number if count is None else min(number, count - 1)
+        return None if number < 0 else self.windows.costs(epoch, number)
 
     def draw(self, epoch: int, start: int = 0) -> Iterator[Int64s]:
         check_start(start)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from penstock.plan._grouping import Grouping, InnerBlocks, KeyArray
 from penstock.plan._order import Order, Sequential
-from penstock.plan._plan import OrderPlan
+from penstock.plan._plan import ComputedPlan, Upcoming
 
 
 class Forecast:
@@ -26,18 +26,18 @@ class Forecast:
     (2, [2, 0, 1, 2, 0])
     """
 
-    def __init__(self, plan: OrderPlan, epoch: int, steps: Callable[[], int]) -> None:
-        # Plan, epoch, its base, and `steps()`, which returns how many of its steps have been handed out. Replaced as
-        # a whole, so that another thread sees all of it or nothing.
-        self._now = plan, epoch, 0, steps
+    def __init__(self, plan: ComputedPlan, epoch: int, steps: Callable[[], int]) -> None:
+        # Plan, its order, epoch, its base, and `steps()`, which returns how many of its steps have been handed out.
+        # Replaced as a whole, so that another thread sees all of it or nothing.
+        self._now = plan, _known(plan, epoch), epoch, 0, steps
         self.counts: Any = None  # the loader's counters (`CacheCounts`) for data that is fetched ahead of time
 
-    def continues(self, plan: OrderPlan, epoch: int, steps: Callable[[], int]) -> bool:
+    def continues(self, plan: ComputedPlan, epoch: int, steps: Callable[[], int]) -> bool:
         """Moves the forecast on to the next epoch. Returns False if `plan` and `epoch` are not the next ones."""
-        before, last, base, _ = self._now
+        before, known, last, base, _ = self._now
         if epoch != last + 1 or plan != before.after():
             return False
-        self._now = plan, epoch, base + before.order.size(last), steps
+        self._now = plan, _known(plan, epoch), epoch, base + known.order.size(last), steps
         return True
 
     def snapshot(self) -> Forecast:
@@ -53,19 +53,19 @@ class Forecast:
 
     @property
     def order(self) -> Order:
-        return self._now[0].order
+        return self._now[1].order
 
     @property
     def position(self) -> int:
         """The first position that has not been handed out yet."""
-        plan, epoch, base, steps = self._now
-        return base + plan.reached(epoch, steps())
+        _, known, _, base, steps = self._now
+        return base + known.reached(steps())
 
     def epochs(self) -> Iterator[tuple[int, int, int]]:
         """Yields the number, base and size of the current epoch and of each later one, without end."""
-        plan, epoch, base, _ = self._now
+        _, known, epoch, base, _ = self._now
         while True:
-            size = plan.order.size(epoch)
+            size = known.order.size(epoch)
             yield epoch, base, size
             epoch, base = epoch + 1, base + size
 
@@ -97,6 +97,12 @@ class Forecast:
             first, stop = getattr(order, "order", order).spans(epoch)
         some = np.flatnonzero(np.diff(blocks.edges))  # a block may be empty
         return some, first[some], stop[some]
+
+
+def _known(plan: ComputedPlan, epoch: int) -> Upcoming:
+    found = plan.upcoming(epoch)
+    assert found is not None, "the loader makes no forecast otherwise"
+    return found
 
 
 class InnerForecast(Forecast):

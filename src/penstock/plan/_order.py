@@ -7,6 +7,7 @@ array, which is the caller's own weights or keys.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
@@ -14,7 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from penstock.plan._seeds import FIRST, hashes, mix
+from penstock.plan._seeds import FIRST, SECOND, hashes, mix
 
 
 class Order(Protocol):
@@ -208,7 +209,8 @@ def _scalar(value: int) -> NDArray[np.uint64]:
     return np.array(value, dtype=np.uint64)
 
 
-_32, _FIRST = _scalar(32), _scalar(FIRST)
+_32, _FIRST, _SECOND = _scalar(32), _scalar(FIRST), _scalar(SECOND)
+_ROUND_KEYS = [_scalar(mix(number)) for number in range(3 * _ROUNDS)]
 
 
 class Permutation:
@@ -290,6 +292,67 @@ class Permutation:
             rotated, size, other, other_size = other, other_size, rotated, size
         np.multiply(row, columns, cells)
         np.add(cells, column, cells)
+
+
+class Permutations:
+    """A permutation of 0..n-1 for each n in `sizes` and each key, of which single elements are computed together.
+
+    `Permutation` is faster for many elements of one permutation. This class is for a few elements of each of many.
+    """
+
+    __slots__ = ("_columns", "_rows", "_sizes")
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        rows = [math.isqrt(max(n, 1) - 1) + 1 for n in sizes]
+        self._sizes, self._rows = np.array(sizes, np.uint64), np.array(rows, np.uint64)
+        self._columns = np.array([-(-n // side) for n, side in zip(sizes, rows, strict=True)], np.uint64)
+
+    def at(
+        self, which: NDArray[np.int64], keys: NDArray[np.uint64], positions: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Returns the value at each position of the permutation of `sizes[which]` with its key."""
+        cells, sizes = positions.astype(np.uint64), self._sizes[which]
+        walking = np.arange(len(cells))
+        while walking.size:
+            of, its = which[walking], keys[walking]
+            cells[walking] = self._walked(cells[walking], self._rows[of], self._columns[of], its)
+            walking = walking[cells[walking] >= sizes[walking]]
+        return cells.view(np.int64)
+
+    def _walked(
+        self,
+        cells: NDArray[np.uint64],
+        rows: NDArray[np.uint64],
+        columns: NDArray[np.uint64],
+        keys: NDArray[np.uint64],
+    ) -> NDArray[np.uint64]:
+        first, second = np.divmod(cells, columns)
+        first, second = _rotated(range(_ROUNDS), first, second, rows, columns, keys)
+        # Small sides need more rounds to look random: with few elements, tables are not worth their memory here.
+        small = np.flatnonzero(rows < 100)
+        if small.size:
+            sides = rows[small], columns[small], keys[small]
+            first[small], second[small] = _rotated(range(_ROUNDS, 3 * _ROUNDS), first[small], second[small], *sides)
+        return first * columns + second
+
+
+def _rotated(
+    rounds: range,
+    one: NDArray[np.uint64],
+    other: NDArray[np.uint64],
+    size: NDArray[np.uint64],
+    other_size: NDArray[np.uint64],
+    keys: NDArray[np.uint64],
+) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Rotates each of two coordinates in turn by a hash of the other. The number of rounds is even."""
+    for number in rounds:
+        hashed = ((other + keys) ^ _ROUND_KEYS[number]) * _FIRST
+        hashed ^= hashed >> _32
+        hashed *= _SECOND
+        one = one + ((hashed >> _32) * size >> _32)
+        one = np.minimum(one, one - size)  # a negative difference wraps to a huge number
+        one, size, other, other_size = other, other_size, one, size
+    return one, other
 
 
 @lru_cache(maxsize=64)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, islice
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,8 +38,132 @@ class Plan(Protocol):
         """Yields the keys of each step from step `start` on: an array or a list, or a single key without batching."""
 
 
+class ComputedPlan:
+    """A plan that computes the keys of any step, so that any place in an epoch can be continued on any ranks.
+
+    A class and not a protocol, because `isinstance` takes 10 µs for a protocol.
+    """
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:  # fields, or properties
+
+        @property
+        def order(self) -> Order:
+            """The order from which the steps are made."""
+
+        @property
+        def rank(self) -> int: ...
+        @property
+        def world(self) -> int: ...
+
+        @property
+        def first_step(self) -> int:
+            """The number of the first step of this plan, if it is the rest of an epoch."""
+
+    # A `Plan`.
+
+    def after(self) -> ComputedPlan:
+        raise NotImplementedError
+
+    def steps(self, epoch: int) -> int | None:
+        raise NotImplementedError
+
+    def pad(self, epoch: int, step: int) -> int:
+        raise NotImplementedError
+
+    def draw(self, epoch: int, start: int = 0) -> Iterator[Any]:
+        raise NotImplementedError
+
+    # Random access.
+
+    def keys(self, epoch: int, step: int) -> Any:
+        """Returns the keys of one step. Raises IndexError if the epoch has no such step."""
+        raise NotImplementedError
+
+    def has(self, epoch: int, step: int) -> bool:
+        """True if the epoch ends after this step, and not before. It may be much faster than `steps`."""
+        raise NotImplementedError
+
+    # Resume states.
+
+    def content(self) -> tuple[Any, ...]:
+        """Returns everything that the steps depend on, except ranks and the size of a batch, to be compared later."""
+        raise NotImplementedError
+
+    def consumed(self, epoch: int, step: int) -> int | None:
+        """Returns one number for the place that all ranks have reached before this step. `rest` continues there.
+
+        Returns None if only the same ranks can continue, from the number of the step alone.
+        """
+        raise NotImplementedError
+
+    def fault(self, epoch: int, consumed: int | None, steps: int) -> str | None:
+        """Returns what is wrong with the place and the number of steps of a state, or None if both are possible."""
+        raise NotImplementedError
+
+    def rest(self, consumed: int | None, steps: int) -> Self:
+        """Returns the plan of the rest of an epoch from this place on, which was reached after `steps` steps."""
+        raise NotImplementedError
+
+    def expected(self, epoch: int) -> range:
+        """Returns the numbers of steps after which the same ranks may have reached the beginning of this plan."""
+        return range(self.first_step, self.first_step + 1)
+
+    def check_regrouped(self, steps: int, stride: int, start: int) -> None:
+        """Raises StateError if the place `start` cannot be continued on another number of ranks.
+
+        It was reached after `steps` steps, with `stride` samples in each step of all ranks.
+        """
+
+    # Changes while it runs.
+
+    def first_open(self, epoch: int, step: int) -> FirstOpen:
+        """Returns where the order may change if all steps before `step` were handed out, and no others."""
+        raise NotImplementedError
+
+    # Forecasts.
+
+    def upcoming(self, epoch: int) -> Upcoming | None:
+        """Returns the order in which all ranks together hand out the keys, or None if it has no forecast."""
+        return None
+
+    # Figures.
+
+    def costs(self, epoch: int, step: int) -> WindowCosts | None:
+        """Returns what the batches of the step's window cost, or None if the plan has no budget."""
+        return None
+
+
+class FirstOpen(NamedTuple):
+    """The first position of an order whose sample may still change, and the step that the position is in."""
+
+    position: int
+    step: int
+
+
+class WindowCosts(NamedTuple):
+    """The costs of the batches that are cut from one window, for all ranks together."""
+
+    batches: int
+    samples: int
+    tokens: int
+    padded: int  # tokens, padding included
+    budget: int  # the most tokens that these batches could have
+
+
+class Upcoming(NamedTuple):
+    """The order in which all ranks together hand out the samples of an epoch, for forecasts.
+
+    `reached(step)` returns the first position that no rank has reached before this step.
+    """
+
+    order: Order
+    reached: Callable[[int], int]
+
+
 @dataclass(frozen=True, slots=True)
-class OrderPlan:
+class OrderPlan(ComputedPlan):
     """A plan that cuts an order into steps. Any step of any epoch can be computed without the steps before it.
 
     The keys of a step are a read-only int64 array. With `batch_size=None`, each step is one int.
@@ -126,6 +250,33 @@ class OrderPlan:
         ranks.
         """
         return None if self.rollover else self.reached(epoch, step)
+
+    def has(self, epoch: int, step: int) -> bool:
+        return step < self.steps(epoch)
+
+    def fault(self, epoch: int, consumed: int | None, steps: int) -> str | None:
+        if self.rollover:
+            return f"'consumed' is {consumed}, of an order that is dealt from its beginning" if consumed else None
+        if consumed is None:
+            return "'consumed' is None, but the samples of this order can be counted" if steps else None
+        size = self.order.size(epoch)
+        return f"'consumed' is {consumed}, of an order of {counted(size, 'sample')}" if consumed > size else None
+
+    def rest(self, consumed: int | None, steps: int) -> Self:
+        return replace(self, start=consumed) if consumed else self
+
+    def expected(self, epoch: int) -> range:
+        # After an incomplete last batch, or with other batches before it, there may be one step more.
+        return range(self.first_step, self.first_step + 1 + (self.start == self.order.size(epoch)))
+
+    def content(self) -> tuple[Any, ...]:
+        return (self.order,)
+
+    def upcoming(self, epoch: int) -> Upcoming:
+        return Upcoming(self.order, partial(self.reached, epoch))
+
+    def first_open(self, epoch: int, step: int) -> FirstOpen:
+        return FirstOpen(self.reached(epoch, step), step)
 
     def reached(self, epoch: int, step: int) -> int:
         """Returns the first position of the epoch that no rank has consumed before this step."""

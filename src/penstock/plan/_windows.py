@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.plan._plan import check_shape, check_start
+from penstock._printable import counted
+from penstock.plan._order import Order, Sequential
+from penstock.plan._plan import ComputedPlan, FirstOpen, check_shape, check_start
 
 T = TypeVar("T")
 
@@ -33,9 +35,16 @@ class Windows(Protocol):
 
     def table(self, epoch: int, number: int) -> ItemTable: ...
 
+    @property
+    def window(self) -> int:
+        """The number of positions of the order in each window but the last."""
+
 
 # Python's integers have no limit, but a resume state accepts at most 96 bits here.
 _ITEM, _RANKS = 32, 16
+
+# No run gets so far in an epoch without end, and positions below fit into 64 bits.
+_MOST_WINDOWS = 1 << 40
 
 
 class Place(NamedTuple):
@@ -52,6 +61,10 @@ class Place(NamedTuple):
     item: int
     ranks: int = 0
 
+    def opens(self, window: int, size: int, step: int) -> FirstOpen:
+        """Returns the beginning of the first window that nothing was consumed of, for windows of this size."""
+        return FirstOpen(min((self.window + (self.item > 0)) * window, size), step)
+
     @property
     def code(self) -> int:
         return (self.window << _RANKS | self.ranks) << _ITEM | self.item
@@ -61,6 +74,22 @@ class Place(NamedTuple):
         check_start(code)
         above = code >> _ITEM
         return cls(above >> _RANKS, code & (1 << _ITEM) - 1, above & (1 << _RANKS) - 1)
+
+    def fault(self, epoch: int, steps: int, windows: int | None, size: Callable[[int, int], int]) -> str | None:
+        """Returns what is wrong with a place that a state claims, or None if there can be such a place.
+
+        The epoch has this number of `windows`, and `size` returns the number of items in each.
+        """
+        windows = _MOST_WINDOWS if windows is None else windows
+        if self.window > windows or (self.window == windows and self.item):
+            return f"'consumed' is in window {self.window}, but epoch {epoch} has {counted(windows, 'window')}"
+        if self.item and self.item >= (items := size(epoch, self.window)):
+            return f"'consumed' is item {self.item} of window {self.window}, which has {counted(items, 'item')}"
+        if steps and not self.code:
+            return f"'consumed' is 0, but 'steps' is {steps}"
+        if self.code and not steps:
+            return f"'steps' is 0, but 'consumed' is {self.code}"
+        return None
 
 
 MOST_RANKS = (1 << _RANKS) - 1
@@ -73,11 +102,10 @@ class Memo(Generic[T]):
         self._most, self._kept = most, dict[tuple[int, ...], T]()
 
     def get(self, key: tuple[int, ...], make: Callable[[], T]) -> T:
-        kept = self._kept
-        found = kept.get(key)
+        found = self._kept.get(key)
         if found is None:
             # The dict is replaced as a whole, so that other threads see the old one or the new one.
-            found = make()
+            found, kept = make(), self._kept  # `make` may have called this method
             self._kept = {**dict(list(kept.items())[1 - self._most :] if self._most > 1 else {}), key: found}
         return found
 
@@ -130,11 +158,11 @@ class Edges:
         return edges
 
 
-Item = tuple[int, ...]
+ItemKey = tuple[int, ...]
 """The key of an item: the columns of its first part, then those of the next part, and so on."""
 
 
-def item_keys(slices: Sequence[tuple[ItemTable, int, int]]) -> list[Item]:
+def item_keys(slices: Sequence[tuple[ItemTable, int, int]]) -> list[ItemKey]:
     """Returns the keys of the items `first` to `last - 1` of each (table, first, last).
 
     >>> table = ItemTable(np.array([0, 1, 3]), np.array([[7, 0, 5], [8, 0, 2], [9, 4, 6]]))
@@ -151,12 +179,15 @@ def item_keys(slices: Sequence[tuple[ItemTable, int, int]]) -> list[Item]:
     return keys
 
 
+_NO_ORDER = Sequential(0)
+
+
 @dataclass(frozen=True, slots=True)
-class WindowPlan:
+class WindowPlan(ComputedPlan):
     """A plan that deals the items of all windows, one window after the other, to steps and ranks.
 
     One step of all `world` ranks together takes the next world * batch_size items, and rank r gets the r-th part of
-    them, as a list of keys (see `Item`). After any step, the ranks have therefore consumed a prefix of the items,
+    them, as a list of keys (see `ItemKey`). After any step, the ranks have therefore consumed a prefix of the items,
     which ends at a `Place`. The rest of the epoch, from the place with the code `start` on, can be divided
     among another number of ranks or into batches of another size.
 
@@ -165,6 +196,8 @@ class WindowPlan:
 
     If the items do not divide evenly, the last step of a rank is incomplete or missing. `drop_last` drops it on all
     ranks, and `padded` completes it on all ranks with items from the beginning of the epoch.
+
+    `order` is the order from which the windows are made. It only identifies them in resume states.
     """
 
     windows: Windows
@@ -175,6 +208,7 @@ class WindowPlan:
     world: int = 1
     start: int = 0
     first_step: int = 0
+    order: Order = _NO_ORDER
     _tables: Memo[ItemTable] = field(default_factory=lambda: Memo(2), init=False, compare=False, repr=False)
     _edges: Edges = field(init=False, compare=False, repr=False)
 
@@ -185,6 +219,9 @@ class WindowPlan:
         check_start(self.first_step)
         edges = Edges(Place.of(self.start).window, self._items, self.windows.count)
         object.__setattr__(self, "_edges", edges)
+
+    def content(self) -> tuple[Any, ...]:
+        return self.order, self.windows
 
     def after(self) -> WindowPlan:
         return replace(self, start=0, first_step=0) if self.start or self.first_step else self
@@ -200,7 +237,7 @@ class WindowPlan:
             left -= self.rank * self.batch_size
         return self.first_step + max(0, -(-left // self._stride))
 
-    def keys(self, epoch: int, step: int) -> list[Item]:
+    def keys(self, epoch: int, step: int) -> list[ItemKey]:
         """Returns the keys of the items of one step. Raises IndexError if the epoch has no such step."""
         found = self._step(epoch, step) if step >= self.first_step else None
         if found is None:
@@ -222,14 +259,34 @@ class WindowPlan:
         found = self._edges.find(epoch, self._begin + (step - self.first_step) * self._stride)
         return Place(*(found or (self.windows.count(epoch) or 0, 0))).code
 
-    def draw(self, epoch: int, start: int = 0) -> Iterator[list[Item]]:
+    def has(self, epoch: int, step: int) -> bool:
+        return step < self.first_step or self._edges.find(epoch, self._index(step)) is not None
+
+    def fault(self, epoch: int, consumed: int | None, steps: int) -> str | None:
+        place = Place.of(consumed or 0)
+        if place.ranks:
+            return f"'consumed' is {consumed}, a place in batches by a budget of tokens"
+        return place.fault(epoch, steps, self.windows.count(epoch), self._items)
+
+    def rest(self, consumed: int | None, steps: int) -> Self:
+        return replace(self, start=consumed, first_step=steps) if consumed else self
+
+    def first_open(self, epoch: int, step: int) -> FirstOpen:
+        """Returns the beginning of the first window that no step before `step` has an item of."""
+        place = Place.of(self.consumed(epoch, step))
+        if not place.item:
+            return place.opens(self.windows.window, self.order.size(epoch), step)
+        left = self._items(epoch, place.window) - place.item
+        return place.opens(self.windows.window, self.order.size(epoch), step + left // self._stride)
+
+    def draw(self, epoch: int, start: int = 0) -> Iterator[list[ItemKey]]:
         check_start(start)
         step = max(start, self.first_step)
         while (keys := self._step(epoch, step)) is not None:
             yield keys
             step += 1
 
-    def _step(self, epoch: int, step: int) -> list[Item] | None:
+    def _step(self, epoch: int, step: int) -> list[ItemKey] | None:
         begin, of_all = self._index(step), self._begin + (step - self.first_step) * self._stride
         end, end_of_all = begin + self.batch_size, of_all + self._stride
         total = self._edges.ends_before(epoch, end_of_all)

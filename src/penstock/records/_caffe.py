@@ -52,9 +52,9 @@ class CaffeLMDB(RecordSamples):
     No LMDB library is needed. Any number of threads and processes may read at once, as long as no program writes.
     `path` is the folder, or the file in it, or a list of these; each may be a URL. `keys` holds the keys, which are
     read once and kept together with the positions of their values (docs/formats.md). LMDB has no checksums, so a
-    wrong byte inside a value may not be detected. All other damage raises `RecordError`. A sample also fails if its
-    value is larger than `max_sample_bytes` bytes, or if it is an encoded image whose pixels take more bytes than
-    that. A `transform` has its own limit.
+    wrong byte inside a value may not be detected. All other damage raises `RecordError`. `max_sample_bytes` limits
+    the size of a value and, if the value is an encoded image, also the size of the decoded pixels. A larger sample
+    fails. A `transform` has its own limit.
 
     `storage`, `cache`, `cache_bytes` and `cache_shared` are for remote files, and are explained in
     `penstock.formats`.
@@ -260,7 +260,7 @@ def read_caffe_mean(path: FilePath) -> NDArray[np.float32]:
 
 
 def _mean(message: memoryview) -> NDArray[np.float32]:
-    """Returns the array of a BlobProto: floats in field 5, shape in field 7 or, in older files, in fields 1 to 4."""
+    """Returns the array of a BlobProto. Its shape is in field 7 or, in older files, in fields 1 to 4."""
     sizes = dict.fromkeys((1, 2, 3, 4), 1)
     shape: list[int] = []
     values = [np.empty(0, np.float32)]

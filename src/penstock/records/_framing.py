@@ -75,13 +75,13 @@ def record(raw: bytes) -> memoryview:
 
 
 def beginning(raw: bytes) -> bytes | None:
-    """Returns the content found in a record's first bytes, or None if the record is split or damaged."""
+    """Returns the content in a record's first bytes, or None if the record has several parts or is damaged."""
     mark, word = _HEAD.unpack_from(raw)
     return raw[8 : 8 + word] if mark == MARK and word >> 29 == _ALONE else None
 
 
 def disagreement(file: AnyFile, starts: NDArray[np.int64]) -> str:
-    """Returns why the file's records cannot begin at exactly these byte offsets, or "" if they can."""
+    """Returns why these cannot be the offsets of all records in the file, or "" if they can."""
     # Damage to a single record is not reported here: it raises when that record is read.
     if len(odd := starts[starts % 4 != 0]):
         return f"it has a record at byte {odd[0]:,}, but records begin at multiples of 4"
@@ -106,7 +106,7 @@ def disagreement(file: AnyFile, starts: NDArray[np.int64]) -> str:
 
 
 def read_heads(file: AnyFile, starts: NDArray[Any], size: int) -> Iterator[bytes]:
-    """Yields the first `size` bytes of each record that begins at one of `starts`, or fewer at the file's end."""
+    """Yields the first `size` bytes of the record at each offset in `starts` (fewer at the end of the file)."""
     for first in range(0, len(starts), _AHEAD):
         some = starts[first : first + _AHEAD].tolist()
         yield from file.read_each(some, [min(size, file.size - start) for start in some])

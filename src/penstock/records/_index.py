@@ -55,7 +55,7 @@ def _refuse(path: str, lines: list[bytes], row: int) -> NoReturn:
 
 
 def _wrong(starts: NDArray[np.int64], file: AnyFile) -> str:
-    """Returns why this is not a complete index of the file, or "" if it is one."""
+    """Returns why these cannot be the offsets of the records in the file, or "" if they can."""
     if len(starts) == 0:
         return f"it is empty, but the file has {file.size:,} bytes" if file.size else ""
     if starts[0] != 0:

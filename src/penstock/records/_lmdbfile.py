@@ -39,24 +39,25 @@ _DEEPEST = 32  # the limit of LMDB itself
 
 
 def is_lmdb(first_bytes: bytes) -> bool:
-    """True if a file that begins with these bytes is an LMDB file, by the magic number at byte 16."""
+    """True if these first bytes of a file contain LMDB's magic number."""
     return first_bytes[16:20] == _MARK.to_bytes(4, "little")
 
 
 def find_values(file: AnyFile) -> Arrays:
     """Returns the index of an LMDB file: the location of each key's value, in key order.
 
-    `starts` and `sizes`: byte offset and length of each value; the last element of `starts` is the size of the file.
-    A large value includes the header of its first page, so its offset is a multiple of the page size, `page`. `keys`:
-    all keys in one byte array; `key_edges`: the offset at which each key begins.
+    `starts` holds the byte offset of each value, followed by the size of the file. `sizes` holds the length of each
+    value. A large value begins at the start of a page, with the page's header. `page` is the size of a page. `keys`
+    holds all keys in one byte array, and `key_edges` holds the offset at which each key begins.
     """
     return _Tree(file).arrays()
 
 
 def value_of(raw: bytes, start: int, page: int) -> memoryview | None:
-    """Returns the value stored in `raw`, the bytes at offset `start` of the file, or None if it is damaged.
+    """Returns the value that is stored in `raw`, or None if it is damaged.
 
-    A large value begins with a page header, which is skipped. `page` is the page size.
+    `start` is the offset of `raw` in the file, and `page` is the page size. A large value begins with a page header,
+    which is left out.
     """
     if start % page or not raw:  # an empty value may be at the end of its page
         return memoryview(raw)
@@ -101,7 +102,7 @@ class _Tree:
             self._file.damaged(end, f"the value of key {key!r} ends here, inside another or outside the file")
 
     def _newest(self) -> tuple[int, int, int, int]:
-        """Returns the flags, the depth, the number of entries and the root page after the last transaction."""
+        """Returns the tree's flags, depth, number of entries and root page, as of the last transaction."""
         first = self._meta(0)
         self._page = first[4]
         if self._page not in (1 << n for n in range(9, 16)):

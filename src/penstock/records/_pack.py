@@ -129,7 +129,7 @@ def _pack(images: ImageFolder, options: argparse.Namespace) -> tuple[list[tuple[
 
 
 class Encoded(Dataset[Any]):
-    """The images as they are packed: resized, and encoded as JPEG, if the shorter side is longer than `resize`."""
+    """The images to pack, as file contents. Only images whose shorter side is longer than `resize` are resized."""
 
     def __init__(self, images: ImageFolder, resize: int | None, quality: int) -> None:
         self._images, self._resize, self._quality = images, resize, quality

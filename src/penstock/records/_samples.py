@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 class RecordSamples(Extents):
     """The samples of record files: as stored or, with a transform, `(image, label)` as in ImageFolder.
 
-    A subclass defines `stored(raw, number, row)`, which returns a sample without a transform, and `image(raw, number,
-    row)`, which returns the image for the transform. `raw`: the sample's bytes; `number`: the index of its file;
-    `row`: its index in that file.
+    A subclass defines two methods with the same arguments. `stored` returns a sample if there is no transform, and
+    `image` returns an image for the transform. `raw` holds the bytes of the sample, `number` is the index of the
+    file, and `row` is the index of the sample in the file.
     """
 
     def __init__(self, paths: Paths, transform: Transform | None, labels: bool, **files: Unpack[FileOptions]) -> None:
@@ -47,7 +47,7 @@ class RecordSamples(Extents):
 
     @property
     def __gather__(self) -> Callable[[Any, Empty], Any]:
-        """Same as `Images.__gather__`. The attribute is missing if there is no transform."""
+        """A method like `Images.__gather__`. Raises AttributeError if there is no transform."""
         if self.transform is None:
             raise AttributeError(f"a {type(self).__name__} without a transform has no __gather__")
         return self._gathered

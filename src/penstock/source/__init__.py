@@ -11,7 +11,7 @@ from penstock.source._dataset import (
     random_split,
 )
 from penstock.source._packed import PackedList
-from penstock.source._stages import dataset
+from penstock.source._stages import dataset, mix
 
 __all__ = [
     "ArrayDataset",
@@ -23,5 +23,6 @@ __all__ = [
     "StackDataset",
     "Subset",
     "dataset",
+    "mix",
     "random_split",
 ]

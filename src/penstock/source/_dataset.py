@@ -242,10 +242,20 @@ def _stages_of(dataset: object, method: str) -> Any:
             f"{type(dataset).__name__} is a stream, whose samples have no keys, and {method}() needs keys. Streams "
             "have map, filter, batch, shuffle and concat."
         )
+    if method != "map":
+        _check_no_order(dataset, f"{method}()")
     import_whole("penstock.source._stages")
     from penstock.source import _stages
 
     return _stages
+
+
+def _check_no_order(dataset: object, taker: str) -> None:
+    if method_of(dataset, "__order__"):
+        raise TypeError(
+            f"{shown(dataset)} is a mixture, whose keys are not its positions, so {taker} cannot take it. Change its "
+            "sources before they are mixed. map() takes a mixture."
+        )
 
 
 def sliced(dataset: Keyed[T], part: slice) -> Subset[T]:
@@ -337,6 +347,7 @@ class ConcatDataset(Dataset[T_co]):
                 wrong = f"dataset {position} is a stream ({type(dataset).__name__}). Use ChainDataset to join streams"
                 raise TypeError(f"ConcatDataset needs datasets with keys, but {wrong}.")
             _check_keyed("ConcatDataset", f"dataset {position}", dataset)
+            _check_no_order(dataset, "ConcatDataset")
         self.cumulative_sizes: list[int] = list(accumulate(_lengths(self.datasets)))
 
     def __len__(self) -> int:

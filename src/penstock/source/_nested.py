@@ -1,6 +1,7 @@
 """Maps the keys of a dataset that contains others to theirs: for blocks, forecasts, lengths, fingerprints and errors.
 
-It knows `Subset`, `ConcatDataset` and `StackDataset`, both penstock's and torch's, and the stages of `_stages.py`.
+It knows `Subset`, `ConcatDataset` and `StackDataset`, both penstock's and torch's, the stages of `_stages.py`, and
+mixtures.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from hashlib import blake2b
+from itertools import count
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,6 +19,7 @@ from numpy.typing import NDArray
 
 from penstock._system.interrupts import import_whole
 from penstock._wire.failure import safe_text
+from penstock.plan._blocks import WINDOW
 from penstock.plan._forecast import Forecast, InnerForecast
 from penstock.plan._grouping import Grouping, InnerBlocks, KeyArray, chosen, joined
 from penstock.plan._permuted import Permuted
@@ -57,6 +60,7 @@ _ATTRIBUTES = {
     "StackDataset": ("datasets",),
     "SameKeys": ("dataset",),
     "RepeatedDataset": ("dataset", "times"),
+    "MixtureDataset": ("sources", "locate"),
 }
 
 
@@ -71,7 +75,9 @@ def _is(kind: str, dataset: object, name: str) -> bool:
 
 
 def side_by_side(stack: Any) -> list[Any]:
-    """Returns the datasets inside a StackDataset."""
+    """Returns the datasets inside a StackDataset, ConcatDataset or mixture."""
+    if _is("MixtureDataset", stack, ""):
+        return list(stack.sources)
     return list(stack.datasets.values() if isinstance(stack.datasets, dict) else stack.datasets)
 
 
@@ -79,7 +85,7 @@ def leaves_of(dataset: Any) -> Iterator[Any]:
     """Yields the innermost datasets."""
     if any(_is(kind, dataset, "") for kind in ("Subset", "SameKeys", "RepeatedDataset")):
         yield from leaves_of(dataset.dataset)
-    elif _is("ConcatDataset", dataset, "") or _is("StackDataset", dataset, ""):
+    elif any(_is(kind, dataset, "") for kind in ("ConcatDataset", "StackDataset", "MixtureDataset")):
         for part in side_by_side(dataset):
             yield from leaves_of(part)
     else:
@@ -103,6 +109,9 @@ def origin(dataset: Any, key: Any) -> tuple[Any, Any]:
             key += dataset.cumulative_sizes[-1] if key < 0 else 0
             part = bisect.bisect_right(dataset.cumulative_sizes, key)
             dataset, key = dataset.datasets[part], key - (0, *dataset.cumulative_sizes)[part]
+        elif _is("MixtureDataset", dataset, ""):
+            part, key = dataset.locate(key)
+            dataset = dataset.sources[part]
         else:
             return dataset, key
 
@@ -152,6 +161,8 @@ def grouping_of(dataset: Any) -> Grouping:
         return grouping_of(dataset.dataset)
     if _is("StackDataset", dataset, "blocks"):
         return blocks_of_stack(dataset)
+    if _is("MixtureDataset", dataset, "blocks"):
+        raise AttributeError("a mixture shuffles its sources itself, by blocks if they have some")
     if _is("RepeatedDataset", dataset, "blocks"):
         if dataset.times is None:
             raise AttributeError("a dataset that is repeated without end has no list of blocks")
@@ -234,8 +245,8 @@ def fingerprint_of(dataset: Any) -> str | None:
         inner = fingerprint_of(dataset.dataset)
         indices = getattr(dataset, "indices", None)
         return f"{inner}, shuffled by {indices.seed}" if inner and isinstance(indices, Permuted) else inner
-    several = _is("ConcatDataset", dataset, "__fingerprint__") or _is("StackDataset", dataset, "__fingerprint__")
-    if several:
+    several = ("ConcatDataset", "StackDataset", "MixtureDataset")
+    if any(_is(kind, dataset, "__fingerprint__") for kind in several):
         found = [fingerprint_of(part) for part in side_by_side(dataset)]
         if len(found) > 1 and any(found):
             return f"{len(found)} datasets, {blake2b(repr(found).encode(), digest_size=8).hexdigest()}"
@@ -259,6 +270,8 @@ def foresee_of(dataset: Any) -> Foresee | None:
         return foresee_of_stack(dataset)
     if _is("RepeatedDataset", dataset, "__foresee__"):
         return foresee_of_repeated(dataset)
+    if _is("MixtureDataset", dataset, "__foresee__"):
+        return foresee_of_mixture(dataset)
     found: Foresee | None = method_of(dataset, "__foresee__")
     return found
 
@@ -307,6 +320,24 @@ def foresee_of_parts(joint: Any) -> Foresee | None:
     return partial(_told, found)
 
 
+def foresee_of_mixture(mixture: Any) -> Foresee | None:
+    parts = [(number, foresee_of(part)) for number, part in enumerate(mixture.sources)]
+    found = [partial(_tell_source, mixture, number, part) for number, part in parts if part is not None]
+    return partial(_told, found) if found else None
+
+
+def _tell_source(mixture: Any, number: int, foresee: Foresee, forecast: Forecast) -> Any:
+    lengths = [len(source) for source in mixture.sources]
+    total, first, stop = sum(lengths), sum(lengths[:number]), sum(lengths[: number + 1])
+
+    def inner(outer: KeyArray) -> KeyArray:
+        inside = outer % max(total, 1)
+        return np.where((outer >= 0) & (first <= inside) & (inside < stop), inside - first, -1)
+
+    # As for a dataset that is repeated, the span of a block cannot be computed from the blocks alone.
+    return foresee(InnerForecast(forecast, inner, lambda: None))
+
+
 def _told(parts: Sequence[Foresee], forecast: Forecast) -> Any:
     """Passes a forecast to several datasets."""
     import_whole("penstock._cache.watches")
@@ -351,14 +382,17 @@ def _or_none(blocks: Callable[..., InnerBlocks], *args: Any) -> InnerBlocks | No
 
 # Lengths.
 
+TOKENS = ("tokens", "input_ids")
+"""The fields of a sample that hold its tokens. Without these, it is the first field with integers along one axis."""
+
 
 def lengths_within(dataset: Any) -> Lengths | None:
     """Returns a function that returns the length of each sample, or None if no dataset inside has `__lengths__`."""
     if _is("Subset", dataset, "__lengths__"):
         inner = lengths_within(dataset.dataset)
         return None if inner is None else partial(_lengths_of_subset, dataset, inner)
-    if _is("ConcatDataset", dataset, "__lengths__"):
-        parts = [lengths_within(part) for part in dataset.datasets]
+    if _is("ConcatDataset", dataset, "__lengths__") or _is("MixtureDataset", dataset, "__lengths__"):
+        parts = [lengths_within(part) for part in side_by_side(dataset)]
         return None if None in parts else partial(_lengths_in_turn, parts)
     if _is("StackDataset", dataset, "__lengths__"):
         some = [found for found in map(lengths_within, side_by_side(dataset)) if found is not None]
@@ -400,3 +434,17 @@ def pass_of(dataset: Any) -> int | None:
     if _is("RepeatedDataset", dataset, "endless") and dataset.times is None:
         return len(dataset.dataset)
     return None
+
+
+_AT_ONCE = 512
+
+
+def keys_in_order(dataset: Any) -> Iterator[int]:
+    """Yields the keys of the first epoch of an unshuffled loader, with the seed 0."""
+    order = method_of(dataset, "__order__")
+    if order is None:
+        yield from count() if getattr(dataset, "endless", False) else range(len(dataset))
+        return
+    found = order(0, WINDOW)
+    for first in range(0, found.size(0), _AT_ONCE):
+        yield from found.at(0, np.arange(first, min(first + _AT_ONCE, found.size(0)))).tolist()

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from functools import partial
 from itertools import count
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from penstock._system.interrupts import import_whole
 from penstock._wire.failure import annotate, copied
 from penstock.plan._permuted import Permuted
 from penstock.random import each
@@ -25,11 +26,16 @@ from penstock.source._nested import (
     Lengths,
     foresee_of,
     grouping_of,
+    keys_in_order,
     lengths_within,
     method_of,
     origin,
     shown,
 )
+
+if TYPE_CHECKING:
+    from penstock.plan._mixture import Stop
+    from penstock.source import _mixture
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -79,6 +85,44 @@ def dataset(source: Any) -> Any:
     return SameKeys(source)
 
 
+def mix(
+    sources: Mapping[str, Any],
+    weights: Mapping[str, float],
+    *,
+    unit: _mixture.Unit = "samples",
+    stop: Stop = "never",
+    shuffle: bool = True,
+    seed: int | None = None,
+) -> _mixture.MixtureDataset:
+    """Returns a dataset that takes its samples from several datasets, in proportion to their weights.
+
+    The shares are exact in every prefix: after n samples, each source has given its share of n within one sample,
+    whatever its weight. Within that, the order is random. Each source is shuffled by itself (by blocks if it has
+    some), and begins another pass, in another order, when all of its samples were given. A weight may be 0.
+
+    - `unit`: weights are shares of the samples, or of the tokens. Tokens are counted by the lengths of the samples:
+      see `Dataset.with_lengths`.
+    - `stop`: "never" for a mixture without end; "first" if an epoch ends when the first source has given all of its
+      samples; "all" if it ends when each source has, while those that are shorter repeat.
+    - `shuffle`: if False, each source is read in its own order.
+    - `seed`: the loader's seed if None.
+
+    A loader takes the order from the mixture, and ignores its own `shuffle`. The key of a sample says the source, the
+    pass and the sample, but not its position (docs/mixtures.md).
+
+    >>> import penstock
+    >>> data = penstock.mix({"a": ["a0", "a1"], "b": ["b0", "b1"]}, {"a": 3, "b": 1}, stop="all", shuffle=False)
+    >>> data
+    mix(a=3, b=1)
+    >>> list(data)
+    ['a0', 'a1', 'b0', 'a0', 'a1', 'a0', 'a1', 'b1']
+    """
+    import_whole("penstock.source._mixture")
+    from penstock.source._mixture import MixtureDataset  # late, because it derives from `Dataset` and few need it
+
+    return MixtureDataset(sources, weights, unit=unit, stop=stop, shuffle=shuffle, seed=seed)
+
+
 def name_of(fn: Any) -> str:
     """Returns the name of a function for a repr or a message."""
     while isinstance(fn, partial):
@@ -95,13 +139,14 @@ def noted(error: Exception, note: str) -> Exception:
     return copy.with_traceback(trace and trace.tb_next)  # type: ignore[return-value]  # it is raised here again
 
 
-def _passed(name: str) -> Any:
+def passed(name: str, inside: str = "dataset") -> Any:
     """Returns a property that is the attribute of the dataset inside, and missing if that has none."""
 
     def get(self: Any) -> Any:
-        found = method_of(self.dataset, name) if name.startswith("__") else getattr(self.dataset, name, None)
+        inner = getattr(self, inside)
+        found = method_of(inner, name) if name.startswith("__") else getattr(inner, name, None)
         if found is None:
-            raise AttributeError(f"{type(self.dataset).__name__} has no {name}")
+            raise AttributeError(f"{type(inner).__name__} has no {name}")
         return found
 
     return property(get)
@@ -120,17 +165,19 @@ class SameKeys(Dataset[T_co]):
         return sliced(self, key) if isinstance(key, slice) else self.dataset[key]
 
     def __iter__(self) -> Iterator[Any]:
-        return map(self.__getitem__, count() if self.endless else range(len(self)))
+        return map(self.__getitem__, keys_in_order(self))
 
-    __getitems__ = _passed("__getitems__")
-    __gather__ = _passed("__gather__")
+    __getitems__ = passed("__getitems__")
+    __gather__ = passed("__gather__")
 
-    # Of a mixture, or of a dataset that is repeated without end.
-    __order__ = _passed("__order__")
-    reweigh = _passed("reweigh")
-    names_of = _passed("names_of")
-    state_dict = _passed("state_dict")
-    load_state_dict = _passed("load_state_dict")
+    # Of a mixture, of a dataset that is repeated without end, or of packed rows.
+    __order__ = passed("__order__")
+    documents = passed("documents")
+    __windows__ = passed("__windows__")
+    reweigh = passed("reweigh")
+    names_of = passed("names_of")
+    state_dict = passed("state_dict")
+    load_state_dict = passed("load_state_dict")
 
     @property
     def endless(self) -> bool:

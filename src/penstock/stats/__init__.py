@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.stats._figures import (
         Bucket,
+        BudgetFigures,
         CacheFigures,
+        CommitFigures,
         Decision,
         FirstBatch,
         Machine,
@@ -21,7 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Bucket",
+    "BudgetFigures",
     "CacheFigures",
+    "CommitFigures",
     "Decision",
     "FirstBatch",
     "Machine",

@@ -57,10 +57,10 @@ class WorkerFigures:
 
     - `seat`: the number of the worker. A worker that replaces a crashed one has the same number, and continues its
       figures.
-    - `tasks`, `steps`: how many it has made, including batches that were prefetched and never handed out.
+    - `tasks`, `steps`: the number of tasks and steps that were done, including batches that were never handed out.
     - `fetch`: the time in the dataset's own code.
     - `collate`: the time to combine samples into a batch. Arrays are written directly into shared memory.
-    - `write`: the time to send everything else.
+    - `write`: the time to write the rest of the batch to shared memory and to send it.
     - `waited_task`: the time in which the worker was idle although the caller waited for a batch.
     - `waited_room`: the time in which the worker was idle because enough batches were ready.
     - `cpu`: the processor time.
@@ -97,7 +97,7 @@ class WorkerFigures:
 
 @dataclass(frozen=True, slots=True)
 class CacheFigures:
-    """What the loader read from remote files, including data that it downloaded ahead of time, and what it decoded.
+    """The loader's use of remote files (including data that it downloaded ahead of time), and of blocks of tables.
 
     Remote files are downloaded and cached in pieces.
 
@@ -144,7 +144,7 @@ class Period:
     - `replaced`: the number of workers that crashed and were replaced.
     - `repeated`: the number of steps that were done again because a worker crashed or `update()` was called.
     - `skipped`: the number of samples that failed and were left out or replaced (see `on_error=`).
-    - `cache`: what was read from remote files and decoded from tables, or None if there was nothing of either.
+    - `cache`: the figures of remote files and of decoded tables, or None if the loader used neither of them.
     """
 
     seconds: float = 0.0
@@ -167,7 +167,7 @@ class Period:
 
     @property
     def waiting(self) -> float:
-        """The share of the wall-clock time that the caller waited for batches, from 0 to 1."""
+        """The share of the wall-clock time in which the caller waited for batches, from 0 to 1."""
         whole = self.waits.total + self.works.total
         return self.waits.total / whole if whole else 0.0
 
@@ -220,12 +220,44 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
+class BudgetFigures:
+    """How well batches fill the budget of `batch_tokens=`.
+
+    The figures are those of all batches that are cut together with the current batch, for all ranks.
+
+    - `batches`, `samples`, `tokens`: their numbers, without padding.
+    - `padding`: the share of padding in the batches, from 0 to 1.
+    - `used`: the share of the budget that the batches use, padding included, from 0 to 1.
+    """
+
+    batches: int = 0
+    samples: int = 0
+    tokens: int = 0
+    padding: float = 0.0
+    used: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CommitFigures:
+    """How many batches of a loader with `commit=True` were committed, over the loader's life.
+
+    - `committed`: the number of batches that were committed.
+    - `twice`: how often a batch was committed that had been committed before. Such calls change nothing.
+    - `open`: the number of batches that were handed out and not committed yet. After a resume they come again.
+    """
+
+    committed: int = 0
+    twice: int = 0
+    open: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Moment:
     """The state of the loader at one moment of its history.
 
     - `at`: the time of the moment, in seconds after the first `iter()`.
-    - `batches`, `waited`, `worked`: the number of batches handed out since the first `iter()`, and the number of
-      seconds that the caller waited for batches and worked between them.
+    - `batches`: the number of batches that were handed out since the first `iter()`.
+    - `waited`, `worked`: the number of seconds that the caller waited for batches, and worked between them.
     - `ready`: the number of batches that were finished but not handed out yet.
     - `busy`: the number of workers that had a task. `workers`: the number of workers.
     - `lent`, `pooled`: the memory of batches that the caller held, and memory for the next batches, in bytes.
@@ -283,6 +315,8 @@ class Stats:
     decisions: tuple[Decision, ...] = ()
     history: tuple[Moment, ...] = field(default=(), repr=False)
     outage: Outage | None = None
+    budget: BudgetFigures | None = None
+    commits: CommitFigures | None = None
 
     @property
     def verdict(self) -> str:

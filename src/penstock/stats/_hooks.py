@@ -36,7 +36,7 @@ class StatsHook:
         self._threads: set[int] = set()  # the threads that are calling the function now
 
     def call(self, stats: Stats) -> None:
-        """Calls the function, except in a forked child, or if the function itself is reading the loader."""
+        """Calls the function. Does nothing in a forked child, or if the call comes from the function itself."""
         me = get_ident()
         if os.getpid() != self._pid or me in self._threads:
             return

@@ -7,7 +7,6 @@ The lowest limit of a process's cgroup and its ancestors counts. Version 2 of cg
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from functools import cache
 from pathlib import Path, PurePosixPath
 
@@ -16,10 +15,10 @@ from penstock.stats._figures import Machine
 
 
 def machine(workers: Iterable[int] = (), throttled_before: float = 0.0, root: Path = Path("/")) -> Machine:
-    """Returns the resource limits of this process and its workers, and how much they slow it down. Takes 0.2 ms.
+    """Returns the resources that this process and its workers may use, and how much limits slow them down.
 
-    `workers` has the ids of the workers' processes or threads. `throttled_before` is what `throttled` returned when
-    the measurement began. `/proc` and `/sys` are looked up under `root`.
+    Takes 0.2 ms. `workers` has the ids of the workers' processes or threads. `throttled_before` is the result of
+    `throttled` at the start of the measurement. `/proc` and `/sys` are looked up under `root`.
     """
     workers = list(workers)
     processes: list[int | str] = ["self", *workers]
@@ -58,7 +57,7 @@ def _swapped(root: Path, pid: int | str) -> int:
 
 @cache  # because a process rarely moves to another cgroup, and finding its folders takes 1 ms
 def _groups(root: Path, controller: str) -> tuple[str, ...]:
-    """Returns the folders of this process's cgroups and of their ancestors, for the controller "cpu" or "memory"."""
+    """Returns the folders of this process's cgroups and of their ancestors. `controller` is "cpu" or "memory"."""
     folders: list[Path] = []
     for kind, path in _memberships(root, controller):
         for mounted, where in _mounts(root, controller, kind):
@@ -82,7 +81,7 @@ def _memberships(root: Path, controller: str) -> Iterator[tuple[str, str]]:
 
 
 def _mounts(root: Path, controller: str, kind: str) -> Iterator[tuple[str, str]]:
-    """Yields the path inside the hierarchy and the mount point of each mount of type `kind`."""
+    """Yields each mount of type `kind` as a pair: the part of the cgroup hierarchy it shows, and the mount point."""
     for line in _read(f"{root}/proc/self/mountinfo").splitlines():
         mount, _, filesystem = line.partition(" - ")
         about, of = mount.split(), filesystem.split()
@@ -95,9 +94,8 @@ def _quota(group: str) -> float | None:
     quota, period = [*_read(f"{group}/cpu.max").split(), "", ""][:2]
     if not quota:
         quota, period = _read(f"{group}/cpu.cfs_quota_us"), _read(f"{group}/cpu.cfs_period_us")
-    with suppress(ValueError, ZeroDivisionError):
-        return int(quota) / int(period) if int(quota) > 0 else None
-    return None
+    cpus, in_each = _whole(quota), _whole(period)
+    return cpus / in_each if cpus and in_each else None
 
 
 def _throttled(group: str) -> float:
@@ -117,9 +115,12 @@ def _used(group: str) -> int:
 
 
 def _number(path: str) -> int | None:
-    with suppress(ValueError):
-        return int(_read(path))
-    return None  # missing, or "max"
+    return _whole(_read(path))  # None if the file is missing, or says "max"
+
+
+def _whole(text: str) -> int | None:
+    # No `int` in a `try`: while its message is made, CPython drops a KeyboardInterrupt that has just arrived.
+    return int(text) if (text := text.strip()).isdecimal() else None
 
 
 def _table(path: str) -> dict[str, int]:

@@ -21,10 +21,10 @@ Point = tuple[float, float]  # x and y, each from 0 to 1
 
 
 def text(value: object, most: int = 300) -> str:
-    """Converts any value to HTML text, which may also be used in an attribute: a `str` as it is, others by `repr`.
+    """Converts any value to text for HTML, also inside an attribute. Uses `repr` if the value is not a `str`.
 
-    Text of more than `most` characters is shortened in the middle. Invisible characters, and lone surrogates (which
-    cannot be written to a file), are shown as escapes.
+    Text of more than `most` characters is shortened in the middle. Invisible characters are shown as escapes, and so
+    are lone surrogates, which cannot be written to a file.
     """
     plain = value if isinstance(value, str) else safe_text(value, repr)
     if len(plain) > most:
@@ -56,7 +56,7 @@ def _labels(side: str, places: Iterable[tuple[float, str]]) -> str:
 
 
 def bars(kind: str, bars: Iterable[tuple[float, float, float, float]]) -> str:
-    """Returns rectangles as one SVG path. Each is given by its left, right, bottom and top edge, from 0 to 1."""
+    """Returns rectangles as one SVG path. Each rectangle is (left, right, bottom, top), with numbers from 0 to 1."""
     steps = "".join(
         f"M{_x(left)} {_y(low)}V{_y(high)}H{_x(right)}V{_y(low)}Z" for left, right, low, high in bars if high > low
     )
@@ -84,7 +84,10 @@ def _y(value: float) -> str:
 
 
 def scale(most: float, steps: Sequence[float] = (1, 2, 2.5, 5, 10), lines: int = 4) -> list[float]:
-    """Returns 2 to `lines` + 1 evenly spaced round numbers, from 0 to at least `most`, as labels of an axis."""
+    """Returns evenly spaced round numbers for the labels of an axis, from 0 to at least `most`.
+
+    The number of labels is at least 2 and at most `lines` + 1.
+    """
     if most <= 0:
         return [0.0, 1.0]
     power = 10.0 ** math.floor(math.log10(most / lines))
@@ -126,7 +129,7 @@ def legend(*entries: tuple[str, str]) -> str:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], texts: Sequence[int] = (0,), name: str = "") -> str:
-    """Returns a table of cells that are HTML already. `texts`: columns of text, not numbers. `name`: the HTML id."""
+    """Returns an HTML table with the id `name`. Cells must be HTML already. `texts` lists the columns of text."""
     kinds = [' class="text"' if i in texts else "" for i in range(len(heads))]
     head = "".join(f"<th{kind}>{escape(text)}</th>" for kind, text in zip(kinds, heads, strict=True))
     body = "".join(
@@ -152,7 +155,7 @@ def folded(summary: str, inner: str) -> str:
 
 
 def log_scale(limits: Sequence[float], show: Callable[[float], str]) -> list[tuple[float, str]]:
-    """Returns labels at powers of ten for columns of equal width. `limits` holds the values at their edges."""
+    """Returns labels at powers of ten, for columns of equal width. `limits` holds the values at column edges."""
     places = []
     for column, (low, high) in enumerate(pairwise(limits)):
         power = 10.0 ** math.ceil(math.log10(low) - 1e-9)

@@ -48,7 +48,7 @@ PARTS = (
 
 
 def thinned(history: Sequence[Moment]) -> list[Moment]:
-    """Returns BEGINNING and at most MOST_MOMENTS evenly spaced moments, including the last one.
+    """Returns BEGINNING, followed by at most MOST_MOMENTS evenly spaced moments. The last moment is always included.
 
     If the history is empty, the result is empty.
     """
@@ -100,14 +100,17 @@ def _waiting(before: Moment, after: Moment) -> float | None:
 def _over_time(
     columns: str, moments: Sequence[Moment], ys: list[tuple[float, str]], marks: list[str], label: str
 ) -> str:
-    """Returns a chart. On hover, its script shows `columns` (indices separated by spaces) of the history."""
+    """Returns a chart. A tooltip shows the history's values in these `columns` (indices separated by spaces)."""
     end = moments[-1].at
     drawn = plot(marks, ys, time_scale(end), label)
     return f'<div data-columns="{columns}" data-end="{end:.3f}">{drawn}</div>'
 
 
 def _edges(moments: Sequence[Moment]) -> list[tuple[float, float]]:
-    """Returns each interval's left and right edge, from 0 to 1. An interval shows the values of its second moment."""
+    """Returns the left and right edge of each interval between two moments, as numbers from 0 to 1.
+
+    An interval shows the values of the later moment.
+    """
     whole = moments[-1].at or 1.0
     return [(before.at / whole, after.at / whole) for before, after in pairwise(moments)]
 
@@ -244,7 +247,7 @@ def _hits(buckets: Sequence[Bucket]) -> Iterator[str]:
 
 
 def _filled(buckets: Sequence[Bucket]) -> list[Bucket]:
-    """Returns the non-empty buckets, with gaps filled by empty buckets of the same relative width."""
+    """Returns the non-empty buckets. Gaps between them are filled with empty buckets of the same relative width."""
     filled: list[Bucket] = []
     for bucket in buckets:
         while bucket.count and filled and filled[-1].high < bucket.low * 0.99:

@@ -17,7 +17,9 @@ from typing import Any
 from penstock._measure import page
 from penstock.stats._figures import (
     Bucket,
+    BudgetFigures,
     CacheFigures,
+    CommitFigures,
     Decision,
     FirstBatch,
     Machine,
@@ -33,7 +35,7 @@ from penstock.stats._figures import (
 
 _NESTED: dict[type, dict[str, type]] = {
     Stats: {"epoch": Period, "life": Period, "first_batch": FirstBatch, "memory": Memory, "machine": Machine}
-    | {"outage": Outage},
+    | {"outage": Outage, "budget": BudgetFigures, "commits": CommitFigures},
     Period: {"waits": Spans, "works": Spans, "cache": CacheFigures},
 }
 _LISTED: dict[type, dict[str, type]] = {
@@ -81,7 +83,7 @@ def _plain(figures: Any) -> dict[str, Any]:
 
 
 def _table(figures: Sequence[Any]) -> list[Any]:
-    """Returns the field names and then a row of values per object, which is shorter and faster than dicts."""
+    """Packs figures into a list: field names, then the values of each object. It is shorter and faster than dicts."""
     if not figures:
         return []
     kind = type(figures[0])
@@ -89,7 +91,7 @@ def _table(figures: Sequence[Any]) -> list[Any]:
 
 
 def from_text(text: bytes) -> Published:
-    """Reads the output of `to_text`, perhaps of another version. Raises ValueError for any other text."""
+    """Parses the output of `to_text`, perhaps of another version of penstock. Raises ValueError for other text."""
     try:
         plain = json.loads(text)
         return Published(int(plain["pid"]), float(plain["at"]), _built(Stats, plain["stats"]))

@@ -24,7 +24,7 @@ _COLOURS = {"good": "#2e8b57", "fair": "#b97e00", "poor": "#d4501f", "none": "#8
 
 
 def html(stats: Stats) -> str:
-    """Returns the table as HTML for a notebook. A coloured line beside the verdict shows the judgement."""
+    """Returns the table as HTML for a notebook. Beside the verdict, a coloured line shows good, fair or poor."""
     from penstock.stats._verdict import judgement
 
     colour = _COLOURS[judgement(stats)]
@@ -168,6 +168,15 @@ def _rest(stats: Stats) -> Iterator[str]:
         shown = " + ".join(f"{name} {seconds(value)}" for name, value in parts.items() if value)
         ship = f" (of the start, {seconds(first.ship)} for sending the dataset)" if first.ship else ""
         yield from _wrapped("first batch", f"{seconds(first.total)}" + (f" = {shown}{ship}" if shown else ""))
+    budget = stats.budget
+    if budget is not None:
+        rows = budget.samples / max(1, budget.batches)
+        text = f"{budget.used:.1%} used, {budget.padding:.1%} of it padding, {rows:.1f} samples in a batch"
+        yield from _wrapped("token budget", text)
+    commits = stats.commits
+    if commits is not None:
+        again = f", {count(commits.twice)} commits of batches that were committed before" if commits.twice else ""
+        yield from _wrapped("commits", f"{count(commits.committed)} committed, {count(commits.open)} open{again}")
     slowest = stats.epoch.slowest or stats.life.slowest
     if slowest:
         keys = (f"{_cut(slow.name, 60)}: {seconds(slow.seconds)}" for slow in slowest[:_MOST_SLOW])

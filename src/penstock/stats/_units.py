@@ -43,7 +43,7 @@ def share(value: float) -> str:
 
 
 def three(value: float) -> str:
-    """Formats a number as in `1,234`, `123`, `12.3` or `1.23`, without trailing zeros after the decimal point."""
+    """Formats a number like `1,234`, `123`, `12.3` or `1.23`. Trailing zeros after the decimal point are dropped."""
     digits = 0 if value >= 99.95 else 1 if value >= 9.995 else 2
     shown = f"{value:,.{digits}f}"
     return shown.rstrip("0").rstrip(".") if digits else shown

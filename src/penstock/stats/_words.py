@@ -56,7 +56,7 @@ def use_workers(facts: Facts, workers: int) -> str:
 
 
 def _more_workers(facts: Facts, most: int) -> str:
-    """Returns advice to use more workers, up to `most`, four times the current number, and `--max-workers`."""
+    """Returns advice on how to use more workers. The advised number is limited by `most` and `--max-workers`."""
     if facts.auto:
         return f'num_workers="auto" has chosen {facts.workers}; raise max_workers= if that is its limit'
     if facts.workers >= facts.most_workers:

@@ -49,7 +49,10 @@ class BrokenLaw(AssertionError):
 
 
 def check_each(suite: type[Any], only: str) -> list[str]:
-    """Checks the laws whose names contain `only`. Returns the skipped laws with reasons, or raises BrokenLaw."""
+    """Checks all laws whose names contain `only`. Raises BrokenLaw if any law is broken.
+
+    Returns the skipped laws, with the reasons.
+    """
     broken: list[BaseException] = []
     skipped: list[str] = []
     for name in sorted(name for name in dir(suite) if name.startswith("test_") and only in name):
@@ -140,11 +143,14 @@ class Laws(Stated):
             return self._made.enter_context(closing(DataLoader(dataset, *args, **given | kwargs)))
 
     def pair(self, dataset: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """Returns a loader on the backend and one without workers, each with its own copy of the dataset."""
+        """Returns two loaders, one on the backend and one without workers. Each has its own copy of the dataset."""
         return self.loader(dataset, *args, **kwargs), DataLoader(copy.deepcopy(dataset), *args, **kwargs)
 
     def equal(self, dataset: Any, act: _Act = lambda *_: None, epochs: int = 2, **given: Any) -> Any:
-        """Checks that the backend gives the same batches as the plain loop. `act` is called after each step."""
+        """Checks that the backend gives the same batches as a loader without workers.
+
+        `act(loader, step)` is called after each step, and at the start of each epoch with the step -1.
+        """
         both = self.pair(dataset, **given)
         for epoch in range(epochs):
             for loader in both:
@@ -156,7 +162,7 @@ class Laws(Stated):
         return both
 
     def crew(self, dataset: Any, hired: int | None = None, **job: Any) -> Backend:
-        """Returns the backend with `hired` workers (by default, `workers`). Worker i is in seat (slot) i."""
+        """Returns the backend with `hired` workers (default: `self.workers`). Worker i is in seat (slot) i."""
         number = max(1, self.workers)
         # The job is kept here, as the engine keeps it, because a backend may have only a weak reference to it.
         self._job = Job(dataset, KeyFetch, None, None, number, seed=1, drop_last=False, **job)
@@ -218,7 +224,7 @@ def task(seq: int, steps: int = 1) -> Task:
 
 
 def post(backend: Backend, *seqs: int) -> None:
-    """Posts a task for each of these steps. Step i uses slab i (the memory for its batch)."""
+    """Posts a task of one step for each number in `seqs`. Task i uses slab i (the memory for its batch)."""
     for seq in seqs:
         backend.post(task(seq), seq, -1)
     backend.flush()

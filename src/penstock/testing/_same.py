@@ -58,7 +58,7 @@ def assert_same_everywhere(
 
 
 def _compare(found: Iterable[_Named], expected: list[_Named], given: str, plain: str, by: str) -> None:
-    """Asserts that two sequences of (name, value) are equal. The other arguments are phrases for the error."""
+    """Asserts that two sequences of (name, value) pairs are equal. The other arguments are used in error messages."""
     for wanted, one in zip_longest(expected, found):
         if one is None:
             raise AssertionError(f"{given}: the stream ends before {wanted[0]}.")
@@ -98,9 +98,9 @@ def assert_resumes_everywhere(
 
     The expected batches are those of an uninterrupted run without workers, byte for byte.
 
-    A loader with the first of these settings saves its state before the first batch, after each batch and after the
-    epoch. A loader with the second setting loads each of these states, and reads to the end of the epoch. Then the
-    second setting saves states and the third loads them, and so on, until the last setting saves and the first loads.
+    A loader with the first of the `settings` saves its state before the first batch, after each batch and after the
+    epoch. Loaders with the second setting load these states, and read to the end of the epoch. Then the second
+    setting saves states and the third loads them, and so on, until the last setting saves and the first loads.
     The default settings are those of `assert_same_everywhere`. States are converted to JSON and back, unless they
     contain objects of the dataset, the sampler or the stream that JSON does not support.
 
@@ -128,7 +128,11 @@ def assert_resumes_everywhere(
 
 
 def _states(loader: Any, steps: int | None) -> Iterator[tuple[str, int, int, Any]]:
-    """Yields (position in words, epoch to resume, batches done in it, state) before, in and after an epoch."""
+    """Saves states before, in and after an epoch.
+
+    Yields a tuple for each state: its description, the epoch to resume, the batches done in that epoch, and the
+    state.
+    """
     yield "before the first batch", 0, 0, _state(loader)
     done = 0
     for done, _ in enumerate(islice(loader, steps), 1):
@@ -229,10 +233,10 @@ def _between_parts(one: Any, other: Any, at: str, within: _Within) -> str | None
 
 
 def _parts(whole: Any) -> tuple[str, list[tuple[Any, str, Any]]]:
-    """Splits an object into parts to compare. Returns their kind and tuples (name, path, value).
+    """Splits an object into parts to compare. Returns the kind of parts, and a tuple (name, path, value) for each.
 
-    The kind is "keys", "elements" or "attributes". For data that pickle saves in addition to the attributes, the name
-    and the path are "".
+    The kind is "keys", "elements" or "attributes". If pickle saves other data besides the attributes, this data has
+    the name "" and the path "".
     """
     if isinstance(whole, Mapping):
         return "keys", [(key, f"[{key!r}]", whole[key]) for key in whole]

@@ -73,7 +73,7 @@ class _PostedTask:
         self.done: list[Any] = []  # the outcomes of the steps so far
 
     def current(self) -> Task:
-        """Returns the next step to do as a task of one step, or the last step if all are done."""
+        """Returns the next unfinished step as a task of its own. If all steps are done, returns the last step."""
         return self.task.single()[min(len(self.done), self.steps - 1)]
 
 
@@ -267,7 +267,7 @@ class SimulatedBackend(Backend):
         return None if task is None else Action("claim", worker.id, task.step)
 
     def _task(self, worker: _SimulatedWorker, kind: str) -> Task | None:
-        """Returns the task that an action of this kind concerns, or None. For "fill", returns one step of it."""
+        """Returns the task for a worker's next action of this kind, or None. For "fill", it has only one step."""
         if worker.posted is None:
             return self._next_task(worker.seat) if kind == "claim" else None
         return worker.posted.current() if kind == "fill" else worker.posted.task
@@ -315,7 +315,7 @@ class SimulatedBackend(Backend):
 
     @contextmanager
     def _at_work(self, worker: _SimulatedWorker) -> Iterator[None]:
-        """Makes the calling thread act as this worker, which stays busy for the virtual time that it sleeps."""
+        """Makes the calling thread act as this worker. Calls of `sleep` keep the worker busy in virtual time."""
         outer = get_worker_info()
         set_worker_info(worker.info, of_process=False)
         _slept.append(0.0)

@@ -65,7 +65,7 @@ class Stalling(_Around):
 
 @dataclass(eq=False, repr=False)
 class Dying(_Around):
-    """A dataset that kills the worker process that fetches one of these keys, `lives` times for each key.
+    """A dataset that kills worker processes: each key in `keys` kills the process that fetches it, `lives` times.
 
     The process that created the dataset is never killed, so the dataset has no effect without workers or with
     threads. Each death is written to `file`, as a line with the key, so that all processes know about it. If no step
@@ -188,7 +188,7 @@ class Stateful(Countdown):
 
 
 class Unsendable:
-    """A key, or a change for `update`, that cannot be sent to a worker, because pickling it raises LookupError."""
+    """A key, or a change for `update`, that cannot be sent to a worker. Pickling it raises LookupError."""
 
     def __call__(self, dataset: Any) -> None:
         dataset.size = -1

@@ -298,7 +298,7 @@ def _same(found: Any, expected: Any, where: str) -> None:
 
 
 def _steps(n: int) -> Iterator[list[int]]:
-    """Yields lists of keys: all keys in order, all keys in random order, and a few random keys, perhaps repeated."""
+    """Yields lists of keys: all keys in order, all keys in random order, and short random lists with repeats."""
     drawn = random.Random(0)
     yield list(range(n))
     yield drawn.sample(range(n), n)

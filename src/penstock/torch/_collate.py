@@ -8,6 +8,7 @@ and torch's own rule collates the column or raises its error.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 from operator import attrgetter
@@ -42,7 +43,8 @@ SMALL = 1024
 def collate(samples: Any, empty: Empty, *, alone: bool = True) -> Any:
     """Like torch's default_collate, but large tensors are in memory allocated by `empty`.
 
-    `alone` is True without workers: torch then keeps some memory layouts that its workers make contiguous.
+    `alone` is True without workers. In that case, torch keeps some memory layouts; in a worker, torch makes these
+    tensors contiguous.
     """
     if not torch.empty(0).is_cpu:  # torch.set_default_device: tensors are made on that device
         return default_collate(samples)
@@ -50,12 +52,12 @@ def collate(samples: Any, empty: Empty, *, alone: bool = True) -> Any:
 
 
 def is_usual() -> bool:
-    """True if no rule of torch's default_collate was added or replaced, and its tensors are in the CPU's memory."""
+    """True if torch's default_collate has only its original rules, and makes tensors in the CPU's memory."""
     return theirs.default_collate_fn_map == _USUAL and torch.empty(0).is_cpu
 
 
 def takes(value: Any) -> bool:
-    """True if torch's default_collate makes contiguous tensors of such numpy arrays or scalars, with their dtype."""
+    """True if torch's default_collate stacks such arrays or scalars into a contiguous tensor of the same dtype."""
     if type(value) is not np.ndarray:
         return type(value) in _SCALARS
     is_plain = value.ndim > 0 and value.flags.c_contiguous and value.flags.aligned
@@ -63,12 +65,12 @@ def takes(value: Any) -> bool:
 
 
 def takes_rows(dtype: np.dtype[Any], scalars: bool) -> bool:
-    """True if torch's default_collate keeps this dtype, for scalars or for arrays."""
+    """True if torch's default_collate keeps this dtype. Its rules for scalars and for arrays differ."""
     return dtype.isnative and dtype.char in (_SCALAR_CODES if scalars else _ARRAY_CODES)
 
 
 def explained(samples: Any) -> Any:
-    """Like torch's default_collate, but an error has a note that names the field, which torch's message does not."""
+    """Like torch's default_collate, but adds a note to each error. The note names the field, which torch does not."""
     try:
         return default_collate(samples)
     except Exception as error:
@@ -77,7 +79,7 @@ def explained(samples: Any) -> Any:
 
 
 def explain(error: Exception, samples: Any) -> None:
-    """Adds a note with the field and the rows that do not fit together, found by penstock's own collate function."""
+    """Adds a note that says which field and rows do not fit together. penstock's own collate finds them."""
     try:
         penstock.collate.default_collate(samples)
     except CollateError as found:
@@ -86,21 +88,24 @@ def explain(error: Exception, samples: Any) -> None:
         pass  # the samples are not even a batch
 
 
+@dataclass(frozen=True)
 class PadTensors:
-    """`penstock.pad` with tensors in place of arrays. They use the memory that the arrays were written to."""
+    """Like `penstock.pad`, but makes tensors instead of arrays. The tensors share the memory of the arrays."""
 
-    def __init__(self, pad: Pad) -> None:
-        self._pad = pad
+    padding: Pad
+
+    def with_padding(self, pad: Pad) -> PadTensors:
+        return PadTensors(pad)
 
     def __call__(self, samples: Any) -> Any:
-        return _as_tensors(self._pad(samples))
+        return _as_tensors(self.padding(samples))
 
     def into(self, samples: Any, empty: Empty) -> Any:
-        return _as_tensors(self._pad.into(samples, empty))
+        return _as_tensors(self.padding.into(samples, empty))
 
 
 def with_tensors(collate_fn: Any) -> Any:
-    """Returns `collate_fn`, or a function that makes tensors of its arrays if it is a `penstock.pad`."""
+    """Returns `collate_fn` or, if it is a `penstock.pad`, a version of it that makes tensors."""
     return PadTensors(collate_fn) if isinstance(collate_fn, Pad) else collate_fn
 
 

@@ -17,7 +17,7 @@ from torch.utils.data import RandomSampler, default_collate
 import penstock
 from penstock._feed import feed_of
 from penstock._fill.cast import Empty
-from penstock._options import OPTIONS, Face, Options
+from penstock._options import BY_LENGTH, OPTIONS, Face, Options
 from penstock._session.seeded import SeedSession
 from penstock._wire.failure import dict_of
 from penstock._wire.task import Task
@@ -30,6 +30,7 @@ from penstock.backends import _base as backends
 from penstock.backends._process.methods import configured_method
 from penstock.source._dataset import is_stream
 from penstock.torch import _private as private
+from penstock.torch._batches import TokenBatches
 from penstock.torch._collate import collate, explain, explained, with_tensors
 from penstock.torch._gather import TensorGather, is_closed
 
@@ -97,7 +98,7 @@ class SeededRunner(Runner):
         self._prepare()
 
     def _prepare(self) -> None:
-        """Forgets what is known of the dataset, which was changed."""
+        """Discards what was found out about the dataset. Called at the start and after each change to the dataset."""
         if self._tensors is not None:
             self._tensors = TensorGather(self._job)
             # Seeding three generators takes 16 us. A batch without the user's code does not need it.
@@ -148,7 +149,7 @@ _lending = Lending(_TorchState)
 
 
 class Core(SeedSession):
-    """The session of a torch loader with a seed. It continues where the previous session, `before`, stopped."""
+    """The session of a torch loader with a seed. It continues at the epoch that the session `before` reached."""
 
     def __init__(self, settings: dict[str, Any], before: Core | None = None) -> None:
         given = {**_DEFAULTS, **settings, "sampler": _seedable(settings.get("sampler"))}
@@ -159,11 +160,9 @@ class Core(SeedSession):
             # A torch dataset may have a method of this name for another purpose.
             has_load = isinstance(dataset, penstock.IterableDataset) and hasattr(dataset, "load")
             feed = feed_of(dataset, options, has_load, _BorrowedWithTorch)
-        super().__init__(feed, "penstock.torch", SeededRunner)
+        super().__init__(feed, "penstock.torch", SeededRunner, None if before is None else before.epochs)
         self.given = settings
         self.face: Callable[[], Any] = type(None)  # a weak reference to the torch loader
-        if before is not None:
-            self.epochs = before.epochs
 
     def resize(self, **settings: Any) -> None:
         super().resize(**settings)
@@ -203,7 +202,11 @@ def core_of(loader: Any) -> Core:
 
 
 def _settings(loader: Any) -> dict[str, Any]:
-    settings = {**loader._ours, "dtype": loader._cast, **_order(loader), **loader._by_blocks}
+    order = _order(loader)
+    settings = {**loader._ours, "dtype": loader._cast, **order, **loader._by_blocks}
+    if settings["batch_tokens"] is not None and "batch_sampler" in order:
+        # A framework has wrapped the loader's `TokenBatches`, which makes batches by these settings.
+        settings |= {name: OPTIONS[name].default for name in BY_LENGTH}
     settings |= {name: getattr(loader, name) for name in _passed(loader.num_workers)} | loader._auto
     if "num_workers" not in loader._auto:
         # A framework that rebuilds a tuned loader passes the current number together with `max_workers`, which is
@@ -233,8 +236,10 @@ def _passed(workers: int) -> list[str]:
 
 
 def _order(loader: Any) -> dict[str, Any]:
-    """Returns the arguments for the loader's order. torch's sequential and random samplers are replaced by ours."""
+    """Returns penstock's arguments for the loader's order. torch's usual samplers are replaced by `shuffle=`."""
     batched, batch_sampler = private.is_batched(loader), loader.batch_sampler
+    if isinstance(batch_sampler, TokenBatches):
+        return batch_sampler.order
     if batched and type(batch_sampler) is not theirs.BatchSampler:
         return {"batch_sampler": batch_sampler}
     given = batch_sampler if batched else loader
@@ -251,7 +256,7 @@ def _order(loader: Any) -> dict[str, Any]:
 
 
 def _seedable(sampler: Any) -> Any:
-    """Returns penstock's equivalent of a torch sampler (which uses the loader's seed), or the sampler itself."""
+    """Returns penstock's equivalent of a torch sampler, or the sampler itself if there is none."""
     if type(sampler) is RandomSampler:
         return penstock.RandomSampler(sampler.data_source, sampler.replacement, sampler.num_samples)
     if type(sampler) is theirs.SubsetRandomSampler:

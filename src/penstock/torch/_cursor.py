@@ -39,7 +39,7 @@ PART = "torch"
 class CopyPosition:
     """The position of one copy of the dataset: `more` batches after its last mark (saved position).
 
-    Each worker has its own copy of the dataset, and so does the caller.
+    The caller and each worker have their own copies of the dataset.
     """
 
     def __init__(self, mark: bytes | Mark | None = None, more: int = 0) -> None:
@@ -54,7 +54,10 @@ class CopyPosition:
             self.mark, self.more = mark, 0
 
     def next_epoch(self) -> CopyPosition:
-        """Returns a stream's position at the next epoch's start (unknown if this epoch's end was not saved)."""
+        """Returns the stream's position at the start of the next epoch.
+
+        The position is unknown if the end of this epoch was not saved.
+        """
         mark = known(self.mark)
         return CopyPosition(self.mark if mark is None else mark.next_epoch())
 
@@ -74,9 +77,9 @@ class CopyPosition:
 class LoadedState(NamedTuple):
     """A resume state, parsed and checked.
 
-    `origin` and `given` are attributes of `Sampling`. `states` holds the random states in `origin`, for
-    `TemporaryStates`. `ahead` is the argument of `Ahead.of`. It is empty if the order and the base seed were drawn
-    before the state was taken.
+    `origin` and `given` are the attributes of `Sampling` with these names. `states` holds the random states in
+    `origin`, parsed for `TemporaryStates`. `ahead` is the argument of `Ahead.of`. It is empty if the order and the
+    base seed were drawn before the state was taken.
     """
 
     plain: Mapping[str, Any]
@@ -191,7 +194,7 @@ class Cursor:
                 self._reading.prepare(mark)
 
     def begin(self, work: Callable[[], object], iterator: Any = None, *, sampler: bool = True) -> None:
-        """Calls `work`, torch's code that draws the base seed of `iterator`, calls `iter(sampler)`, or both.
+        """Calls `work`: torch's code that draws the base seed of `iterator`, calls `iter(sampler)`, or does both.
 
         Random numbers drawn before the state was taken are replayed without advancing the caller's generators.
         """
@@ -222,7 +225,7 @@ class Cursor:
         return steps if self._ahead is None else self._ahead.steps(steps)
 
     def open_stream(self, fetcher: Any, size: int) -> None:
-        """Moves the caller's own copy of a stream, which torch reads through `fetcher`, to the saved position."""
+        """Moves the caller's own copy of a stream to the saved position. torch reads this copy through `fetcher`."""
         copy, reading = self._copies[0], self._reading
         reading.begin(fetcher.dataset_iter, known(copy.mark))
         until = reading.read + copy.more
@@ -323,7 +326,7 @@ def _about(loader: Any, cursor: Cursor) -> dict[str, Any]:
 
 
 def check_maker(value: object, seed: int | None) -> None:
-    """Raises StateError if only one of the two, the state or the loader, has a seed."""
+    """Raises StateError if the state comes from a loader with a seed and this loader has none, or vice versa."""
     if isinstance(value, Mapping) and "penstock" in value and (PART in value) != (seed is None):
         then = "without a seed" if seed is not None else f"with seed={value.get('seed')}"
         raise StateError(

@@ -27,7 +27,7 @@ class Gathered(NamedTuple):
 
 
 class TensorGather:
-    """Gathers the batches of one worker. The first sample of its first batch tells whether torch would stack it."""
+    """Gathers the batches of one worker. Checks once, with one sample, whether torch would stack such samples."""
 
     def __init__(self, job: Job) -> None:
         self._dataset = job.dataset
@@ -65,7 +65,7 @@ class TensorGather:
 
 
 def is_closed(dataset: Any) -> bool:
-    """True if `__gather__` runs no code of the user, who may draw random numbers: not even that of a subclass."""
+    """True if `__gather__` runs only penstock's code. Code of the user or of a subclass might draw random numbers."""
     if not type(dataset).__module__.startswith("penstock.") or not is_of_numpy(method_of(dataset, "__gather__")):
         return False
     if type(dataset) is not Subset:
@@ -85,7 +85,7 @@ def _would_be_stacked(sample: Any) -> bool:
 
 
 def _tensors(batch: Any, texts: type) -> Any:
-    """Converts penstock's batch to torch's. Raises TypeError if torch might make something else of the samples."""
+    """Converts penstock's batch to torch's. Raises TypeError if torch might collate the samples differently."""
     kind = type(batch)
     if kind is np.ndarray:
         if not takes_rows(batch.dtype, batch.ndim == 1) or not batch.flags.c_contiguous:

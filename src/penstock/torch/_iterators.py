@@ -169,7 +169,7 @@ class Workers(private.WorkersIterator):  # type: ignore[misc]
 
 
 class _ClosedBatches:
-    """The batches of a closed iterator, which raise an error. The garbage collector may close one at any time."""
+    """The batches of a closed iterator: `next()` raises. The garbage collector may close an iterator at any time."""
 
     def __next__(self) -> Any:
         raise RuntimeError("This iterator was closed. Call iter(loader) for a new one.")
@@ -229,7 +229,7 @@ class Seeded(private.WorkersIterator):  # type: ignore[misc]
 
 
 def _except(keys: Iterator[Any], first: int, beyond: Collection[int]) -> Iterator[Any]:
-    """Returns the keys from step `first` on, without the steps in `beyond`, which were handed out early."""
+    """Returns the keys from step `first` on, without the steps in `beyond`. These steps were already handed out."""
     steps = zip(count(first), keys, strict=False)  # not a generator, which an exception of the sampler would end
     return map(itemgetter(1), filter(lambda step: step[0] not in beyond, steps))
 

@@ -6,7 +6,7 @@ import copy
 import inspect
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, SupportsIndex, TypedDict, TypeVar
 
@@ -14,8 +14,7 @@ import torch.utils.data
 
 from penstock._engine.engine import Engine
 from penstock._fill.cast import DTYPES, Cast
-from penstock._options import OPTIONS, Casting, LastBatch, OnError
-from penstock._session.reading import IndexedBatches
+from penstock._options import BY_LENGTH, OPTIONS, Balance, Casting, LastBatch, OnError
 from penstock._session.session import Session
 from penstock._session.tracing import Tracing
 from penstock._system.ending import never_ends
@@ -24,6 +23,7 @@ from penstock.batch import Batch
 from penstock.source._dataset import Keyed
 from penstock.stats import Stats
 from penstock.torch import _private as private
+from penstock.torch._batches import TokenBatches
 from penstock.torch._core import Core, core_of
 from penstock.torch._cursor import Cursor, LoadedState, check_maker, loaded, state_of
 from penstock.torch._iterators import Inline, Seeded, Workers
@@ -34,8 +34,11 @@ from penstock.torch._status import Status, begun_on_torch, status_of, warn_once
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
 
+    from numpy.typing import ArrayLike
     from typing_extensions import TypeVar as WithDefault
     from typing_extensions import Unpack
+
+    from penstock._session.explanation import Explanation
 
     T_co = WithDefault("T_co", covariant=True, default=Any)
 else:
@@ -49,6 +52,8 @@ _NEED_SEED = {
     **dict.fromkeys(backends.arguments(), "workers are processes of this machine, as in torch."),
     "batches()": "the semantics are torch's, which pads nothing and does not say which samples a batch has. Give "
     "seed=, or let the dataset return the key with its sample.",
+    "explain()": "the order comes from torch's generators, which are not known before the epoch.",
+    "commit()": "a batch is not a function of its position, so it cannot come again.",
     "set_epoch": "the order comes from torch's generators, as in torch.",
     "update()": "each worker has a copy of the dataset, as in torch, and the batches that it made ahead cannot be "
     "made again. Give seed=; or change loader.dataset between two epochs, without persistent_workers=True: the "
@@ -91,7 +96,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     - A worker that crashes is replaced.
     - A resumed run repeats augmentations exactly.
     - `penstock.rng()`, `on_error=`, `max_errors=`, `shard=`, `last_batch=`, `hang=`, `backend="ray"`, `ray_options=`,
-      `backend_options=`, `shuffle="blocks"`, `window=`, `batches()` and `update()` work as in penstock's loader.
+      `backend_options=`, `shuffle="blocks"`, `window=`, `commit=`, `commit()`, `explain()`, `batches()` and
+      `update()` work as in penstock's loader.
+    - `batch_tokens=`, `lengths=`, `max_length=`, `batch_multiple=`, `buckets=`, `balance=` and `accumulate=` make
+      batches by the lengths of samples, as in penstock's loader. With `batch_tokens=`, `batch_size` is None and
+      `batch_sampler` yields the batches.
 
     `dtype=` and `casting=` convert the numbers of a batch, with or without a seed. `dtype=` is a torch dtype (or its
     name, such as "bfloat16"), or a mapping from fields to dtypes.
@@ -142,6 +151,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         backend: Literal["process", "ray"] | None = None,
         ray_options: Mapping[str, Any] | None = None,
         window: int | None = None,
+        batch_tokens: int | None = None,
+        lengths: ArrayLike | Callable[[Any], int] | None = None,
+        max_length: int | None = None,
+        batch_multiple: int = 1,
+        buckets: Sequence[int] | None = None,
+        balance: Balance | None = None,
+        accumulate: int = 1,
+        commit: bool = False,
         dtype: Any = None,
         casting: Casting = "checked",
         backend_options: Any = None,
@@ -160,7 +177,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 ours["window"] = None
             else:
                 by_blocks = by_blocks or before.by_blocks
-            if by_blocks and (sampler is not None or batch_sampler is not None):
+            by_tokens = isinstance(batch_sampler, TokenBatches)
+            if by_blocks and not by_tokens and (sampler is not None or batch_sampler is not None):
                 raise ValueError(
                     'A library has made this loader from one with shuffle="blocks", with a sampler instead. Leave '
                     'shuffle="blocks" out; or let penstock split the order with shard="auto", and tell the library '
@@ -180,6 +198,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             own_order=before.own_order if before is not None else sampler is None and batch_sampler is None,
         )
         _check(given, generator)
+        if ours["batch_tokens"] is not None and before is None and batch_sampler is not None:
+            raise ValueError(f"batch_tokens={batch_tokens} and batch_sampler= are mutually exclusive: leave one out.")
+        if ours["batch_tokens"] is not None and batch_sampler is None:
+            order = {name: values[name] for name in ("batch_size", "shuffle", "sampler", "drop_last")}
+            theirs = {name: value for name, value in theirs.items() if name not in order}
+            theirs["batch_sampler"] = _by_tokens(dataset, order, given, collate_fn)
         if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 0):
             raise ValueError(f"snapshot_every_n_steps must be an int of at least 0, or None, got {every!r}.")
         super().__init__(dataset, **theirs, **newer)  # type: ignore[arg-type]
@@ -275,7 +299,15 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         The index holds the keys of the batch's samples. `pad` is the number of rows that only fill up a batch
         (`last_batch="pad"`, the default with `shard=`).
         """
-        return _seeded(self, "batches()").begin(IndexedBatches)
+        return _seeded(self, "batches()").batches()
+
+    def commit(self, batch: Batch[T_co]) -> None:
+        """Records that a batch of `batches()` was used, as `penstock.DataLoader.commit` does. Needs `seed=`."""
+        _seeded(self, "commit()").commit(batch)
+
+    def explain(self, step: int, epoch: int | None = None) -> Explanation:
+        """Returns the samples of a step on every rank, as `penstock.DataLoader.explain` does. Needs `seed=`."""
+        return _seeded(self, "explain()").explain(step, epoch)
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next `iter()` begin this epoch. Needs `seed=`. Call it only to repeat or skip an epoch."""
@@ -329,7 +361,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def __repr__(self) -> str:
         shown = {name: getattr(self, name, None) for name in ("batch_size", "num_workers")}
-        shown |= {} if "_given" not in vars(self) else self._given.arguments
+        shown |= {} if "_given" not in vars(self) else self._given.shown
         given = ", ".join(f"{name}={value!r}" for name, value in shown.items())
         return f"{type(self).__name__}({type(self.dataset).__name__}, {given})"
 
@@ -345,7 +377,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     @never_ends
     def __len__(self) -> int:
-        if self._ours["shard"] is None and self._ours["last_batch"] is None:
+        if all(self._ours[name] is None for name in ("shard", "last_batch", "batch_tokens")):
             return super().__len__()
         return core_of(self).length()
 
@@ -369,6 +401,14 @@ def _check(given: Given, generator: object) -> None:
     for name, value in given.named.items() if seed is None else ():
         if name in _NEED_SEED:
             raise ValueError(f"{name}={value!r} needs seed=: without it {_NEED_SEED[name]}")
+
+
+def _by_tokens(dataset: Any, order: dict[str, Any], given: Given, collate_fn: Any) -> TokenBatches:
+    """Returns the batch sampler for torch's constructor. Raises if the settings do not fit together."""
+    names = {*BY_LENGTH, "seed", "shard", "last_batch"}
+    ours, _, by_blocks = given.split()
+    settings = {name: value for name, value in ours.items() if name in names}
+    return TokenBatches(dataset, {**order, **by_blocks}, {**settings, "collate_fn": collate_fn})
 
 
 def _is_sequential(sampler: Any, batch_sampler: Any) -> bool:

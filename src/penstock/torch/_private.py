@@ -45,7 +45,7 @@ def is_batched(loader: Any) -> bool:
 
 
 def profiled_as(kind: Any) -> str:
-    """Returns the name that a profile shows for `next()` of an iterator of this class."""
+    """Returns the name of an iterator's `next()` in a profile."""
     return f"enumerate(DataLoader)#{kind.__name__}.__next__"
 
 

@@ -35,9 +35,9 @@ def is_default(name: str, value: object) -> bool:
 
 @dataclass(frozen=True)
 class Given:
-    """The arguments of a loader that are not defaults and that torch's constructor does not have.
+    """The arguments of a loader that torch's constructor does not have. Those with default values are left out.
 
-    `auto` holds the names of the settings that penstock tunes, `by_blocks` is True for `shuffle="blocks"`, and
+    `auto` holds the names of the settings that penstock tunes. `by_blocks` is True for `shuffle="blocks"`.
     `own_order` is True if no sampler was given.
     """
 
@@ -48,7 +48,7 @@ class Given:
     own_order: bool
 
     def split(self) -> tuple[dict[str, Any], dict[str, str], dict[str, Any]]:
-        """Returns penstock's arguments with defaults, the "auto" settings, and those of `shuffle="blocks"`.
+        """Returns three dicts: penstock's arguments with defaults, the "auto" settings, and those of block shuffling.
 
         `dtype` and `casting` are left out, because `cast` holds them.
         """
@@ -66,11 +66,16 @@ class Given:
         blocks = {"shuffle": "blocks"} if self.by_blocks else {}
         return {**self.arguments, **dict.fromkeys(self.auto, "auto"), **blocks}
 
+    @property
+    def shown(self) -> dict[str, Any]:
+        """The arguments for messages: without `lengths`, which may be long."""
+        return {name: value for name, value in self.named.items() if name != "lengths"}
+
     def __bool__(self) -> bool:
         return bool(self.named)
 
     def __str__(self) -> str:
-        return ", ".join(f"{name}={value!r}" for name, value in self.named.items())
+        return ", ".join(f"{name}={value!r}" for name, value in self.shown.items())
 
 
 class _Number:
@@ -105,7 +110,7 @@ def given_in(timeout: object) -> Given | None:
 
 
 def adopt(loader: Any) -> bool:
-    """Gives penstock's arguments to a loader that another library made from one of ours.
+    """Gives penstock's arguments to a loader that another library created from a penstock loader.
 
     Returns False for other loaders. Raises ValueError if the loader cannot keep an argument.
     """

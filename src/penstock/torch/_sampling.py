@@ -38,9 +38,9 @@ def sampler_of(loader: Any) -> Any:
 
 
 class Sampling:
-    """One pass over the sampler: the keys of each step, from the first step that has not been handed out.
+    """One pass over the sampler. It has the keys of each step, beginning with the first step not handed out yet.
 
-    `progress` holds the mark (a saved position) that a sampler with a state starts from. The mark comes from a resume
+    If the sampler has a state, it starts from the mark (saved position) in `progress`. The mark comes from a resume
     state or from the end of the last epoch.
     """
 
@@ -91,7 +91,7 @@ class Sampling:
 
     @property
     def draws_from(self) -> set[str]:
-        """The names of the global generators that the sampler may draw from; empty once it has drawn its keys."""
+        """The names of the global generators that the sampler may still use. Empty after it has drawn its keys."""
         if self.origin is not None or type(self.sampler) in (list, tuple, range):
             return set()
         if not self._is_torchs:
@@ -100,7 +100,7 @@ class Sampling:
 
     @property
     def given(self) -> list[str]:
-        """The states of `generators` before the sampler drew its keys. Outside a pass, their current states."""
+        """The states of `generators` before the sampler drew its keys. If no pass is active, their current states."""
         given = self._given
         if given is None or self._progress.steps == self._last:
             return texts_of(self.generators)
@@ -113,19 +113,19 @@ class Sampling:
         return self._marks.pop(step, None)
 
     def restore(self) -> None:
-        """Restores the sampler's state after the previous epoch, if any. Does not advance random generators."""
+        """Restores the state that a sampler had when the last epoch ended. Random generators keep their states."""
         mark = opened(self._progress.begin.mark)
         if mark is not None and not mark.at_end and mark.kept:
             with_loan(TemporaryStates({}, self.generators), self._reading.prepare, mark)
 
     def prepare(self) -> None:
-        """Saves the random states. Called before torch calls `iter()` on the sampler, which may draw numbers."""
+        """Saves the random states before torch calls `iter()` on the sampler, because that may draw numbers."""
         if not self._batched and not self._is_torchs:
             self._before = take_states()
             self._given = [each.get_state() for each in self.generators]
 
     def fresh(self, begun: Iterator[Any]) -> Iterator[Any]:
-        """Returns the keys of a whole epoch. `begun` is torch's iterator over the index sampler."""
+        """Returns the keys of a whole epoch. `begun` is the iterator that torch has created over its sampler."""
         if inspect.isgenerator(begun) and inspect.getgeneratorstate(begun) != inspect.GEN_CREATED:
             return begun  # SpeechBrain patches torch's constructor, which has then skipped steps
         if not self._has_drawn(begun):
@@ -134,7 +134,7 @@ class Sampling:
         return self._marked(begun) if self._has_state(begun) else begun
 
     def _from_first(self, begun: Iterator[Any]) -> Iterator[Any]:
-        """Like `fresh`, but runs when the first keys are requested, before the sampler draws random numbers."""
+        """Like `fresh`, but waits until the first keys are requested. The sampler then draws its random numbers."""
         self._given = [each.get_state() for each in self.generators]
         self._note({})
         if self._is_torchs:
@@ -162,7 +162,7 @@ class Sampling:
             self._origin["epoch"] = epoch
 
     def resumed(self, begun: Iterator[Any], saved: LoadedState) -> Iterator[Any]:
-        """Returns the keys of the rest of an epoch, drawn from `saved.origin` again or from a saved position."""
+        """Returns the keys of the rest of an epoch. Continues from a saved position, or draws all keys again."""
         self._origin, self._given, mark = dict(saved.origin or {}), [*saved.given], opened(self._progress.begin.mark)
         if mark is not None and mark.kept and not mark.at_end:
             mark = None  # `restore` has used it
@@ -194,7 +194,7 @@ class Sampling:
         return self._marked()
 
     def _has_drawn(self, begun: Iterator[Any]) -> bool:
-        """True if the sampler's `iter()` may have drawn random numbers. Only a user's own sampler does this."""
+        """True if `iter()` on the sampler may already have drawn random numbers. Only a user's sampler does this."""
         return not (self._batched or self._is_torchs or inspect.isgenerator(begun))
 
     def _steps(self, keys: Iterator[Any]) -> Iterator[Any]:
@@ -205,7 +205,7 @@ class Sampling:
         return has_state(self.sampler) or has_state(source)
 
     def _marked(self, source: Iterator[Any] | None = None) -> Iterator[Any]:
-        """Returns the steps of a sampler with a state, and keeps its position at each until it is handed out."""
+        """Returns the steps of a sampler with a state. Keeps its position for each step until it is handed out."""
         if source is not None:
             self._reading.begin(source)
         return Calls(self._marked_step, self._progress.steps)
@@ -238,7 +238,7 @@ class Sampling:
 
 
 def _from(sampler: Any, seed: int | None, skip: int) -> Iterator[Any]:
-    """Returns the keys of a torch sampler from key `skip` on. Earlier keys are not drawn, if possible."""
+    """Returns the keys of a torch sampler from key `skip` on. If possible, avoids drawing the earlier keys."""
     if type(sampler) is SequentialSampler:
         return iter(range(len(sampler.data_source))[skip:])
     if seed is not None:
@@ -265,7 +265,7 @@ def _next_of(make: Callable[[], Iterator[Any]]) -> Any:
 
 
 def _passed(steps: Iterator[Any], skip: int) -> Iterator[Any]:
-    """Skips `skip` steps, and reads at least one step at once, so that the sampler draws its numbers now."""
+    """Skips `skip` steps. If `skip` is 0, reads one step in advance, so that the sampler draws its numbers now."""
     for _ in range(skip):
         with suppress(Exception):  # it was raised before the state was taken
             next(steps, None)
@@ -341,8 +341,9 @@ def parse_states(plain: Mapping[str, Any]) -> dict[str, Any]:
 class TemporaryStates:
     """A loan (a temporary change, for `with_loan`) that sets global random generators to `states`.
 
-    At its end, the global generators and those in `given` get their earlier states back. But a global generator that
-    the user's `load_state_dict` has set during the loan keeps its new state (see `Restored`).
+    At its end, the global generators and the generators in `given` get their earlier states back. There is one
+    exception: if the user's `load_state_dict` has set a global generator during the loan, its new state is kept (see
+    `Restored`).
     """
 
     _begun: ClassVar[list[TemporaryStates]] = []
@@ -376,11 +377,11 @@ class TemporaryStates:
 
 
 class Ahead:
-    """The global generators' states in a resume state whose epoch had not drawn its base seed or order yet.
+    """Random states to resume an epoch whose base seed or order was not drawn yet.
 
     Base seed and order are then drawn from these states, without changing the caller's generators. If the caller's
-    generators already have these states, no Ahead is made: the loader draws from the generators and advances them, as
-    torch does.
+    generators already have these states, no Ahead is created: the loader then uses the caller's generators and
+    advances them, as torch does.
     """
 
     def __init__(self, states: dict[str, Any]) -> None:
@@ -388,7 +389,7 @@ class Ahead:
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> Ahead | None:
-        """Makes an Ahead from a result of `take_states`, or None if the caller's generators have these states."""
+        """Returns an Ahead for a result of `take_states`, or None if the global generators have these states."""
         return None if take_states(plain) == dict(plain) else cls(parse_states(plain))
 
     def lent(self, work: Callable[..., Any], *args: Any) -> Any:
@@ -396,7 +397,7 @@ class Ahead:
         return with_loan(_Continued(self), work, *args)
 
     def steps(self, steps: Iterator[Any]) -> Iterator[Any]:
-        """Returns `steps`. The first step is read in these states, because a sampler then draws its order."""
+        """Returns `steps`, but reads the first step with these states, because the sampler then draws its order."""
         return map(partial(self._next, steps), count())
 
     def _next(self, steps: Iterator[Any], number: int) -> Any:
@@ -417,7 +418,7 @@ class _Continued(TemporaryStates):
 
 
 class Restored(Reading):
-    """A `Reading` whose `restore` may change global generators permanently, even during a `TemporaryStates` loan."""
+    """A `Reading` whose `restore` may change global generators. A `TemporaryStates` loan does not undo this."""
 
     def restore(self, part: Any, state: Any) -> None:
         before = take_states()

@@ -44,7 +44,7 @@ _IN_BAND = 1024  # bytes: copying a smaller buffer is faster than looking it up
 
 
 def blank(shape: Shape, dtype: torch.dtype, empty: Empty) -> torch.Tensor:
-    """Like `torch.empty`, in memory allocated by `empty`. Quantised dtypes are not supported."""
+    """Like `torch.empty`, but in memory allocated by `empty`. Quantised dtypes are not supported."""
     known = NATIVE.get(dtype)
     if known is not None:
         return torch.from_numpy(empty(shape, known))
@@ -77,7 +77,7 @@ def strided(shape: Shape, how: tuple[MakeLeaf, Any, int, Shape], root: Any, at: 
 
 
 def store(tensor: torch.Tensor, writer: Writer) -> Spot | None:
-    """Writes a tensor into the batch's memory and returns its location, or None if only torch can pickle it."""
+    """Writes a tensor into the batch's memory. Returns its location, or None if only torch can pickle the tensor."""
     described = _describe(tensor)
     if described is None:
         return None
@@ -120,7 +120,7 @@ def _quietly(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def cast(tensor: torch.Tensor, field: FieldCast, empty: Empty) -> torch.Tensor:
-    """Converts to the field's dtype, in memory from `empty` if possible. May return the tensor itself."""
+    """Converts a tensor to the field's dtype, in memory from `empty` if possible. May return the tensor itself."""
     known = NATIVE.get(tensor.dtype)
     kind = "f" if tensor.is_floating_point() else "" if known is None else known.kind
     name = field.wanted(kind, "a tensor of ", tensor.dtype)
@@ -170,7 +170,7 @@ def _storage_reducer() -> Reduce:
 
 
 def reduce_storage(storage: Any) -> Any:
-    """Like `__reduce_ex__`, for the storage of a tensor that only torch can pickle, such as one of a subclass."""
+    """Like `__reduce_ex__`, for the storage of a tensor that only torch can pickle, such as a tensor subclass."""
     memory = storage._untyped_storage
     if memory.device.type != "cpu" or not memory.nbytes():
         return storage.__reduce__()
@@ -196,7 +196,7 @@ def rebuild_sparse(layout: torch.layout, parts: tuple[Any, ...], requires_grad: 
 
 
 def _describe(tensor: torch.Tensor) -> tuple[MakeLeaf, Shape, Any, torch.Tensor] | None:
-    """Returns a MakeLeaf, the shape, the dtype and the bytes as a tensor; None if only torch can pickle it."""
+    """Splits a tensor into a MakeLeaf, its shape, dtype and bytes. Returns None if only torch can pickle it."""
     plain = tensor.layout is torch.strided and tensor.is_cpu and not tensor.is_nested
     if not plain or tensor.requires_grad or tensor.is_conj() or tensor.is_neg():
         return None

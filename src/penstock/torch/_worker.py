@@ -39,8 +39,8 @@ Resumed = tuple[Mark | None, int]
 class Replica:
     """Runs a worker's tasks as torch's workers do. Implements `TaskRunner`, as penstock's `Runner` does.
 
-    If the dataset has a state, a mark (a snapshot of it) is sent with each result or, for a stream, with every
-    `marks`-th batch. If `marks` is 0, no marks are sent.
+    If the dataset has a state, each result is sent with a mark (a snapshot of this state). For a stream, only every
+    `marks`-th batch has a mark. If `marks` is 0, no marks are sent.
     """
 
     def __init__(self, job: Job, who: str, stream: bool, marks: int, resumed: Sequence[Resumed]) -> None:
@@ -60,7 +60,7 @@ class Replica:
         self._gather = TensorGather(job) if job.batched and job.collate_fn is None and not stream else None
 
     def begin(self, seat: int, *, alone: bool) -> None:
-        """Seeds the generators once for all tasks, as torch does: random numbers depend on earlier tasks."""
+        """Seeds the generators once for all tasks, as torch does. Random numbers thus depend on earlier tasks."""
         job = self._job
         self._seat = seat
         self._resumed = self._all_resumed[seat] if self._all_resumed else None
@@ -124,7 +124,7 @@ class Replica:
             raise
 
     def failed(self, error: BaseException, task: Task, mark: bytes | None) -> Errored:
-        """Returns the outcome of a task that raised. Raises SystemExit and the like again, to end the worker."""
+        """Returns the outcome of a failed task. Errors such as SystemExit are raised again, to end the worker."""
         error = ordinary(error)
         if not isinstance(error, Exception):
             raise error
@@ -238,7 +238,7 @@ class TorchFailure(NamedTuple):
 
 
 def sealed(keys: Any) -> Any:
-    """Packs the keys of a batch for sending. `_keys` restores exactly what the sampler yielded."""
+    """Packs the keys of a batch for sending. `_keys` unpacks exactly the keys that the sampler yielded."""
     return keys if type(keys) is list and set(map(type, keys)) == {int} else (keys,)
 
 

@@ -110,7 +110,7 @@ def _more(rates: dict[Choice, float], most: int) -> Iterator[Choice]:
 
 
 def _scales(rates: dict[Choice, float], workers: int, begin: int) -> bool:
-    """True if threads scale: with `workers` threads, each is almost as fast as with `begin` threads."""
+    """True if threads scale: `workers` threads are almost as fast, per thread, as `begin` threads."""
     first = rates.get(Choice("thread", begin), 0.0) / begin
     return rates.get(Choice("thread", workers), 0.0) / workers > SCALES * first
 

@@ -112,7 +112,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _of_its_guest(subject: Subject, trials: Sequence[Trial]) -> Iterator[str]:
-    """Yields the best settings for `penstock.torch`, which has no worker threads, if this is a torch dataset."""
+    """For a torch dataset, yields the best settings for `penstock.torch`, which has no worker threads."""
     guest, best = guest_of(type(subject.dataset)), best_processes(trials)
     if guest is not None and best is not None:
         call = settings(best.choice, subject).replace("penstock.", f"penstock.{guest}.")
@@ -137,7 +137,7 @@ def _limits(subject: Subject, most: int) -> Limits:
 
 
 def try_out(subject: Subject, choice: Choice, tell: Tell) -> tuple[Trial, Stats | None]:
-    """Runs one trial. If it fails, returns no statistics; but without workers, the error is raised."""
+    """Runs one trial. If a trial with workers fails, returns no statistics; without workers, raises the error."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # about more workers than processors
         loader = subject.loader(choice)

@@ -1,4 +1,4 @@
-"""Imports objects for `penstock profile` by their names, such as `module:dataset` or `train.py:dataset`."""
+"""Imports objects that are named on the command line, such as `module:dataset` or `train.py:dataset`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def dataset(name: str) -> Any:
     """Returns the dataset with this name. If it is a class or function, calls it without arguments."""
     found = target(name)
     if isinstance(found, (type, partial)) or inspect.isroutine(found):
-        _check_arguments(found, name)
+        check_arguments(found, name)
         try:
             found = found()
         except Exception as error:
@@ -41,7 +41,8 @@ def dataset(name: str) -> Any:
     return found
 
 
-def _check_arguments(maker: Any, name: str) -> None:
+def check_arguments(maker: Any, name: str) -> None:
+    """Raises TargetError if `maker` cannot be called without arguments."""
     try:
         signature = inspect.signature(maker)
     except ValueError:  # the signature of a class or function in C is unknown
@@ -51,7 +52,7 @@ def _check_arguments(maker: Any, name: str) -> None:
     except TypeError as error:
         raise TargetError(
             f"{name} is called without arguments, but needs some: {error}. Write a function without any "
-            "that returns the dataset, and name that function."
+            "that returns the object, and name that function."
         ) from None
 
 
@@ -92,8 +93,8 @@ def _imported(where: str) -> ModuleType:
 
 def _noted(error: Exception, where: str) -> Exception:
     error.add_note(
-        f"penstock profile: this was raised while {where} was imported. If {where} is a program, put what it runs "
-        'under if __name__ == "__main__":, so that its dataset can be imported.'
+        f"penstock: this was raised while {where} was imported. If {where} is a program, put what it runs "
+        'under if __name__ == "__main__":, so that its objects can be imported.'
     )
     return error
 

@@ -135,7 +135,7 @@ class ProcessBackend(Backend):
         return self._launchers[-1].start(number)
 
     def _launch_by(self, method: str, number: int) -> WorkerProcess:
-        """Starts this worker and all later ones with another start method, the current dataset and change log."""
+        """Starts this worker and all later ones by another start method, with the dataset in its current state."""
         known = len(self._launchers)
         try:
             Launcher(method, main, self._job(), self._theirs, among=self._launchers)
@@ -315,7 +315,7 @@ class ProcessBackend(Backend):
                     close(fd)
 
     def _send_tokens_again(self) -> None:
-        """Announces open tasks and exit requests again, because a token read by a worker that died is lost."""
+        """Announces open tasks and exit requests again, because the tokens that a dead worker has read are lost."""
         tokens = self._theirs["tokens 0"]
         if not self._workers and select.select([tokens], [], [], 0)[0]:
             # No worker is left to read the tokens in the pipe. They are all sent again, so that the only reader of a
@@ -333,7 +333,7 @@ class ProcessBackend(Backend):
         return root
 
     def _read(self, everything: bool = False) -> list[Outcome] | None:
-        """Returns the outcomes read from the pipe ([] for a wake-up alone), or None if the pipe was empty."""
+        """Reads outcomes from the pipe. Returns None if the pipe was empty, and [] if it contained only a wake-up."""
         outcomes: list[Outcome] | None = None
         while True:
             try:

@@ -75,7 +75,7 @@ class Board:
         return slot
 
     def claim(self, slot: int, seq: int, worker: int) -> Notice | None:
-        """Claims the task numbered `seq` for a worker. Returns its notice, or None if it is no longer open."""
+        """Claims the task numbered `seq` for a worker. Returns its notice, or None if the task is no longer open."""
         fcntl.lockf(self._fd, fcntl.LOCK_EX, 1, slot)
         try:
             base = slot * _STRIDE

@@ -65,7 +65,7 @@ def threads_beside() -> int:
 
 
 def _left_after_a_trial() -> frozenset[_Thread]:
-    """Returns the other threads that would exist during a fork, or a dummy entry if they cannot be listed."""
+    """Returns the other threads that a fork would leave behind, or a dummy entry if they cannot be listed."""
     global _stayed
     try:
         others = _others()

@@ -72,8 +72,9 @@ class Launcher:
     """Starts workers that run `main(number, payload, fds)`. Descriptors have the same numbers in the workers.
 
     With spawn and forkserver, the constructor pickles the payload, and raises UnshippableDataset before any process
-    starts. `explicit` is True if the program named the start method; the program is then warned if another method
-    must be used. The launcher adds itself to `among` before it acquires any resource (see `_system/interrupts.py`).
+    starts. `explicit` is True if the program named the start method. If so, the program is warned when another
+    method must be used. The launcher adds itself to the list `among` before it acquires any resource, so that the
+    caller can always close it (see `_system/interrupts.py`).
     """
 
     def __init__(
@@ -207,7 +208,7 @@ class Launcher:
                 close(theirs.detach())
 
     def _await_template(self) -> None:
-        """Waits, interruptibly, for the template process. Restarts it once; if it cannot fork, uses spawn."""
+        """Waits for the template process. Restarts it once if it dies. Switches to spawn if it cannot fork."""
         if self.template is None:  # another thread has just given it up
             return
         if not self.template.ready():
@@ -236,7 +237,7 @@ def _require_linux() -> None:
 
 
 class Template(Handle):
-    """The handle of the template (the process that forks workers). `release` kills it; it has nothing to save."""
+    """The handle of the template (the process that forks workers). `release` kills the process."""
 
     def __init__(self, pid: int, pidfd: int, link: socket.socket) -> None:
         super().__init__(pid, pidfd)
@@ -283,7 +284,7 @@ class Template(Handle):
         )
 
     def _ask(self, *request: int) -> tuple[int, list[int]] | None:
-        """Sends a request, if any, and returns (pid or exit code, pidfds), or None if the template is dead."""
+        """Sends a request, if any. Returns (pid or exit code, pidfds), or None if the template is dead."""
         with self._talk:
             # A template that was replaced has a closed handle, and the number of its link may be another file's.
             if not self._usable():
@@ -357,7 +358,7 @@ def start_python(boot: int, role: str, number: int, child: int, fds: tuple[int, 
 
 
 def enter(boot: dict[str, Any], role: str, number: int, child: int) -> NoReturn:
-    """Runs a new interpreter as a worker, or as the template process; `number` is then a socket descriptor."""
+    """Runs a new interpreter: a worker, or the template process (then `number` is a socket descriptor)."""
     called_through("<string>")  # _ENTER is not the user's code
     sys.argv[:] = boot["argv"]
     sentinel = processes.settle(boot["lifeline"])

@@ -20,7 +20,7 @@ _MUST_BE = f"multiprocessing_context must be one of {', '.join(METHODS)}"
 
 
 def choose_method(asked: str | BaseContext | None) -> str:
-    """Returns the requested start method or, by default, the one set in multiprocessing, or a safe one."""
+    """Returns the requested start method. By default, this is the one set in multiprocessing, or a safe one."""
     method, is_pythons = _asked(asked)
     used = method or _configured() or _safe()
     if not is_pythons:  # of a library's context, only the start method is used, if penstock knows it
@@ -84,7 +84,7 @@ def give_up_templates(obstacle: str, *, asked: bool) -> None:
 
 
 def _asked(asked: Any) -> tuple[str | None, bool]:
-    """Returns the requested method (None if missing or unknown), and whether its context is Python's own."""
+    """Returns the requested method (None if missing or unknown), and False if the context is from another library."""
     if asked is None:
         return None, True
     if isinstance(asked, str):
@@ -107,7 +107,7 @@ def _asked(asked: Any) -> tuple[str | None, bool]:
 
 
 def _is_pythons(process: Any) -> bool:
-    """True for Python's own Process classes, and for the `Process` method of Python's default context."""
+    """True for multiprocessing's own Process classes, and for the `Process` method of its default context."""
     return getattr(process, "__module__", "").partition(".")[0] == "multiprocessing"
 
 

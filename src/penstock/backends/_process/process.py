@@ -205,7 +205,7 @@ def _reap_later(pidfd: int) -> None:
 
 
 def leave_last_words(words: int, exc: BaseException, where: str) -> None:
-    """Called in a worker that cannot start: atomically appends its error to the file `words`, for the parent."""
+    """Writes the error of a worker that cannot start to the file `words`, for the parent. The write is atomic."""
     data = Failure.capture(exc, where=where)
     os.write(words, _LAST_WORDS.pack(os.getpid(), len(data)) + data)
 
@@ -224,7 +224,7 @@ def pidfd_of_child(pid: int) -> int:
 
 
 def fate(exitcode: int | None) -> tuple[str, str]:
-    """Returns how a process ended, as a phrase, and the signal that killed it: a name, "" (none) or "unknown"."""
+    """Returns a phrase that says how a process ended, and the name of the signal that killed it, "" or "unknown"."""
     if exitcode == UNKNOWN:
         return "ended, and the system did not tell how", "unknown"
     if exitcode is None or exitcode >= 0:
@@ -283,7 +283,7 @@ def live(
     lifeline: int | None = None,
     sentinel: int = -1,
 ) -> NoReturn:
-    """Runs `main`, then exits without running the parent's cleanup code. `lifeline` is for forked processes."""
+    """Runs `main`, then exits without running the parent's cleanup code. Only forked processes get a `lifeline`."""
     code = 1
     try:
         if lifeline is not None:
@@ -316,7 +316,7 @@ def _complain(number: int) -> None:
 
 
 def settle(lifeline: int) -> int:
-    """Sets up signals, stdin and the lifeline pipe. Returns a descriptor, readable once the parent is dead."""
+    """Sets up signals, stdin and the lifeline pipe. Returns a descriptor that is readable once the parent is dead."""
     # Only the parent may finalize the cyclic garbage that it left, and a collection that looks at inherited objects
     # would copy their memory pages.
     gc.freeze()

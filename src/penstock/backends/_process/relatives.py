@@ -25,7 +25,7 @@ _atexit: Any = atexit
 
 
 class Lineage(NamedTuple):
-    """The settings that child processes inherit in multiprocessing, in types that marshal can write."""
+    """The settings that child processes inherit in multiprocessing. All values have types that marshal can write."""
 
     identity: tuple[int, ...]
     config: dict[str, Any]
@@ -85,7 +85,7 @@ class CurrentWorker(Relative):
 
 @contextmanager
 def inheriting(itself: Relative) -> Iterator[None]:
-    """Sets a worker's name and key while a new interpreter unpickles. Manager proxies register afterwards."""
+    """Sets a worker's name and key during unpickling, and delays the registration of manager proxies."""
     current: Any = multiprocessing.current_process()
     current.name, current.authkey, current._inheriting = itself.name, itself.authkey, True
     try:
@@ -95,7 +95,7 @@ def inheriting(itself: Relative) -> Iterator[None]:
 
 
 class Child(Relative):
-    """A worker as listed by `multiprocessing.active_children()`. The subclass `WorkerProcess` adds the handle."""
+    """A worker in the list of `multiprocessing.active_children()`. The subclass `WorkerProcess` adds a handle."""
 
     def register(self) -> None:
         self._popen = _ChildPopen(self)
@@ -107,7 +107,7 @@ class Child(Relative):
 
 
 class _ChildPopen:
-    """Replaces multiprocessing's Popen: `active_children()` polls it, and interpreter exit terminates it."""
+    """Stands in for multiprocessing's Popen in `active_children()` and at the interpreter's exit."""
 
     def __init__(self, child: Child) -> None:
         self._child = child

@@ -61,7 +61,7 @@ _NOTHING = bytes(REPLY.size)
 
 
 def serve(call: tuple[Any, ...], node: str, fetch: Callable[[], Any]) -> None:
-    """Runs the driver's tasks until told to exit or disconnected.
+    """Runs the driver's tasks until the driver requests an exit, or the connection ends.
 
     `call` holds the fields of a `Call`, and `fetch` returns the job.
     """
@@ -106,7 +106,7 @@ def _serve(link: Link, worker: int, seat: int, node: str, fetch: Callable[[], An
 
 
 class StrayArrays:
-    """The strays of one reply (batches that did not fit into their slab), which are sent after the reply."""
+    """The batches of one reply that did not fit into their slab (strays). They are sent after the reply."""
 
     def __init__(self) -> None:
         self.made: list[tuple[int, NDArray[np.uint8]]] = []
@@ -120,7 +120,7 @@ class StrayArrays:
 
 
 class Inbox:
-    """Receives frames in its own thread. `orders` is a queue of tasks and dataset changes; None ends it."""
+    """Receives frames in its own thread. Queues tasks and dataset changes in `orders`, and None at the end."""
 
     def __init__(self, link: Link, gauges: Gauges, ended: threading.Event) -> None:
         self._link, self._gauges, self._ended = link, gauges, ended

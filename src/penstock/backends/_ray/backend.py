@@ -28,7 +28,7 @@ _GRACE = 1.0
 
 
 class RayBackend(Exchange, Backend):
-    """Runs workers on Ray. Use `start` to create one. `poll` raises if none starts in `patience` seconds."""
+    """Runs workers on Ray. Use `start` to create one. `poll` raises if no worker starts within `patience` seconds."""
 
     copies_dataset = True
     leaves_nothing = False

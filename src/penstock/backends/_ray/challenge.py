@@ -54,7 +54,7 @@ class Refused(Exception):
 
 
 class Challenge:
-    """Authenticates one end of a connection. Sends `greeting` first, and then waits for `wants` bytes."""
+    """Authenticates one end of a connection. The caller sends `greeting`, and then receives up to `wants` bytes."""
 
     greeting = b""
 

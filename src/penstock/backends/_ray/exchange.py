@@ -78,7 +78,7 @@ class Posted(NamedTuple):
 
 
 class LinkStrays:
-    """Received strays (batches that did not fit into their slab). `nbytes` also counts those still in use."""
+    """Received strays (batches that did not fit into their slab). `nbytes` includes the strays still in use."""
 
     def __init__(self) -> None:
         self._arrived: dict[tuple[int, int], NDArray[np.uint8]] = {}
@@ -196,7 +196,7 @@ class Exchange:
     def _receive_reply(
         self, remote: RemoteWorker, link: Link, seq: int, piece: tuple[int, int], strays: int, figures: int
     ) -> None:
-        """Receives a reply, its bytes for the slab (`piece`: offset and size), and batches that did not fit."""
+        """Receives a reply, its bytes for the slab, and its strays. `piece` is (offset, size) in the slab."""
         start, size = piece
         data = link.receive(REPLY.size + figures + strays * STRAY.size)
         reply, told = bytes(data[: REPLY.size]), data[REPLY.size : REPLY.size + figures]
@@ -315,7 +315,7 @@ class Exchange:
         return seq, steps
 
     def _silent_nodes(self) -> dict[str, float]:
-        """Maps silent nodes to their seconds of silence. A node is listed for at most a minute, then retried."""
+        """Returns for how many seconds each silent node has not answered. After a minute, a node is tried again."""
         now = time.monotonic()
         with self._lock:
             self._silent = {node: since for node, since in self._silent.items() if now < since + _SILENT}

@@ -85,7 +85,7 @@ class TlsFiles(NamedTuple):
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of Python and of the packages that must or should match on both sides."""
+    """Returns the versions of Python and of the packages that are compared between driver and worker."""
     ours: str = sys.modules["penstock"].__version__
     found = {"python": platform.python_version(), "penstock": ours, "numpy": np.__version__}
     for guest in GUESTS:
@@ -136,7 +136,7 @@ def listen(address: str) -> socket.socket:
 
 
 class Handshake:
-    """One side of a handshake, without I/O: a challenge (see `challenge.py`), inside TLS if `secure` is given."""
+    """One side of a handshake, without I/O: a challenge (see `challenge.py`), with TLS if `secure` is given."""
 
     def __init__(self, challenge: Challenge, secure: Secure | None) -> None:
         self._challenge, self.secure = challenge, secure
@@ -148,7 +148,7 @@ class Handshake:
 
     @property
     def wants(self) -> int:
-        """The maximum number of bytes to receive now. Bytes that follow the handshake belong to the link."""
+        """The maximum number of bytes to receive now. The bytes after the handshake are left for the link."""
         return self._challenge.wants if self.secure is None else _PIECE
 
     def begin(self) -> bytes:

@@ -66,7 +66,7 @@ class Ledger:
         return True
 
     def answering(self, worker: int, seq: int) -> bool:
-        """Records that the answer to the worker's oldest task is arriving. Returns False if it is unwanted."""
+        """Records that a worker's answer to its oldest task is arriving. Returns False if the answer is unwanted."""
         hand = self._hands.get(worker)
         if not hand or hand[0] != seq:
             raise ValueError(f"worker {worker} answers task {seq}, but it has the tasks {list(hand or ())}")
@@ -107,7 +107,7 @@ class Ledger:
         return None
 
     def _sort(self, worker: int) -> None:
-        """Records whether a worker is free, or may get a second task (never while a request to exit is open)."""
+        """Updates whether a worker is free, or may get a second task (not while an exit request is open)."""
         self._free.pop(worker, None)
         self._ready.pop(worker, None)
         if worker in self._halted:
@@ -129,7 +129,7 @@ class Ledger:
         self._sort(worker)
 
     def halt(self, worker: int) -> None:
-        """Stops giving tasks to a worker whose connection has ended, because they would be lost with it."""
+        """Stops giving tasks to a worker whose connection has ended, because such tasks would be lost."""
         if worker in self._hands:
             self._halted.add(worker)
             self._sort(worker)

@@ -46,9 +46,10 @@ class Cluster(Protocol):
         """Makes these bytes available on all nodes."""
 
     def start(self, call: Call, shipped: object, told: Any, avoid: Collection[str]) -> KillWorker:
-        """Starts a worker once a node has room, preferably not in `avoid`. Returns a function that kills it.
+        """Starts a worker once a node has room. Returns a function that kills the worker.
 
-        `told(end)` is called once, in any thread, when the process has ended.
+        Nodes in `avoid` are not used if another node will do. `told(end)` is called once, in any thread, when the
+        process has ended.
         """
 
     def is_there(self) -> bool:

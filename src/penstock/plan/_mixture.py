@@ -1,0 +1,469 @@
+"""Decides which source each sample of a mixture is from, and which sample of the source that is.
+
+The shares are exact in every prefix: after n positions of a stage, a source of the weight w has given floor(n * w) or
+ceil(n * w) samples. So its sample j can only be at the positions floor(j / w) to ceil((j + 1) / w) - 1, its *window*
+(known from Pfair scheduling). docs/decisions/0051-mixtures.md shows why a schedule inside all windows can be computed
+for any page of positions alone.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.plan._blocks import BlockOrder, arranged
+from penstock.plan._grouping import Grouping
+from penstock.plan._order import ENDLESS, Permutations, _checked
+from penstock.plan._seeds import hashes, mix
+from penstock.plan._windows import Memo
+
+UNIT = 1 << 60
+"""Weights are integers that sum to this."""
+
+Stop = Literal["never", "first", "all"]
+
+_LEAF, _PAGE = 128, 4096  # positions
+_EDGES, _PAGES = 256, 8  # kept in memory
+_ROUNDS = 24
+_EDGE, _SWAPS, _STAGE, _SOURCE = range(4)  # each use of randomness has its own key
+
+
+def whole_weights(weights: Sequence[Fraction]) -> tuple[int, ...]:
+    """Returns integers in proportion to the weights that sum to `UNIT`. A weight above 0 stays above 0.
+
+    >>> [weight / UNIT for weight in whole_weights([Fraction(3), Fraction(0), Fraction(1)])]
+    [0.75, 0.0, 0.25]
+    """
+    total = sum(weights)
+    ideal = [weight * UNIT / total for weight in weights]
+    found = [max(int(share), 1) if share else 0 for share in ideal]
+    by_remainder = sorted(range(len(found)), key=lambda i: (found[i] - ideal[i], i))
+    missing = UNIT - sum(found)
+    for i in by_remainder[: max(0, missing)]:
+        found[i] += 1
+    if missing < 0:  # weights below 2**-60 were rounded up
+        found[max(range(len(found)), key=found.__getitem__)] += missing
+    return tuple(found)
+
+
+class MixturePage(NamedTuple):
+    """Consecutive positions: the source at each, and how many samples that source has given before."""
+
+    sources: NDArray[np.int64]
+    counts: NDArray[np.int64]
+
+
+class Schedule:
+    """The source at each position for fixed weights, which are positive integers that sum to `UNIT`.
+
+    Positions are divided into leaves. At an edge between leaves, each source has given the rounded down or rounded up
+    number of its samples. `_edge` chooses which sources are rounded up, such that the leaves on both sides can be
+    filled. The edges form a tree by the number of zero bits at their end, and an edge is chosen to fit the two edges
+    around it that are higher in the tree.
+    """
+
+    def __init__(self, weights: Sequence[int], seed: int) -> None:
+        self.weights, self.seed = weights, seed
+        self.leaf = max(_LEAF, 1 << (16 * len(weights) - 1).bit_length())
+        self.page = max(_PAGE, self.leaf)
+        longest = max(UNIT // weight for weight in weights) + 2
+        # Edges this far apart are independent, because no window contains two of them.
+        self._apart = 1 << max(0, (-(-longest // self.leaf) - 1).bit_length())
+        self._edges: Memo[list[int]] = Memo(_EDGES)
+        self._pages: Memo[MixturePage] = Memo(_PAGES)
+
+    def edge(self, number: int) -> list[int]:
+        """Returns how many samples each source has given before the leaf with this number."""
+        return self._edges.get((number,), lambda: self._edge(number))
+
+    def page_at(self, number: int) -> MixturePage:
+        return self._pages.get((number,), lambda: self._page(number))
+
+    def counts(self, position: int) -> list[int]:
+        """Returns how many samples each source has given before this position."""
+        number, places = divmod(position, self.page)
+        base = self.edge(number * (self.page // self.leaf))
+        if not places:
+            return base
+        inside = np.bincount(self.page_at(number).sources[:places], minlength=len(self.weights)).tolist()
+        return [before + count for before, count in zip(base, inside, strict=True)]
+
+    def _edge(self, number: int) -> list[int]:
+        n = number * self.leaf
+        counts, straddling = [], []
+        for source, weight in enumerate(self.weights):
+            done, rest = divmod(n * weight, UNIT)
+            counts.append(done)
+            if rest:
+                due = -(-(done + 1) * UNIT // weight)
+                straddling.append(Straddling(source, rest, done * UNIT // weight, due))
+        if not straddling:
+            return counts
+        step, key = number & -number, mix(self.seed, _EDGE, n)
+        if step >= self._apart:
+            chosen = _rounded_up(straddling, n, n - UNIT, n + 2 * UNIT, set(), set(), key)
+        else:
+            before, after = self.edge(number - step), self.edge(number + step)
+            taken = {s.source for s in straddling if before[s.source] > counts[s.source]}
+            left = {s.source for s in straddling if after[s.source] <= counts[s.source]}
+            reach = step * self.leaf
+            chosen = _rounded_up(straddling, n, n - reach, n + reach, taken, left, key)
+        for source in chosen:
+            counts[source] += 1
+        return counts
+
+    def _page(self, number: int) -> MixturePage:
+        leaves, n = self.page // self.leaf, number * self.page
+        edges = [self.edge(number * leaves + i) for i in range(leaves + 1)]
+        base = edges[0]
+        inside = np.array([[c - b for c, b in zip(edge, base, strict=True)] for edge in edges], np.int64)
+        given = np.diff(inside, axis=0).T  # by source and leaf
+        totals = inside[-1]
+        starts = totals.cumsum() - totals
+        source = np.repeat(np.arange(len(base)), totals)
+        rank = np.arange(self.page) - starts[source]
+        released, due = self._windows(n, base, source, rank)
+        leaf = np.repeat(np.tile(np.arange(leaves) * self.leaf, len(base)), given.ravel())
+        earliest, latest = np.maximum(released, leaf), np.minimum(due, leaf + self.leaf)
+        placed = np.array(_earliest_due(earliest.tolist(), latest.tolist()))
+        _swap(placed, released, due, mix(self.seed, _SWAPS, number))
+        sources = source[placed]
+        counts = np.empty(self.page, np.int64)
+        counts[sources.argsort(kind="stable")] = rank + np.array(base, np.int64)[source]
+        return MixturePage(sources, counts)
+
+    def _windows(
+        self, n: int, base: Sequence[int], source: NDArray[np.int64], rank: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the windows of samples of the page that begins at n: `rank` counts from `base` of each source."""
+        done = [divmod(n * weight, UNIT) for weight in self.weights]
+        ahead = np.array([before - count for before, (count, _) in zip(base, done, strict=True)])
+        rest = np.array([rest for _, rest in done], np.int64)[source]
+        weight = np.array(self.weights)[source]
+        number = rank + ahead[source]
+        released, _ = _divided(number, rest, weight)
+        due, exact = _divided(number + 1, rest, weight)
+        due += ~exact
+        return released.clip(0), due.clip(None, self.page)
+
+
+def _divided(
+    number: NDArray[np.int64], rest: NDArray[np.int64], weight: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Returns (number * UNIT - rest) // weight, and whether the division is exact, for numbers below 2**20."""
+    whole, less = UNIT // weight, rest // weight
+    part, rest = UNIT - whole * weight, rest - less * weight
+    # number * part needs more than 64 bits. The floats are wrong by less than 1, and the remainder, which needs 62
+    # bits and so survives the overflow of the products, shows by how much.
+    guess = np.floor((number.astype(np.float64) * part - rest) / weight).astype(np.int64)
+    remainder = number * part - rest - guess * weight
+    step = (remainder >= weight).astype(np.int64) - (remainder < 0)
+    return number * whole - less + guess + step, remainder == step * weight
+
+
+class Straddling(NamedTuple):
+    """The sample of a source whose window contains an edge."""
+
+    source: int
+    rest: int  # the part of the sample that is due before the edge, times UNIT
+    released: int
+    due: int
+
+
+def _rounded_up(
+    straddling: Sequence[Straddling],
+    n: int,
+    before: int,
+    after: int,
+    taken: set[int],
+    left: set[int],
+    key: int,
+) -> list[int]:
+    """Returns the sources whose straddling sample is placed before the edge n, given the edges before and after it.
+
+    The samples of the sources `taken` are before the edge `before` already, and those of `left` are after `after`.
+    """
+    # This is a schedule of its own: the first m slots are before the edge, and the others after it. The slots where a
+    # sample may be are chosen such that the leaves on both sides can be filled.
+    size, m = len(straddling), sum([s.rest for s in straddling]) // UNIT
+    first, stop = [0] * size, [size] * size
+    by_release = sorted([(-s.released, i) for i, s in enumerate(straddling) if s.released > before], reverse=True)
+    rests = sum([straddling[i].rest for _, i in by_release])
+    last = None
+    for released, i in by_release:  # the earliest first: `rests` is the sum over those released then or later
+        if released != last:
+            last, slot = released, max(0, m + -rests // UNIT)
+        first[i] = slot
+        rests -= straddling[i].rest
+    by_due = sorted([(-s.due, i) for i, s in enumerate(straddling) if s.due < after])
+    rests, last = sum([straddling[i].rest for _, i in by_due]), None
+    for number, (due, i) in enumerate(by_due):  # the latest first
+        if due != last:
+            last, slot = due, min(size, m + len(by_due) - number - rests // UNIT)
+        stop[i] = slot
+        rests -= straddling[i].rest
+    odds = []
+    for i, s in enumerate(straddling):
+        if s.source in taken:
+            stop[i] = m
+        elif s.source in left:
+            first[i] = m
+        odds.append((n - max(s.released, before)) / (min(s.due, after) - n))
+    slots = _earliest_due(first, stop)
+    _stir(slots, m, first, stop, odds, key)
+    return [straddling[i].source for i in slots[:m]]
+
+
+def _earliest_due(first: Sequence[int], stop: Sequence[int]) -> list[int]:
+    """Assigns jobs to the slots 0, 1, 2, ... so that job i is at `first[i]` or later, and before `stop[i]`.
+
+    Of the jobs that can take a slot, the one with the earliest `stop` gets it.
+    """
+    size = len(first)
+    by_first = sorted(range(size), key=first.__getitem__)
+    begins = [first[i] for i in by_first]
+    begins.append(size)
+    entries = [stop[i] * size + i for i in by_first]
+    ready: list[int] = []
+    push, pop = heapq.heappush, heapq.heappop
+    placed, at = [], 0
+    for slot in range(size):
+        while begins[at] <= slot:
+            push(ready, entries[at])
+            at += 1
+        placed.append(pop(ready) % size)
+    return placed
+
+
+def _stir(
+    slots: list[int], m: int, first: Sequence[int], stop: Sequence[int], odds: Sequence[float], key: int
+) -> None:
+    """Swaps jobs at random. A job is likely to be in one of the first m slots if its odds are high."""
+    size = len(slots)
+    for number in hashes(key, np.arange(6 * size)).tolist():
+        s, t = (number & 0xFFFFF) * size >> 20, (number >> 20 & 0xFFFFF) * size >> 20
+        if s > t:
+            s, t = t, s
+        a, b = slots[s], slots[t]
+        if stop[a] <= t or first[b] > s:
+            continue
+        crossing = s < m <= t
+        one, other = (odds[a], odds[b]) if crossing else (1.0, 1.0)
+        if (number >> 40) * (one + other) < other * (1 << 24):
+            slots[s], slots[t] = b, a
+
+
+def _swap(placed: NDArray[np.int64], released: NDArray[np.int64], due: NDArray[np.int64], key: int) -> None:
+    """Swaps pairs of jobs at random distances, where both stay inside their windows."""
+    size = len(placed)
+    widest = int((due - released).max())
+    reach = min(widest, size // 2).bit_length()  # distances below 2**reach
+    positions = np.arange(size)
+    for number in range(_ROUNDS if widest > 1 else 0):
+        drawn = mix(key, number)
+        low = 1 << drawn % reach
+        distance = min(low + (drawn >> 8) % low, size - 1)
+        phase = (drawn >> 32) % (2 * distance)
+        # Stretches of `distance` positions are paired with the next stretch, so each position is in one pair.
+        left = positions[: size - distance]
+        left = left[(left + phase) % (2 * distance) < distance]
+        right = left + distance
+        a, b = placed[left], placed[right]
+        fits = (due[a] > right) & (released[b] <= left) & (hashes(drawn, left) >> np.uint64(63) == 0)
+        placed[left[fits]], placed[right[fits]] = b[fits], a[fits]
+
+
+class Stage(NamedTuple):
+    """The weights from a position of an epoch on. The stages after it replace them."""
+
+    epoch: int
+    position: int
+    weights: tuple[int, ...]  # of all sources, see `whole_weights`
+
+
+class Stretch(NamedTuple):
+    """The positions of an epoch from `begin` on that have the same weights."""
+
+    begin: int
+    base: list[int]  # how many samples each source has given before
+    active: NDArray[np.int64]  # the sources that have a weight
+    schedule: Schedule
+
+    def counts(self, position: int) -> list[int]:
+        counts = self.base.copy()
+        for source, count in zip(self.active.tolist(), self.schedule.counts(position - self.begin), strict=True):
+            counts[source] += count
+        return counts
+
+
+@dataclass(frozen=True)
+class MixtureOrder:
+    """The keys of a mixture of sources that have `lengths` samples: a key says the source, its pass, and the sample.
+
+    With `shuffle`, each pass over a source is in a random order of its own, by the blocks of the source if `blocks`
+    has any for it. `labels` are numbers of the sources for their seeds, by default 0, 1, 2 and so on. `stop` is
+    "never", or says if an epoch ends after the last sample of the first source that has given all of its samples, or
+    after each source (with a weight) has done so.
+
+    >>> order = MixtureOrder((3, 2), (Stage(0, 0, whole_weights([Fraction(3), Fraction(1)])),), seed=1)
+    >>> [divmod(key, 5) for key in order.at(0, np.arange(8)).tolist()]  # (pass, key in all sources together)
+    [(0, 3), (0, 1), (0, 0), (0, 2), (1, 1), (0, 4), (1, 0), (1, 2)]
+    """
+
+    lengths: tuple[int, ...]
+    stages: tuple[Stage, ...]
+    seed: int
+    stop: Stop = "never"
+    shuffle: bool = True
+    blocks: tuple[Grouping | None, ...] = ()
+    window: int = 16
+    labels: tuple[int, ...] = ()
+    _stretches: Memo[list[Stretch]] = field(default_factory=lambda: Memo(2), init=False, compare=False, repr=False)
+    _sizes: Memo[int] = field(default_factory=lambda: Memo(4), init=False, compare=False, repr=False)
+    _arranged: Memo[Callable[[NDArray[np.int64]], NDArray[np.int64]]] = field(init=False, compare=False, repr=False)
+    _permutations: Permutations = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_arranged", Memo(2 * len(self.lengths)))
+        object.__setattr__(self, "_permutations", Permutations(self.lengths))
+
+    @property
+    def identity(self) -> str:
+        """Identifies the order in a resume state. The mixture's own state has its sources and weights."""
+        return f"stop={self.stop}, shuffle={self.shuffle}, window={self.window}"
+
+    def size(self, epoch: int) -> int:
+        return ENDLESS if self.stop == "never" else self._sizes.get((epoch,), lambda: self._end(epoch))
+
+    def at(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        sources, counts = self.given(epoch, positions)
+        lengths = np.array(self.lengths, np.int64)
+        passes, index = np.divmod(counts, lengths[sources].clip(1))
+        total = int(lengths.sum())
+        if passes.size and (most := int(passes.max())) > ENDLESS // total:
+            raise OverflowError(
+                f"pass {most:,} over source {int(sources[passes.argmax()])} has keys beyond 2**62, because all "
+                f"sources together have {total:,} samples. Give this source, which has few samples, less weight."
+            )
+        if self.shuffle:
+            index = self._shuffled(epoch, sources, passes, index)
+        keys: NDArray[np.int64] = passes * total + (lengths.cumsum() - lengths)[sources] + index
+        return keys
+
+    def given(self, epoch: int, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the source at each position, and how many samples it has given before."""
+        positions = _checked(positions, self.size(epoch))
+        sources, counts = np.empty_like(positions), np.empty_like(positions)
+        stretches = self._of(epoch)
+        numbers = np.searchsorted([stretch.begin for stretch in stretches], positions, "right") - 1
+        for number in np.unique(numbers).tolist():
+            begin, base, active, schedule = stretches[number]
+            of_stretch = np.flatnonzero(numbers == number)
+            pages, places = np.divmod(positions[of_stretch] - begin, schedule.page)
+            for page in np.unique(pages).tolist():
+                here = pages == page
+                of_page, found = of_stretch[here], schedule.page_at(page)
+                which = active[found.sources[places[here]]]
+                sources[of_page] = which
+                counts[of_page] = found.counts[places[here]] + np.array(base, np.int64)[which]
+        return sources, counts
+
+    def counts(self, epoch: int, position: int) -> NDArray[np.int64]:
+        """Returns how many samples each source has given before this position."""
+        if not 0 <= position <= self.size(epoch):
+            raise IndexError(f"position {position} is outside epoch {epoch}, which has {self.size(epoch)} samples.")
+        stretches = self._of(epoch)
+        number = bisect_right([stretch.begin for stretch in stretches], position) - 1
+        return np.array(stretches[number].counts(position), np.int64)
+
+    def _shuffled(
+        self, epoch: int, sources: NDArray[np.int64], passes: NDArray[np.int64], index: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        labels = np.array(self.labels or range(len(self.lengths)), np.uint64)
+        keys = hashes(mix(self.seed, _SOURCE, epoch), labels[sources])  # type: ignore[arg-type]  # any 64 bits
+        keys = hashes(_SOURCE, keys ^ hashes(_STAGE, passes))  # type: ignore[arg-type]
+        grouped = [source for source, blocks in enumerate(self.blocks) if blocks is not None]
+        if not grouped:
+            return self._permutations.at(sources, keys, index)
+        by_block = np.isin(sources, grouped)
+        single = ~by_block
+        index[single] = self._permutations.at(sources[single], keys[single], index[single])
+        for source, number in {*zip(sources[by_block].tolist(), passes[by_block].tolist(), strict=True)}:
+            here = (sources == source) & (passes == number)
+            index[here] = self._arrangement(epoch, source, number)(index[here])
+        return index
+
+    def _arrangement(self, epoch: int, source: int, number: int) -> Callable[[NDArray[np.int64]], NDArray[np.int64]]:
+        def make() -> Callable[[NDArray[np.int64]], NDArray[np.int64]]:
+            grouping = self.blocks[source]
+            assert grouping is not None
+            found = arranged(
+                BlockOrder(
+                    grouping.edges,
+                    self.window,
+                    mix(self.seed, _SOURCE, epoch, (self.labels or range(len(self.lengths)))[source]),
+                ),
+                number,
+            )
+            keys = grouping.keys
+            return found.keys if keys is None else lambda places: keys[found.keys(places)]
+
+        return self._arranged.get((epoch, source, number), make)
+
+    def _of(self, epoch: int) -> list[Stretch]:
+        return self._stretches.get((epoch,), lambda: self._made(epoch))
+
+    def _made(self, epoch: int) -> list[Stretch]:
+        before = [stage for stage in self.stages if (stage.epoch, stage.position) <= (epoch, 0)]
+        changes = [(0, before[-1].weights)]
+        changes += [(at, weights) for number, at, weights in self.stages if number == epoch and at > 0]
+        found: list[Stretch] = []
+        for begin, weights in changes:
+            base = found[-1].counts(begin) if found else [0] * len(weights)
+            active = np.flatnonzero(weights)
+            seed = mix(self.seed, _STAGE, epoch, begin)
+            found.append(Stretch(begin, base, active, Schedule([weights[i] for i in active.tolist()], seed)))
+        return found
+
+    def _end(self, epoch: int) -> int:
+        """Returns the number of positions in an epoch that ends."""
+        stretches = self._of(epoch)
+        for number, stretch in enumerate(stretches):
+            end = stretch.begin + self._needed(stretch)
+            if number + 1 == len(stretches) or end <= stretches[number + 1].begin:
+                break
+        return min(end, ENDLESS)
+
+    def _needed(self, stretch: Stretch) -> int:
+        """Returns how many positions of a stretch it takes until the first source, or each, has given all samples."""
+        schedule, active = stretch.schedule, stretch.active.tolist()
+        missing = [max(0, self.lengths[source] - stretch.base[source]) for source in active]
+        enough = any if self.stop == "first" else all
+
+        def ends_by(counts: Sequence[int]) -> bool:
+            return enough(count >= most for count, most in zip(counts, missing, strict=True))
+
+        choose = min if self.stop == "first" else max
+        # Of each source, the release of the last sample that is missing, and the end of its window.
+        windows = zip(missing, schedule.weights, strict=True)
+        bounds = [((most - 1) * UNIT // w, -(-most * UNIT // w)) if most else (0, 0) for most, w in windows]
+        low, high = choose(bound[0] for bound in bounds), choose(bound[1] for bound in bounds)
+        size, leaves = schedule.page, schedule.page // schedule.leaf
+        page = _first(low // size, high // size + 1, lambda number: ends_by(schedule.edge(number * leaves)))
+        low, high = max(low, (page - 1) * size), min(high, page * size)
+        return _first(low, high, lambda position: ends_by(schedule.counts(position)))
+
+
+def _first(low: int, high: int, holds: Callable[[int], bool]) -> int:
+    """Returns the first number from `low` to `high` for which a monotone condition holds, or `high`."""
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle + 1, high)
+    return low

@@ -1,0 +1,350 @@
+"""Packs documents of different lengths into rows of a fixed length, one window of documents at a time."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from dataclasses import dataclass, field
+from typing import NamedTuple, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.plan._budget import LengthTable
+from penstock.plan._order import ENDLESS, Order, Permutation
+from penstock.plan._samplers import positive
+from penstock.plan._seeds import mix
+from penstock.plan._windows import ItemTable, Memo
+
+Int64s = NDArray[np.int64]
+
+PACKED_TOGETHER = 100_000
+"""Default number of documents in a window."""
+
+METHODS = ("best_fit", "concat")
+OVERFLOWS = ("split", "truncate", "drop", "error")
+
+
+class PackFigures(NamedTuple):
+    """Counts of one window. The counts of several windows can be added: see `plus`.
+
+    `tokens` and `padding` together fill the `rows`. The numbers of tokens include the tokens that are appended at the
+    end of documents (`eos`). `split_tokens` counts the tokens of the documents that were split; all of them are in
+    rows, as part of `tokens`.
+    """
+
+    documents: int = 0
+    rows: int = 0
+    tokens: int = 0
+    padding: int = 0
+    split: int = 0
+    split_tokens: int = 0
+    truncated: int = 0
+    truncated_tokens: int = 0
+    dropped: int = 0
+    dropped_tokens: int = 0
+    empty: int = 0
+
+    @property
+    def fill(self) -> float:
+        """The part of the rows that is not padding."""
+        return self.tokens / (self.tokens + self.padding) if self.rows else 1.0
+
+    def plus(self, other: PackFigures) -> PackFigures:
+        return PackFigures(*map(sum, zip(self, other, strict=True)))
+
+
+class _Placed(NamedTuple):
+    """What is placed in rows: parts of documents with their sizes, one column for each kind of cost."""
+
+    keys: Int64s
+    begins: Int64s
+    sizes: Int64s
+
+
+@dataclass(frozen=True, slots=True)
+class PackWindows:
+    """Packs the documents at each window of positions of an order into rows.
+
+    `lengths` and `capacities` have one entry for each kind of cost. The first kind counts tokens. A part of an item
+    is (key of the document, begin, end), counted in tokens. `extra` is the number of tokens that are appended to each
+    document that is not empty; they count as its last tokens.
+
+    The parts of a row are in the order of the window. The rows are in the order of their first parts, or are shuffled
+    if there is a seed.
+
+    >>> from penstock.plan._order import Sequential
+    >>> windows = PackWindows(Sequential(4), (LengthTable([3, 6, 1, 2]),), (4,))
+    >>> offsets, parts = windows.table(epoch=0, number=0)
+    >>> [parts[a:b].tolist() for a, b in zip(offsets[:-1], offsets[1:])]
+    [[[0, 0, 3], [2, 0, 1]], [[1, 0, 4]], [[1, 4, 6], [3, 0, 2]]]
+    """
+
+    order: Order
+    lengths: tuple[LengthTable, ...]
+    capacities: tuple[int, ...]
+    method: str = "best_fit"
+    overflow: str = "split"
+    extra: int = 0
+    window: int = PACKED_TOGETHER
+    seed: int | None = None
+    _made: Memo[tuple[ItemTable, PackFigures]] = field(
+        default_factory=lambda: Memo(2), init=False, compare=False, repr=False
+    )
+
+    def __post_init__(self) -> None:
+        positive("window", self.window)
+        for capacity in self.capacities:
+            positive("length", capacity)
+        for name, value, allowed in (("method", self.method, METHODS), ("overflow", self.overflow, OVERFLOWS)):
+            if value not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}.")
+        if len(self.capacities) > 1 and self.overflow in ("split", "truncate"):
+            raise ValueError(
+                f"overflow={self.overflow!r} needs one kind of length, but there are {len(self.capacities)}: which "
+                "part of a document has how much of each kind is not known. Pass overflow='drop' or 'error'."
+            )
+
+    def count(self, epoch: int) -> int | None:
+        size = self.order.size(epoch)
+        return None if size >= ENDLESS else -(-size // self.window)
+
+    def table(self, epoch: int, number: int) -> ItemTable:
+        return self._packed(epoch, number)[0]
+
+    def figures(self, epoch: int, number: int) -> PackFigures:
+        return self._packed(epoch, number)[1]
+
+    def _packed(self, epoch: int, number: int) -> tuple[ItemTable, PackFigures]:
+        return self._made.get((epoch, number), lambda: self._pack(epoch, number))
+
+    def _pack(self, epoch: int, number: int) -> tuple[ItemTable, PackFigures]:
+        first = number * self.window
+        keys = self.order.at(epoch, np.arange(first, min(first + self.window, self.order.size(epoch))))
+        pieces, figures = self._pieces(keys)
+        rows, count = self._rows(pieces)
+        if self.seed is None:
+            rows = _by_first_piece(rows, count)
+        elif count:
+            rows = Permutation(count, mix(self.seed, epoch, number)).at(rows)
+        tokens = pieces.sizes[:, 0]
+        padding = count * self.capacities[0] - int(tokens.sum())
+        return _tabulated(pieces, rows, count), figures._replace(rows=count, padding=padding)
+
+    def _pieces(self, keys: Int64s) -> tuple[_Placed, PackFigures]:
+        """Returns what is to be placed in rows. Documents that are too long are treated as `overflow` says."""
+        sizes = np.stack([table.of(keys) for table in self.lengths], axis=1)
+        some = (sizes > 0).any(axis=1)
+        empty = len(keys) - int(some.sum())
+        if empty:
+            keys, sizes = keys[some], sizes[some]
+        sizes[:, 0] += self.extra
+        large = (sizes > self.capacities).any(axis=1)
+        long = sizes[large, 0]
+        count, tokens, cut = int(large.sum()), int(sizes[:, 0].sum()), 0
+        figures = PackFigures(documents=len(keys) + empty, empty=empty)
+        if not count:
+            pass
+        elif self.overflow == "error":
+            self._refuse(keys[large][0], sizes[large][0])
+        elif self.overflow == "drop":
+            cut = int(long.sum())
+            figures = figures._replace(dropped=count, dropped_tokens=cut)
+            keys, sizes = keys[~large], sizes[~large]
+        elif self.overflow == "truncate":
+            cut = int(long.sum()) - count * self.capacities[0]
+            figures = figures._replace(truncated=count, truncated_tokens=cut)
+            sizes = np.minimum(sizes, self.capacities[0])
+        figures = figures._replace(tokens=tokens - cut)
+        if self.overflow != "split":
+            return _Placed(keys, np.zeros(len(keys), np.int64), sizes), figures
+        stops = np.cumsum(sizes[:, 0])
+        starts = stops - sizes[:, 0] if self.method == "concat" else np.zeros(len(keys), np.int64)
+        pieces, is_split = _cut(keys, starts, sizes[:, 0], self.capacities[0])
+        split_tokens = int(sizes[is_split, 0].sum())
+        return pieces, figures._replace(split=int(is_split.sum()), split_tokens=split_tokens)
+
+    def _refuse(self, key: np.int64, sizes: Int64s) -> NoReturn:
+        extra = f", {self.extra} of them appended to it" if self.extra else ""
+        raise ValueError(
+            f"document {key} has a length of {_listed(sizes.tolist())}{extra}, but a row has room for "
+            f"{_listed(self.capacities)}. Raise length=, or choose overflow='split', 'truncate' or 'drop'."
+            if len(sizes) == 1
+            else f"document {key} has lengths of {_listed(sizes.tolist())}, but a row has room for "
+            f"{_listed(self.capacities)}. Raise length=, or choose overflow='drop'."
+        )
+
+    def _rows(self, pieces: _Placed) -> tuple[Int64s, int]:
+        """Returns the row of each piece, and the number of rows."""
+        if self.method == "concat":
+            return next_fit(pieces.sizes, self.capacities)
+        if len(self.capacities) == 1:
+            return best_fit(pieces.sizes[:, 0], self.capacities[0])
+        return best_fit_by_kinds(pieces.sizes, self.capacities)
+
+
+def _listed(numbers: list[int] | tuple[int, ...]) -> str:
+    return " and ".join(f"{number:,}" for number in numbers)
+
+
+def _cut(keys: Int64s, starts: Int64s, sizes: Int64s, capacity: int) -> tuple[_Placed, NDArray[np.bool_]]:
+    """Cuts each document wherever `start + position` is a multiple of `capacity`. The mask tells which were cut."""
+    first = starts // capacity
+    counts = (starts + sizes - 1) // capacity - first + 1
+    document = np.repeat(np.arange(len(keys)), counts)
+    nth = np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)
+    edge = (first[document] + nth) * capacity - starts[document]  # where the row begins, counted in the document
+    begins = np.maximum(edge, 0)
+    ends = np.minimum(edge + capacity, sizes[document])
+    return _Placed(keys[document], begins, (ends - begins)[:, np.newaxis]), counts > 1
+
+
+def _by_first_piece(rows: Int64s, count: int) -> Int64s:
+    """Numbers the rows in the order of their first pieces."""
+    first = np.empty(count, np.int64)
+    first[rows[::-1]] = np.arange(len(rows))[::-1]  # of several values for one place, the last one is kept
+    number = np.empty(count, np.int64)
+    number[np.argsort(first)] = np.arange(count)
+    return number[rows]
+
+
+def _tabulated(pieces: _Placed, rows: Int64s, count: int) -> ItemTable:
+    order = np.argsort(rows.astype(np.uint16) if count <= 1 << 16 else rows, kind="stable")
+    parts = np.empty((len(order), 3), np.int64)
+    parts[:, 0] = pieces.keys[order]
+    begins = parts[:, 1] = pieces.begins[order]
+    np.add(begins, pieces.sizes[order, 0], out=parts[:, 2])
+    offsets = np.zeros(count + 1, np.int64)
+    np.cumsum(np.bincount(rows, minlength=count), out=offsets[1:])
+    return ItemTable(offsets, parts)
+
+
+def best_fit(sizes: Int64s, capacity: int) -> tuple[Int64s, int]:
+    """Assigns sizes of 1 to `capacity` to rows, largest first. Returns the row of each size, and the number of rows.
+
+    Each size goes to the row with the least free space that is enough. So many sizes are equal that few steps are
+    needed: a step places sizes that are equal into rows that have equal free spaces.
+
+    >>> best_fit(np.array([2, 5, 3, 4, 1, 1]), capacity=6)
+    (array([1, 0, 2, 1, 0, 2]), 3)
+    """
+    if not len(sizes):
+        return np.empty(0, np.int64), 0
+    # numpy sorts 16-bit numbers by their digits, five times as fast as others.
+    left = capacity - sizes
+    order = np.argsort(left.astype(np.uint16) if capacity <= 1 << 16 else left, kind="stable")
+    descending = sizes[order]
+    edges = np.flatnonzero(np.diff(descending, prepend=-1, append=-1))
+    free, steps, rows = _FreeRows(), list[tuple[int, int, int]](), 0
+    for need, count in zip(descending[edges[:-1]].tolist(), np.diff(edges).tolist(), strict=True):
+        while count:
+            found = free.take(need)
+            if found is None:
+                space, first, some = capacity, rows, -(-count // (capacity // need))
+                rows += some
+            else:
+                space, first, some = found
+            # A row that takes one of equal sizes has the least free space afterwards, so it takes as many as fit.
+            each = space // need
+            full = min(some, count // each)
+            if full:
+                steps.append((first, full * each, each))
+                free.add(space - each * need, first, full)
+            count -= full * each
+            first, some = first + full, some - full
+            if some and count:
+                steps.append((first, count, count))
+                free.add(space - count * need, first, 1)
+                count, first, some = 0, first + 1, some - 1
+            free.add(space, first, some)
+    firsts, placed, each_row = np.array(steps, np.int64).T
+    at = np.arange(len(sizes)) - np.repeat(np.cumsum(placed) - placed, placed)
+    assigned = np.empty(len(sizes), np.int64)
+    assigned[order] = np.repeat(firsts, placed) + at // np.repeat(each_row, placed)
+    return assigned, rows
+
+
+class _FreeRows:
+    """The rows that are not full, by their free space. Rows with consecutive numbers are kept as one range."""
+
+    __slots__ = ("_of", "_spaces")
+
+    def __init__(self) -> None:
+        self._spaces: list[int] = []
+        self._of: dict[int, list[tuple[int, int]]] = {}
+
+    def add(self, space: int, first: int, count: int) -> None:
+        if space and count:
+            ranges = self._of.setdefault(space, [])
+            if not ranges:
+                insort(self._spaces, space)
+            ranges.append((first, count))
+
+    def take(self, need: int) -> tuple[int, int, int] | None:
+        """Removes rows with the least space that is enough. Returns the space, the first row and their number."""
+        at = bisect_left(self._spaces, need)
+        if at == len(self._spaces):
+            return None
+        space = self._spaces[at]
+        ranges = self._of[space]
+        first, count = ranges.pop()
+        if not ranges:
+            del self._spaces[at]
+        return space, first, count
+
+
+# The free space of a row is measured by the sum of its shares, in integers, so that it is the same everywhere.
+_WHOLE = 1 << 20
+
+
+def best_fit_by_kinds(sizes: Int64s, capacities: tuple[int, ...]) -> tuple[Int64s, int]:
+    """Like `best_fit`, for sizes of several kinds: `sizes[i]` fits if each of its kinds fits.
+
+    The largest size, as a sum of the shares of all capacities, comes first. It goes to the row with the least free
+    space that is enough. The time grows with the number of rows that are not full.
+
+    >>> best_fit_by_kinds(np.array([[9, 1], [5, 0], [5, 1], [1, 1]]), (10, 1))
+    (array([0, 1, 1, 2]), 3)
+    """
+    shares = (sizes * _WHOLE // np.array(capacities)).sum(axis=1)
+    order = np.argsort(-shares, kind="stable")
+    # The smallest size that is still to come, in each kind: a row with less room in any kind is full.
+    least = np.minimum.accumulate(sizes[order][::-1])[::-1]
+    free = np.empty((len(capacities), len(sizes)), np.int64)
+    slack, names = np.empty(len(sizes), np.int64), np.empty(len(sizes), np.int64)
+    assigned = np.empty(len(sizes), np.int64)
+    rows = is_open = 0
+    for turn, item in enumerate(order.tolist()):
+        if turn % 256 == 0:
+            some = np.flatnonzero((free[:, :is_open] >= least[turn][:, np.newaxis]).all(axis=0))
+            free[:, : len(some)], slack[: len(some)], names[: len(some)] = free[:, some], slack[some], names[some]
+            is_open = len(some)
+        fits = free[0, :is_open] >= sizes[item, 0]
+        for kind in range(1, len(capacities)):
+            fits &= free[kind, :is_open] >= sizes[item, kind]
+        fitting = np.flatnonzero(fits)
+        if len(fitting):
+            at = int(fitting[slack[fitting].argmin()])
+        else:
+            at = is_open
+            free[:, at], slack[at], names[at] = capacities, _WHOLE * len(capacities), rows
+            is_open, rows = is_open + 1, rows + 1
+        free[:, at] -= sizes[item]
+        slack[at] -= shares[item]
+        assigned[item] = names[at]
+    return assigned, rows
+
+
+def next_fit(sizes: Int64s, capacities: tuple[int, ...]) -> tuple[Int64s, int]:
+    """Fills one row after the other. Returns the row of each size, and the number of rows.
+
+    >>> next_fit(np.array([[3], [1], [2], [3]]), (4,))
+    (array([0, 0, 1, 2]), 3)
+    """
+    sums = [np.cumsum(column).tolist() for column in sizes.T]
+    edges, end = [0], len(sizes)
+    while edges[-1] < end:
+        at = edges[-1]
+        before = [column[at - 1] if at else 0 for column in sums]
+        limits = zip(sums, before, capacities, strict=True)
+        edges.append(min(bisect_right(column, done + room, at) for column, done, room in limits))
+    return np.repeat(np.arange(len(edges) - 1), np.diff(edges)), len(edges) - 1

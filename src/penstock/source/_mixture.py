@@ -1,0 +1,418 @@
+"""Mixtures: several datasets, each with a share of the samples. The order of a mixture is in `plan/_mixture.py`."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from fractions import Fraction
+from hashlib import blake2b
+from itertools import accumulate, pairwise
+from typing import Any, Literal, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock._at_work import among
+from penstock._fill.cast import FieldMemory
+from penstock._printable import counted
+from penstock.errors import StateError
+from penstock.plan._blocks import WINDOW
+from penstock.plan._grouping import Grouping
+from penstock.plan._mixture import MixtureOrder, Stage, Stop, whole_weights
+from penstock.random import each
+from penstock.source._dataset import Dataset, fetch, is_stream, not_missing
+from penstock.source._nested import (
+    Lengths,
+    foresee_of,
+    gathers_numpy,
+    grouping_of,
+    is_of_numpy,
+    keys_in_order,
+    lengths_within,
+    method_of,
+    shown,
+)
+from penstock.source._stages import SameKeys, dataset, noted
+
+Unit = Literal["samples", "tokens"]
+
+
+class WeightsFrom(NamedTuple):
+    """The weights of a mixture from a position of an epoch on."""
+
+    epoch: int
+    position: int
+    weights: dict[str, float]
+
+
+class MixtureDataset(Dataset[Any]):
+    """Several datasets, mixed by weight: see `penstock.mix`."""
+
+    def __init__(
+        self,
+        sources: Mapping[str, Any],
+        weights: Mapping[str, float],
+        *,
+        unit: Unit = "samples",
+        stop: Stop = "never",
+        shuffle: bool = True,
+        seed: int | None = None,
+    ) -> None:
+        _check_options(sources, unit, stop)
+        # By name, so that the order of the samples does not depend on the order in which sources are listed.
+        self.names = tuple(sorted(sources))
+        self.sources = tuple(_source(name, sources[name]) for name in self.names)
+        self.unit, self.stop, self.shuffled = unit, stop, bool(shuffle)
+        self.seed = None if seed is None else operator.index(seed)
+        self._lengths = tuple(len(source) for source in self.sources)
+        self._firsts = np.array([0, *accumulate(self._lengths)], np.int64)
+        self.weights = self._checked(weights)
+        self._stages = [WeightsFrom(0, 0, self.weights)]
+        self._tokens: dict[str, int] = {}
+
+    @property
+    def endless(self) -> bool:
+        """True if the mixture has no end."""
+        return self.stop == "never"
+
+    def __len__(self) -> int:
+        """Returns the number of samples in the first epoch, with the seed 0 if the mixture has no seed of its own."""
+        if self.endless:
+            raise TypeError(f'{self!r} has no end, and so no len(). With stop="first" or stop="all" it has one.')
+        return self.__order__(0, WINDOW).size(0)
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.__getitem__, keys_in_order(self))
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, slice):
+            raise TypeError("a mixture has no slices, because a key is no position. itertools.islice takes some.")
+        ((part, _, (index,)),) = self._divided([key])
+        return self._one(part, index)
+
+    def __getitems__(self, keys: Sequence[int]) -> list[Any]:
+        samples: list[Any] = [None] * len(keys)
+        for part, rows, inner in self._divided(keys):
+            with among(rows, len(keys)):
+                if method_of(self.sources[part], "__getitems__"):
+                    found = self._noting(part, inner, lambda: fetch(self.sources[part], inner))  # noqa: B023
+                else:
+                    found = [self._one(part, key) for key in each(inner)]
+            for row, sample in zip(rows, found, strict=True):
+                samples[row] = sample
+        return samples
+
+    @property
+    def __gather__(self) -> Callable[[Any, Any], Any]:
+        """Gathers from all sources. Missing unless each of them has `__gather__`."""
+        gathers = [not_missing(method_of(source, "__gather__"), "__gather__") for source in self.sources]
+
+        def gather(keys: Any, empty: Any) -> Any:
+            return self._gather(gathers, keys, empty)
+
+        return gathers_numpy(gather) if all(map(is_of_numpy, gathers)) else gather
+
+    def _gather(self, gathers: Sequence[Callable[[Any, Any], Any]], keys: Any, empty: Any) -> Any:
+        divided = self._divided(keys)
+        if len(divided) == 1:
+            ((part, _, inner),) = divided
+            return gathers[part](np.array(inner, np.int64), empty)
+        parts = [(rows, gathers[part](np.array(inner, np.int64), np.empty)) for part, rows, inner in divided]
+        # Fields that are converted are converted afterwards, all sources together.
+        return (
+            _woven(parts, len(keys), np.empty if type(empty) is FieldMemory else empty) if parts else NotImplemented
+        )
+
+    @property
+    def __foresee__(self) -> Callable[[Any], Any]:
+        """Passes a forecast to the sources. Missing if none of them has `__foresee__`."""
+        return not_missing(foresee_of(self))
+
+    @property
+    def __lengths__(self) -> Lengths:
+        """Returns the lengths of one pass over each source: that of key k is at k % n. Missing if one has none."""
+        return not_missing(lengths_within(self), "__lengths__")
+
+    def names_of(self, keys: Any) -> list[str]:
+        """Returns the name of the source of each key."""
+        return [self.names[part] for part in self._parts(_checked_keys(keys))[0].tolist()]
+
+    def locate(self, key: int) -> tuple[int, int]:
+        """Returns the number of the source of a key, and the key of the sample there."""
+        part, index = self._parts(_checked_keys([key]))
+        return part.item(), index.item()
+
+    def __order__(self, seed: int, window: int) -> MixtureOrder:
+        """Returns the order of the keys. The mixture's own seed, if it has one, takes the place of the loader's."""
+        stages = tuple(Stage(stage.epoch, stage.position, self._shares(stage.weights)) for stage in self._stages)
+        blocks = tuple(map(_grouping, self.sources)) if self.shuffled else ()
+        own = seed if self.seed is None else self.seed
+        labels = tuple(map(_label, self.names))
+        return MixtureOrder(self._lengths, stages, own, self.stop, self.shuffled, blocks, window, labels)
+
+    # The history of the weights.
+
+    def weights_at(self, epoch: int, position: int) -> dict[str, float]:
+        """Returns the weights of the sample at this position of an epoch."""
+        found = [stage for stage in self._stages if (stage.epoch, stage.position) <= (epoch, position)]
+        return dict(found[-1].weights)
+
+    def reweigh(self, epoch: int, position: int, weights: Mapping[str, float]) -> None:
+        """Sets the weights from this position of an epoch on. Each source goes on with its next sample.
+
+        The order of the samples before this position stays the same. An order that `__order__` has returned before
+        does not change.
+        """
+        if epoch < 0 or position < 0:
+            raise ValueError(f"epoch and position are 0 or more, got {epoch} and {position}.")
+        stage = WeightsFrom(operator.index(epoch), operator.index(position), self._checked(weights))
+        self._shares(stage.weights)  # fails now if the lengths are needed and unknown
+        self._stages = [each for each in self._stages if each[:2] < stage[:2]] + [stage]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the history of the weights, and what it belongs to, for JSON."""
+        state: dict[str, Any] = {
+            "sources": dict(zip(self.names, self._lengths, strict=True)),
+            "unit": self.unit,
+            "stop": self.stop,
+            "shuffle": self.shuffled,
+            "stages": [{**stage._asdict(), "weights": dict(stage.weights)} for stage in self._stages],
+        }
+        if self.unit == "tokens":
+            used = {name for stage in self._stages for name, weight in stage.weights.items() if weight}
+            state["tokens"] = {name: self._tokens_of(name) for name in self.names if name in used}
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over the history of the weights. Raises StateError if it does not belong to this mixture."""
+        try:
+            stages = [WeightsFrom(s["epoch"], s["position"], dict(s["weights"])) for s in state["stages"]]
+            lengths, tokens = dict(state["sources"]), dict(state.get("tokens", {}))
+            same = {name: state[name] for name in ("unit", "stop", "shuffle")}
+            first, last = stages[0], stages[-1]
+            fits = first[:2] == (0, 0) and all(sorted(stage.weights) == sorted(lengths) for stage in stages)
+            fits = fits and stages == sorted(stages, key=lambda stage: stage[:2])
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            raise StateError(f"the state of a mixture is damaged: {error!r} in {state!r:.200}.") from error
+        if not fits:
+            raise StateError("the state of a mixture is damaged: its stages do not fit together.")
+        self._compare(lengths, tokens, same)
+        known = {name: weight for name, weight in self.weights.items() if name in lengths}
+        if known not in (first.weights, last.weights):
+            raise StateError(
+                f"the mixture has the weights {known}, but the state was saved with {last.weights}"
+                + (f" (at first {first.weights})" if len(stages) > 1 else "")
+                + ". Make the mixture with the weights of the state. They can be changed after the state is loaded: "
+                "loader.update(weights=...)."
+            )
+        new = dict.fromkeys(name for name in self.names if name not in lengths)
+        self._stages = [stage._replace(weights={**stage.weights, **dict.fromkeys(new, 0.0)}) for stage in stages]
+
+    def _compare(self, lengths: dict[str, Any], tokens: dict[str, Any], options: dict[str, Any]) -> None:
+        """Raises StateError if a state is from a mixture of other sources, or with other options."""
+        for name, length in lengths.items():
+            if name not in self.names:
+                raise StateError(
+                    f"the state is from a mixture with a source {name!r}, but this one has only "
+                    f"{', '.join(map(repr, self.names))}. Add the source, with weight 0 if it is no longer wanted: "
+                    "the positions of all sources depend on its history."
+                )
+            now = self._lengths[self.names.index(name)]
+            if now != length:
+                raise StateError(
+                    f"source {name!r} had {counted(length, 'sample')} when the state was saved, and now has {now:,}. "
+                    "Add new samples as a source of their own."
+                )
+        for option, ours in {"unit": self.unit, "stop": self.stop, "shuffle": self.shuffled}.items():
+            if options[option] != ours:
+                raise StateError(
+                    f"the state is from a mixture with {option}={options[option]!r}, but this one has "
+                    f"{option}={ours!r}. Make the mixture with {option}={options[option]!r}."
+                )
+        for name, total in tokens.items():
+            if (count := self._tokens_of(name)) != total:
+                raise StateError(
+                    f"source {name!r} had {total:,} tokens when the state was saved, and now has {count:,}. Was it "
+                    "measured with another tokenizer?"
+                )
+        weighted = [name for name in self.names if name not in lengths and self.weights[name]]
+        if weighted:
+            raise StateError(
+                f"the state knows no source {weighted[0]!r}, which has the weight {self.weights[weighted[0]]:g} "
+                "here. Make the mixture with weight 0 for it, load the state, and then give it a weight: "
+                "loader.update(weights=...)."
+            )
+
+    def _checked(self, weights: Mapping[str, float]) -> dict[str, float]:
+        """Returns the weight of each source, in the order in which they are given."""
+        if not isinstance(weights, Mapping):
+            raise TypeError(f"weights must be a dict from names to numbers, but it is a {type(weights).__name__}.")
+        for name in weights:
+            if name not in self.names:
+                near = get_close_matches(str(name), self.names, 1)
+                hint = f"Did you mean {near[0]!r}?" if near else f"They are {', '.join(map(repr, self.names))}."
+                raise ValueError(f"weights has {name!r}, but the mixture has no source of this name. {hint}")
+        missing = [name for name in self.names if name not in weights]
+        if missing:
+            raise ValueError(
+                f"weights has nothing for source {missing[0]!r}. Give each source a weight, which may be 0."
+            )
+        found = {name: float(weight) for name, weight in weights.items()}
+        for name, weight in found.items():
+            if not 0 <= weight < math.inf:
+                raise ValueError(f"a weight is a number of 0 or more, but that of source {name!r} is {weight}.")
+            if weight and not self._lengths[self.names.index(name)]:
+                raise ValueError(f"source {name!r} has no samples, but the weight {weight:g}. Give it weight 0.")
+        if not any(found.values()):
+            raise ValueError("all weights of the mixture are 0. At least one must be above 0.")
+        return found
+
+    def _shares(self, weights: dict[str, float]) -> tuple[int, ...]:
+        """Returns the sources' shares of the samples as integers, which are the same on all machines."""
+        shares = [Fraction(weights[name]) for name in self.names]
+        if self.unit == "tokens":
+            # share of the tokens / mean length
+            pairs = zip(shares, self.names, self._lengths, strict=True)
+            shares = [share * length / self._tokens_of(name) if share else share for share, name, length in pairs]
+        return whole_weights(shares)
+
+    def _tokens_of(self, name: str) -> int:
+        if name not in self._tokens:
+            source = self.sources[self.names.index(name)]
+            lengths = lengths_within(source)
+            if lengths is None:
+                raise TypeError(
+                    f'unit="tokens" needs the lengths of the samples, which are not known for source {name!r}, '
+                    f"{shown(source)}. Give them, or a function that returns the length of a sample: "
+                    f"penstock.dataset(source).with_lengths(len)."
+                )
+            total = int(np.sum(lengths(), dtype=np.int64))
+            if not total:
+                raise ValueError(
+                    f'all samples of source {name!r} have the length 0, so unit="tokens" cannot be used.'
+                )
+            self._tokens[name] = total
+        return self._tokens[name]
+
+    # Keys.
+
+    def _parts(self, keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the number of the source of each key, and the key there."""
+        inside = keys % self._firsts[-1]
+        part = self._firsts.searchsorted(inside, "right") - 1
+        return part, inside - self._firsts[part]
+
+    def _divided(self, keys: Any) -> list[tuple[int, list[int], list[int]]]:
+        """Returns the number of each source that has some of the keys, their rows, and the keys there."""
+        part, index = self._parts(_checked_keys(keys))
+        rows = part.argsort(kind="stable")
+        edges = np.flatnonzero(np.diff(part[rows], prepend=-1, append=-1)).tolist()
+        found = []
+        for begin, end in pairwise(edges):
+            some = rows[begin:end]
+            found.append((part.item(some[0]), some.tolist(), index[some].tolist()))
+        return found
+
+    def _one(self, part: int, key: int) -> Any:
+        return self._noting(part, [key], lambda: self.sources[part][key])
+
+    def _noting(self, part: int, keys: list[int], read: Callable[[], Any]) -> Any:
+        try:
+            return read()
+        except Exception as error:
+            which = f"sample {keys[0]}" if len(keys) == 1 else f"one of the samples {keys!r:.200}"
+            failed = noted(error, f"In {which} of source {self.names[part]!r}, {shown(self.sources[part])}.")
+        try:
+            raise failed
+        finally:
+            del failed  # its traceback refers to this frame
+
+    def __repr__(self) -> str:
+        options = [f"{name}={weight:g}" for name, weight in self._stages[-1].weights.items()]
+        if self.unit == "tokens":
+            options.append('unit="tokens"')
+        return f"mix({', '.join(options)})"
+
+
+def _check_options(sources: Any, unit: Any, stop: Any) -> None:
+    if not isinstance(sources, Mapping):
+        raise TypeError(f"mix() takes a dict from names to datasets, but got a {type(sources).__name__}.")
+    if not sources:
+        raise ValueError("mix() needs at least one source, but got none.")
+    for name in sources:
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a source is a str, but got {name!r}.")
+    if unit not in ("samples", "tokens"):
+        raise ValueError(f'unit must be "samples" or "tokens", got {unit!r}.')
+    if stop not in ("never", "first", "all"):
+        raise ValueError(f'stop must be "never", "first" or "all", got {stop!r}.')
+
+
+def _source(name: str, given: Any) -> Any:
+    if is_stream(given):
+        raise TypeError(f"source {name!r} is a stream, and a mixture needs datasets with keys.")
+    found = dataset(given)
+    found = found.dataset if type(found) is SameKeys else found
+    if getattr(found, "endless", False):
+        raise TypeError(
+            f"source {name!r}, {shown(found)}, has no end. Give it without repeat(): the mixture repeats it."
+        )
+    if method_of(found, "__order__"):
+        raise TypeError(
+            f"source {name!r}, {shown(found)}, is a mixture, which cannot be inside another. Give all sources "
+            "to one mix(), with the products of their weights."
+        )
+    if not hasattr(found, "__len__"):
+        raise TypeError(f"source {name!r}, {shown(found)}, has no len(), which a mixture needs.")
+    return found
+
+
+def _grouping(source: Any) -> Grouping | None:
+    try:
+        return grouping_of(source)
+    except AttributeError:
+        return None
+
+
+def _label(name: str) -> int:
+    return int.from_bytes(blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
+
+
+def _checked_keys(keys: Any) -> NDArray[np.int64]:
+    found = np.asarray(keys)
+    if found.size and found.dtype.kind not in "iu":
+        raise TypeError(f"the keys of a mixture are integers, but got {found.dtype}.")
+    if found.size and found.min() < 0:
+        raise IndexError(f"key {found.min()} is not in a mixture, whose keys are 0 or more.")
+    return found.astype(np.int64, copy=False)
+
+
+def _woven(parts: Sequence[tuple[list[int], Any]], size: int, empty: Any) -> Any:
+    """Returns one batch of those of several sources, at these rows, or NotImplemented if they differ in kind."""
+    batches = [batch for _, batch in parts]
+    kinds = set(map(type, batches))
+    if len(kinds) > 1:
+        return NotImplemented
+    kind = kinds.pop()
+    if kind in (dict, tuple):
+        names = list(batches[0]) if kind is dict else range(len(batches[0]))
+        if any((list(batch) if kind is dict else range(len(batch))) != names for batch in batches):
+            return NotImplemented
+        fields = [_woven([(rows, batch[name]) for rows, batch in parts], size, empty) for name in names]
+        if any(field is NotImplemented for field in fields):
+            return NotImplemented
+        return dict(zip(names, fields, strict=True)) if kind is dict else tuple(fields)
+    if kind is list:
+        found: list[Any] = [None] * size
+        for rows, batch in parts:
+            for row, value in zip(rows, batch, strict=True):
+                found[row] = value
+        return found
+    if kind is not np.ndarray or len({(batch.dtype, batch.shape[1:]) for batch in batches}) > 1:
+        return NotImplemented
+    out = empty((size, *batches[0].shape[1:]), batches[0].dtype)
+    for rows, batch in parts:
+        out[rows] = batch
+    return cast("NDArray[Any]", out)

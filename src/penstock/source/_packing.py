@@ -1,0 +1,521 @@
+"""`penstock.pack`: documents of different lengths as rows of one length, which are planned from the lengths alone."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple, NoReturn
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from penstock._at_work import parts_of_samples
+from penstock._fill.cast import Empty, FieldMemory
+from penstock._printable import counted
+from penstock.plan._budget import LengthTable
+from penstock.plan._order import Order, Passes, Sequential
+from penstock.plan._packing import PACKED_TOGETHER, PackFigures, PackWindows
+from penstock.plan._samplers import positive
+from penstock.plan._windows import ItemKey, WindowPlan
+from penstock.source._dataset import Dataset, fetch, is_stream, sliced
+from penstock.source._nested import (
+    TOKENS,
+    fingerprint_of,
+    gathers_numpy,
+    lengths_within,
+    method_of,
+    pass_of,
+    shown,
+)
+from penstock.source._stages import MeasuredDataset, dataset, passed
+
+Array = NDArray[Any]
+Part = tuple[int, int, int]
+GivenLengths = ArrayLike | Callable[[Any], int] | None
+
+_OWN = ("positions", "segments", "documents")
+
+
+def pack(
+    documents: Any,
+    length: int | Mapping[str, int] = 4096,
+    lengths: GivenLengths | Mapping[str, GivenLengths] = None,
+    method: Literal["best_fit", "concat"] = "best_fit",
+    overflow: Literal["split", "truncate", "drop", "error"] = "split",
+    window: int = PACKED_TOGETHER,
+    eos: int | None = None,
+) -> PackedRows:
+    """Returns a dataset of rows of `length` tokens, each of which has several documents, and padding only at its end.
+
+    A document is an array or a list of token ids, or a dict with such a field: `tokens`, `input_ids`, or else the
+    first field with integers along one axis. A row is a dict of arrays of `length` elements:
+
+    - `tokens`: the ids. Padding is 0.
+    - `positions`: 0, 1, 2, ... from the beginning of each part of a document, also if the part continues a document.
+    - `segments`: 1 for the tokens of the first part, 2 for those of the second, and so on; 0 for padding.
+    - `documents`: the key of the document of each token; -1 for padding.
+    - every other field of the documents with one number or array for each token, such as `loss_mask`.
+
+    The rows are planned in windows of `window` documents, in the order of the loader, from the lengths alone, and
+    anew in each epoch. So they do not depend on the number of workers and ranks, and a loader can resume at any row.
+    `method="best_fit"` fills rows best. `"concat"` puts the documents one after the other, and cuts them where a row
+    is full. With another `overflow` than "split", a document that does not fit into the rest of a row begins the
+    next one.
+
+    `overflow` says what happens to a document that is longer than `length`: it is divided among several rows
+    ("split"), cut to `length` ("truncate"), left out ("drop"), or a ValueError ("error"). Documents without tokens
+    take no room. `figures()` counts all of these.
+
+    `eos` is a token that is appended to each document, but not to its parts: it counts as the last token of the
+    document. There, other fields repeat the value of the last token.
+
+    `lengths` has the number of tokens of each document, without `eos`: an array, or a function that measures a
+    document (all are read once, and the result is kept for files). By default, the dataset must know its lengths, as
+    `Megatron`, `Arrow` and `with_lengths` do.
+
+    For several kinds of cost, `length={"text": 4096, "images": 8}` with `lengths={"text": ..., "images": ...}` keeps
+    within all of them, and needs `overflow="drop"` or `"error"`. The first kind counts the tokens. A field with the
+    name of another kind, such as `images`, is packed along its first axis.
+
+    >>> import penstock
+    >>> rows = penstock.pack([[1, 2, 3], [4, 5], [6]], length=4, lengths=len)
+    >>> len(rows), rows[0]["tokens"], rows[0]["segments"], rows[1]["tokens"]
+    (2, array([1, 2, 3, 6]), array([1, 1, 1, 2], dtype=int32), array([4, 5, 0, 0]))
+    """
+    inside = dataset(documents)
+    if is_stream(inside):
+        raise TypeError(
+            f"pack plans rows from the lengths of documents with keys, but {shown(inside)} is a stream. Read the "
+            "data by key (penstock.open), or collect the stream in a list."
+        )
+    capacities = _capacities(length)
+    tables = _tables(inside, list(capacities), lengths)
+    if eos is not None and (isinstance(eos, bool) or not hasattr(eos, "__index__")):
+        raise TypeError(f"eos must be the id of a token, or None, got {eos!r}.")
+    how = Packing(
+        tuple(capacities),
+        tuple(capacities.values()),
+        method,
+        overflow,
+        positive("window", window),
+        None if eos is None else operator.index(eos),
+    )
+    return PackedRows(inside, tables, how)
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """The arguments of `pack`. `kinds` are the names of the kinds of cost, `capacities` what fits into a row."""
+
+    kinds: tuple[str, ...]
+    capacities: tuple[int, ...]
+    method: str
+    overflow: str
+    window: int
+    eos: int | None
+
+    def __str__(self) -> str:
+        length: Any = self.capacities[0]
+        if len(self.kinds) > 1:
+            length = dict(zip(self.kinds, self.capacities, strict=True))
+        text = f"length={length}"
+        for name, default in (
+            ("method", "best_fit"),
+            ("overflow", "split"),
+            ("window", PACKED_TOGETHER),
+            ("eos", None),
+        ):
+            value = getattr(self, name)
+            text += "" if value == default else f", {name}={value!r}"
+        return text
+
+
+class PackedRows(Dataset[dict[str, Array]]):
+    """Rows of documents: see `penstock.pack`.
+
+    A loader plans the rows of each epoch, and asks for them by keys that say which parts of which documents they
+    have: `(document, begin, end, document, begin, end, ...)`. An integer is the number of a row in the order in which
+    the documents are in the dataset. It has to plan all windows before that row, as `len()` has to plan all.
+    """
+
+    def __init__(self, documents: Any, lengths: Sequence[LengthTable], how: Packing) -> None:
+        self.documents, self.how = documents, how
+        self._tables = tuple(lengths)
+        self._rows = _RowMaker(how, self._tables)
+        self.__windows__(Sequential(0), None)  # raises if the options are wrong
+
+    def __windows__(self, order: Order, seed: int | None) -> PackWindows:
+        """Returns the plan of the rows for this order of the documents. Without a seed, rows keep that order."""
+        how = self.how
+        extra = int(how.eos is not None)
+        return PackWindows(order, self._tables, how.capacities, how.method, how.overflow, extra, how.window, seed)
+
+    reweigh = passed("reweigh", "documents")
+    state_dict = passed("state_dict", "documents")
+    load_state_dict = passed("load_state_dict", "documents")
+
+    @property
+    def endless(self) -> bool:
+        """True if the documents have no end."""
+        return bool(getattr(self.documents, "endless", False))
+
+    @property
+    def names_of(self) -> Callable[[Sequence[Any]], list[tuple[Any, ...]]]:
+        """For each key, the names of the sources of its documents. Missing if the documents have no `names_of`."""
+        names = method_of(self.documents, "names_of")
+        if names is None:
+            raise AttributeError(f"{type(self.documents).__name__} has no names_of")
+        return lambda keys: [tuple(names([part[0] for part in self.parts_of(key)])) for key in keys]
+
+    def __fingerprint__(self) -> str:
+        lengths = blake2b(digest_size=8)
+        for table in self._tables:
+            lengths.update(table.numbers.astype("<i8", copy=False).tobytes())
+        inner = fingerprint_of(self.documents)
+        return f"{inner + ', ' if inner else ''}packed with {self.how}, lengths {lengths.hexdigest()}"
+
+    # Rows by number.
+
+    @cached_property
+    def _plan(self) -> WindowPlan:
+        order = method_of(self.documents, "__order__")
+        if order is not None:
+            return WindowPlan(self.__windows__(order(0, self.how.window), None))
+        once = pass_of(self.documents)
+        return WindowPlan(self.__windows__(Sequential(len(self.documents)) if once is None else Passes(once), None))
+
+    def __len__(self) -> int:
+        rows = self._plan.steps(0)
+        if rows is None:
+            raise TypeError(f"{self!r} has no end, and so no len().")
+        return rows
+
+    def __iter__(self) -> Iterator[dict[str, Array]]:
+        return (self[key] for keys in self._plan.draw(0) for key in keys)
+
+    def parts_of(self, key: Any) -> list[Part]:
+        """Returns the parts of a row: (key of the document, begin, end), in tokens."""
+        if isinstance(key, tuple):
+            return list(zip(key[::3], key[1::3], key[2::3], strict=True))
+        return self.parts_of(self._item(operator.index(key)))
+
+    def _item(self, number: int) -> ItemKey:
+        at = number + len(self) if number < 0 else number
+        try:
+            found: ItemKey = self._plan.keys(0, at)[0]
+        except IndexError:
+            raise IndexError(f"row {number} is not in a dataset with {len(self):,} rows.") from None
+        return found
+
+    def figures(self) -> PackFigures:
+        """Counts documents, rows, tokens and padding, in the order in which the documents are in the dataset.
+
+        Plans all rows, and reads nothing. In another order, other documents are in a window together, and so the
+        number of rows may differ slightly.
+        """
+        windows = self._plan.windows
+        assert isinstance(windows, PackWindows)
+        count = windows.count(0)
+        if count is None:
+            raise TypeError(f"{self!r} has no end, so its rows cannot be counted.")
+        found = PackFigures()
+        for number in range(count):
+            found = found.plus(windows.figures(0, number))
+        return found
+
+    # Samples.
+
+    def __getitem__(self, key: Any) -> Any:
+        return sliced(self, key) if isinstance(key, slice) else self.__getitems__([key])[0]
+
+    def __getitems__(self, keys: Sequence[Any]) -> list[dict[str, Array]]:
+        rows, documents = self._read(keys)
+        return [self._rows.columns([row], documents, np.empty, single=True) for row in rows]
+
+    @gathers_numpy
+    def __gather__(self, keys: Sequence[Any], empty: Empty) -> Any:
+        """Returns NotImplemented (the loader then collates) if the rows do not have the same fields and dtypes."""
+        rows, documents = self._read(keys)
+        forms = [self._rows.form(row, documents) for row in rows]
+        if any(form != forms[0] for form in forms):
+            return NotImplemented
+        return self._rows.columns(rows, documents, empty)
+
+    def _read(self, keys: Sequence[Any]) -> tuple[list[list[Part]], dict[int, _Fields]]:
+        """Returns the parts of each row, and all documents of the rows, which are read together."""
+        rows = [self.parts_of(tuple(key) if isinstance(key, (list, np.ndarray)) else key) for key in keys]
+        names = list(dict.fromkeys(part[0] for row in rows for part in row))
+        with parts_of_samples(names):
+            samples = fetch(self.documents, names)
+        return rows, self._rows.opened(names, samples)
+
+    def __repr__(self) -> str:
+        return f"pack({shown(self.documents)}, {self.how})"
+
+
+class _PackedField(NamedTuple):
+    """A field of a document with one element for each token, or for each unit of another kind of cost."""
+
+    kind: int
+    values: Array
+
+
+_Fields = dict[str, _PackedField]
+_RowForm = dict[str, tuple[int, tuple[int, ...], "np.dtype[Any]"]]
+
+
+class _RowMaker:
+    """Makes rows of documents that were read."""
+
+    def __init__(self, how: Packing, tables: Sequence[LengthTable]) -> None:
+        self._how, self._tables = how, tables
+        self._counting = np.arange(how.capacities[0], dtype=np.int32)
+
+    def opened(self, keys: list[int], samples: list[Any]) -> dict[int, _Fields]:
+        """Returns the fields of documents that are packed, tokens first. Raises if a length is not as planned."""
+        planned = [table.of(np.array(keys, np.int64)).tolist() for table in self._tables]
+        lengths = list(zip(*planned, strict=True))
+        return {
+            key: self._opened(key, sample, given) for key, sample, given in zip(keys, samples, lengths, strict=True)
+        }
+
+    def _opened(self, key: int, sample: Any, planned: tuple[int, ...]) -> _Fields:
+        named = sample if isinstance(sample, Mapping) else {"tokens": sample}
+        name, tokens = _tokens_of(named, key)
+        found = {"tokens": _PackedField(0, tokens)}
+        for other, value in named.items():
+            values = None if other == name else _numbers(value)
+            if values is None:
+                continue
+            kind = self._how.kinds.index(other) if other in self._how.kinds[1:] else 0
+            if kind or len(values) == len(tokens):
+                self._check_name(other, name, key)
+                found[other] = _PackedField(kind, values)
+        for field, (kind, values) in found.items():
+            if len(values) != planned[kind]:
+                self._refuse(key, name if field == "tokens" else field, len(values), planned[kind])
+        return found
+
+    def _check_name(self, name: str, tokens: str, key: int) -> None:
+        if name in _OWN or name == "tokens":
+            raise ValueError(
+                f"document {key} has the fields {tokens!r} and {name!r}, but {name!r} is a field that pack adds to "
+                f"rows. Rename or remove it before pack, with map."
+            )
+
+    def _refuse(self, key: int, name: str, length: int, planned: int) -> NoReturn:
+        raise ValueError(
+            f"document {key} has {counted(length, 'element')} in {name!r}, but its length is given as {planned:,}. "
+            "The rows were planned from the given lengths. If a map changes lengths, measure what it returns: "
+            "pack(..., lengths=len). If the data has changed, measure it again."
+        )
+
+    def form(self, row: list[Part], documents: dict[int, _Fields]) -> _RowForm:
+        """Returns the fields of a row, with the kind, the shape of an element, and the dtype."""
+        parts = [documents[key] for key, _, _ in row]
+        form: _RowForm = {}
+        for name in dict.fromkeys(name for part in parts for name in part):
+            fields = [part[name] for part in parts if name in part]
+            kind = fields[0].kind
+            # A document without images may have no field, or an empty list.
+            some = [field.values for field in fields if len(field.values) or not kind] or [fields[0].values]
+            if not kind and len(fields) < len(parts):
+                continue
+            shapes = {values.shape[1:] for values in some}
+            if len(shapes) > 1:
+                keys = [key for key, _, _ in row]
+                raise ValueError(
+                    f"the documents {keys} are in one row, but the elements of their field {name!r} have different "
+                    f"shapes, {sorted(shapes)}. Make them equal before pack, with map."
+                )
+            form[name] = kind, shapes.pop(), np.result_type(*{values.dtype for values in some})
+        return form
+
+    def columns(
+        self, rows: list[list[Part]], documents: dict[int, _Fields], empty: Empty, single: bool = False
+    ) -> dict[str, Array]:
+        """Returns the fields of these rows, in memory from `empty`. Those of a single row have no axis of rows."""
+        form = self.form(rows[0], documents)
+        capacities = self._how.capacities
+        ours = [(name, (capacities[kind], *shape), dtype) for name, (kind, shape, dtype) in form.items()]
+        ours += [(name, capacities[:1], np.dtype(np.int64 if name == "documents" else np.int32)) for name in _OWN]
+        ours += [
+            (f"{name}_segments", (capacities[kind],), np.dtype(np.int32)) for name, (kind, *_) in form.items() if kind
+        ]
+        names = [name for name, _, _ in ours]
+        memories: Sequence[Empty] = empty.below(names) if type(empty) is FieldMemory else [empty] * len(ours)
+        made: dict[str, tuple[Array, FieldMemory | None]] = {}
+        for (name, shape, dtype), memory in zip(ours, memories, strict=True):
+            into = memory if type(memory) is FieldMemory and memory.field.target(dtype) is not None else None
+            made[name] = (memory if into is None else np.empty)((len(rows), *shape), dtype), into
+        self._fill({name: out for name, (out, _) in made.items()}, form, rows, documents)
+        if single:
+            return {name: out[0] for name, (out, _) in made.items()}
+        return {name: out if into is None else into.put(out) for name, (out, into) in made.items()}
+
+    def _fill(
+        self, outs: dict[str, Array], form: _RowForm, rows: list[list[Part]], documents: dict[int, _Fields]
+    ) -> None:
+        own = zip(*(outs[name] for name in _OWN), strict=True)
+        for row, (positions, segments, keys) in zip(rows, own, strict=True):
+            self._fill_own(positions, segments, keys, row)
+        for name, (kind, _, _) in form.items():
+            for at, row in enumerate(rows):
+                out = outs[name][at]
+                if kind:
+                    numbers = outs[f"{name}_segments"][at]
+                    end = self._fill_units(out, numbers, name, row, documents)
+                    numbers[end:] = 0
+                else:
+                    end = self._fill_tokens(out, name, row, documents)
+                out[end:] = 0
+
+    def _fill_own(self, positions: Array, segments: Array, keys: Array, row: list[Part]) -> None:
+        at, counting = 0, self._counting
+        for number, (key, begin, end) in enumerate(row, 1):
+            size = end - begin
+            stop = at + size
+            positions[at:stop] = counting[:size]
+            segments[at:stop] = number
+            keys[at:stop] = key
+            at = stop
+        positions[at:] = segments[at:] = 0
+        keys[at:] = -1
+
+    def _fill_tokens(self, out: Array, name: str, row: list[Part], documents: dict[int, _Fields]) -> int:
+        at = 0
+        for key, begin, end in row:
+            values = documents[key][name].values
+            last = min(end, len(values))
+            out[at : at + last - begin] = values[begin:last]
+            at += end - begin
+            if end > len(values):
+                out[at - 1] = self._last(name, values, key)
+        return at
+
+    def _last(self, name: str, values: Array, key: int) -> Any:
+        """Returns the element that follows those of a document: `eos`."""
+        if name != "tokens":
+            return values[-1] if len(values) else 0
+        limits, eos = np.iinfo(values.dtype), self._how.eos
+        assert eos is not None
+        if not limits.min <= eos <= limits.max:
+            raise ValueError(
+                f"eos={eos} does not fit into the dtype of the tokens of document {key}, {values.dtype}. Choose "
+                "another id, or convert the tokens before pack, with map."
+            )
+        return eos
+
+    def _fill_units(
+        self, out: Array, numbers: Array, name: str, row: list[Part], documents: dict[int, _Fields]
+    ) -> int:
+        """Writes the elements of another kind of cost, and the number of the segment of each."""
+        at = 0
+        for number, (key, _, _) in enumerate(row, 1):
+            field = documents[key].get(name)
+            if field is not None and len(field.values):
+                stop = at + len(field.values)
+                out[at:stop], numbers[at:stop] = field.values, number
+                at = stop
+        return at
+
+
+def _tokens_of(named: Mapping[str, Any], key: int) -> tuple[str, Array]:
+    """Returns the name and the values of the field with the tokens of a document."""
+    for name in (*TOKENS, *named):
+        if name in named:
+            values = _numbers(named[name])
+            if values is not None and values.ndim == 1 and values.dtype.kind in "iu":
+                return name, values
+    what = f"a dict with the fields {list(named)}"
+    if list(named) == ["tokens"]:
+        value = named["tokens"]
+        what = f"an array of {value.dtype} of shape {value.shape}" if isinstance(value, np.ndarray) else ""
+        what = what or f"a {type(value).__name__}"
+    raise TypeError(
+        f"a document is a list or an array of token ids along one axis, or a dict with such a field, but document "
+        f"{key} is {what}. Convert it before pack: dataset.map(tokenize)."
+    )
+
+
+def _numbers(value: Any) -> Array | None:
+    """Returns the value as an array with at least one axis, or None if it has no numbers or no axis."""
+    if not isinstance(value, np.ndarray):
+        if not isinstance(value, (list, tuple)) and not hasattr(value, "__array__"):
+            return None
+        is_empty = isinstance(value, (list, tuple)) and not value
+        try:
+            value = np.empty(0, np.int64) if is_empty else np.asarray(value)
+        except ValueError:  # a list of lists of different lengths
+            return None
+    return value if value.ndim and value.dtype.kind in "biuf" else None
+
+
+def _capacities(length: int | Mapping[str, int]) -> dict[str, int]:
+    if not isinstance(length, Mapping):
+        return {"tokens": positive("length", length)}
+    if not length:
+        raise ValueError('length={} names no kind of length. Pass an integer, or {"text": 4096, "images": 8}.')
+    return {name: positive(f"length[{name!r}]", each) for name, each in length.items()}
+
+
+def _tables(documents: Any, kinds: list[str], lengths: Any) -> list[LengthTable]:
+    if isinstance(lengths, Mapping):
+        if set(lengths) != set(kinds):
+            raise ValueError(f"lengths= has the kinds {sorted(lengths)}, but length= has {sorted(kinds)}.")
+        given = [lengths[kind] for kind in kinds]
+    elif len(kinds) > 1:
+        names = ", ".join(f"{kind!r}: ..." for kind in kinds)
+        raise ValueError(
+            f"length= has {len(kinds)} kinds, so lengths= must be a dict with the same names: {{{names}}}."
+        )
+    else:
+        given = [lengths]
+    tables = [LengthTable(_measured(documents, each)) for each in given]
+    once = pass_of(documents)
+    sized = once if once is not None else None if getattr(documents, "endless", False) else len(documents)
+    for kind, table in zip(kinds, tables, strict=True):
+        if sized is not None and len(table) != sized:
+            raise ValueError(
+                f"there must be one length ({kind}) for each of {sized:,} documents, not {len(table):,}."
+            )
+    return tables
+
+
+def _measured(documents: Any, lengths: GivenLengths) -> Any:
+    if lengths is not None:
+        return MeasuredDataset(documents, lengths).__lengths__()
+    known = lengths_within(documents)
+    if known is None:
+        raise TypeError(
+            f"pack needs the length of each document, and {shown(documents)} does not know them. Pass lengths=, an "
+            "array, or a function that returns the length of a document, such as len: it is called once for each."
+        )
+    return known()
+
+
+def cu_seqlens(segments: Any) -> tuple[Any, int]:
+    """Returns the boundaries of the documents in a batch of packed rows, and the length of the longest.
+
+    `segments` is the field of a batch, or of one row. The boundaries are those of the batch flattened to one axis, as
+    int32, from 0 to the number of its tokens: what flash attention's function for variable lengths takes as
+    `cu_seqlens` and `max_seqlen`. The padding at the end of a row counts as one document. A tensor gives a tensor on
+    the same device; the boundaries are computed on the CPU.
+
+    >>> import penstock
+    >>> penstock.cu_seqlens(np.array([[1, 1, 2, 0], [1, 1, 1, 1]]))
+    (array([0, 2, 3, 4, 8], dtype=int32), 4)
+    """
+    plain = np.asarray(segments.cpu() if hasattr(segments, "cpu") else segments)
+    if plain.ndim not in (1, 2):
+        raise ValueError(f"segments have one axis, or two in a batch, but their shape is {plain.shape}.")
+    rows = np.atleast_2d(plain)
+    begins = np.ones(rows.shape, np.bool_)
+    np.not_equal(rows[:, 1:], rows[:, :-1], out=begins[:, 1:])
+    edges = np.append(np.flatnonzero(begins), rows.size).astype(np.int32)
+    longest = max((stop - start for start, stop in pairwise(edges.tolist())), default=0)
+    return (segments.new_tensor(edges).int() if hasattr(segments, "new_tensor") else edges), longest

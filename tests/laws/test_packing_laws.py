@@ -1,0 +1,422 @@
+"""Laws of packing: each token once, no row over its capacity, and the same rows for any ranks and batches."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice, pairwise
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock
+from penstock.plan import Sequential, Shuffled
+from penstock.plan._budget import LengthTable
+from penstock.plan._packing import PackFigures, PackWindows, best_fit, best_fit_by_kinds, next_fit
+from penstock.plan._windows import ItemKey, WindowPlan
+from penstock.source._packing import PackedRows
+
+law = settings(deadline=None)
+
+LENGTHS = st.one_of(
+    st.lists(st.integers(0, 40), max_size=80),
+    st.lists(st.sampled_from([0, 1, 2, 15, 16, 17, 200]), max_size=60),
+    st.integers(0, 80).map(lambda n: [7] * n),
+    st.integers(0, 9).map(lambda seed: np.random.default_rng(seed).pareto(1.1, 60).astype(int).tolist()),
+)
+
+
+@st.composite
+def windows(draw: st.DrawFn, overflow: str | None = None) -> PackWindows:
+    lengths = draw(LENGTHS)
+    n, seed = len(lengths), draw(st.none() | st.integers(0, 9))
+    return PackWindows(
+        Sequential(n) if seed is None else Shuffled(n, seed),
+        (LengthTable(np.array(lengths, np.int64)),),
+        (draw(st.integers(1, 24)),),
+        draw(st.sampled_from(["best_fit", "concat"])),
+        overflow or draw(st.sampled_from(["split", "truncate", "drop"])),
+        extra=draw(st.integers(0, 1)),
+        window=draw(st.integers(1, 90)),
+        seed=seed,
+    )
+
+
+def parts(row: ItemKey) -> list[tuple[int, int, int]]:
+    return list(zip(row[::3], row[1::3], row[2::3], strict=True))
+
+
+def rows(plan: WindowPlan, first: int = 0, last: int | None = None) -> Iterator[ItemKey]:
+    """The rows of these steps of all ranks, in their order."""
+    ranks = [replace(plan, rank=rank).draw(0, first) for rank in range(plan.world)]
+    for _ in range(first, 1 << 30 if last is None else last):
+        step = [next(each, []) for each in ranks]
+        if not any(step):
+            return
+        yield from (row for keys in step for row in keys)
+
+
+def whole(packed: PackWindows, key: int) -> int:
+    """The length of a document with the tokens that are appended to it."""
+    length = int(packed.lengths[0].numbers[key])
+    return length and length + packed.extra
+
+
+def total(packed: PackWindows) -> PackFigures:
+    found = PackFigures()
+    for number in range(packed.count(0) or 0):
+        found = found.plus(packed.figures(0, number))
+    return found
+
+
+@law
+@given(packed=windows("split"))
+def test_each_token_of_each_document_comes_once_when_documents_are_split(packed: PackWindows) -> None:
+    found: dict[int, list[tuple[int, int]]] = {}
+    for row in rows(WindowPlan(packed)):
+        for key, begin, end in parts(row):
+            found.setdefault(key, []).append((begin, end))
+    for key in range(len(packed.lengths[0])):
+        at = 0
+        for begin, end in sorted(found.pop(key, [])):
+            assert at == begin < end
+            at = end
+        assert at == whole(packed, key)
+    assert not found
+
+
+@law
+@given(packed=windows())
+def test_no_row_is_empty_or_over_its_capacity_and_figures_count_what_is_in_rows(packed: PackWindows) -> None:
+    sizes, seen = [], Counter[int]()
+    for row in rows(WindowPlan(packed)):
+        sizes.append(sum(end - begin for _, begin, end in parts(row)))
+        seen.update(key for key, _, _ in parts(row))
+    capacity, keys = packed.capacities[0], range(len(packed.lengths[0]))
+    assert all(0 < size <= capacity for size in sizes)
+    lengths = [whole(packed, key) for key in keys]
+    long = [length for length in lengths if length > capacity]
+    figures = total(packed)
+    assert (figures.rows, figures.tokens, figures.documents) == (len(sizes), sum(sizes), len(lengths))
+    assert figures.tokens + figures.padding == figures.rows * capacity
+    assert figures.empty == lengths.count(0)
+    truncates, drops = packed.overflow == "truncate", packed.overflow == "drop"
+    assert (figures.truncated, figures.truncated_tokens) == (
+        (len(long), sum(long) - capacity * len(long)) if truncates else (0, 0)
+    )
+    assert (figures.dropped, figures.dropped_tokens) == ((len(long), sum(long)) if drops else (0, 0))
+    cut = [key for key, times in seen.items() if times > 1]
+    assert (figures.split, figures.split_tokens) == (len(cut), sum(lengths[key] for key in cut))
+    if packed.overflow != "split":
+        left = figures.documents - figures.empty - figures.dropped
+        assert seen == Counter(key for key in keys if lengths[key] and not (drops and lengths[key] > capacity))
+        assert left == len(seen)
+
+
+@law
+@given(packed=windows(), world=st.integers(1, 5), size=st.integers(1, 7), data=st.data())
+def test_the_rows_are_the_same_for_any_ranks_and_batches_and_after_a_stop_anywhere(
+    packed: PackWindows, world: int, size: int, data: st.DataObject
+) -> None:
+    inline = list(rows(WindowPlan(packed)))
+    plan, done, seen = WindowPlan(packed, size, world=world), 0, list[ItemKey]()
+    for _ in range(2):
+        last = data.draw(st.integers(done, done + 4))
+        some = list(rows(plan, done, last))
+        seen += some
+        if len(seen) == len(inline):
+            break
+        where = plan.consumed(0, last)
+        plan = replace(
+            plan,
+            batch_size=data.draw(st.integers(1, 7)),
+            world=data.draw(st.integers(1, 5)),
+            start=where,
+            first_step=last,
+        )
+        done = last
+    else:
+        seen += list(rows(plan, done))
+    assert seen == inline
+    assert pickle.loads(pickle.dumps(packed)) == packed
+
+
+@law
+@given(packed=windows())
+def test_rows_keep_the_order_of_the_documents_without_a_seed_and_parts_do_in_each_row(packed: PackWindows) -> None:
+    for number in range(packed.count(0) or 0):
+        first = number * packed.window
+        stop = min(first + packed.window, len(packed.lengths[0]))
+        place = {key: at for at, key in enumerate(packed.order.at(0, np.arange(first, stop)).tolist())}
+        offsets, found = packed.table(0, number)
+        places = [(place[key], begin) for key, begin, _ in found.tolist()]
+        edges = offsets.tolist()
+        for a, b in pairwise(edges):
+            assert places[a:b] == sorted(places[a:b])
+        if packed.seed is None:
+            assert [places[a] for a in edges[:-1]] == sorted(places[a] for a in edges[:-1])
+
+
+def test_rows_are_shuffled_and_packed_anew_in_each_epoch() -> None:
+    lengths = LengthTable(np.random.default_rng(0).integers(1, 60, 500))
+    packed = PackWindows(Shuffled(500, 1), (lengths,), (64,), window=200, seed=1)
+
+    def neighbours(epoch: int) -> set[frozenset[int]]:
+        return {frozenset(key for key, _, _ in parts(row)) for row in WindowPlan(packed, 10**6).keys(epoch, 0)}
+
+    first, second = neighbours(0), neighbours(1)
+    assert len(first & second) < len(first) / 4
+    firsts = [row[0] for row in WindowPlan(packed, 10**6).keys(0, 0)]
+    places = {key: at for at, key in enumerate(Shuffled(500, 1).at(0, np.arange(500)).tolist())}
+    assert [places[key] for key in firsts] != sorted(places[key] for key in firsts)
+
+
+# Best fit.
+
+
+def one_by_one(sizes: list[int], capacity: int) -> int:
+    """Plain best fit decreasing: the number of rows."""
+    free: list[int] = []
+    for size in sorted(sizes, reverse=True):
+        fitting = [at for at, space in enumerate(free) if space >= size]
+        if not fitting:
+            free.append(capacity)
+            fitting = [len(free) - 1]
+        free[min(fitting, key=free.__getitem__)] -= size
+    return len(free)
+
+
+@law
+@given(st.integers(1, 60).flatmap(lambda c: st.tuples(st.just(c), st.lists(st.integers(1, c), max_size=100))))
+def test_best_fit_in_bulk_needs_the_rows_of_plain_best_fit_decreasing(case: tuple[int, list[int]]) -> None:
+    capacity, sizes = case
+    found, count = best_fit(np.array(sizes, np.int64), capacity)
+    assert count == one_by_one(sizes, capacity)
+    assert np.bincount(found, sizes, count).max(initial=0) <= capacity
+    assert set(found.tolist()) == set(range(count))
+
+
+@law
+@given(st.integers(1, 9), st.integers(0, 200), st.integers(1 << 16, 1 << 40))
+def test_best_fit_takes_capacities_of_any_size(seed: int, n: int, capacity: int) -> None:
+    sizes = np.random.default_rng(seed).integers(1, capacity + 1, n)
+    found, count = best_fit(sizes, capacity)
+    loads = [sum(sizes[found == row].tolist()) for row in range(count)]
+    assert max(loads, default=0) <= capacity
+    assert count == one_by_one(sizes.tolist(), capacity)
+
+
+KINDS = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 4)), max_size=60)
+
+
+@law
+@given(KINDS, st.sampled_from(["best_fit", "concat"]))
+def test_rows_keep_within_all_kinds_of_cost(pairs: list[tuple[int, int]], method: str) -> None:
+    sizes = np.array([*pairs], np.int64).reshape(-1, 2)
+    found, count = (next_fit if method == "concat" else best_fit_by_kinds)(sizes, (20, 4))
+    for kind, capacity in enumerate((20, 4)):
+        assert np.bincount(found, sizes[:, kind], count).max(initial=0) <= capacity
+    assert set(found.tolist()) == set(range(count))
+    if method == "best_fit" and count:
+        lower = max(-(-sizes[:, 0].sum() // 20), -(-sizes[:, 1].sum() // 4))
+        assert count <= 3 * max(lower, 1)  # any-fit in two dimensions
+
+
+@law
+@given(st.integers(1, 60).flatmap(lambda c: st.tuples(st.just(c), st.lists(st.integers(1, c), max_size=100))))
+def test_one_kind_of_cost_is_packed_as_well_by_the_heuristic_for_several(case: tuple[int, list[int]]) -> None:
+    capacity, sizes = case
+    _, count = best_fit_by_kinds(np.array(sizes, np.int64).reshape(-1, 1), (capacity,))
+    assert count == one_by_one(sizes, capacity)
+
+
+# Rows.
+
+
+@st.composite
+def packed_rows(draw: st.DrawFn) -> PackedRows:
+    lengths = draw(LENGTHS)
+    ends = np.cumsum([0, *lengths]).tolist()
+    documents: Any = [np.arange(a + 1, b + 1) for a, b in pairwise(ends)]
+    if draw(st.booleans()):
+        documents = [{"id": 5, "input_ids": each.tolist(), "loss_mask": each % 3 == 0} for each in documents]
+    return penstock.pack(
+        documents,
+        draw(st.integers(1, 24)),
+        lengths,
+        method=draw(st.sampled_from(["best_fit", "concat"])),
+        overflow=draw(st.sampled_from(["split", "truncate", "drop"])),
+        window=draw(st.integers(1, 90)),
+        eos=draw(st.sampled_from([None, 0])),
+    )
+
+
+@law
+@given(packed=packed_rows())
+def test_a_row_has_what_its_parts_say_and_padding_at_its_end(packed: PackedRows) -> None:
+    for number, row in enumerate(packed):
+        at = 0
+        for segment, (key, begin, end) in enumerate(packed.parts_of(number), 1):
+            document = packed.documents[key]
+            tokens = document["input_ids"] if isinstance(document, dict) else document.tolist()
+            own = [*tokens, 0][begin:end] if packed.how.eos is not None else list(tokens)[begin:end]
+            here = slice(at, at + end - begin)
+            assert row["tokens"][here].tolist() == own
+            assert row["positions"][here].tolist() == list(range(end - begin))
+            assert set(row["segments"][here].tolist()) == {segment}
+            assert set(row["documents"][here].tolist()) == {key}
+            if isinstance(document, dict):
+                mask = document["loss_mask"].tolist()
+                assert row["loss_mask"][here].tolist() == [*mask, mask[-1]][begin:end]
+            at += end - begin
+        assert all(len(values) == packed.how.capacities[0] for values in row.values())
+        assert not row["tokens"][at:].any() and not row["segments"][at:].any() and not row["positions"][at:].any()
+        assert (row["documents"][at:] == -1).all()
+        assert "id" not in row
+
+
+@law
+@given(packed=packed_rows(), data=st.data())
+def test_rows_are_the_same_one_by_one_together_and_gathered(packed: PackedRows, data: st.DataObject) -> None:
+    n = len(packed)
+    if not n:
+        return
+    keys: list[Any] = data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=5))
+    items = [tuple(number for part in packed.parts_of(key) for number in part) for key in keys]
+    single = [packed[key] for key in keys]
+    together = packed.__getitems__(items)
+    gathered = packed.__gather__(items, np.empty)
+    for at, row in enumerate(single):
+        assert row.keys() == together[at].keys() == gathered.keys()
+        for name, values in row.items():
+            assert values.dtype == together[at][name].dtype == gathered[name].dtype
+            assert np.array_equal(values, together[at][name]) and np.array_equal(values, gathered[name][at])
+
+
+@law
+@given(packed=packed_rows())
+def test_cu_seqlens_are_the_parts_and_the_padding_of_each_row(packed: PackedRows) -> None:
+    batch = [row["segments"] for row in islice(packed, 4)]
+    expected, at = [0], 0
+    for number, _ in enumerate(batch):
+        length = packed.how.capacities[0]
+        for _, begin, end in packed.parts_of(number):
+            expected.append(expected[-1] + end - begin)
+        at += length
+        if expected[-1] < at:
+            expected.append(at)
+    edges, longest = penstock.cu_seqlens(np.array(batch, np.int32).reshape(len(batch), packed.how.capacities[0]))
+    assert edges.tolist() == expected and edges.dtype == np.int32
+    assert longest == max(np.diff(expected), default=0)
+
+
+# Loaders.
+
+
+def loader(packed: PackedRows, **options: Any) -> penstock.DataLoader[Any]:
+    return penstock.DataLoader(packed, shuffle=True, seed=5, last_batch="keep", **options)
+
+
+def tokens_of(packed: PackedRows, batches: list[Any]) -> Counter[tuple[int, int]]:
+    """Counts (document, token) in these batches. Each token of a document differs from the others."""
+    found: Counter[tuple[int, int]] = Counter()
+    for batch in batches:
+        real = batch["segments"] > 0
+        found.update(zip(batch["documents"][real].tolist(), batch["tokens"][real].tolist(), strict=True))
+    return found
+
+
+@settings(deadline=None, max_examples=30)
+@given(packed=packed_rows(), data=st.data())
+def test_a_loader_stopped_anywhere_continues_on_any_ranks_with_each_token_once(
+    packed: PackedRows, data: st.DataObject
+) -> None:
+    world, other, size = (data.draw(st.integers(1, 4)) for _ in range(3))
+    whole = list(loader(packed, batch_size=size))
+    done = data.draw(st.integers(0, -(-len(whole) // world)))
+    seen, states = [], []
+    for rank in range(world):
+        with loader(packed, batch_size=size, shard=(rank, world)) as one:
+            seen += list(islice(one, done))
+            states.append(one.state_dict())
+    for rank in range(other):
+        with loader(packed, batch_size=size, shard=(rank, other)) as one:
+            one.load_state_dict(states[0])
+            seen += list(one) if done * world < len(whole) else []
+    assert tokens_of(packed, seen) == tokens_of(packed, whole)
+    with loader(packed, batch_size=size) as one:
+        assert len(one) == len(whole)
+
+
+@settings(deadline=None, max_examples=30)
+@given(packed=packed_rows(), size=st.integers(1, 4), data=st.data())
+def test_a_loader_gives_the_same_batches_after_a_resume_at_any_step(
+    packed: PackedRows, size: int, data: st.DataObject
+) -> None:
+    with loader(packed, batch_size=size) as one:
+        stop = data.draw(st.integers(0, len(one)))
+        batches = iter(one)
+        begun = list(islice(batches, stop))
+        state = one.state_dict()
+        rest = list(batches)
+    with loader(packed, batch_size=size) as other:
+        other.load_state_dict(state)
+        again = list(other) if rest else []
+    assert len(begun) == stop
+    assert len(again) == len(rest)
+    for ours, theirs in zip(again, rest, strict=True):
+        assert ours.keys() == theirs.keys()
+        assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_worker_processes_give_the_batches_of_the_inline_loader() -> None:
+    lengths = np.random.default_rng(0).integers(0, 50, 300)
+    packed = penstock.pack([np.arange(n) for n in lengths], 64, lengths, window=100)
+    with loader(packed, batch_size=4) as inline, loader(packed, batch_size=4, num_workers=2) as workers:
+        for _ in range(2):
+            for ours, theirs in zip(inline, workers, strict=True):
+                assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
+
+
+class Drawn(penstock.Dataset[Any]):
+    """Documents of random tokens, drawn one by one or together."""
+
+    def __init__(self, lengths: list[int], together: bool) -> None:
+        self.lengths, self.together = lengths, together
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, key: int) -> Any:
+        return penstock.rng().integers(1, 1 << 30, self.lengths[key])
+
+    @property
+    def __getitems__(self) -> Any:
+        if not self.together:
+            raise AttributeError
+        return lambda keys: [self[key] for key in penstock.each(keys)]
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=30), st.booleans(), st.integers(1, 5), st.booleans())
+def test_the_random_numbers_of_a_document_are_those_that_it_has_without_packing(
+    lengths: list[int], together: bool, size: int, concat: bool
+) -> None:
+    documents = Drawn(lengths, together)
+    inner = penstock.dataset(documents).concat(Drawn([], together)) if concat else documents
+    with penstock.DataLoader(inner, batch_size=1, seed=5, collate_fn=lambda samples: samples[0]) as plain:
+        expected = {key: tokens.tolist() for key, tokens in enumerate(plain)}
+    found: dict[int, list[tuple[int, list[int]]]] = {}
+    packed = penstock.pack(inner, 16, lengths)
+    seeded = penstock.DataLoader(packed, batch_size=size, shuffle=False, seed=5)
+    for number, row in enumerate(row for batch in seeded for row in batch["tokens"]):
+        at = 0
+        for key, begin, end in packed.parts_of(number):
+            found.setdefault(key, []).append((begin, row[at : at + end - begin].tolist()))
+            at += end - begin
+    for key, tokens in expected.items():
+        assert [token for _, part in sorted(found.get(key, [])) for token in part] == tokens
