@@ -21,6 +21,7 @@ from penstock.errors import StateError
 from penstock.plan._blocks import WINDOW
 from penstock.plan._grouping import Grouping
 from penstock.plan._mixture import MixtureOrder, Stage, Stop, whole_weights
+from penstock.plan._order import ENDLESS
 from penstock.random import each
 from penstock.source._dataset import Dataset, fetch, is_stream, not_missing
 from penstock.source._nested import (
@@ -232,6 +233,8 @@ class MixtureDataset(Dataset[Any]):
             made, first, last = dict(state["weights"]), stages[0], stages[-1]
             fits = first[:2] == (0, 0) and all(sorted(stage.weights) == sorted(lengths) for stage in stages)
             fits = fits and stages == sorted(stages, key=lambda stage: stage[:2])
+            numbers = [*lengths.values(), *tokens.values(), *(number for stage in stages for number in stage[:2])]
+            fits = fits and tokens.keys() <= lengths.keys() and all(map(_is_count, numbers))
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise StateError(f"the state of a mixture is damaged: {error!r} in {state!r:.200}.") from error
         if not fits:
@@ -245,8 +248,11 @@ class MixtureDataset(Dataset[Any]):
                 + ". Make the mixture with the weights of the state. They can be changed after the state is loaded: "
                 "loader.update(weights=...)."
             )
-        new = dict.fromkeys(name for name in self.names if name not in lengths)
-        self._stages = [stage._replace(weights={**stage.weights, **dict.fromkeys(new, 0.0)}) for stage in stages]
+        new = {name: 0.0 for name in self.names if name not in lengths}
+        try:
+            self._stages = [stage._replace(weights=self._checked({**stage.weights, **new})) for stage in stages]
+        except (TypeError, ValueError, OverflowError) as error:
+            raise StateError(f"the state of a mixture is damaged: {error}") from error
 
     def _compare(
         self, lengths: dict[str, Any], files: dict[str, Any], tokens: dict[str, Any], options: dict[str, Any]
@@ -413,6 +419,10 @@ def _source(name: str, given: Any) -> Any:
     if not hasattr(found, "__len__"):
         raise TypeError(f"source {name!r}, {shown(found)}, has no len(), which a mixture needs.")
     return found
+
+
+def _is_count(number: Any) -> bool:
+    return type(number) is int and 0 <= number <= ENDLESS
 
 
 def _grouping(source: Any) -> Grouping | None:
