@@ -211,9 +211,12 @@ class MixtureDataset(Dataset[Any]):
             "unit": self.unit,
             "stop": self.stop,
             "shuffle": self.shuffled,
+            "seed": self.seed,
             "weights": dict(self.weights),  # before any change
             "stages": [{**stage._asdict(), "weights": dict(stage.weights)} for stage in self._stages],
         }
+        if self.shuffled and any(_grouping(source) is not None for source in self.sources):
+            state["blocks"] = True  # not in the state: `of_state`
         files = {name: fingerprint_of(source) for name, source in zip(self.names, self.sources, strict=True)}
         if any(files.values()):
             state["files"] = {name: text for name, text in files.items() if text}
@@ -222,13 +225,28 @@ class MixtureDataset(Dataset[Any]):
             state["tokens"] = {name: self._tokens_of(name) for name in self.names if name in used}
         return state
 
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any]) -> MixtureDataset | None:
+        """Returns a mixture with the order of a state, without the data. None if the order depends on blocks."""
+        if state.get("blocks"):
+            return None
+        try:
+            options = {name: state[name] for name in ("unit", "stop", "shuffle", "seed")}
+            sources = {str(name): range(length) for name, length in state["sources"].items()}
+            made = cls(sources, dict(state["weights"]), **options)
+            made._tokens.update(state.get("tokens", {}))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise StateError(f"the state of a mixture is damaged: {error!r} in {state!r:.200}.") from error
+        made.load_state_dict(state)
+        return made
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over the history of the weights. Raises StateError if it does not belong to this mixture."""
         try:
             stages = [WeightsFrom(s["epoch"], s["position"], dict(s["weights"])) for s in state["stages"]]
             lengths, tokens = dict(state["sources"]), dict(state.get("tokens", {}))
             files = dict(state.get("files", {}))
-            same = {name: state[name] for name in ("unit", "stop", "shuffle")}
+            same = {name: state[name] for name in ("unit", "stop", "shuffle", "seed")}
             made, first, last = dict(state["weights"]), stages[0], stages[-1]
             fits = first[:2] == (0, 0) and all(sorted(stage.weights) == sorted(lengths) for stage in stages)
             fits = fits and stages == sorted(stages, key=lambda stage: stage[:2])
@@ -271,7 +289,8 @@ class MixtureDataset(Dataset[Any]):
                     f"source {name!r} has other files than when the state was saved: its fingerprint was {before!r}, "
                     f"and is {after!r}. Use the same files, or start without the state."
                 )
-        for option, ours in {"unit": self.unit, "stop": self.stop, "shuffle": self.shuffled}.items():
+        here = {"unit": self.unit, "stop": self.stop, "shuffle": self.shuffled, "seed": self.seed}
+        for option, ours in here.items():
             if options[option] != ours:
                 raise StateError(
                     f"the state is from a mixture with {option}={options[option]!r}, but this one has "
