@@ -164,7 +164,7 @@ class StreamFetch(Fetch):
         self._focus.doing(f"the stream's next {'sample' if n == 1 else f'{n} samples'}, ", None)
 
     def _pass_over(self, until: int) -> None:
-        """Reads and discards the batches of other ranks, and all batches before the position of a resume.
+        """Reads and discards the batches of other ranks, and the batches that came before a resume.
 
         Each batch is read with its own random numbers.
         """

@@ -198,9 +198,10 @@ class Reading:
                 self._passed = self.read - 1, error
 
     def raise_last_error(self, since: int) -> None:
-        """Raises the exception that ended the iterable, if a skipped batch raised it whose index is at least `since`.
+        """Raises the exception that ended the iterable, if it came from a skipped batch.
 
-        Each rank raises it, but only once. Otherwise the other ranks would end without an error.
+        Batches with an index below `since` do not count. Each rank raises the exception once. Otherwise the other
+        ranks would end without an error.
         """
         passed, self._passed = self._passed if self.ended and self._broken else None, None
         if passed is not None and passed[0] >= since:
@@ -316,7 +317,7 @@ def taken(owner: object, take: Callable[[], Mark | None]) -> bytes | None:
 
 
 def asked(owner: object, take: Callable[[], T]) -> T:
-    """Calls `take`, which returns the state of `owner`. Raises StateError if it fails."""
+    """Calls `take`, which returns the state of `owner`. Raises StateError if `take` fails."""
     try:
         return take()
     except Exception as error:

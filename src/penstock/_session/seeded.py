@@ -433,7 +433,7 @@ class SeedSession(Session):
         return epoch, plan.first_open(epoch, beyond[-1] + 1 if beyond else steps)
 
     def _redraw(self, progress: Progress) -> None:
-        """Computes the steps that were not handed out again, because the order has changed."""
+        """Computes the remaining steps again, because the order has changed."""
         reader = None if self._reader is None else self._reader()
         if reader is None or reader.position is not progress:
             return

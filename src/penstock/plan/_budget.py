@@ -455,7 +455,7 @@ class BudgetPlan(ComputedPlan):
         return left // self.world if is_last else -(-left // self.world)
 
     def _left_over(self, epoch: int, step: int) -> Place | None:
-        """Returns the place where the batches begin that `drop_last` drops, or None if none are dropped."""
+        """Returns the place of the first batch that `drop_last` drops, or None if it drops none."""
         count = self.windows.count(epoch)
         if not self.drop_last or not count or Place.of(self.start).window >= count:
             return None

@@ -65,7 +65,7 @@ class Schedule:
 
     Positions are divided into leaves. At the edge between two leaves, each source has given its exact share of the
     samples, rounded down or up. `_edge` chooses which sources are rounded up, so that the leaves on both sides can be
-    filled. The edges form a tree: the more zero bits at the end of its number, the higher is an edge. Each edge is
+    filled. The edges form a tree: an edge is higher in the tree if its number ends with more zero bits. Each edge is
     chosen to fit the nearest higher edges on both sides.
     """
 

@@ -311,7 +311,7 @@ class Permutations:
     def at(
         self, which: NDArray[np.int64], keys: NDArray[np.uint64], positions: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Returns one element for each position, of the permutation with the size `sizes[which]` and this key."""
+        """Returns the element at each position. Each permutation has the size `sizes[which]` and its own key."""
         cells, sizes = positions.astype(np.uint64), self._sizes[which]
         walking = np.arange(len(cells))
         while walking.size:

@@ -130,7 +130,7 @@ class PackWindows:
         return _tabulated(pieces, rows, count), figures._replace(rows=count, padding=padding)
 
     def _pieces(self, keys: Int64s) -> tuple[_Placed, PackFigures]:
-        """Returns the parts to place in rows, and figures. `overflow` decides about documents that are too long."""
+        """Returns the parts to place in rows, and figures. `overflow` applies to documents that are too long."""
         sizes = np.stack([table.of(keys) for table in self.lengths], axis=1)
         some = (sizes > 0).any(axis=1)
         empty = len(keys) - int(some.sum())
@@ -186,7 +186,7 @@ def _listed(numbers: list[int] | tuple[int, ...]) -> str:
 
 
 def _cut(keys: Int64s, starts: Int64s, sizes: Int64s, capacity: int) -> tuple[_Placed, NDArray[np.bool_]]:
-    """Cuts each document at every multiple of `capacity`, where its first token is at position `start`.
+    """Cuts each document at every multiple of `capacity`. Its first token is at position `start`.
 
     The mask says which documents were cut.
     """

@@ -111,7 +111,7 @@ class ComputedPlan:
         raise NotImplementedError
 
     def expected(self, epoch: int) -> range:
-        """Returns the possible numbers of steps before this plan, if the same number of ranks did them."""
+        """Returns how many steps may have come before this plan, if the number of ranks has not changed."""
         return range(self.first_step, self.first_step + 1)
 
     def check_regrouped(self, steps: int, stride: int, start: int) -> None:

@@ -79,7 +79,7 @@ class Place(NamedTuple):
         return cls(above >> _RANKS, code & (1 << _ITEM) - 1, above & (1 << _RANKS) - 1)
 
     def fault(self, epoch: int, steps: int, windows: int | None, size: Callable[[int, int], int]) -> str | None:
-        """Returns what is wrong with this place if a state claims to be there, or None if it is possible.
+        """Returns what is wrong with this place in a state, or None if the place is possible.
 
         The state was taken after `steps` steps. The epoch has `windows` windows, and `size` returns the number of
         items in each.
@@ -121,9 +121,10 @@ class Memo(Generic[T]):
 
 
 class Edges:
-    """Running totals over the windows of each epoch, from window `first` on. Each is computed once, when needed.
+    """Running totals over the windows of each epoch, from window `first` on. Each total is computed once.
 
-    `size(epoch, window)` returns the count of one window. `last(epoch)` returns the number of windows, or None.
+    `size(epoch, window)` returns the count of one window. `last(epoch)` returns the number of windows, or None if the
+    epoch never ends.
     """
 
     def __init__(self, first: int, size: Callable[[int, int], int], last: Callable[[int], int | None]) -> None:
@@ -400,5 +401,5 @@ class WindowPlan(ComputedPlan):
         return self.batch_size * self.world
 
     def _index(self, step: int) -> int:
-        """Returns the index of this rank's first item in the step, as in `_slices`."""
+        """Returns the index of this rank's first item in the step, counted as in `_slices`."""
         return self._begin + (step - self.first_step) * self._stride + self.rank * self.batch_size

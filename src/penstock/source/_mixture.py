@@ -198,8 +198,8 @@ class MixtureDataset(Dataset[Any]):
     def reweigh(self, epoch: int, position: int, weights: Mapping[str, float]) -> None:
         """Sets the weights from this position of an epoch on. Each source continues with its next sample.
 
-        The order of the samples before this position stays the same. So does any order that `__order__` has returned
-        before.
+        The order of the samples before this position stays the same. Orders that `__order__` returned earlier do not
+        change.
         """
         if epoch < 0 or position < 0:
             raise ValueError(f"epoch and position are 0 or more, got {epoch} and {position}.")

@@ -50,7 +50,7 @@ def pack(
     window: int = PACKED_TOGETHER,
     eos: int | None = None,
 ) -> PackedRows:
-    """Returns a dataset of rows of `length` tokens, each of which has several documents, and padding only at its end.
+    """Returns a dataset of rows of `length` tokens. A row has several documents, and padding only at its end.
 
     A document is an array or a list of token ids, or a dict with such a field: `tokens`, `input_ids`, or else the
     first field with integers along one axis. A row is a dict of arrays of `length` elements:
@@ -64,15 +64,14 @@ def pack(
     The rows are planned in windows of `window` documents, in the order of the loader, from the lengths alone, and
     anew in each epoch. So they do not depend on the number of workers and ranks, and a loader can resume at any row.
     `method="best_fit"` fills rows best. `"concat"` puts the documents one after the other, and cuts them where a row
-    is full. With another `overflow` than "split", a document that does not fit into the rest of a row begins the
-    next one.
+    is full. If `overflow` is not "split", a document that does not fit into the rest of a row begins the next one.
 
     `overflow` says what happens to a document that is longer than `length`: it is divided among several rows
     ("split"), cut to `length` ("truncate"), left out ("drop"), or a ValueError ("error"). Documents without tokens
     take no room. `figures()` counts all of these.
 
     `eos` is a token that is appended to each document, but not to its parts: it counts as the last token of the
-    document. There, other fields repeat the value of the last token.
+    document. At this position, the other fields repeat their last value.
 
     `lengths` has the number of tokens of each document, without `eos`: an array, or a function that measures a
     document (all are read once, and the result is kept for files). By default, the dataset must know its lengths, as
@@ -513,10 +512,10 @@ def _measured(documents: Any, lengths: GivenLengths) -> Any:
 def cu_seqlens(segments: Any) -> tuple[Any, int]:
     """Returns the boundaries of the documents in a batch of packed rows, and the length of the longest.
 
-    `segments` is the field of a batch, or of one row. The boundaries are those of the batch flattened to one axis, as
-    int32, from 0 to the number of its tokens: what flash attention's function for variable lengths takes as
-    `cu_seqlens` and `max_seqlen`. The padding at the end of a row counts as one document. A tensor gives a tensor on
-    the same device; the boundaries are computed on the CPU.
+    `segments` is the field of a batch, or of one row. The boundaries are int32 positions in the batch
+    flattened to one axis, from 0 to its number of tokens. Flash attention's function for variable lengths takes the
+    two results as `cu_seqlens` and `max_seqlen`. The padding at the end of a row counts as one document. A tensor
+    gives a tensor on the same device; the boundaries are computed on the CPU.
 
     >>> import penstock
     >>> penstock.cu_seqlens(np.array([[1, 1, 2, 0], [1, 1, 1, 1]]))

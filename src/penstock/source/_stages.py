@@ -155,7 +155,7 @@ def passed(name: str, inside: str = "dataset") -> Any:
 
 
 class SameKeys(Dataset[T_co]):
-    """A wrapper with the same keys as the wrapped dataset. Without a subclass, it has the same samples, too."""
+    """A wrapper that has the same keys as the wrapped dataset. Subclasses may change the samples."""
 
     def __init__(self, dataset: Keyed[Any]) -> None:
         self.dataset = dataset
@@ -375,7 +375,7 @@ class RepeatedDataset(Dataset[T_co]):
 
     @property
     def __lengths__(self) -> Lengths:
-        """Returns the length of each sample. An endless dataset returns one pass: the length of key k is at k % n."""
+        """Returns the lengths of all samples, or of one pass if the dataset is endless. Key k is then at k % n."""
         return not_missing(lengths_within(self), "__lengths__")
 
     def __repr__(self) -> str:

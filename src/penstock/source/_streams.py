@@ -28,7 +28,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class WrappedStream(IterableDataset[T_co]):
-    """A stream that wraps another stream. Without a subclass, it has the same samples."""
+    """A stream that wraps another stream. Subclasses may change the samples."""
 
     def __init__(self, dataset: Iterable[Any]) -> None:
         self.dataset = dataset
