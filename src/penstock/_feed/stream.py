@@ -82,7 +82,7 @@ class ByItem(Stream):
         return Run(numbers, epoch, steps.simplified(), None, at, read_from=reading, what="the stream")
 
     def _items(self, reading: Reading, mark: Mark | None, first: int, seed: int, epoch: int, number: int) -> Any:
-        """Reads the light items of batch `number`, which all ranks share. Returns END after the last batch."""
+        """Reads the light items of batch `number`. They are the same on all ranks. Returns END after the last."""
         size = self.options.batch_size or 1
 
         def read() -> list[Any] | None:

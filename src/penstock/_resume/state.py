@@ -287,7 +287,7 @@ class Progress:
 
     @property
     def beyond(self) -> list[int]:
-        """The steps that were handed out before an earlier step."""
+        """The steps that were handed out although an earlier step was not."""
         return self._now()[1]
 
     def handed_out(self) -> tuple[int, list[int]]:
@@ -347,7 +347,7 @@ class Epochs:
         return () if self.loaded is None else self.loaded.later
 
     def check_read(self) -> None:
-        """Raises RuntimeError if the next epoch may not begin yet."""
+        """Raises RuntimeError if the next epoch cannot begin yet."""
 
     def as_dict(self, about: Callable[[], dict[str, Any]], beginning: Callable[..., bytes | None]) -> dict[str, Any]:
         """Returns the state as a dict, without the seed and the dataset's state.

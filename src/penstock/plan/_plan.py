@@ -91,7 +91,7 @@ class ComputedPlan:
     # Resume states.
 
     def content(self) -> tuple[Any, ...]:
-        """Returns everything that determines the steps, except the ranks and the batch size, for comparison."""
+        """Returns what determines the steps (except ranks and batch size), for comparison with a resume state."""
         raise NotImplementedError
 
     def consumed(self, epoch: int, step: int) -> int | None:

@@ -120,8 +120,8 @@ class Dataset(Generic[T_co]):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Removes penstock's batch methods if they would bypass a method that the subclass redefines.
 
-        Otherwise, if a subclass of Subset or ArrayDataset adds a transform in `__getitem__`, it would silently not be
-        called. Batch methods that the user defines stay.
+        Otherwise, if a subclass of Subset or ArrayDataset adds a transform in `__getitem__`, batches would be read
+        without the transform. Batch methods that the user defines stay.
         """
         super().__init_subclass__(**kwargs)
         for at, name in enumerate(_METHODS):
@@ -363,7 +363,7 @@ class ConcatDataset(Dataset[T_co]):
 
     @property
     def __foresee__(self) -> Callable[[Any], Any]:
-        """Passes a forecast to the datasets. The attribute is missing if none of them has `__foresee__`."""
+        """Passes a forecast to the wrapped datasets. The attribute is missing if none of them has `__foresee__`."""
         return not_missing(foresee_of_parts(self))
 
     @property
@@ -580,7 +580,7 @@ class StackDataset(Dataset[Any]):
 
     @property
     def __foresee__(self) -> Callable[[Any], Any]:
-        """Passes a forecast to the datasets. The attribute is missing if none of them has `__foresee__`."""
+        """Passes a forecast to the wrapped datasets. The attribute is missing if none of them has `__foresee__`."""
         return not_missing(foresee_of_stack(self))
 
     @property

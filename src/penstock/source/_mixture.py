@@ -354,7 +354,7 @@ class MixtureDataset(Dataset[Any]):
         return part, inside - self._firsts[part]
 
     def _divided(self, keys: Any) -> list[tuple[int, list[int], list[int]]]:
-        """Groups the keys by source. Each group has the source's number, the rows in the batch, and its own keys."""
+        """Groups the keys by source. Returns each source's number, the rows of its samples, and their keys in it."""
         part, index = self._parts(_checked_keys(keys))
         rows = part.argsort(kind="stable")
         edges = np.flatnonzero(np.diff(part[rows], prepend=-1, append=-1)).tolist()

@@ -104,7 +104,7 @@ def mix(
     - `unit`: weights are shares of the samples, or of the tokens. Tokens are counted by the lengths of the samples:
       see `Dataset.with_lengths`.
     - `stop`: "never" for a mixture without end; "first" if an epoch ends when the first source has given all of its
-      samples; "all" if it ends when each source has, while those that are shorter repeat.
+      samples; "all" if it ends when every source has done so (shorter sources repeat until then).
     - `shuffle`: if False, each source is read in its own order.
     - `seed`: the loader's seed if None.
     - `field`: the name of a field that is added to each sample, with the name of its source. Samples must be dicts.
