@@ -57,7 +57,7 @@ def explanation(path: str, step: int, epoch: int | None, loader: str | None) -> 
 
 
 def _plan(state: State) -> OrderPlan | None:
-    """Returns the plan that the state describes, or None if the state does not have enough."""
+    """Returns the plan that the state describes, or None if it cannot be computed from the state alone."""
     about, plain = state.about, {"kind", "length", "order", "batch_size", "last_batch", "world", "sampler"}
     more = [name for name, value in about.items() if name not in _KNOWN and value is not None]
     length, order = about.get("length"), about.get("order")
