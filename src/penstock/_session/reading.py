@@ -163,7 +163,7 @@ class SeedReader(Reader):
         return self._session.length() if steps is None else steps
 
     def redraw(self, run: Run) -> None:
-        """Continues the epoch with another run, whose keys differ from here on. The caller must hold the engine."""
+        """Continues the epoch with a new run, because later keys have changed. The caller must hold the engine."""
         if self._engine is not None:
             self._run, self._plan, self._foresight = run, run.plan, self._session.foresight
             self._engine.reopen(run)
@@ -223,7 +223,7 @@ class IndexedBatches(SeedReader):
 
 
 class CommitBatches(IndexedBatches):
-    """Batches that stay open until they are committed."""
+    """An iterator over batches that stay open until they are committed."""
 
     position: Commits
 

@@ -36,7 +36,7 @@ _EDGE, _SWAPS, _STAGE, _SOURCE = range(4)  # each use of randomness has its own 
 
 
 def whole_weights(weights: Sequence[Fraction]) -> tuple[int, ...]:
-    """Returns integers in proportion to the weights that sum to `UNIT`. A weight above 0 stays above 0.
+    """Scales the weights to integers that sum to `UNIT`. A weight above 0 stays above 0.
 
     >>> [weight / UNIT for weight in whole_weights([Fraction(3), Fraction(0), Fraction(1)])]
     [0.75, 0.0, 0.25]
@@ -54,19 +54,19 @@ def whole_weights(weights: Sequence[Fraction]) -> tuple[int, ...]:
 
 
 class MixturePage(NamedTuple):
-    """Consecutive positions: the source at each, and how many samples that source has given before."""
+    """A range of positions: the source at each position, and how many samples that source has given before it."""
 
     sources: NDArray[np.int64]
     counts: NDArray[np.int64]
 
 
 class Schedule:
-    """The source at each position for fixed weights, which are positive integers that sum to `UNIT`.
+    """Chooses the source at each position. The weights are positive integers that sum to `UNIT`, and never change.
 
-    Positions are divided into leaves. At an edge between leaves, each source has given the rounded down or rounded up
-    number of its samples. `_edge` chooses which sources are rounded up, such that the leaves on both sides can be
-    filled. The edges form a tree by the number of zero bits at their end, and an edge is chosen to fit the two edges
-    around it that are higher in the tree.
+    Positions are divided into leaves. At the edge between two leaves, each source has given its exact share of the
+    samples, rounded down or up. `_edge` chooses which sources are rounded up, so that the leaves on both sides can be
+    filled. The edges form a tree: an edge is higher in the tree if its number ends with more zero bits. Each edge is
+    chosen to fit the nearest higher edges on both sides.
     """
 
     def __init__(self, weights: Sequence[int], seed: int) -> None:
@@ -80,7 +80,7 @@ class Schedule:
         self._pages: Memo[MixturePage] = Memo(_PAGES)
 
     def edge(self, number: int) -> list[int]:
-        """Returns how many samples each source has given before the leaf with this number."""
+        """Returns how many samples each source has given before leaf `number`."""
         return self._edges.get((number,), lambda: self._edge(number))
 
     def page_at(self, number: int) -> MixturePage:
@@ -142,7 +142,10 @@ class Schedule:
     def _windows(
         self, n: int, base: Sequence[int], source: NDArray[np.int64], rank: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the windows of samples of the page that begins at n: `rank` counts from `base` of each source."""
+        """Returns where the windows of samples begin and end, in the page that begins at position n.
+
+        `source` has the source of each sample, and `rank` its index in the source, counted from `base`.
+        """
         done = [divmod(n * weight, UNIT) for weight in self.weights]
         ahead = np.array([before - count for before, (count, _) in zip(base, done, strict=True)])
         rest = np.array([rest for _, rest in done], np.int64)[source]
@@ -169,7 +172,7 @@ def _divided(
 
 
 class Straddling(NamedTuple):
-    """The sample of a source whose window contains an edge."""
+    """A sample whose window contains the edge between two leaves."""
 
     source: int
     rest: int  # the part of the sample that is due before the edge, times UNIT
@@ -186,9 +189,10 @@ def _rounded_up(
     left: set[int],
     key: int,
 ) -> list[int]:
-    """Returns the sources whose straddling sample is placed before the edge n, given the edges before and after it.
+    """Chooses which of the straddling samples are placed before the edge at position n. Returns their sources.
 
-    The samples of the sources `taken` are before the edge `before` already, and those of `left` are after `after`.
+    `before` and `after` are the positions of the edges on both sides that are already known. The samples of the
+    sources in `taken` are placed before the edge `before`, and the samples of those in `left` after the edge `after`.
     """
     # This is a schedule of its own: the first m slots are before the edge, and the others after it. The slots where a
     # sample may be are chosen such that the leaves on both sides can be filled.
@@ -222,9 +226,9 @@ def _rounded_up(
 
 
 def _earliest_due(first: Sequence[int], stop: Sequence[int]) -> list[int]:
-    """Assigns jobs to the slots 0, 1, 2, ... so that job i is at `first[i]` or later, and before `stop[i]`.
+    """Assigns jobs to the slots 0, 1, 2, ... Job i gets one of the slots `first[i]` to `stop[i] - 1`.
 
-    Of the jobs that can take a slot, the one with the earliest `stop` gets it.
+    Each slot takes the job with the earliest `stop` that is available.
     """
     size = len(first)
     by_first = sorted(range(size), key=first.__getitem__)
@@ -245,7 +249,7 @@ def _earliest_due(first: Sequence[int], stop: Sequence[int]) -> list[int]:
 def _stir(
     slots: list[int], m: int, first: Sequence[int], stop: Sequence[int], odds: Sequence[float], key: int
 ) -> None:
-    """Swaps jobs at random. A job is likely to be in one of the first m slots if its odds are high."""
+    """Swaps jobs at random. The higher the odds of a job, the likelier it is in one of the first m slots."""
     size = len(slots)
     for number in hashes(key, np.arange(6 * size)).tolist():
         s, t = (number & 0xFFFFF) * size >> 20, (number >> 20 & 0xFFFFF) * size >> 20
@@ -261,7 +265,7 @@ def _stir(
 
 
 def _swap(placed: NDArray[np.int64], released: NDArray[np.int64], due: NDArray[np.int64], key: int) -> None:
-    """Swaps pairs of jobs at random distances, where both stay inside their windows."""
+    """Swaps pairs of jobs at random distances, if both jobs stay inside their windows."""
     size, positions = len(placed), np.arange(len(placed))
     reach = min(int((due - released).max()), size // 2) - 1  # the largest distance
     coins = hashes(key, positions)
@@ -282,12 +286,12 @@ def _swap(placed: NDArray[np.int64], released: NDArray[np.int64], due: NDArray[n
 
 
 def _paired(array: NDArray[Any], distance: int) -> NDArray[Any]:
-    """Returns views of every other stretch, and of those between them."""
+    """Cuts the array into stretches of this length. Returns views of the even and of the odd stretches."""
     return array.reshape(-1, 2, distance).transpose(1, 0, 2)
 
 
 class Stage(NamedTuple):
-    """The weights from a position of an epoch on. The stages after it replace them."""
+    """The weights from a position of an epoch on, until the next stage."""
 
     epoch: int
     position: int
@@ -295,7 +299,7 @@ class Stage(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """The positions of an epoch from `begin` on that have the same weights."""
+    """Consecutive positions of an epoch with the same weights, beginning at `begin`."""
 
     begin: int
     base: list[int]  # how many samples each source has given before
@@ -311,12 +315,12 @@ class Stretch(NamedTuple):
 
 @dataclass(frozen=True)
 class MixtureOrder:
-    """The keys of a mixture of sources that have `lengths` samples: a key says the source, its pass, and the sample.
+    """The order of a mixture. Each key stands for a source, a pass over this source, and a sample.
 
-    With `shuffle`, each pass over a source is in a random order of its own, by the blocks of the source if `blocks`
-    has any for it. `labels` are numbers of the sources for their seeds, by default 0, 1, 2 and so on. `stop` is
-    "never", or says if an epoch ends after the last sample of the first source that has given all of its samples, or
-    after each source (with a weight) has done so.
+    `lengths` has the number of samples of each source. With `shuffle`, each pass over a source has its own random
+    order. A source that has an entry in `blocks` is shuffled by blocks. `labels` has a number for each source, from
+    which its seed is made (by default 0, 1, 2 and so on). `stop` says when an epoch ends: never, when the first
+    source has given all of its samples, or when all sources (with a weight) have done so.
 
     >>> order = MixtureOrder((3, 2), (Stage(0, 0, whole_weights([Fraction(3), Fraction(1)])),), seed=1)
     >>> [divmod(key, 5) for key in order.at(0, np.arange(8)).tolist()]  # (pass, key in all sources together)
@@ -342,7 +346,7 @@ class MixtureOrder:
 
     @property
     def identity(self) -> str:
-        """Identifies the order in a resume state. The mixture's own state has its sources and weights."""
+        """Identifies the order in a resume state. The sources and weights are in the mixture's own state."""
         return f"stop={self.stop}, shuffle={self.shuffle}, window={self.window}"
 
     def size(self, epoch: int) -> int:
@@ -364,7 +368,7 @@ class MixtureOrder:
         return keys
 
     def given(self, epoch: int, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the source at each position, and how many samples it has given before."""
+        """Returns the source at each position, and how many samples this source has given before."""
         positions = _checked(positions, self.size(epoch))
         sources, counts = np.empty_like(positions), np.empty_like(positions)
         stretches = self._of(epoch)
@@ -439,7 +443,7 @@ class MixtureOrder:
         return found
 
     def _end(self, epoch: int) -> int:
-        """Returns the number of positions in an epoch that ends."""
+        """Returns the number of positions in an epoch of a mixture that is not endless."""
         stretches = self._of(epoch)
         for number, stretch in enumerate(stretches):
             end = stretch.begin + self._needed(stretch)
@@ -448,7 +452,7 @@ class MixtureOrder:
         return min(end, ENDLESS)
 
     def _needed(self, stretch: Stretch) -> int:
-        """Returns how many positions of a stretch it takes until the first source, or each, has given all samples."""
+        """Returns how many positions of a stretch are needed until the epoch ends (see `stop`)."""
         schedule, active = stretch.schedule, stretch.active.tolist()
         missing = [max(0, self.lengths[source] - stretch.base[source]) for source in active]
         enough = any if self.stop == "first" else all
