@@ -443,7 +443,7 @@ BUGS = [
         "plan/_balance.py",
         "inside = (step - self.first_step) % self.accumulate if step < self._dealt_alone(epoch) else 0",
         "inside = 0",
-        _WEIGHTS,
+        ("laws/test_budget_laws.py",),
         "The rest of these steps is dealt otherwise, and samples are repeated or lost.",
     ),
     Bug(
