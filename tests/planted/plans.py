@@ -7,7 +7,7 @@ from tests.planted.bug import Bug
 _STAGES = ("laws/test_stages_laws.py", "unit/test_stages.py")
 _STREAMS = ("laws/test_streams_laws.py",)
 _MIXTURES = ("laws/test_mixture_laws.py", "unit/test_mixture.py")
-_WEIGHTS = ("laws/test_mixture_loader_laws.py", "unit/test_mixture.py")
+_WEIGHTS = ("unit/test_mixture.py", "laws/test_mixture_loader_laws.py")
 _PACKING = ("laws/test_packing_laws.py", "unit/test_packing.py")
 _WINDOWS = ("laws/test_window_laws.py", "laws/test_loader_budget_laws.py")
 _BUDGETS = ("laws/test_budget_laws.py", "unit/test_budget_loader.py", "laws/test_loader_budget_laws.py")

@@ -166,6 +166,17 @@ def test_a_state_has_the_history_of_the_weights() -> None:
     assert repr(data) == "mix(a=1, b=7)"
 
 
+def test_a_change_of_weights_replaces_the_changes_after_it() -> None:
+    data = letters()
+    for epoch, position in ((0, 10), (0, 20), (1, 5), (0, 15)):
+        data.reweigh(epoch, position, {"a": 1, "b": 2})
+    assert [(stage["epoch"], stage["position"]) for stage in data.state_dict()["stages"]] == [
+        (0, 0),
+        (0, 10),
+        (0, 15),
+    ]
+
+
 def test_a_state_of_the_last_weights_is_taken_too() -> None:
     data = letters()
     data.reweigh(0, 10, {"a": 1, "b": 2})
