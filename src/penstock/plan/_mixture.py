@@ -323,8 +323,10 @@ class MixtureOrder:
     source has given all of its samples, or when all sources (with a weight) have done so.
 
     >>> order = MixtureOrder((3, 2), (Stage(0, 0, whole_weights([Fraction(3), Fraction(1)])),), seed=1)
-    >>> [divmod(key, 5) for key in order.at(0, np.arange(8)).tolist()]  # (pass, key in all sources together)
-    [(0, 3), (0, 1), (0, 0), (0, 2), (1, 1), (0, 4), (1, 0), (1, 2)]
+    >>> order.counts(epoch=0, position=8).tolist()
+    [6, 2]
+    >>> sorted(order.at(0, np.arange(8)).tolist())  # the first pass, and from 5 on the second
+    [0, 1, 2, 3, 4, 5, 6, 7]
     """
 
     lengths: tuple[int, ...]

@@ -113,11 +113,12 @@ def mix(
     pass and the sample, but not its position (docs/mixtures.md).
 
     >>> import penstock
-    >>> data = penstock.mix({"a": ["a0", "a1"], "b": ["b0", "b1"]}, {"a": 3, "b": 1}, stop="all", shuffle=False)
+    >>> data = penstock.mix({"small": range(100), "large": range(100, 900)}, {"small": 3, "large": 1})
     >>> data
-    mix(a=3, b=1)
-    >>> list(data)
-    ['a0', 'a1', 'b0', 'a0', 'a1', 'a0', 'a1', 'b1']
+    mix(small=3, large=1)
+    >>> loader = penstock.DataLoader(data, batch_size=8, seed=0)
+    >>> sum(sample < 100 for sample in next(iter(loader)).tolist())
+    6
     """
     import_whole("penstock.source._mixture")
     from penstock.source._mixture import MixtureDataset  # late, because it derives from `Dataset` and few need it
