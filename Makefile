@@ -19,6 +19,7 @@
 ##   soak                 kills workers, runs random histories: PENSTOCK_SOAK=600 (seconds)             3 minutes
 ##   fuzz                 attacks every parser with mutated bytes: TARGETS="tar lmdb" MINUTES=5         20 minutes
 ##   frameworks           accelerate, Lightning, Hugging Face                          420 MB           1 minute
+##   examples             the GPT that is killed, and continues on other hardware                       2 minutes
 ##   browser              the report in chromium, a trace in Perfetto                                   1 minute
 ##   strangers            whole programs as users write them: ARGS="-k jax"            3 GB             5 minutes
 ##   ray                  workers on Ray                                               300 MB           6 minutes
@@ -33,7 +34,7 @@
 .DELETE_ON_ERROR:
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
-GROUPS := wide quiet matrix coverage planted soak fuzz frameworks browser strangers ray remote wild interop \
+GROUPS := wide quiet matrix coverage planted soak fuzz frameworks examples browser strangers ray remote wild interop \
   bench-ray bench-formats pictures
 .PHONY: help demo test test-engine test-parts test-faces lint check bench group unknown-group pins clean $(GROUPS)
 
@@ -127,6 +128,10 @@ unknown-group:
 # Runs of accelerate, Lightning, and Hugging Face's Trainer and datasets.
 frameworks: $(VENV)/.frameworks
 	$(BIN)/python -m pytest tests/frameworks
+
+# examples/train_gpt.py: a run under torchrun that is killed, and continues on 1 and on 3 ranks.
+examples: $(VENV)/.developed
+	$(BIN)/python -m pytest tests/examples
 
 # The report in a real browser, and a trace in Perfetto. Installs Debian's chromium if it is missing, as root.
 # Screenshots are in build/browser.

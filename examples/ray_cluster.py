@@ -81,7 +81,9 @@ def kill(node: subprocess.Popen[bytes]) -> None:
     """Kills all processes of the node at once, as if the machine lost its power."""
     family = [node.pid]
     for pid in family:
-        family += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+        os.kill(pid, signal.SIGSTOP)  # so that it starts no process that is not found here
+        for children in Path(f"/proc/{pid}/task").glob("*/children"):
+            family += map(int, children.read_text().split())
     for pid in family:
         os.kill(pid, signal.SIGKILL)
 
@@ -94,13 +96,14 @@ def load(second: subprocess.Popen[bytes]) -> list[str]:
     """An epoch with two workers on each node. In the middle, the second node is lost."""
     # The three lines that change: ray.init, backend=, and how many workers.
     with penstock.DataLoader(Samples(), 20, shuffle=True, seed=1, backend="ray", num_workers=4) as loader:
-        found = []
-        for step, batch in enumerate(loader):
+        found, batches = [], iter(loader)
+        wait_until(lambda: all(worker.node for worker in loader.workers), second)  # only so that both nodes have work
+        for step, batch in enumerate(batches):
             found.append(digest(batch))
             if step == 50:
-                show(loader, "Before")
                 kill(second)
-        show(loader, "After")
+                show(loader, "When the second node is lost")
+        show(loader, "At the end")
         return found
 
 
@@ -110,7 +113,7 @@ def show(loader: penstock.DataLoader, when: str) -> None:
     for worker in loader.stats().epoch.workers:
         steps[worker.node or "on no node yet"] += worker.steps
     done = ", ".join(f"{name}: {count} steps" for name, count in sorted(steps.items()))
-    print(f"{when} the second node is lost: {done}")
+    print(f"{when}: {done}")
 
 
 def main() -> None:

@@ -4,8 +4,9 @@
 
 makes three small sources (Parquet, Megatron's files and JSON lines), mixes and packs them, and trains four times with
 torchrun: on 2 ranks without a disturbance; on 2 ranks until a rank is killed; and from the last checkpoint of that
-run on 1 and on 3 ranks. Each run prints one line for each step: a hash of the batch of all ranks, the number of
-documents in it, and the loss. The lines of the continued runs are those of the undisturbed run.
+run on 1 and on 3 ranks. The weights of the mixture change in the middle. Each run prints one line for each step: a
+hash of the batch of all ranks, the number of documents in it, and the loss. The lines of the continued runs are those
+of the undisturbed run.
 
 It needs `pip install "penstock[parquet]" torch` and takes about a minute on 2 cores. Only `train` and what it
 calls is what a program of yours would have.
@@ -32,7 +33,7 @@ import torch.nn.functional as F
 import penstock
 
 ROWS, LENGTH, STEPS, SAVE_EVERY = 6, 256, 40, 5  # the batch of all ranks has 6 rows of 256 tokens
-DIES_AT = 23
+NEW_WEIGHTS_AT, DIES_AT = 12, 23
 
 
 # The data: text is bytes, so a token is a number from 0 to 255. 0 ends a document.
@@ -47,7 +48,7 @@ def make_sources(folder: Path) -> None:
     words = [bytes(rng.integers(97, 123, n)).decode() for n in rng.integers(2, 9, 500)]
 
     def text() -> str:
-        return " ".join(rng.choice(words, int(rng.lognormal(3.0, 1.0))))
+        return " ".join(rng.choice(words, int(rng.lognormal(2.0, 1.2))))
 
     tokens = [np.frombuffer(text().encode(), np.uint8) for _ in range(1500)]
     pq.write_table(pa.table({"tokens": pa.array(tokens, pa.list_(pa.uint8()))}), folder / "web.parquet")
@@ -81,7 +82,7 @@ def make_loader(folder: Path, rank: int, world: int) -> penstock.DataLoader[Any]
         "math": penstock.formats.JsonLines(folder / "math.jsonl").map(encode).with_lengths(tokens_in),
     }
     mixture = penstock.mix(sources, weights={"web": 0.6, "code": 0.3, "math": 0.1})
-    rows = penstock.pack(mixture, length=LENGTH, eos=0, window=512)
+    rows = penstock.pack(mixture, length=LENGTH, eos=0, window=128)
     return penstock.DataLoader(
         rows, batch_size=ROWS // world, shard=(rank, world), seed=7, num_workers=1, last_batch="drop"
     )
@@ -167,6 +168,8 @@ def train(folder: Path, checkpoint: Path, table: Path, resume: bool, dies: bool)
                 parameter.grad = sum(grads[:, start:end]).div(ROWS).view_as(parameter)  # type: ignore[union-attr]
                 start = end
             optimizer.step()
+            if step == NEW_WEIGHTS_AT:  # from the next window of documents on; the state remembers it
+                loader.update(weights={"web": 0.3, "code": 0.3, "math": 0.4})
             tokens = of_all_ranks(torch.from_numpy(np.array(batch["tokens"])), world)
             segments = of_all_ranks(torch.from_numpy(np.array(batch["segments"])), world)
             if rank == 0:

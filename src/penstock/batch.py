@@ -24,6 +24,8 @@ class Batch(Generic[_T]):
 
     `epoch` and `step` are the position of the batch. `DataLoader.commit` also takes a copy of the batch, such as one
     that was pickled and sent.
+
+    `sources` names the source of each sample of a mixture, or of each document of a packed row. Otherwise it is None.
     """
 
     data: _T
@@ -32,4 +34,5 @@ class Batch(Generic[_T]):
     step: int
     pad: int = 0
     skipped: list[tuple[Any, Exception]] = field(default_factory=list)
+    sources: list[Any] | None = None
     _pass: int = field(default=0, repr=False, compare=False)  # the pass over the data, for `DataLoader.commit`

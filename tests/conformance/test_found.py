@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import descriptors
 
 from conformance import sources
 from penstock import (
@@ -379,6 +380,28 @@ def test_memory_is_not_used_again_while_a_grandchild_may_read_it(make_processes:
     assert os.read(answer, 1) == b"y"
     for fd in (go, told, answer, answered):
         os.close(fd)
+
+
+@pytest.mark.parametrize(
+    "order", [("fork", "close"), ("close", "fork"), ("drop", "fork", "close"), ("fork", "drop", "close")]
+)
+def test_a_closed_loader_keeps_no_descriptor_for_a_fork(order: tuple[str, ...], make_processes: Any) -> None:
+    before = descriptors()
+    loader = make_processes(range(8))
+    batches = iter(loader)
+    held = [next(batches)]
+    for act in order:
+        if act == "drop":
+            held.clear()
+        elif act == "close":
+            loader.close()
+        elif (pid := os.fork()) == 0:
+            os._exit(0)
+        else:
+            os.waitpid(pid, 0)
+    assert descriptors() == before
+    with pytest.raises(RuntimeError, match="was closed"):
+        next(batches)
 
 
 def watch_with(live: LiveObjects[Any], engines: Any) -> None:

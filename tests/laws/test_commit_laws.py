@@ -69,12 +69,24 @@ def loader(kind: str, n: int, size: int, **more: Any) -> DataLoader[Any]:
         return DataLoader(Faulty(n), shuffle=True, on_error="skip", **settings)
     if kind == "a sampler":
         return DataLoader(range(n), sampler=list(range(n))[::-1], **settings)
+    if kind == "by length":
+        lengths = [key * 7 % 5 + 1 for key in range(n)]
+        return DataLoader(range(n), batch_tokens=size * 6, lengths=lengths, shuffle=True, seed=7, **more)
     if kind == "rollover":
         return DataLoader(range(n), shuffle=True, last_batch="rollover", **settings)
     return DataLoader(range(n), shuffle=kind == "shuffled", **settings)
 
 
-KINDS = ("in sequence", "shuffled", "rollover", "a sampler", "a stream", "light items", "skipped samples")
+KINDS = (
+    "in sequence",
+    "shuffled",
+    "by length",
+    "rollover",
+    "a sampler",
+    "a stream",
+    "light items",
+    "skipped samples",
+)
 
 
 class Seen(NamedTuple):
@@ -96,7 +108,7 @@ def read(loader: DataLoader[Any], until: int) -> Iterator[Any]:
 @settings(deadline=None, max_examples=80)
 @given(
     kind=st.sampled_from(KINDS),
-    n=st.integers(1, 14),
+    n=st.integers(1, 9),
     size=st.integers(1, 3),
     # How many batches are taken before each stop, and the chance (in tenths) that an open batch is committed.
     stops=st.lists(st.tuples(st.integers(0, 14), st.integers(0, 10)), min_size=1, max_size=3),

@@ -274,6 +274,21 @@ def test_a_state_of_dealt_steps_continues_on_any_ranks(
     assert all("dealt together" in str(error) for error in refused)
 
 
+def test_a_state_inside_the_first_steps_dealt_together_is_refused_on_other_ranks() -> None:
+    settings: dict[str, Any] = {
+        "batch_size": 1,
+        "balance": "tokens",
+        "accumulate": 3,
+        "lengths": [1, 2, 3],
+        "seed": 0,
+    }
+    loader: Any = penstock.DataLoader(Numbered(3), **settings)
+    next(iter(loader))
+    other: Any = penstock.DataLoader(Numbered(3), shard=(0, 2), **settings)
+    with pytest.raises(StateError, match="after 1 of 3 steps whose samples were dealt together"):
+        other.load_state_dict(loader.state_dict())
+
+
 @law
 @given(lengths=LENGTHS, world=st.integers(1, 4), settings=balances())
 def test_dealing_by_cost_keeps_the_samples_of_each_group_of_steps(
@@ -346,3 +361,23 @@ def test_damaged_numbers_in_a_state_are_refused_and_never_raise_anything_else(
     else:
         assert isinstance(len(other), int)
         list(other)
+
+
+@law
+@given(lengths=LENGTHS, world=st.integers(1, 5), settings=budgets(), rows=KINDS)
+def test_dropping_leaves_equal_steps_and_no_sample_twice(
+    lengths: list[int], world: int, settings: dict[str, Any], rows: bool
+) -> None:
+    settings |= {"collate_fn": keyed, "lengths": lengths, "last_batch": "drop"}
+    dataset: Any = Numbered(len(lengths))
+    if rows:
+        dataset, settings = Pairs(np.arange(len(lengths))), {"batch_size": 3, "last_batch": "drop", "seed": 1}
+    drawn = []
+    for rank in range(world):
+        loader = penstock.DataLoader(dataset, shard=(rank, world), **settings)
+        drawn.append([documents(np.asarray(batch)) if rows else batch for batch in loader])
+        assert len(loader) == len(drawn[0])
+    assert len({len(batches) for batches in drawn}) == 1
+    seen = Counter(key for batches in drawn for batch in batches for key in batch)
+    assert set(seen) <= set(range(len(lengths)))
+    assert max(seen.values(), default=1) == 1

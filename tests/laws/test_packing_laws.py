@@ -175,7 +175,32 @@ def test_rows_are_shuffled_and_packed_anew_in_each_epoch() -> None:
     assert [places[key] for key in firsts] != sorted(places[key] for key in firsts)
 
 
+def test_rows_are_in_another_order_in_each_epoch_and_window() -> None:
+    packed = PackWindows(Sequential(200), (LengthTable(np.full(200, 3)),), (3,), window=100, seed=1)
+    orders = [
+        tuple((packed.table(epoch, number).parts[:, 0] % 100).tolist()) for epoch in (0, 1) for number in (0, 1)
+    ]
+    assert len(set(orders)) == 4
+
+
 # Best fit.
+
+
+@law
+@given(packed=windows(), size=st.integers(1, 4))
+def test_a_forecast_has_each_document_once_where_the_first_row_needs_it(packed: PackWindows, size: int) -> None:
+    plan, n = WindowPlan(packed, size, order=packed.order), packed.order.size(0)
+    upcoming = plan.upcoming(0)
+    forecast = upcoming.order.at(0, np.arange(n)).tolist()
+    assert sorted(forecast) == list(range(n))
+    needed: set[int] = set()
+    for step, keys in enumerate(plan.draw(0)):
+        needed |= {document for row in keys for document, _, _ in parts(row)}
+        reached, window = upcoming.reached(step + 1), packed.window
+        assert needed <= {*forecast[:reached]}
+        # Documents that are in no row are passed at the end of their window.
+        assert reached == n or {*forecast[reached // window * window : reached]} <= needed
+    assert upcoming.reached(plan.steps(0) or 0) == n
 
 
 def one_by_one(sizes: list[int], capacity: int) -> int:

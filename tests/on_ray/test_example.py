@@ -26,10 +26,10 @@ def test_the_example_loses_a_node_and_no_batch(tmp_path: Path) -> None:
     command = [sys.executable, ROOT / "examples" / "ray_cluster.py"]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110)
     assert ran.returncode == 0, ran.stderr
-    before, after, last = ran.stdout.splitlines()[-3:]
+    *lines, last = ran.stdout.splitlines()[-3:]
     assert last == "100 batches, equal to those of a plain loop: True"
-    second = r"127\.0\.0\.2: (\d+) steps"
-    assert re.findall(second, before) == re.findall(second, after) != []
+    lost, end = (int(steps) for line in lines for steps in re.findall(r"127\.0\.0\.2: (\d+) steps", line))
+    assert 0 < lost <= end <= lost + 2, lines  # of each of two workers, a step may have been on its way
     until(lambda: not marked(mark.encode()), "no process of the example is left", 10)
 
 

@@ -270,7 +270,7 @@ BUGS = [
         "positions of the second epoch are those of the first",
         "scout",
         "plan/_forecast.py",
-        "base + before.order.size(last), steps",
+        "base + known.order.size(last), steps",
         "base, steps",
         _SCOUT,
         "From the second epoch on, the future is that of the first.",

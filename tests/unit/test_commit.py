@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import penstock
 from penstock import Batch, DataLoader, StateError
@@ -69,6 +71,32 @@ def test_two_epochs_may_be_open_and_both_come_again_in_order() -> None:
     ]
     one.commit(before[2])
     assert "later" not in one.state_dict() and one.state_dict()["epoch"] == 1
+
+
+def test_three_epochs_may_be_open_over_two_resumes() -> None:
+    one = loader()
+    for open_step in (0, 5):
+        for batch in one.batches():
+            if batch.step != open_step:
+                one.commit(batch)
+    one.commit(taken(one, 2)[1])
+    two = resumed(one)
+    (first,) = two.batches()
+    two.commit(first)
+    three = resumed(two)
+    assert steps(three) == [(1, 5)]
+    assert steps(three) == [(2, 0), (2, 2), (2, 3), (2, 4), (2, 5)]
+
+
+def test_later_epochs_stay_in_a_state_while_the_first_is_read_again() -> None:
+    one = loader()
+    list(one.batches())
+    one.commit(taken(one, 2)[1])
+    two = resumed(one)
+    two.commit(taken(two, 1)[0])
+    three = resumed(two)
+    assert steps(three) == [(0, step) for step in range(1, 6)]
+    assert steps(three) == [(1, 0), (1, 2), (1, 3), (1, 4), (1, 5)]
 
 
 def test_the_next_epoch_also_begins_when_the_end_was_not_asked_for() -> None:
@@ -292,3 +320,17 @@ def test_the_torch_face_has_it_with_a_seed() -> None:
         TorchLoader(list(range(6))).commit(first)
     with pytest.raises(ValueError, match=r"only batches\(\) hands out batches"):
         iter(other)
+
+
+@settings(deadline=None)
+@given(handed=st.permutations(range(8)), count=st.integers(0, 8), committed=st.sets(st.integers(0, 7)))
+def test_steps_that_are_open_count_as_handed_out(handed: list[int], count: int, committed: set[int]) -> None:
+    """From there on, changed weights may change the order."""
+    progress = commits.Commits(State(0, 0), None)
+    for step in handed[:count]:
+        progress.passed(step, None)
+        progress.hold()
+    for step in committed & set(handed[:count]):
+        assert progress.commit(step)
+    first, beyond = progress.handed_out()
+    assert [*range(first), *beyond] == sorted(handed[:count]) and first not in beyond

@@ -100,6 +100,18 @@ def test_every_step_is_explained_as_every_rank_gets_it(
         assert all(ranks[-1].explain(step, epoch) == rank.explain(step) for rank in ranks)
 
 
+@pytest.mark.parametrize("world", [1, 2])
+def test_batches_by_length_are_explained_too(world: int) -> None:
+    lengths = [key * 7 % 5 + 1 for key in range(30)]
+    ranks = [
+        DataLoader(range(30), batch_tokens=12, lengths=lengths, shuffle=True, seed=7, shard=(rank, world))
+        for rank in range(world)
+    ]
+    turns = [list(rank.batches()) for rank in ranks]
+    for step, batches in enumerate(zip(*turns, strict=True)):
+        assert keys_of(ranks[0], step, 0) == [each.index.tolist() for each in batches]
+
+
 def test_nested_datasets_are_followed_to_the_innermost_key() -> None:
     dataset = Unread(3).concat(Unread(8).select([5, 7])).repeat(2)
     loader = DataLoader(dataset, 5, shuffle=False)
@@ -131,6 +143,27 @@ def test_a_packed_row_is_explained_by_its_documents() -> None:
     part = found.as_dict()["ranks"][0][1]["sources"][0]
     assert part == {"source": "source 3", "dataset": "Unread(2)", "key": 0, "begin": 7, "end": 9}
     json.dumps(found.as_dict())
+
+
+def test_packed_rows_of_a_mixture_are_explained_after_a_change_of_weights() -> None:
+    """The keys of documents in the rows that were made are those that were explained."""
+    sources = {
+        "a": [[key] * (key % 5 + 1) for key in range(7)],
+        "b": [[10 + key] * (key % 3 + 1) for key in range(5)],
+    }
+    mixture = penstock.mix(
+        {name: penstock.dataset(each).with_lengths([*map(len, each)]) for name, each in sources.items()},
+        {"a": 0.7, "b": 0.3},
+    )
+    loader = DataLoader(penstock.pack(mixture, 6, window=20), 2, shuffle=True, seed=1)
+    batches = loader.batches()
+    seen = [next(batches) for _ in range(6)]
+    loader.update(weights={"a": 0.1, "b": 0.9})
+    seen += [next(batches) for _ in range(6)]
+    for batch in seen:
+        for sample, tokens in zip(loader.explain(batch.step).ranks[0], batch.data["tokens"].tolist(), strict=True):
+            made = [t for each in sample.sources for t in sources[each.source or ""][each.key][each.begin : each.end]]
+            assert made + [0] * (6 - len(made)) == tokens
 
 
 def test_a_step_outside_of_the_epoch_is_an_error() -> None:

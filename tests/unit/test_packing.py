@@ -77,6 +77,19 @@ def test_nothing_is_lost_silently() -> None:
     assert penstock.pack(DOCS, 4, len).figures().split == 1
 
 
+def test_stats_show_how_the_rows_around_the_batch_are_filled() -> None:
+    loader = penstock.DataLoader(penstock.pack([*DOCS, [1] * 9], 4, len, overflow="truncate", window=4), batch_size=1)
+    batches = iter(loader)
+    next(batches)
+    packing = loader.stats().packing
+    assert packing is not None and (packing.documents, packing.rows, packing.fill) == (4, 2, 1.0)
+    assert "100.00% of the rows filled, 4 documents in 2 rows, 2 tokens left out" in str(loader.stats())
+    next(batches), next(batches)
+    packing = loader.stats().packing
+    assert packing is not None and (packing.truncated, packing.truncated_tokens) == (1, 5)
+    assert penstock.DataLoader(DOCS).stats().packing is None
+
+
 # Documents.
 
 

@@ -12,7 +12,7 @@ from penstock.plan import OrderPlan, SamplerPlan, Sequential
 
 
 def new_run(plan: OrderPlan | SamplerPlan, step: int = 0) -> Run:
-    options: Any = SimpleNamespace(batch_size=2, batch_sampler=None, sampler=None, shuffle=False)
+    options: Any = SimpleNamespace(batch_size=2, batch_sampler=None, batch_tokens=None, sampler=None, shuffle=False)
     return feed_of(range(10), options, has_load=False).run(count(), 4, 0, plan, Begin(step))
 
 

@@ -290,6 +290,7 @@ class Engine(EngineLifetime):
             self._turn.ended_by = by
             self._scheduler.handle(events.Closed())
             self.backend.close()
+            self._leases.close()
             # Not earlier: if an error occurs before this line, the finalizer does the rest.
             self._finalizer.detach()
             self.stopwatch.stop(len(self._course.ready))

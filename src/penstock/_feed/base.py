@@ -194,6 +194,11 @@ class Feed:
     def check(self) -> None:
         """Raises or warns if the dataset and the options do not fit together."""
 
+    @property
+    def source(self) -> Any:
+        """The dataset whose keys are put in order."""
+        return self.dataset
+
     # For resume states.
 
     @property

@@ -165,6 +165,7 @@ class Leases:
         self._returned: deque[_Lease | int] = deque()
         self._inherited: deque[_Lease] = deque()  # came back, but a forked child may still read them
         # Private memory is safe at a fork, because the system copies a page when parent or child writes to it.
+        self._shared = shared
         if shared:
             _all.add(self)
 
@@ -182,6 +183,11 @@ class Leases:
     @property
     def nbytes(self) -> int:
         return sum(lease.nbytes for lease in tuple(self._lent.values()))
+
+    @property
+    def matter_at_fork(self) -> bool:
+        """True if a forked child would have batches on loan whose slabs may be used again."""
+        return self._shared and bool(self._lent)
 
     def give_back(self, slab: int) -> None:
         """Takes back a slab that was never lent, because no batch was written to it."""
@@ -221,6 +227,13 @@ class Leases:
             if fork not in lease.forks:
                 lease.forks = (*lease.forks, fork)
 
+    def close(self) -> None:
+        """Forgets all forks, also later ones, because no slab is used again. The leases only count what is lent."""
+        self._shared = False
+        self._inherited.clear()
+        for lease in tuple(self._lent.values()):
+            lease.forks = ()
+
     def forget(self) -> None:
         """Forgets all leases. Called in a forked child, because the slabs belong to the parent."""
         self._lent.clear()
@@ -238,7 +251,7 @@ _birth = threading.local()
 
 def _before_fork() -> None:
     _birth.fork = None
-    if not getattr(own_fork, "now", False) and any(leases.lent for leases in _all):
+    if not getattr(own_fork, "now", False) and any(leases.matter_at_fork for leases in _all):
         _birth.fork = forks.begun()
         _inherit_all()
 
@@ -254,7 +267,7 @@ def _after_fork_in_parent() -> None:
 
 def _inherit_all() -> None:
     for leases in _all:
-        if leases.lent:
+        if leases.matter_at_fork:
             leases.inherit(_birth.fork)
 
 

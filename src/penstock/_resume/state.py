@@ -193,7 +193,7 @@ class State(NamedTuple):
             if consumed is not None:
                 plan = plan.rest(consumed, steps)
                 expected = plan.expected(self.epoch)
-                if elsewhere and consumed:
+                if elsewhere:
                     plan.check_regrouped(steps, self._stride(), consumed)
                 if elsewhere or steps not in expected or not _of_first_rank(plan).has(self.epoch, steps - 1):
                     steps = plan.first_step

@@ -22,9 +22,7 @@ from penstock._measure.meter import Answer, Meter, MeterSnapshot, Stopwatch, Tot
 from penstock._system.interrupts import import_whole
 from penstock.stats._figures import (
     Bucket,
-    BudgetFigures,
     CacheFigures,
-    CommitFigures,
     Decision,
     FirstBatch,
     Machine,
@@ -42,7 +40,6 @@ from penstock.stats._machine import machine, throttled
 
 if TYPE_CHECKING:
     from penstock._session.tracing import Tracing
-    from penstock.plan._plan import WindowCosts
 
 # Limit on the moments in the history. Beyond it every second one is dropped, and new ones are taken half as often.
 _MOST_MOMENTS = 512
@@ -101,9 +98,8 @@ class Measures:
         self._throttled: float | None = None  # read at the second tick, so that the first batch does not wait for it
         self._strain: Machine | None = None  # as it was when the loader was last read
         self.decisions: list[Decision] = []
-        self.costs: Callable[[], WindowCosts | None] | None = None  # of the batches around the current one
-        # Returns the fields of `CommitFigures`. None without commit=True.
-        self.commits: Callable[[], tuple[int, int, int]] | None = None
+        # Returns figures of the plan, such as the padding of batches, by the names of the fields of `Stats`.
+        self.planned: Callable[[], Mapping[str, Any]] = dict
         self._tracing: Tracing | None = None
         self.meter.publish = partial(_publish, weakref.ref(self))  # a weak reference: the meter may live longer
 
@@ -195,16 +191,8 @@ class Measures:
             decisions=tuple(self.decisions),
             history=tuple(self._history),
             outage=self._outage(),
-            budget=self._budget(),
-            commits=None if self.commits is None else CommitFigures(*self.commits()),
+            **self.planned(),
         )
-
-    def _budget(self) -> BudgetFigures | None:
-        costs = None if self.costs is None else self.costs()
-        if costs is None:
-            return None
-        batches, samples, tokens, padded, budget = costs
-        return BudgetFigures(batches, samples, tokens, 1 - tokens / max(1, padded), padded / max(1, budget))
 
     def _outage(self) -> Outage | None:
         found = [crew.gauges.outage(crew.seats) for crew in self._crews()]

@@ -16,6 +16,7 @@ from penstock._system.warnings import warn_caller
 from penstock._wire.failure import annotate, safe_text
 from penstock._wire.task import Mended
 from penstock.batch import Batch
+from penstock.source._nested import method_of
 
 if TYPE_CHECKING:
     from penstock._session.foresight import Foresight
@@ -202,6 +203,10 @@ class Batches(SeedReader):
 
 
 class IndexedBatches(SeedReader):
+    def __init__(self, session: SeedSession, engine: Engine, run: Run, position: Position) -> None:
+        super().__init__(session, engine, run, position)
+        self._names = method_of(session.dataset, "names_of")
+
     def _batch(self) -> Batch[Any] | NoBatch:
         task, data, rows, _, mended, _ = self._next()
         if task is None:
@@ -211,7 +216,8 @@ class IndexedBatches(SeedReader):
         if self._deliver is not None:
             data = self._deliver(data)
         skipped = [] if mended is None else mended.errors
-        return Batch(data, index, task.epoch, task.step, pad, skipped=skipped)
+        sources = None if self._names is None else self._names(task.keys if mended is None else mended.keys)
+        return Batch(data, index, task.epoch, task.step, pad, skipped=skipped, sources=sources)
 
     __next__ = raises_instead(_batch)
 

@@ -41,7 +41,6 @@ from penstock.source._nested import fingerprint_of, method_of
 if TYPE_CHECKING:
     from penstock._session.explanation import Explanation
     from penstock._session.tuning import Tuning
-    from penstock.plan._plan import WindowCosts
 
 S = TypeVar("S", bound=SeedReader)
 
@@ -75,12 +74,12 @@ class SeedSession(Session):
         super().__init__(
             f"DataLoader({type(self.dataset).__name__})", partial(displayed_settings, self.feed, self._face)
         )
-        if isinstance(self.epochs, CommittedEpochs):
-            self.measures.commits = self.epochs.figures
         self.skipped: list[tuple[Any, Exception]] = []  # of the epoch that was begun last
         self.foresight: Foresight | None = None
         self._reader: weakref.ref[SeedReader] | None = None  # of the epoch that was begun last
         self.reweighed: list[tuple[int, int]] = []  # epoch and step of each change of weights
+        # No reference to the session, which would be a cycle.
+        self.measures.planned = partial(_planned, self.feed, self.epochs, self.reweighed)
         self._begin_tuning()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -137,7 +136,6 @@ class SeedSession(Session):
             try:
                 run, start = self._run(engine, plan, start)
                 progress, scouts = epochs.progress_type(start, plan), self.measures.meter.scouts
-                self.measures.costs = partial(_costs, plan, progress) if self.options.batch_tokens else None
                 # Called before workers have anything to do. Its threads start only after the workers were forked.
                 self.foresight = foresee(self.foresight, self.dataset, plan, progress, scouts)
                 reader = kind(self, engine, run, progress)
@@ -420,18 +418,13 @@ class SeedSession(Session):
 
     def _first_open(self, current: Progress | None) -> tuple[int, FirstOpen]:
         """Returns an epoch, and where its order can still change: the epoch that is being read, or the next one."""
-        start = self.epochs.start()
-        epoch, plan, steps, beyond = start.epoch, self._plan_from(start), start.steps, list(start.beyond)
-        if current is not None:
+        # The committed steps of later epochs must stay as they were.
+        last = next((each for each in reversed(self.epochs.later) if each.begun), None)
+        if current is not None and last is None:
             epoch, plan, (steps, beyond) = current.epoch, self._plan_from(current.begin), current.handed_out()
-        later = self.epochs.later
-        if later and later[-1].begun:  # its committed steps must stay as they were
-            epoch, plan, steps, beyond = (
-                later[-1].epoch,
-                self._plan_from(later[-1]),
-                later[-1].steps,
-                [*later[-1].beyond],
-            )
+        else:
+            start = last or self.epochs.start()
+            epoch, plan, steps, beyond = start.epoch, self._plan_from(start), start.steps, list(start.beyond)
         if not isinstance(plan, ComputedPlan):
             raise TypeError(
                 "update(weights=...) needs the mixture's own order: leave out sampler= and batch_sampler=."
@@ -502,5 +495,8 @@ class SeedSession(Session):
             self.foresight.close()
 
 
-def _costs(plan: AnyPlan | None, progress: Progress) -> WindowCosts | None:
-    return plan.costs(progress.epoch, progress.steps) if isinstance(plan, ComputedPlan) else None
+def _planned(feed: Feed, epochs: Epochs, reweighed: list[tuple[int, int]]) -> dict[str, Any]:
+    import_whole("penstock._session.planned")
+    from penstock._session.planned import planned  # late: few programs need it
+
+    return planned(feed, epochs, reweighed)

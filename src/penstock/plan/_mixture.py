@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,7 @@ Stop = Literal["never", "first", "all"]
 
 _LEAF, _PAGE = 128, 4096  # positions
 _EDGES, _PAGES = 256, 8  # kept in memory
-_ROUNDS = 24
+_ROUNDS = 48
 _EDGE, _SWAPS, _STAGE, _SOURCE = range(4)  # each use of randomness has its own key
 
 
@@ -262,22 +262,28 @@ def _stir(
 
 def _swap(placed: NDArray[np.int64], released: NDArray[np.int64], due: NDArray[np.int64], key: int) -> None:
     """Swaps pairs of jobs at random distances, where both stay inside their windows."""
-    size = len(placed)
-    widest = int((due - released).max())
-    reach = min(widest, size // 2).bit_length()  # distances below 2**reach
-    positions = np.arange(size)
-    for number in range(_ROUNDS if widest > 1 else 0):
+    size, positions = len(placed), np.arange(len(placed))
+    reach = min(int((due - released).max()), size // 2) - 1  # the largest distance
+    coins = hashes(key, positions)
+    for number in range(_ROUNDS if reach > 0 else 0):
         drawn = mix(key, number)
-        low = 1 << drawn % reach
-        distance = min(low + (drawn >> 8) % low, size - 1)
-        phase = (drawn >> 32) % (2 * distance)
-        # Stretches of `distance` positions are paired with the next stretch, so each position is in one pair.
-        left = positions[: size - distance]
-        left = left[(left + phase) % (2 * distance) < distance]
-        right = left + distance
-        a, b = placed[left], placed[right]
-        fits = (due[a] > right) & (released[b] <= left) & (hashes(drawn, left) >> np.uint64(63) == 0)
-        placed[left[fits]], placed[right[fits]] = b[fits], a[fits]
+        low = 1 << drawn % reach.bit_length()
+        # Every other round swaps neighbours, because jobs with short windows move by small steps only.
+        distance = min(low + (drawn >> 8) % low, reach) if number % 2 else 1
+        pairs = max(1, size // (2 * distance) - 1)
+        phase = (drawn >> 32) % min(2 * distance, size - pairs * 2 * distance + 1)
+        # Each stretch of `distance` positions is paired with the next stretch, so each position is in one pair.
+        some = slice(phase, phase + pairs * 2 * distance)
+        left, right = _paired(positions[some], distance)
+        a, b = _paired(placed[some], distance)
+        coin = _paired(coins[some], distance)[0] >> np.uint64(number) & np.uint64(1)
+        fits = (due[a] > right) & (released[b] <= left) & (coin == 0)
+        a[...], b[...] = np.where(fits, b, a), np.where(fits, a, b)
+
+
+def _paired(array: NDArray[Any], distance: int) -> NDArray[Any]:
+    """Returns views of every other stretch, and of those between them."""
+    return array.reshape(-1, 2, distance).transpose(1, 0, 2)
 
 
 class Stage(NamedTuple):
@@ -454,7 +460,7 @@ class MixtureOrder:
         # Of each source, the release of the last sample that is missing, and the end of its window.
         windows = zip(missing, schedule.weights, strict=True)
         bounds = [((most - 1) * UNIT // w, -(-most * UNIT // w)) if most else (0, 0) for most, w in windows]
-        low, high = choose(bound[0] for bound in bounds), choose(bound[1] for bound in bounds)
+        low, high = (min(choose(ends), ENDLESS) for ends in zip(*bounds, strict=True))
         size, leaves = schedule.page, schedule.page // schedule.leaf
         page = _first(low // size, high // size + 1, lambda number: ends_by(schedule.edge(number * leaves)))
         low, high = max(low, (page - 1) * size), min(high, page * size)

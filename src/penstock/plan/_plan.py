@@ -19,6 +19,9 @@ from penstock.errors import StateError
 from penstock.plan._order import Order
 from penstock.plan._samplers import KEYS_AT_ONCE, batches, check_drop_last, positive
 
+if TYPE_CHECKING:
+    from penstock.plan._packing import PackFigures
+
 _Take = Callable[[int], list[Any]]
 
 
@@ -132,6 +135,10 @@ class ComputedPlan:
 
     def costs(self, epoch: int, step: int) -> WindowCosts | None:
         """Returns what the batches of the step's window cost, or None if the plan has no budget."""
+        return None
+
+    def packing(self, epoch: int, step: int) -> PackFigures | None:
+        """Returns the figures of the rows of the step's window, or None if documents are not packed."""
         return None
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock._printable import counted
 from penstock.plan._order import Order, Sequential
-from penstock.plan._plan import ComputedPlan, FirstOpen, check_shape, check_start
+from penstock.plan._plan import ComputedPlan, FirstOpen, Upcoming, check_shape, check_start
+
+if TYPE_CHECKING:
+    from penstock.plan._packing import PackFigures
 
 T = TypeVar("T")
 
@@ -183,6 +186,50 @@ _NO_ORDER = Sequential(0)
 
 
 @dataclass(frozen=True, slots=True)
+class InItems:
+    """The order in which documents are first needed, if the items of each window are handed out one after the other.
+
+    Documents of the window that are in no item come last.
+    """
+
+    windows: Windows
+    order: Order
+    _known: Memo[tuple[NDArray[np.int64], NDArray[np.int64]]] = field(
+        default_factory=lambda: Memo(2), init=False, compare=False, repr=False
+    )
+
+    def size(self, epoch: int) -> int:
+        return self.order.size(epoch)
+
+    def at(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        numbers, places = np.divmod(positions, self.windows.window)
+        keys = np.empty(len(positions), np.int64)
+        for number in np.unique(numbers).tolist():
+            here = numbers == number
+            keys[here] = self._window(epoch, number)[0][places[here]]
+        return keys
+
+    def reached(self, epoch: int, place: Place) -> int:
+        position = place.window * self.windows.window
+        if place.item:
+            part = self.windows.table(epoch, place.window).offsets[place.item]
+            position += int(self._window(epoch, place.window)[1].searchsorted(part))
+        return min(position, self.size(epoch))
+
+    def _window(self, epoch: int, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the documents of a window, and the first part of each document that is in an item."""
+        return self._known.get((epoch, number), lambda: self._arranged(epoch, number))
+
+    def _arranged(self, epoch: int, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        begin = number * self.windows.window
+        keys = self.order.at(epoch, np.arange(begin, min(begin + self.windows.window, self.size(epoch))))
+        parts = self.windows.table(epoch, number).parts[:, 0]
+        first = np.sort(np.unique(parts, return_index=True)[1])
+        found = np.concatenate([parts[first], keys[~np.isin(keys, parts)], keys])  # a sampler may repeat documents
+        return found[: len(keys)], first
+
+
+@dataclass(frozen=True, slots=True)
 class WindowPlan(ComputedPlan):
     """A plan that deals the items of all windows, one window after the other, to steps and ranks.
 
@@ -197,7 +244,7 @@ class WindowPlan(ComputedPlan):
     If the items do not divide evenly, the last step of a rank is incomplete or missing. `drop_last` drops it on all
     ranks, and `padded` completes it on all ranks with items from the beginning of the epoch.
 
-    `order` is the order from which the windows are made. It only identifies them in resume states.
+    `order` is the order from which the windows are made, for resume states and forecasts.
     """
 
     windows: Windows
@@ -258,6 +305,16 @@ class WindowPlan(ComputedPlan):
         """
         found = self._edges.find(epoch, self._begin + (step - self.first_step) * self._stride)
         return Place(*(found or (self.windows.count(epoch) or 0, 0))).code
+
+    def upcoming(self, epoch: int) -> Upcoming:
+        order = InItems(self.windows, self.order)
+        return Upcoming(order, lambda step: order.reached(epoch, Place.of(self.consumed(epoch, step))))
+
+    def packing(self, epoch: int, step: int) -> PackFigures | None:
+        figures = getattr(self.windows, "figures", None)
+        count, number = self.windows.count(epoch), Place.of(self.consumed(epoch, step)).window
+        number = number if count is None else min(number, count - 1)
+        return None if figures is None or number < 0 else figures(epoch, number)
 
     def has(self, epoch: int, step: int) -> bool:
         return step < self.first_step or self._edges.find(epoch, self._index(step)) is not None

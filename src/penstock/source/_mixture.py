@@ -25,6 +25,7 @@ from penstock.random import each
 from penstock.source._dataset import Dataset, fetch, is_stream, not_missing
 from penstock.source._nested import (
     Lengths,
+    fingerprint_of,
     foresee_of,
     gathers_numpy,
     grouping_of,
@@ -59,12 +60,13 @@ class MixtureDataset(Dataset[Any]):
         stop: Stop = "never",
         shuffle: bool = True,
         seed: int | None = None,
+        field: str | None = None,
     ) -> None:
         _check_options(sources, unit, stop)
         # By name, so that the order of the samples does not depend on the order in which sources are listed.
         self.names = tuple(sorted(sources))
         self.sources = tuple(_source(name, sources[name]) for name in self.names)
-        self.unit, self.stop, self.shuffled = unit, stop, bool(shuffle)
+        self.unit, self.stop, self.shuffled, self.field = unit, stop, bool(shuffle), field
         self.seed = None if seed is None else operator.index(seed)
         self._lengths = tuple(len(source) for source in self.sources)
         self._firsts = np.array([0, *accumulate(self._lengths)], np.int64)
@@ -90,7 +92,7 @@ class MixtureDataset(Dataset[Any]):
         if isinstance(key, slice):
             raise TypeError("a mixture has no slices, because a key is no position. itertools.islice takes some.")
         ((part, _, (index,)),) = self._divided([key])
-        return self._one(part, index)
+        return self._named(part, self._one(part, index))
 
     def __getitems__(self, keys: Sequence[int]) -> list[Any]:
         samples: list[Any] = [None] * len(keys)
@@ -101,12 +103,24 @@ class MixtureDataset(Dataset[Any]):
                 else:
                     found = [self._one(part, key) for key in each(inner)]
             for row, sample in zip(rows, found, strict=True):
-                samples[row] = sample
+                samples[row] = self._named(part, sample)
         return samples
+
+    def _named(self, part: int, sample: Any) -> Any:
+        if self.field is None:
+            return sample
+        if not isinstance(sample, Mapping):
+            raise TypeError(
+                f"field={self.field!r} needs samples that are dicts, but source {self.names[part]!r} gives "
+                f"{type(sample).__name__}. Leave field= out: Batch.sources has the names, too."
+            )
+        return {**sample, self.field: self.names[part]}
 
     @property
     def __gather__(self) -> Callable[[Any, Any], Any]:
-        """Gathers from all sources. Missing unless each of them has `__gather__`."""
+        """Gathers from all sources. Missing unless each of them has `__gather__`, and if samples get a `field`."""
+        if self.field is not None:
+            raise AttributeError("a mixture that adds a field to its samples has no __gather__")
         gathers = [not_missing(method_of(source, "__gather__"), "__gather__") for source in self.sources]
 
         def gather(keys: Any, empty: Any) -> Any:
@@ -159,6 +173,25 @@ class MixtureDataset(Dataset[Any]):
         found = [stage for stage in self._stages if (stage.epoch, stage.position) <= (epoch, position)]
         return dict(found[-1].weights)
 
+    def drawn(
+        self, order: MixtureOrder, epoch: int, position: int, lengths: NDArray[np.int64] | None = None
+    ) -> list[tuple[str, float, int, int, float | None]]:
+        """Returns name, weight, samples given, length, and mean length of a sample of each source, for statistics.
+
+        `lengths` has the lengths of all samples. Without it, the mean length is None, unless the weights need it.
+        """
+        counts, weights = order.counts(epoch, position).tolist(), self.weights_at(epoch, position)
+        tokens = dict(self._tokens)
+        if lengths is not None:
+            parts = np.split(lengths, self._firsts[1:-1])
+            tokens = {name: int(part.sum()) for name, part in zip(self.names, parts, strict=True)}
+        means = [
+            tokens[name] / length if name in tokens and length else None
+            for name, length in zip(self.names, self._lengths, strict=True)
+        ]
+        columns = self.names, counts, self._lengths, means
+        return [(name, weights[name], *rest) for name, *rest in zip(*columns, strict=True)]
+
     def reweigh(self, epoch: int, position: int, weights: Mapping[str, float]) -> None:
         """Sets the weights from this position of an epoch on. Each source goes on with its next sample.
 
@@ -178,8 +211,12 @@ class MixtureDataset(Dataset[Any]):
             "unit": self.unit,
             "stop": self.stop,
             "shuffle": self.shuffled,
+            "weights": dict(self.weights),  # before any change
             "stages": [{**stage._asdict(), "weights": dict(stage.weights)} for stage in self._stages],
         }
+        files = {name: fingerprint_of(source) for name, source in zip(self.names, self.sources, strict=True)}
+        if any(files.values()):
+            state["files"] = {name: text for name, text in files.items() if text}
         if self.unit == "tokens":
             used = {name for stage in self._stages for name, weight in stage.weights.items() if weight}
             state["tokens"] = {name: self._tokens_of(name) for name in self.names if name in used}
@@ -190,27 +227,30 @@ class MixtureDataset(Dataset[Any]):
         try:
             stages = [WeightsFrom(s["epoch"], s["position"], dict(s["weights"])) for s in state["stages"]]
             lengths, tokens = dict(state["sources"]), dict(state.get("tokens", {}))
+            files = dict(state.get("files", {}))
             same = {name: state[name] for name in ("unit", "stop", "shuffle")}
-            first, last = stages[0], stages[-1]
+            made, first, last = dict(state["weights"]), stages[0], stages[-1]
             fits = first[:2] == (0, 0) and all(sorted(stage.weights) == sorted(lengths) for stage in stages)
             fits = fits and stages == sorted(stages, key=lambda stage: stage[:2])
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise StateError(f"the state of a mixture is damaged: {error!r} in {state!r:.200}.") from error
         if not fits:
             raise StateError("the state of a mixture is damaged: its stages do not fit together.")
-        self._compare(lengths, tokens, same)
+        self._compare(lengths, files, tokens, same)
         known = {name: weight for name, weight in self.weights.items() if name in lengths}
-        if known not in (first.weights, last.weights):
+        if known not in (made, last.weights):
             raise StateError(
                 f"the mixture has the weights {known}, but the state was saved with {last.weights}"
-                + (f" (at first {first.weights})" if len(stages) > 1 else "")
+                + (f" (at first {made})" if made != last.weights else "")
                 + ". Make the mixture with the weights of the state. They can be changed after the state is loaded: "
                 "loader.update(weights=...)."
             )
         new = dict.fromkeys(name for name in self.names if name not in lengths)
         self._stages = [stage._replace(weights={**stage.weights, **dict.fromkeys(new, 0.0)}) for stage in stages]
 
-    def _compare(self, lengths: dict[str, Any], tokens: dict[str, Any], options: dict[str, Any]) -> None:
+    def _compare(
+        self, lengths: dict[str, Any], files: dict[str, Any], tokens: dict[str, Any], options: dict[str, Any]
+    ) -> None:
         """Raises StateError if a state is from a mixture of other sources, or with other options."""
         for name, length in lengths.items():
             if name not in self.names:
@@ -224,6 +264,12 @@ class MixtureDataset(Dataset[Any]):
                 raise StateError(
                     f"source {name!r} had {counted(length, 'sample')} when the state was saved, and now has {now:,}. "
                     "Add new samples as a source of their own."
+                )
+            before, after = files.get(name), fingerprint_of(self.sources[self.names.index(name)])
+            if before != after:
+                raise StateError(
+                    f"source {name!r} has other files than when the state was saved: its fingerprint was {before!r}, "
+                    f"and is {after!r}. Use the same files, or start without the state."
                 )
         for option, ours in {"unit": self.unit, "stop": self.stop, "shuffle": self.shuffled}.items():
             if options[option] != ours:
@@ -355,14 +401,14 @@ def _source(name: str, given: Any) -> Any:
         raise TypeError(f"source {name!r} is a stream, and a mixture needs datasets with keys.")
     found = dataset(given)
     found = found.dataset if type(found) is SameKeys else found
-    if getattr(found, "endless", False):
-        raise TypeError(
-            f"source {name!r}, {shown(found)}, has no end. Give it without repeat(): the mixture repeats it."
-        )
     if method_of(found, "__order__"):
         raise TypeError(
             f"source {name!r}, {shown(found)}, is a mixture, which cannot be inside another. Give all sources "
             "to one mix(), with the products of their weights."
+        )
+    if getattr(found, "endless", False):
+        raise TypeError(
+            f"source {name!r}, {shown(found)}, has no end. Give it without repeat(): the mixture repeats it."
         )
     if not hasattr(found, "__len__"):
         raise TypeError(f"source {name!r}, {shown(found)}, has no len(), which a mixture needs.")

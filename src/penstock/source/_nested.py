@@ -245,8 +245,9 @@ def fingerprint_of(dataset: Any) -> str | None:
         inner = fingerprint_of(dataset.dataset)
         indices = getattr(dataset, "indices", None)
         return f"{inner}, shuffled by {indices.seed}" if inner and isinstance(indices, Permuted) else inner
-    several = ("ConcatDataset", "StackDataset", "MixtureDataset")
-    if any(_is(kind, dataset, "__fingerprint__") for kind in several):
+    if _is("MixtureDataset", dataset, "__fingerprint__"):
+        return None  # its own state has those of its sources
+    if _is("ConcatDataset", dataset, "__fingerprint__") or _is("StackDataset", dataset, "__fingerprint__"):
         found = [fingerprint_of(part) for part in side_by_side(dataset)]
         if len(found) > 1 and any(found):
             return f"{len(found)} datasets, {blake2b(repr(found).encode(), digest_size=8).hexdigest()}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import blake2b
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, NoReturn
@@ -21,10 +21,11 @@ from penstock.plan._order import Order, Passes, Sequential
 from penstock.plan._packing import PACKED_TOGETHER, PackFigures, PackWindows
 from penstock.plan._samplers import positive
 from penstock.plan._windows import ItemKey, WindowPlan
-from penstock.source._dataset import Dataset, fetch, is_stream, sliced
+from penstock.source._dataset import Dataset, fetch, is_stream, not_missing, sliced
 from penstock.source._nested import (
     TOKENS,
     fingerprint_of,
+    foresee_of,
     gathers_numpy,
     lengths_within,
     method_of,
@@ -157,6 +158,16 @@ class PackedRows(Dataset[dict[str, Array]]):
     reweigh = passed("reweigh", "documents")
     state_dict = passed("state_dict", "documents")
     load_state_dict = passed("load_state_dict", "documents")
+
+    @property
+    def drawn(self) -> Callable[..., Any]:
+        """The figures of the sources. Missing if the documents are no mixture."""
+        return partial(not_missing(method_of(self.documents, "drawn"), "drawn"), lengths=self._tables[0].numbers)
+
+    @property
+    def __foresee__(self) -> Callable[[Any], Any]:
+        """Passes a forecast to the documents. Missing if they have no `__foresee__`."""
+        return not_missing(foresee_of(self.documents))
 
     @property
     def endless(self) -> bool:

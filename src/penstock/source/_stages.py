@@ -93,6 +93,7 @@ def mix(
     stop: Stop = "never",
     shuffle: bool = True,
     seed: int | None = None,
+    field: str | None = None,
 ) -> _mixture.MixtureDataset:
     """Returns a dataset that takes its samples from several datasets, in proportion to their weights.
 
@@ -106,6 +107,7 @@ def mix(
       samples; "all" if it ends when each source has, while those that are shorter repeat.
     - `shuffle`: if False, each source is read in its own order.
     - `seed`: the loader's seed if None.
+    - `field`: the name of a field that is added to each sample, with the name of its source. Samples must be dicts.
 
     A loader takes the order from the mixture, and ignores its own `shuffle`. The key of a sample says the source, the
     pass and the sample, but not its position (docs/mixtures.md).
@@ -120,7 +122,7 @@ def mix(
     import_whole("penstock.source._mixture")
     from penstock.source._mixture import MixtureDataset  # late, because it derives from `Dataset` and few need it
 
-    return MixtureDataset(sources, weights, unit=unit, stop=stop, shuffle=shuffle, seed=seed)
+    return MixtureDataset(sources, weights, unit=unit, stop=stop, shuffle=shuffle, seed=seed, field=field)
 
 
 def name_of(fn: Any) -> str:
@@ -176,6 +178,7 @@ class SameKeys(Dataset[T_co]):
     __windows__ = passed("__windows__")
     reweigh = passed("reweigh")
     names_of = passed("names_of")
+    drawn = passed("drawn")
     state_dict = passed("state_dict")
     load_state_dict = passed("load_state_dict")
 

@@ -238,6 +238,64 @@ class BudgetFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class PackingFigures:
+    """How well the rows of `penstock.pack` are filled, and what happened to documents that are too long.
+
+    The figures are those of the window of documents that the current batch is from, for all ranks.
+
+    - `fill`: the share of the rows that is not padding, from 0 to 1.
+    - `documents`, `rows`, `tokens`, `padding`: their numbers.
+    - `split`, `truncated`, `dropped`: the numbers of these documents. `split_tokens` are all their tokens, and
+      `truncated_tokens` and `dropped_tokens` those that are in no row.
+    - `empty`: the number of documents without tokens.
+    """
+
+    fill: float = 1.0
+    documents: int = 0
+    rows: int = 0
+    tokens: int = 0
+    padding: int = 0
+    split: int = 0
+    split_tokens: int = 0
+    truncated: int = 0
+    truncated_tokens: int = 0
+    dropped: int = 0
+    dropped_tokens: int = 0
+    empty: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFigures:
+    """What one source of a mixture has given in this epoch, to all ranks.
+
+    - `name`: the name of the source.
+    - `asked`, `share`: its present weight as a share, and its share of the samples, from 0 to 1.
+    - `samples`: the number of samples. `passes`: how often it was read, such as 1.5 for one and a half times.
+    - `tokens`, `token_share`: the tokens of these samples, estimated from the mean length of the source's samples,
+      and their share. None if the lengths of a source are not known.
+    """
+
+    name: str
+    asked: float
+    share: float
+    samples: int
+    passes: float
+    tokens: float | None = None
+    token_share: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureFigures:
+    """The sources of a mixture, and the changes of its weights in this loader: the epoch and the step of each.
+
+    With packed rows, the samples are the documents of all windows that were begun.
+    """
+
+    sources: tuple[SourceFigures, ...] = ()
+    changed: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class CommitFigures:
     """How many batches of a loader with `commit=True` were committed, over the loader's life.
 
@@ -316,7 +374,9 @@ class Stats:
     history: tuple[Moment, ...] = field(default=(), repr=False)
     outage: Outage | None = None
     budget: BudgetFigures | None = None
+    packing: PackingFigures | None = None
     commits: CommitFigures | None = None
+    mixture: MixtureFigures | None = None
 
     @property
     def verdict(self) -> str:

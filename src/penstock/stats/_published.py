@@ -24,10 +24,13 @@ from penstock.stats._figures import (
     FirstBatch,
     Machine,
     Memory,
+    MixtureFigures,
     Moment,
     Outage,
+    PackingFigures,
     Period,
     SlowSample,
+    SourceFigures,
     Spans,
     Stats,
     WorkerFigures,
@@ -35,15 +38,22 @@ from penstock.stats._figures import (
 
 _NESTED: dict[type, dict[str, type]] = {
     Stats: {"epoch": Period, "life": Period, "first_batch": FirstBatch, "memory": Memory, "machine": Machine}
-    | {"outage": Outage, "budget": BudgetFigures, "commits": CommitFigures},
+    | {
+        "outage": Outage,
+        "budget": BudgetFigures,
+        "packing": PackingFigures,
+        "commits": CommitFigures,
+        "mixture": MixtureFigures,
+    },
     Period: {"waits": Spans, "works": Spans, "cache": CacheFigures},
 }
 _LISTED: dict[type, dict[str, type]] = {
     Stats: {"decisions": Decision, "history": Moment},
     Period: {"workers": WorkerFigures, "slowest": SlowSample, "sample_times": Bucket},
+    MixtureFigures: {"sources": SourceFigures},
 }
 _WHOLE = slice(None)
-_PARTS = {"history": slice(-21, None), "decisions": slice(-1, None), "workers": slice(64)}
+_PARTS = {"history": slice(-21, None), "decisions": slice(-1, None), "workers": slice(64), "sources": slice(64)}
 """The part of each long list that is published. 21 moments of the history cover ten seconds, for live displays."""
 
 

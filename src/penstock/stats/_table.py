@@ -14,6 +14,7 @@ from penstock.stats._units import count, seconds, share, size
 WIDTH = 100
 _MOST_WORKERS = 16  # rows; further workers are added up in one row
 _MOST_SLOW = 5
+_MOST_SOURCES = 8
 
 
 def table(stats: Stats) -> str:
@@ -173,6 +174,20 @@ def _rest(stats: Stats) -> Iterator[str]:
         rows = budget.samples / max(1, budget.batches)
         text = f"{budget.used:.1%} used, {budget.padding:.1%} of it padding, {rows:.1f} samples in a batch"
         yield from _wrapped("token budget", text)
+    packing = stats.packing
+    if packing is not None:
+        lost = packing.truncated_tokens + packing.dropped_tokens
+        text = f"{packing.fill:.2%} of the rows filled, {packing.documents:,} documents in {packing.rows:,} rows"
+        text += f", {packing.split:,} split" if packing.split else ""
+        yield from _wrapped("packing", text + (f", {lost:,} tokens left out" if lost else ""))
+    if stats.mixture is not None:
+        sources = sorted(stats.mixture.sources, key=lambda source: -source.share)
+        more = len(sources) - _MOST_SOURCES
+        names = [
+            f"{_cut(each.name, 30)} {each.share:.2%} ({each.asked:.2%} asked, {each.passes:.2f} passes)"
+            for each in sources[:_MOST_SOURCES]
+        ]
+        yield from _wrapped("mixture", ", ".join(names) + (f", and {more} more" if more > 0 else ""))
     commits = stats.commits
     if commits is not None:
         again = f", {count(commits.twice)} commits of batches that were committed before" if commits.twice else ""

@@ -44,6 +44,7 @@ def loaders() -> list[Any]:
         penstock.DataLoader(data, 4, shuffle=True, last_batch="rollover"),
         penstock.DataLoader(data, 4, shard=(1, 2), seed=3, in_order=False),
         penstock.DataLoader(Counting(), 4),
+        penstock.DataLoader(data, 4, shuffle=True, seed=3, commit=True),
     ]
 
 
@@ -53,9 +54,14 @@ def seeds() -> list[bytes]:
     for loader in loaders():
         with loader:
             for steps in (0, 3):
-                batches = iter(loader)
-                list(islice(batches, steps))
+                list(islice(loader.batches(), steps))
                 found.append(json.dumps(loader.state_dict()).encode())
+                loader.load_state_dict(loader.state_dict())
+    with loaders()[-1] as loader:  # two epochs, of which every second batch is committed
+        for batch in (*loader.batches(), *islice(loader.batches(), 5)):
+            if batch.step % 2:
+                loader.commit(batch)
+        found.append(json.dumps(loader.state_dict()).encode())
     return found
 
 
@@ -64,14 +70,14 @@ def attack(data: bytes) -> None:
         state = json.loads(data)
     except (ValueError, RecursionError):  # not ours
         return
-    refused = 0
-    for loader in loaders():
+    refused, tried = 0, loaders()
+    for loader in tried:
         with loader:
             try:
                 loader.load_state_dict(state)
-                for batch in islice(loader, 12):
-                    assert batch.dtype == np.int64 and ((batch >= 0) & (batch < 40)).all()
+                for batch in (*islice(loader.batches(), 12), *islice(loader.batches(), 12)):
+                    assert batch.data.dtype == np.int64 and ((batch.data >= 0) & (batch.data < 40)).all()
             except StateError:
                 refused += 1
-    if refused == 4:
+    if refused == len(tried):
         raise StateError("by all loaders")

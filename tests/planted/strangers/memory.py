@@ -25,6 +25,15 @@ BUGS = [
         "One fork in each epoch while a batch is held: memory grows by a batch each time.",
     ),
     Bug(
+        "a closed loader keeps what it needs to know of forks",
+        "memory",
+        "_engine/engine.py",
+        "            self._leases.close()\n",
+        "",
+        ("conformance/test_found.py::test_a_closed_loader_keeps_no_descriptor_for_a_fork",),
+        "After close(), a descriptor stays open for each fork, as long as an iterator of the loader is referenced.",
+    ),
+    Bug(
         "the memory of a worker that died before its reply stays",
         "memory",
         "_wire/reply.py",

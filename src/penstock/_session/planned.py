@@ -1,0 +1,53 @@
+"""Figures of what was planned: shares of the sources of a mixture, padding, and batches that were committed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock._feed import Feed
+from penstock._resume.commits import CommittedEpochs
+from penstock._resume.state import Epochs
+from penstock.plan import ComputedPlan
+from penstock.source._nested import method_of
+from penstock.stats._figures import BudgetFigures, CommitFigures, MixtureFigures, PackingFigures, SourceFigures
+
+
+def planned(feed: Feed, epochs: Epochs, reweighed: list[tuple[int, int]]) -> dict[str, Any]:
+    """Returns figures by the names of the fields of `Stats`.
+
+    `reweighed` holds the epoch and the step of each change of weights.
+    """
+    found: dict[str, Any] = {}
+    if isinstance(epochs, CommittedEpochs):
+        found["commits"] = CommitFigures(*epochs.figures())
+    progress = epochs.progress
+    plan = None if progress is None else progress.plan
+    if progress is None or not isinstance(plan, ComputedPlan):
+        return found
+    epoch, step = progress.epoch, progress.reached
+    costs = plan.costs(epoch, step)
+    if costs is not None:
+        batches, samples, tokens, padded, budget = costs
+        padding, used = 1 - tokens / max(1, padded), padded / max(1, budget)
+        found["budget"] = BudgetFigures(batches, samples, tokens, padding, used)
+    packing = plan.packing(epoch, step)
+    if packing is not None:
+        found["packing"] = PackingFigures(packing.fill, *packing)
+    drawn = method_of(feed.dataset, "drawn")
+    if drawn is not None:
+        sources = drawn(plan.order, epoch, plan.first_open(epoch, step).position)
+        found["mixture"] = MixtureFigures(_shares(sources), tuple(reweighed))
+    return found
+
+
+def _shares(sources: list[tuple[str, float, int, int, float | None]]) -> tuple[SourceFigures, ...]:
+    """Returns the figures of sources. Each has name, weight, samples given, length, and mean length of a sample."""
+    weights, samples = sum(source[1] for source in sources), sum(source[2] for source in sources)
+    known = all(mean is not None for *_, mean in sources)
+    tokens = [count * (mean or 0.0) for _, _, count, _, mean in sources]
+    found = []
+    for (name, weight, count, length, _), part in zip(sources, tokens, strict=True):
+        shares = weight / weights, count / max(1, samples)
+        of_tokens = (part, part / max(1, sum(tokens))) if known else (None, None)
+        found.append(SourceFigures(name, *shares, count, count / max(1, length), *of_tokens))
+    return tuple(found)

@@ -1,0 +1,314 @@
+"""Mixtures as datasets: keys, batches, states and messages."""
+
+from __future__ import annotations
+
+import pickle
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock.errors import StateError
+from penstock.plan import OrderPlan
+from penstock.plan._forecast import Forecast
+from penstock.source._mixture import MixtureDataset
+from penstock.source._nested import fingerprint_of, foresee_of, leaves_of, lengths_within, origin
+
+
+def letters(**options: Any) -> MixtureDataset:
+    return penstock.mix({"b": "xyz", "a": "uv"}, {"b": 0.5, "a": 0.5}, **options)
+
+
+def arrays(dtype: Any = np.int64) -> MixtureDataset:
+    one, other = np.arange(10), np.arange(100, 130).astype(dtype)
+    return penstock.mix({"one": one, "other": other}, {"one": 1, "other": 3})
+
+
+def test_a_key_says_source_pass_and_index() -> None:
+    data = letters()
+    assert [data[key] for key in (0, 1, 2, 4, 5, 9)] == ["u", "v", "x", "z", "u", "z"]
+    assert data.__getitems__([9, 0, 2]) == ["z", "u", "x"]
+    assert data.names_of([9, 0, 2]) == ["b", "a", "b"]
+    assert origin(data.map(str.upper), 9) == ("xyz", 2)
+    assert list(leaves_of(data)) == ["uv", "xyz"]
+
+
+def test_the_order_of_the_names_makes_no_difference() -> None:
+    other = penstock.mix({"a": "uv", "b": "xyz"}, {"a": 0.5, "b": 0.5})
+    assert list(islice(letters(), 30)) == list(islice(other, 30))
+
+
+def test_a_source_of_weight_0_changes_nothing() -> None:
+    more = penstock.mix({"b": "xyz", "a": "uv", "aa": "!"}, {"b": 0.5, "a": 0.5, "aa": 0})
+    assert list(islice(letters(), 30)) == list(islice(more, 30))
+
+
+def test_a_mixture_that_ends_has_a_length_and_one_without_end_has_none() -> None:
+    data = letters(stop="first")
+    assert len(data) == len(list(data)) == len(list(data.map(str.upper)))
+    with pytest.raises(TypeError, match="has no end"):
+        len(letters())
+
+
+def test_a_batch_of_several_sources_is_gathered() -> None:
+    data = arrays()
+    assert data.__gather__(np.array([10, 0, 12, 49]), np.empty).tolist() == [100, 0, 102, 9]
+    assert arrays(np.float32).__gather__(np.array([10, 0]), np.empty) is NotImplemented
+    assert not hasattr(letters(), "__gather__")
+
+
+def test_fields_are_gathered_by_name() -> None:
+    parts = [penstock.ArrayDataset(x=np.arange(3) + n, s=np.array(["a", "b", "c"])) for n in (0, 10)]
+    data = penstock.mix({"a": parts[0], "b": parts[1]}, {"a": 1, "b": 1})
+    batch = data.__gather__(np.array([5, 0, 4]), np.empty)
+    assert (batch["x"].tolist(), batch["s"]) == ([12, 0, 11], ["c", "a", "b"])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_reads_in_the_order_of_the_mixture(workers: int) -> None:
+    data = arrays()
+    keys = data.__order__(5, 16).at(0, np.arange(40)).tolist()
+    with penstock.DataLoader(data, batch_size=8, seed=5, num_workers=workers, dtype="float32") as loader:
+        found = np.concatenate(list(islice(loader, 5)))
+    assert found.dtype == np.float32
+    assert found.tolist() == [data[key] for key in keys]
+
+
+def test_a_seed_of_its_own_takes_the_place_of_the_loaders() -> None:
+    orders = [letters(seed=own).__order__(seed, 16) for own, seed in ((7, 1), (7, 2), (None, 7))]
+    assert len({order.seed for order in orders}) == 1
+
+
+def test_shares_of_tokens_follow_from_the_lengths() -> None:
+    short = penstock.dataset(["ab"] * 10).with_lengths(len)
+    long = penstock.dataset(["abcdef"] * 10).with_lengths(len)
+    data = penstock.mix({"s": short, "l": long}, {"s": 1, "l": 1}, unit="tokens")
+    assert "".join(islice(data, 80)).count("c") == 20
+    assert lengths_within(data)().tolist() == [6] * 10 + [2] * 10  # type: ignore[misc]
+    assert data.state_dict()["tokens"] == {"l": 60, "s": 20}
+    with pytest.raises(TypeError, match=r"source 'a'.*\.with_lengths\(len\)"):
+        letters(unit="tokens").__order__(0, 16)
+
+
+class Told(penstock.Dataset[int]):
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, key: int) -> int:
+        return key
+
+    def __foresee__(self, forecast: Forecast) -> None:
+        self.forecast = forecast
+
+
+def test_each_source_is_told_its_own_keys() -> None:
+    told = Told()
+    data = penstock.mix({"a": "xyz", "b": told}, {"a": 1, "b": 1})
+    order = data.__order__(1, 16)
+    foresee = foresee_of(data.map(str))
+    assert foresee is not None
+    foresee(Forecast(OrderPlan(order), 0, lambda: 0))
+    keys = order.at(0, np.arange(40)).tolist()
+    expected = [data[key] if name == "b" else -1 for key, name in zip(keys, data.names_of(keys), strict=True)]
+    assert told.forecast.keys(0, 40).tolist() == expected
+
+
+def test_an_error_names_the_source_and_its_sample() -> None:
+    data = penstock.mix({"good": [1], "bad": penstock.dataset(["1", "x"]).map(int)}, {"good": 1, "bad": 1})
+    for read in (lambda: data[1], lambda: data.__getitems__([2, 1])):
+        with pytest.raises(ValueError, match="invalid literal") as caught:
+            read()
+        notes = "\n".join(caught.value.__notes__)
+        assert "of source 'bad'" in notes and "of sample 1 of list(2 samples)" in notes
+
+
+# States.
+
+
+def test_a_state_has_the_history_of_the_weights() -> None:
+    data = letters(seed=3)
+    data.reweigh(0, 10, {"a": 1, "b": 0})
+    data.reweigh(0, 20, {"a": 1, "b": 3})
+    data.reweigh(0, 20, {"a": 1, "b": 7})
+    other = letters(seed=3)
+    other.load_state_dict(pickle.loads(pickle.dumps(data)).state_dict())
+    assert list(islice(other, 60)) == list(islice(data, 60)) != list(islice(letters(seed=3), 60))
+    assert [data.weights_at(0, place)["b"] for place in (0, 9, 10, 19, 20)] == [0.5, 0.5, 0, 0, 7]
+    assert repr(data) == "mix(a=1, b=7)"
+
+
+def test_a_state_of_the_last_weights_is_taken_too() -> None:
+    data = letters()
+    data.reweigh(0, 10, {"a": 1, "b": 2})
+    other = penstock.mix({"b": "xyz", "a": "uv"}, {"b": 2, "a": 1})
+    other.load_state_dict(data.state_dict())
+    assert other.weights_at(0, 0) == {"a": 0.5, "b": 0.5}
+
+
+def test_a_new_source_has_weight_0_until_the_state_is_loaded() -> None:
+    def wider(weight: float) -> MixtureDataset:
+        return penstock.mix({"b": "xyz", "a": "uv", "aa": "!"}, {"b": 0.5, "a": 0.5, "aa": weight})
+
+    data = wider(0)
+    data.load_state_dict(letters().state_dict())
+    data.reweigh(0, 10, {"a": 1, "b": 1, "aa": 2})
+    assert [key == "!" for key in islice(data, 10)] == [False] * 10
+    assert "".join(islice(data, 30)).count("!") == 10
+    with pytest.raises(StateError, match=r"knows no source 'aa'.*weight 0 for it"):
+        wider(1).load_state_dict(letters().state_dict())
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (lambda: penstock.mix({"a": "uv"}, {"a": 1}), "a source 'b', but this one has only 'a'"),
+        (lambda: penstock.mix({"a": "uvw", "b": "xyz"}, {"a": 0.5, "b": 0.5}), "'a' had 2 samples .* now has 3"),
+        (lambda: letters(stop="all"), "stop='never', but this one has stop='all'"),
+        (lambda: letters(shuffle=False), "shuffle=True, but this one has shuffle=False"),
+        (lambda: letters(unit="tokens"), "unit='samples', but this one has unit='tokens'"),
+        (lambda: penstock.mix({"a": "uv", "b": "xyz"}, {"a": 1, "b": 3}), "has the weights .* but the state was"),
+    ],
+)
+def test_a_state_of_another_mixture_is_refused(other: Any, message: str) -> None:
+    with pytest.raises(StateError, match=message):
+        other().load_state_dict(letters().state_dict())
+
+
+@pytest.mark.parametrize("name", ["sources", "stages", "unit"])
+def test_a_damaged_state_is_refused(name: str) -> None:
+    for value in (None, [], 3):
+        with pytest.raises(StateError):
+            letters().load_state_dict({**letters().state_dict(), name: value})
+
+
+def test_other_files_of_a_source_are_named() -> None:
+    class Marked(Told):
+        mark = "one"
+
+        def __fingerprint__(self) -> str:
+            return self.mark
+
+    source = Marked()
+    data = penstock.mix({"a": source}, {"a": 1})
+    state = data.state_dict()
+    assert state["files"] == {"a": "one"} and fingerprint_of(data) is None
+    source.mark = "two"
+    with pytest.raises(StateError, match="source 'a' has other files"):
+        data.load_state_dict(state)
+
+
+# Messages.
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ({"code": 1, "wbe": 1}, "Did you mean 'web'"),
+        ({"code": 1}, "nothing for source 'web'"),
+        ({"code": 1, "web": -1}, "'web' is -1"),
+        ({"code": 1, "web": float("nan")}, "'web' is nan"),
+        ({"code": 0, "web": 0}, "all weights of the mixture are 0"),
+    ],
+)
+def test_wrong_weights_are_named(weights: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        penstock.mix({"code": [1], "web": [2]}, weights)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (penstock.dataset([1]).repeat(), "without repeat"),
+        (letters(), "cannot be inside another"),
+        (penstock.dataset(iter([1])), "is a stream"),
+    ],
+)
+def test_a_source_that_cannot_be_mixed_is_named(source: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=f"source 'a'.*{message}"):
+        penstock.mix({"a": source}, {"a": 1})
+
+
+def test_an_empty_source_may_only_have_weight_0() -> None:
+    assert list(penstock.mix({"a": [], "b": [1]}, {"a": 0, "b": 1}, stop="all")) == [1]
+    with pytest.raises(ValueError, match="'a' has no samples"):
+        penstock.mix({"a": [], "b": [1]}, {"a": 1, "b": 1})
+
+
+def test_methods_that_need_positions_are_refused() -> None:
+    data = letters(stop="all")
+    for use in (lambda: data.select([0]), lambda: data.map(str).repeat(), lambda: data.concat([1]), lambda: data[:2]):
+        with pytest.raises(TypeError, match="mixture"):
+            use()
+
+
+def test_a_negative_key_is_refused() -> None:
+    with pytest.raises(IndexError, match="key -1"):
+        letters()[-1]
+
+
+def test_keys_beyond_62_bits_are_refused() -> None:
+    data = penstock.mix({"few": [1], "many": range(1 << 40)}, {"few": 1, "many": 1})
+    with pytest.raises(OverflowError, match="less weight"):
+        data.__order__(0, 16).at(0, np.array([1 << 50]))
+
+
+def test_batches_name_the_sources_of_their_samples_and_so_does_a_field() -> None:
+    records = {name: [{"x": i} for i in range(5)] for name in "ab"}
+    data = penstock.mix(records, {"a": 1, "b": 1}, field="source")
+    with penstock.DataLoader(data, 4, seed=1) as loader:
+        batch = next(loader.batches())
+    assert batch.sources == batch.data["source"]
+    assert sorted(batch.sources or []) == ["a", "a", "b", "b"]
+    with pytest.raises(TypeError, match="needs samples that are dicts"):
+        penstock.mix({"a": [1]}, {"a": 1}, field="source")[0]
+
+
+def test_packed_batches_name_the_sources_of_their_documents() -> None:
+    parts = {name: penstock.dataset([np.full(3, i) for i in range(9)]).with_lengths(len) for name in "ab"}
+    rows = penstock.pack(penstock.mix(parts, {"a": 2, "b": 1}), length=9, window=18)
+    with penstock.DataLoader(rows, 2, seed=1) as loader:
+        batch = next(loader.batches())
+    assert [len(row) for row in batch.sources or []] == [3, 3]
+    assert {name for row in batch.sources or [] for name in row} == {"a", "b"}
+
+
+def test_figures_have_the_shares_that_were_asked_and_given_and_the_steps_of_changes() -> None:
+    parts = {
+        "short": penstock.dataset([np.zeros(2, np.int64)] * 10).with_lengths(len),
+        "long": penstock.dataset([np.zeros(6, np.int64)] * 10).with_lengths(len),
+    }
+    data = penstock.mix(parts, {"short": 3, "long": 1}, unit="tokens")
+    with penstock.DataLoader(data, 10, seed=1, collate_fn=len) as loader:
+        assert loader.stats().mixture is None
+        batches = iter(loader)
+        for _ in range(4):
+            next(batches)
+        before = loader.stats().mixture
+        loader.update(weights={"short": 0, "long": 1})
+        next(batches)
+        after = loader.stats().mixture
+        table = str(loader.stats())
+    assert before is not None
+    assert after is not None
+    short = {each.name: each for each in before.sources}["short"]
+    assert (short.asked, short.samples, short.share, short.passes) == (0.75, 36, 0.9, 3.6)
+    assert (short.tokens, short.token_share) == (72.0, 0.75)
+    assert (before.changed, after.changed) == ((), ((0, 4),))
+    assert {each.name: each.samples for each in after.sources} == {"short": 36, "long": 14}
+    assert "long 28.00% (100.00% asked, 1.40 passes)" in table
+
+
+def test_a_packed_mixture_changes_its_weights_at_the_next_window() -> None:
+    parts = {name: penstock.dataset([np.full(4, i) for i in range(50)]).with_lengths(len) for name in "ab"}
+    rows = penstock.pack(penstock.mix(parts, {"a": 1, "b": 0}), length=8, window=12)  # six rows in a window
+    with penstock.DataLoader(rows, 2, seed=1) as loader:
+        batches = loader.batches()
+        seen = [{name for row in next(batches).sources or [] for name in row}]
+        loader.update(weights={"a": 0, "b": 1})
+        seen += [{name for row in next(batches).sources or [] for name in row} for _ in range(4)]
+        figures = loader.stats().mixture
+    assert seen == [{"a"}, {"a"}, {"a"}, {"b"}, {"b"}]
+    assert figures is not None
+    assert figures.changed == ((0, 3),)
