@@ -132,7 +132,9 @@ class Schedule:
         released, due = self._windows(n, base, source, rank)
         leaf = np.repeat(np.tile(np.arange(leaves) * self.leaf, len(base)), given.ravel())
         earliest, latest = np.maximum(released, leaf), np.minimum(due, leaf + self.leaf)
-        placed = np.array(_earliest_due(earliest.tolist(), latest.tolist()))
+        by_first = earliest.argsort(kind="stable")
+        entries = (latest * self.page + np.arange(self.page))[by_first]
+        placed = np.array(_by_entry(earliest[by_first].tolist(), entries.tolist())) % self.page
         _swap(placed, released, due, mix(self.seed, _SWAPS, number))
         sources = source[placed]
         counts = np.empty(self.page, np.int64)
@@ -228,17 +230,29 @@ def _earliest_due(first: Sequence[int], stop: Sequence[int]) -> list[int]:
     """
     size = len(first)
     by_first = sorted(range(size), key=first.__getitem__)
-    begins = [first[i] for i in by_first]
+    found = _by_entry([first[i] for i in by_first], [stop[i] * size + i for i in by_first])
+    return [entry % size for entry in found]
+
+
+def _by_entry(begins: list[int], entries: list[int]) -> list[int]:
+    """Returns the entry for each slot: the smallest of those that begin there or earlier and have no slot yet.
+
+    `begins` must be sorted, and gets one more element.
+    """
+    size = len(begins)
     begins.append(size)
-    entries = [stop[i] * size + i for i in by_first]
     ready: list[int] = []
-    push, pop = heapq.heappush, heapq.heappop
+    push, pop, exchange = heapq.heappush, heapq.heappop, heapq.heappushpop
     placed, at = [], 0
     for slot in range(size):
-        while begins[at] <= slot:
+        if begins[at] > slot:
+            placed.append(pop(ready))
+            continue
+        while begins[at + 1] <= slot:
             push(ready, entries[at])
             at += 1
-        placed.append(pop(ready) % size)
+        placed.append(exchange(ready, entries[at]))
+        at += 1
     return placed
 
 
