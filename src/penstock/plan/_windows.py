@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
@@ -107,10 +108,19 @@ class Memo(Generic[T]):
     def get(self, key: tuple[int, ...], make: Callable[[], T]) -> T:
         found = self._kept.get(key)
         if found is None:
-            # The dict is replaced as a whole, so that other threads see the old one or the new one.
-            found, kept = make(), self._kept  # `make` may have called this method
-            self._kept = {**dict(list(kept.items())[1 - self._most :] if self._most > 1 else {}), key: found}
+            found = make()
+            self.keep(key, found)
         return found
+
+    def keep(self, key: tuple[int, ...], value: T) -> None:
+        # The dict is replaced as a whole, so that other threads see the old one or the new one.
+        kept = list(self._kept.items())
+        self._kept = {**dict(kept[1 - self._most :] if self._most > 1 else ()), key: value}
+
+    @property
+    def kept(self) -> Mapping[tuple[int, ...], T]:
+        """The last results by their keys, the oldest first."""
+        return self._kept
 
     def __deepcopy__(self, memo: object) -> Memo[T]:
         return Memo(self._most)
@@ -134,7 +144,7 @@ class Edges:
         edges = self._upto(epoch, index + 1)
         if edges[-1] <= index:
             return None
-        at = int(np.searchsorted(edges, index, side="right")) - 1
+        at = bisect_right(edges, index) - 1
         return self._first + at, index - edges[at]
 
     def total(self, epoch: int) -> int | None:

@@ -73,6 +73,11 @@ class MixtureDataset(Dataset[Any]):
         self.weights = self._checked(weights)
         self._stages = [WeightsFrom(0, 0, self.weights)]
         self._tokens: dict[str, int] = {}
+        self._known: list[tuple[WeightsFrom, Stage]] = []
+        self._last: MixtureOrder | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_known": [], "_last": None}
 
     @property
     def endless(self) -> bool:
@@ -160,11 +165,26 @@ class MixtureDataset(Dataset[Any]):
 
     def __order__(self, seed: int, window: int) -> MixtureOrder:
         """Returns the order of the keys. The mixture's own seed, if it has one, takes the place of the loader's."""
-        stages = tuple(Stage(stage.epoch, stage.position, self._shares(stage.weights)) for stage in self._stages)
         blocks = tuple(map(_grouping, self.sources)) if self.shuffled else ()
         own = seed if self.seed is None else self.seed
         labels = tuple(map(_label, self.names))
-        return MixtureOrder(self._lengths, stages, own, self.stop, self.shuffled, blocks, window, labels)
+        order = MixtureOrder(
+            self._lengths, self._whole_stages(), own, self.stop, self.shuffled, blocks, window, labels
+        )
+        # The history may be long, and each change of weights makes another order.
+        if self._last is not None:
+            order.follow(self._last)
+        self._last = order
+        return order
+
+    def _whole_stages(self) -> tuple[Stage, ...]:
+        """Returns the stages with integers as weights. Only those of new stages are computed."""
+        known = {id(stage): whole for stage, whole in self._known}
+        self._known = [
+            (stage, known.get(id(stage)) or Stage(stage.epoch, stage.position, self._shares(stage.weights)))
+            for stage in self._stages
+        ]
+        return tuple(whole for _, whole in self._known)
 
     # The history of the weights.
 
