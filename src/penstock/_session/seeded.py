@@ -178,10 +178,10 @@ class SeedSession(Session):
             if not is_int(value, 0) and not (name == "epoch" and value is None):
                 raise ValueError(f"{name} must be an integer of at least 0, got {value!r}.")
         number = self.epochs.current if epoch is None else int(epoch)
-        resumed, plan = self.epochs.resumed, self._plan_in_use(number, int(step))
-        if plan is not None:
-            return explained(plan, self.dataset, number, int(step))
-        plan = self.feed.plan(self.seed)
+        in_use = self._plan_in_use(number, int(step))
+        if in_use is not None:
+            return explained(in_use, self.dataset, number, int(step))
+        resumed, plan = self.epochs.resumed, self.feed.plan(self.seed)
         if resumed is not None and resumed.epoch == number and resumed.dealt is not None:
             before, consumed = resumed.dealt
             check_dealt(step, number, before)

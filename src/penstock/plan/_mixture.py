@@ -342,7 +342,7 @@ class MixtureOrder:
         object.__setattr__(self, "_permutations", Permutations(self.lengths))
 
     def follow(self, before: MixtureOrder) -> None:
-        """Takes over what another order has computed for the first stages, if its seed and its weights are the same."""
+        """Takes over what an order with the same seed has computed for the stages that both have."""
         if before.seed == self.seed:
             for memo in (before._earlier, before._stretches):
                 for key, stretches in memo.kept.items():

@@ -21,6 +21,7 @@ from penstock.errors import StateError
 from penstock.plan._blocks import WINDOW
 from penstock.plan._grouping import Grouping
 from penstock.plan._mixture import MixtureOrder, Stage, Stop, whole_weights
+from penstock.plan._order import ENDLESS
 from penstock.random import each
 from penstock.source._dataset import Dataset, fetch, is_stream, not_missing
 from penstock.source._nested import (
@@ -75,9 +76,10 @@ class MixtureDataset(Dataset[Any]):
         self._tokens: dict[str, int] = {}
         self._known: list[tuple[WeightsFrom, Stage]] = []
         self._last: MixtureOrder | None = None
+        self._summed: tuple[NDArray[np.int64], dict[str, int]] | None = None  # lengths, with the sum of each source
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_known": [], "_last": None}
+        return {**self.__dict__, "_known": [], "_last": None, "_summed": None}
 
     @property
     def endless(self) -> bool:
@@ -203,8 +205,12 @@ class MixtureDataset(Dataset[Any]):
         counts, weights = order.counts(epoch, position).tolist(), self.weights_at(epoch, position)
         tokens = dict(self._tokens)
         if lengths is not None:
-            parts = np.split(lengths, self._firsts[1:-1])
-            tokens = {name: int(part.sum()) for name, part in zip(self.names, parts, strict=True)}
+            summed = self._summed
+            if summed is None or summed[0] is not lengths:
+                parts = np.split(lengths, self._firsts[1:-1])
+                summed = lengths, {name: int(part.sum()) for name, part in zip(self.names, parts, strict=True)}
+                self._summed = summed
+            tokens = summed[1]
         means = [
             tokens[name] / length if name in tokens and length else None
             for name, length in zip(self.names, self._lengths, strict=True)
@@ -231,6 +237,7 @@ class MixtureDataset(Dataset[Any]):
             "unit": self.unit,
             "stop": self.stop,
             "shuffle": self.shuffled,
+            "seed": self.seed,
             "weights": dict(self.weights),  # before any change
             "stages": [{**stage._asdict(), "weights": dict(stage.weights)} for stage in self._stages],
         }
@@ -248,10 +255,12 @@ class MixtureDataset(Dataset[Any]):
             stages = [WeightsFrom(s["epoch"], s["position"], dict(s["weights"])) for s in state["stages"]]
             lengths, tokens = dict(state["sources"]), dict(state.get("tokens", {}))
             files = dict(state.get("files", {}))
-            same = {name: state[name] for name in ("unit", "stop", "shuffle")}
+            same = {name: state[name] for name in ("unit", "stop", "shuffle", "seed")}
             made, first, last = dict(state["weights"]), stages[0], stages[-1]
             fits = first[:2] == (0, 0) and all(sorted(stage.weights) == sorted(lengths) for stage in stages)
             fits = fits and stages == sorted(stages, key=lambda stage: stage[:2])
+            counts = [*lengths.values(), *tokens.values(), *(count for stage in stages for count in stage[:2])]
+            fits = fits and all(type(count) is int and 0 <= count < ENDLESS for count in counts)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise StateError(f"the state of a mixture is damaged: {error!r} in {state!r:.200}.") from error
         if not fits:
@@ -265,8 +274,11 @@ class MixtureDataset(Dataset[Any]):
                 + ". Make the mixture with the weights of the state. They can be changed after the state is loaded: "
                 "loader.update(weights=...)."
             )
-        new = dict.fromkeys(name for name in self.names if name not in lengths)
-        self._stages = [stage._replace(weights={**stage.weights, **dict.fromkeys(new, 0.0)}) for stage in stages]
+        new = dict.fromkeys((name for name in self.names if name not in lengths), 0.0)
+        try:
+            self._stages = [stage._replace(weights=self._checked({**stage.weights, **new})) for stage in stages]
+        except (ValueError, TypeError) as error:
+            raise StateError(f"the state of a mixture is damaged: {error}") from error
 
     def _compare(
         self, lengths: dict[str, Any], files: dict[str, Any], tokens: dict[str, Any], options: dict[str, Any]
@@ -291,7 +303,8 @@ class MixtureDataset(Dataset[Any]):
                     f"source {name!r} has other files than when the state was saved: its fingerprint was {before!r}, "
                     f"and is {after!r}. Use the same files, or start without the state."
                 )
-        for option, ours in {"unit": self.unit, "stop": self.stop, "shuffle": self.shuffled}.items():
+        own = {"unit": self.unit, "stop": self.stop, "shuffle": self.shuffled, "seed": self.seed}
+        for option, ours in own.items():
             if options[option] != ours:
                 raise StateError(
                     f"the state is from a mixture with {option}={options[option]!r}, but this one has "
