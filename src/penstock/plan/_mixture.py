@@ -13,6 +13,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import takewhile
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -317,13 +318,12 @@ class Stretch(NamedTuple):
 
     begin: int
     base: NDArray[np.int64]  # how many samples each source has given before
-    active: NDArray[np.int64]  # the sources that have a weight
-    schedule: Schedule
+    weights: tuple[int, ...]
 
-    def counts(self, position: int) -> NDArray[np.int64]:
-        counts = self.base.copy()
-        counts[self.active] += self.schedule.counts(position - self.begin)
-        return counts
+    @property
+    def active(self) -> NDArray[np.int64]:
+        """The sources that have a weight."""
+        return np.flatnonzero(self.weights)
 
 
 @dataclass(frozen=True)
@@ -351,6 +351,8 @@ class MixtureOrder:
     window: int = 16
     labels: tuple[int, ...] = ()
     _stretches: Memo[list[Stretch]] = field(default_factory=lambda: Memo(2), init=False, compare=False, repr=False)
+    _schedules: Memo[Schedule] = field(default_factory=lambda: Memo(8), init=False, compare=False, repr=False)
+    _earlier: Memo[list[Stretch]] = field(default_factory=lambda: Memo(2), init=False, compare=False, repr=False)
     _sizes: Memo[int] = field(default_factory=lambda: Memo(4), init=False, compare=False, repr=False)
     _arranged: Memo[Callable[[NDArray[np.int64]], NDArray[np.int64]]] = field(init=False, compare=False, repr=False)
     _permutations: Permutations = field(init=False, compare=False, repr=False)
@@ -364,6 +366,15 @@ class MixtureOrder:
         object.__setattr__(self, "_offsets", lengths.cumsum() - lengths)
         object.__setattr__(self, "_arranged", Memo(2 * len(self.lengths)))
         object.__setattr__(self, "_permutations", Permutations(self.lengths))
+
+    def follow(self, before: MixtureOrder) -> None:
+        """Takes over what an order with the same seed has computed for the stages that both have."""
+        if before.seed == self.seed:
+            for memo in (before._earlier, before._stretches):
+                for key, stretches in memo.kept.items():
+                    self._earlier.keep(key, stretches)
+            for key, schedule in before._schedules.kept.items():
+                self._schedules.keep(key, schedule)
 
     @property
     def identity(self) -> str:
@@ -394,7 +405,8 @@ class MixtureOrder:
         stretches = self._of(epoch)
         numbers = np.searchsorted([stretch.begin for stretch in stretches], positions, "right") - 1
         for number in _distinct(numbers):
-            begin, base, active, schedule = stretches[number]
+            begin, base, _ = stretches[number]
+            active, schedule = stretches[number].active, self._schedule(epoch, stretches[number])
             of_stretch = np.flatnonzero(numbers == number)
             pages, places = np.divmod(positions[of_stretch] - begin, schedule.page)
             for page in _distinct(pages):
@@ -411,7 +423,7 @@ class MixtureOrder:
             raise IndexError(f"position {position} is outside epoch {epoch}, which has {self.size(epoch)} samples.")
         stretches = self._of(epoch)
         number = bisect_right([stretch.begin for stretch in stretches], position) - 1
-        return stretches[number].counts(position)
+        return self._counts(epoch, stretches[number], position)
 
     def _shuffled(
         self, epoch: int, sources: NDArray[np.int64], passes: NDArray[np.int64], index: NDArray[np.int64]
@@ -457,26 +469,39 @@ class MixtureOrder:
         before = [stage for stage in self.stages if (stage.epoch, stage.position) <= (epoch, 0)]
         changes = [(0, before[-1].weights)]
         changes += [(at, weights) for number, at, weights in self.stages if number == epoch and at > 0]
-        found: list[Stretch] = []
-        for begin, weights in changes:
-            base = found[-1].counts(begin) if found else np.zeros(len(weights), np.int64)
-            active = np.flatnonzero(weights)
-            seed = mix(self.seed, _STAGE, epoch, begin)
-            found.append(Stretch(begin, base, active, Schedule([weights[i] for i in active.tolist()], seed)))
+        earlier = self._earlier.kept.get((epoch,), ())
+        both = takewhile(
+            lambda pair: (pair[0].begin, pair[0].weights) == pair[1], zip(earlier, changes, strict=False)
+        )
+        found = [stretch for stretch, _ in both]
+        for begin, weights in changes[len(found) :]:
+            base = self._counts(epoch, found[-1], begin) if found else np.zeros(len(weights), np.int64)
+            found.append(Stretch(begin, base, weights))
         return found
+
+    def _schedule(self, epoch: int, stretch: Stretch) -> Schedule:
+        begin, _, weights = stretch
+        seed = mix(self.seed, _STAGE, epoch, begin)
+        return self._schedules.get((epoch, begin, *weights), lambda: Schedule([w for w in weights if w], seed))
+
+    def _counts(self, epoch: int, stretch: Stretch, position: int) -> NDArray[np.int64]:
+        """Returns how many samples each source has given before this position, which is not before the stretch."""
+        counts = stretch.base.copy()
+        counts[stretch.active] += self._schedule(epoch, stretch).counts(position - stretch.begin)
+        return counts
 
     def _end(self, epoch: int) -> int:
         """Returns the number of positions in an epoch of a mixture that is not endless."""
         stretches = self._of(epoch)
         for number, stretch in enumerate(stretches):
-            end = stretch.begin + self._needed(stretch)
+            end = stretch.begin + self._needed(epoch, stretch)
             if number + 1 == len(stretches) or end <= stretches[number + 1].begin:
                 break
         return min(end, ENDLESS)
 
-    def _needed(self, stretch: Stretch) -> int:
+    def _needed(self, epoch: int, stretch: Stretch) -> int:
         """Returns how many positions of a stretch are needed until the epoch ends (see `stop`)."""
-        schedule, active = stretch.schedule, stretch.active.tolist()
+        schedule, active = self._schedule(epoch, stretch), stretch.active.tolist()
         missing = [max(0, self.lengths[source] - int(stretch.base[source])) for source in active]
         enough = any if self.stop == "first" else all
 
