@@ -264,7 +264,7 @@ class MixtureDataset(Dataset[Any]):
             sources = {str(name): range(length) for name, length in state["sources"].items()}
             made = cls(sources, dict(state["weights"]), **options)
             made._tokens.update(state.get("tokens", {}))
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             raise StateError(f"the state of a mixture is damaged: {error!r} in {state!r:.200}.") from error
         made.load_state_dict(state)
         return made
@@ -280,6 +280,7 @@ class MixtureDataset(Dataset[Any]):
             fits = first[:2] == (0, 0) and all(sorted(stage.weights) == sorted(lengths) for stage in stages)
             fits = fits and stages == sorted(stages, key=lambda stage: stage[:2])
             counts = [*lengths.values(), *tokens.values(), *(count for stage in stages for count in stage[:2])]
+            fits = fits and tokens.keys() <= lengths.keys()
             fits = fits and all(type(count) is int and 0 <= count < ENDLESS for count in counts)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise StateError(f"the state of a mixture is damaged: {error!r} in {state!r:.200}.") from error
@@ -297,7 +298,7 @@ class MixtureDataset(Dataset[Any]):
         new = dict.fromkeys((name for name in self.names if name not in lengths), 0.0)
         try:
             self._stages = [stage._replace(weights=self._checked({**stage.weights, **new})) for stage in stages]
-        except (ValueError, TypeError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise StateError(f"the state of a mixture is damaged: {error}") from error
 
     def _compare(
