@@ -22,9 +22,13 @@ class Counted:
 
     counts: tuple[int, ...]
     endless: bool = False
+    window: int = 1
 
     def count(self, epoch: int) -> int | None:
         return None if self.endless else len(self.counts)
+
+    def size(self, epoch: int, number: int) -> int:
+        return self.counts[number % len(self.counts)]
 
     def table(self, epoch: int, number: int) -> ItemTable:
         turn, at = divmod(number, len(self.counts))

@@ -41,8 +41,13 @@ class Named(Unread):
 class Windows:
     """Two rows: a whole document and a part of another, and the rest of that."""
 
+    window = 4
+
     def count(self, epoch: int) -> int:
         return 1
+
+    def size(self, epoch: int, number: int) -> int:
+        return 2
 
     def table(self, epoch: int, number: int) -> Any:
         from penstock.plan._windows import ItemTable

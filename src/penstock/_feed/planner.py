@@ -11,7 +11,7 @@ from penstock.plan import ComputedPlan, Order, Selected
 from penstock.plan._balance import BalancedPlan
 from penstock.plan._budget import WINDOW, BudgetPlan, BudgetWindows, LengthTable
 from penstock.plan._windows import WindowPlan, Windows
-from penstock.source._nested import blocks_of, lengths_within, pass_of, shown
+from penstock.source._nested import blocks_of, lengths_within, shown
 from penstock.source._stages import MeasuredDataset
 
 if TYPE_CHECKING:
@@ -119,9 +119,4 @@ def _measured(feed: ByKey) -> NDArray[np.int64]:
                 "samples are read once)."
             )
         return found()
-    once = pass_of(dataset)
-    if once is not None and not callable(given) and len(given) != once:
-        raise ValueError(
-            f"lengths= must have one length for each of the {once} samples of a pass, but it has {len(given)}."
-        )
     return MeasuredDataset(dataset, given).__lengths__()

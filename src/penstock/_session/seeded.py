@@ -7,11 +7,13 @@ import math
 import operator
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 
 from penstock._engine.engine import Engine
+from penstock._engine.turn import INSIDE
 from penstock._feed import Feed
 from penstock._feed.base import AnyPlan, Begin, Run, displayed_settings
 from penstock._options import Options, is_int, warn_of_ranks
@@ -176,6 +178,9 @@ class SeedSession(Session):
             if not is_int(value, 0) and not (name == "epoch" and value is None):
                 raise ValueError(f"{name} must be an integer of at least 0, got {value!r}.")
         number = self.epochs.current if epoch is None else int(epoch)
+        in_use = self._plan_in_use(number, int(step))
+        if in_use is not None:
+            return explained(in_use, self.dataset, number, int(step))
         resumed, plan = self.epochs.resumed, self.feed.plan(self.seed)
         if resumed is not None and resumed.epoch == number and resumed.dealt is not None:
             before, consumed = resumed.dealt
@@ -189,6 +194,12 @@ class SeedSession(Session):
                 "without a generator. The keys of a batch that was handed out are in batch.index (see batches())."
             )
         return explained(plan, self.dataset, number, int(step))
+
+    def _plan_in_use(self, epoch: int, step: int) -> ComputedPlan | None:
+        """Returns the plan of the epoch that was begun last, which knows its windows, if it has this step."""
+        progress = self.epochs.progress
+        plan = None if progress is None or progress.epoch != epoch else progress.plan
+        return plan if isinstance(plan, ComputedPlan) and plan.first_step <= step else None
 
     def _take_engine(self, plan: AnyPlan | None, length: int | None) -> Engine:
         """Returns the idle engine if its workers have the current dataset and order, otherwise a new engine."""
@@ -402,27 +413,38 @@ class SeedSession(Session):
         def changed(held: list[Engine]) -> None:
             progress = None if self.epochs.loaded is not None else self.epochs.progress
             current = progress if progress is not None and not progress.is_over else None
-            try:
-                epoch, opened = self._first_open(current)
-                reweigh(epoch, opened.position)
-            except Exception as error:  # raised here, it would end the engines
-                errors.append(error)
-                return
-            self.feed.forget()
-            self.reweighed.append((epoch, opened.step))
-            if current is not None:
-                self._redraw(current)
+            reader = self._reader_of(current, held)
+            with nullcontext() if reader is None else reader.passing:
+                try:
+                    epoch, opened = self._first_open(current)
+                    reweigh(epoch, opened.position)
+                except Exception as error:  # raised here, it would end the engines
+                    errors.append(error)
+                    return
+                self.reweighed.append((epoch, opened.step))
+                if current is not None and reader is not None:
+                    self._redraw(current, reader)
 
+        reader = None if self._reader is None else self._reader()
+        if reader is not None and reader.passing._is_owned():
+            raise RuntimeError(INSIDE)
         self.engines.held(changed)
         if errors:
             raise errors.pop()
+
+    def _reader_of(self, progress: Progress | None, held: list[Engine]) -> SeedReader | None:
+        """Returns the reader of this epoch, if it has one of these engines."""
+        reader = None if self._reader is None else self._reader()
+        if reader is None or reader.position is not progress or not any(map(reader.is_on, held)):
+            return None
+        return reader
 
     def _first_open(self, current: Progress | None) -> tuple[int, FirstOpen]:
         """Finds the first position whose sample can still change. Returns its epoch and the position."""
         # The committed steps of later epochs must stay as they were.
         last = next((each for each in reversed(self.epochs.later) if each.begun), None)
         if current is not None and last is None:
-            epoch, plan, (steps, beyond) = current.epoch, self._plan_from(current.begin), current.handed_out()
+            epoch, plan, (steps, beyond) = current.epoch, current.plan, current.handed_out()
         else:
             start = last or self.epochs.start()
             epoch, plan, steps, beyond = start.epoch, self._plan_from(start), start.steps, list(start.beyond)
@@ -432,13 +454,14 @@ class SeedSession(Session):
             )
         return epoch, plan.first_open(epoch, beyond[-1] + 1 if beyond else steps)
 
-    def _redraw(self, progress: Progress) -> None:
+    def _redraw(self, progress: Progress, reader: SeedReader) -> None:
         """Computes the remaining steps again, because the order has changed."""
-        reader = None if self._reader is None else self._reader()
-        if reader is None or reader.position is not progress:
-            return
+        before, first = progress.plan, progress.steps
+        assert isinstance(before, ComputedPlan)
+        # Not from the beginning of the epoch, because all windows since then would be computed again.
+        place = State(progress.epoch, first, consumed=before.consumed(progress.epoch, first))
+        plan = progress.plan = self._plan_from(place)
         steps, beyond = progress.handed_out()
-        plan = progress.plan = self._plan_from(progress.begin)
         run = self.feed.run(self.runs, progress.epoch, self.seed, plan, Begin(steps, frozenset(beyond)))
         if self.foresight is not None:
             self.foresight.close()

@@ -322,7 +322,7 @@ class BudgetPlan(ComputedPlan):
             raise ValueError(f"batches can be cut for at most {MOST_RANKS} ranks, but world is {self.world}.")
         if self.power not in (1, 2):
             raise ValueError(f"power must be 1 (tokens) or 2 (tokens squared), but it is {self.power}.")
-        edges = Edges(Place.of(self.start).window, self._steps_of, self.windows.count)
+        edges = Edges(Place.of(self.start).window, self.windows, self._steps_of)
         object.__setattr__(self, "_edges", edges)
 
     @property

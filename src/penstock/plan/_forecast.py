@@ -20,7 +20,7 @@ class Forecast:
     over all ranks and continue from epoch to epoch: position p of an epoch with base b is position b + p of the
     forecast. Other threads may read the forecast while the loader runs.
 
-    >>> from penstock.plan._order import Sequential
+    >>> from penstock.plan import OrderPlan, Sequential
     >>> forecast = Forecast(OrderPlan(Sequential(3), batch_size=2), epoch=0, steps=lambda: 1)
     >>> forecast.position, forecast.keys(2, 7).tolist()
     (2, [2, 0, 1, 2, 0])

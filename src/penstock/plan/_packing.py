@@ -89,6 +89,7 @@ class PackWindows:
     _made: Memo[tuple[ItemTable, PackFigures]] = field(
         default_factory=lambda: Memo(2), init=False, compare=False, repr=False
     )
+    _sizes: Memo[int] = field(default_factory=lambda: Memo(1 << 16), init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         positive("window", self.window)
@@ -106,6 +107,10 @@ class PackWindows:
     def count(self, epoch: int) -> int | None:
         size = self.order.size(epoch)
         return None if size >= ENDLESS else -(-size // self.window)
+
+    def size(self, epoch: int, number: int) -> int:
+        """Returns the number of rows of a window."""
+        return self._sizes.get((epoch, number), lambda: len(self.table(epoch, number)))
 
     def table(self, epoch: int, number: int) -> ItemTable:
         return self._packed(epoch, number)[0]

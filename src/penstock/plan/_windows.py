@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
@@ -35,6 +36,9 @@ class Windows(Protocol):
 
     def count(self, epoch: int) -> int | None:
         """Returns the number of windows in the epoch, or None if the epoch never ends."""
+
+    def size(self, epoch: int, number: int) -> int:
+        """Returns the number of items in a window."""
 
     def table(self, epoch: int, number: int) -> ItemTable: ...
 
@@ -108,10 +112,21 @@ class Memo(Generic[T]):
     def get(self, key: tuple[int, ...], make: Callable[[], T]) -> T:
         found = self._kept.get(key)
         if found is None:
-            # The dict is replaced as a whole, so that other threads see the old one or the new one.
-            found, kept = make(), self._kept  # `make` may have called this method
-            self._kept = {**dict(list(kept.items())[1 - self._most :] if self._most > 1 else {}), key: found}
+            found = make()
+            self.keep(key, found)
         return found
+
+    def keep(self, key: tuple[int, ...], value: T) -> None:
+        kept = self._kept
+        kept[key] = value
+        if len(kept) > self._most:
+            for old in list(kept)[: len(kept) - self._most]:  # the list is made at once: guaranteed by the GIL
+                kept.pop(old, None)
+
+    @property
+    def kept(self) -> Mapping[tuple[int, ...], T]:
+        """The last results by their keys, the oldest first."""
+        return self._kept
 
     def __deepcopy__(self, memo: object) -> Memo[T]:
         return Memo(self._most)
@@ -120,15 +135,19 @@ class Memo(Generic[T]):
         return type(self), (self._most,)
 
 
+# So many documents in a row without an item are taken for a mistake, if the documents have no end.
+_NO_ITEM_IN = 1 << 20
+
+
 class Edges:
     """Running totals over the windows of each epoch, from window `first` on. Each total is computed once.
 
-    `size(epoch, window)` returns the count of one window. `last(epoch)` returns the number of windows, or None if the
-    epoch never ends.
+    `size(epoch, window)` returns the count of one window; by default, the number of its items.
     """
 
-    def __init__(self, first: int, size: Callable[[int, int], int], last: Callable[[int], int | None]) -> None:
-        self._first, self._size, self._last = first, size, last
+    def __init__(self, first: int, windows: Windows, size: Callable[[int, int], int] | None = None) -> None:
+        self._first, self._size, self._last = first, size or windows.size, windows.count
+        self._most_empty = max(16, _NO_ITEM_IN // windows.window)
         self._of: dict[int, list[int]] = {}
 
     def find(self, epoch: int, index: int) -> tuple[int, int] | None:
@@ -136,7 +155,7 @@ class Edges:
         edges = self._upto(epoch, index + 1)
         if edges[-1] <= index:
             return None
-        at = int(np.searchsorted(edges, index, side="right")) - 1
+        at = bisect_right(edges, index) - 1
         return self._first + at, index - edges[at]
 
     def total(self, epoch: int) -> int | None:
@@ -158,6 +177,11 @@ class Edges:
             if len(edges) == known:
                 edges = edges.copy()  # another thread may read it
             edges.append(edges[-1] + self._size(epoch, window))
+            if last is None and len(edges) > self._most_empty and edges[-1 - self._most_empty] == edges[-1]:
+                raise ValueError(
+                    f"no window of documents from {window + 1 - self._most_empty:,} to {window:,} of epoch {epoch} "
+                    "gives a row, and the documents have no end. Are all of them empty, or too long for a row?"
+                )
         if len(edges) > known:
             self._of = {**{e: of for e, of in self._of.items() if e >= epoch - 1}, epoch: edges}
         return edges
@@ -258,7 +282,6 @@ class WindowPlan(ComputedPlan):
     start: int = 0
     first_step: int = 0
     order: Order = _NO_ORDER
-    _tables: Memo[ItemTable] = field(default_factory=lambda: Memo(2), init=False, compare=False, repr=False)
     _edges: Edges = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -266,7 +289,7 @@ class WindowPlan(ComputedPlan):
         if self.padded and self.drop_last:
             raise ValueError("padded and drop_last are mutually exclusive, but both are True.")
         check_start(self.first_step)
-        edges = Edges(Place.of(self.start).window, self._items, self.windows.count)
+        edges = Edges(Place.of(self.start).window, self.windows)
         object.__setattr__(self, "_edges", edges)
 
     def content(self) -> tuple[Any, ...]:
@@ -326,7 +349,7 @@ class WindowPlan(ComputedPlan):
         place = Place.of(consumed or 0)
         if place.ranks:
             return f"'consumed' is {consumed}, a place in batches by a budget of tokens"
-        return place.fault(epoch, steps, self.windows.count(epoch), self._items)
+        return place.fault(epoch, steps, self.windows.count(epoch), self.windows.size)
 
     def rest(self, consumed: int | None, steps: int) -> Self:
         return replace(self, start=consumed, first_step=steps) if consumed else self
@@ -336,7 +359,7 @@ class WindowPlan(ComputedPlan):
         place = Place.of(self.consumed(epoch, step))
         if not place.item:
             return place.opens(self.windows.window, self.order.size(epoch), step)
-        left = self._items(epoch, place.window) - place.item
+        left = self.windows.size(epoch, place.window) - place.item
         return place.opens(self.windows.window, self.order.size(epoch), step + left // self._stride)
 
     def draw(self, epoch: int, start: int = 0) -> Iterator[list[ItemKey]]:
@@ -367,7 +390,7 @@ class WindowPlan(ComputedPlan):
             found = self._edges.find(epoch, begin)
             assert found is not None
             window, first = found
-            table = self._table(epoch, window)
+            table = self.windows.table(epoch, window)
             last = min(len(table), first + end - begin)
             slices.append((table, first, last))
             begin += last - first
@@ -384,12 +407,6 @@ class WindowPlan(ComputedPlan):
             slices += whole._slices(epoch, begin, begin + some)
             skip, count = skip + some, count - some
         return slices
-
-    def _table(self, epoch: int, window: int) -> ItemTable:
-        return self._tables.get((epoch, window), lambda: self.windows.table(epoch, window))
-
-    def _items(self, epoch: int, window: int) -> int:
-        return len(self._table(epoch, window))
 
     @property
     def _begin(self) -> int:

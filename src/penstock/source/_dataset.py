@@ -481,6 +481,7 @@ class Subset(Dataset[T_co]):
             raise TypeError(f"Subset needs a dataset with __getitem__, but got {_shown(dataset)}.")
         if not hasattr(indices, "__getitem__") or not hasattr(indices, "__len__"):
             raise TypeError(f"Subset needs a list or an array of indices, but got {_shown(indices)}.")
+        _check_no_order(dataset, "Subset")
         self.dataset, self.indices = dataset, indices
 
     def __len__(self) -> int:

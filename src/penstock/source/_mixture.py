@@ -74,6 +74,12 @@ class MixtureDataset(Dataset[Any]):
         self.weights = self._checked(weights)
         self._stages = [WeightsFrom(0, 0, self.weights)]
         self._tokens: dict[str, int] = {}
+        self._known: list[tuple[WeightsFrom, Stage]] = []
+        self._last: MixtureOrder | None = None
+        self._summed: tuple[NDArray[np.int64], dict[str, int]] | None = None  # lengths, with the sum of each source
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_known": [], "_last": None, "_summed": None}
 
     @property
     def endless(self) -> bool:
@@ -164,11 +170,26 @@ class MixtureDataset(Dataset[Any]):
 
     def __order__(self, seed: int, window: int) -> MixtureOrder:
         """Returns the order of the keys. If the mixture has a seed of its own, it replaces the loader's seed."""
-        stages = tuple(Stage(stage.epoch, stage.position, self._shares(stage.weights)) for stage in self._stages)
         blocks = tuple(map(_grouping, self.sources)) if self.shuffled else ()
         own = seed if self.seed is None else self.seed
         labels = tuple(map(_label, self.names))
-        return MixtureOrder(self._lengths, stages, own, self.stop, self.shuffled, blocks, window, labels)
+        order = MixtureOrder(
+            self._lengths, self._whole_stages(), own, self.stop, self.shuffled, blocks, window, labels
+        )
+        # The history may be long, and each change of weights makes another order.
+        if self._last is not None:
+            order.follow(self._last)
+        self._last = order
+        return order
+
+    def _whole_stages(self) -> tuple[Stage, ...]:
+        """Returns the stages with integers as weights. Only those of new stages are computed."""
+        known = {id(stage): whole for stage, whole in self._known}
+        self._known = [
+            (stage, known.get(id(stage)) or Stage(stage.epoch, stage.position, self._shares(stage.weights)))
+            for stage in self._stages
+        ]
+        return tuple(whole for _, whole in self._known)
 
     # The history of the weights.
 
@@ -187,8 +208,12 @@ class MixtureDataset(Dataset[Any]):
         counts, weights = order.counts(epoch, position).tolist(), self.weights_at(epoch, position)
         tokens = dict(self._tokens)
         if lengths is not None:
-            parts = np.split(lengths, self._firsts[1:-1])
-            tokens = {name: int(part.sum()) for name, part in zip(self.names, parts, strict=True)}
+            summed = self._summed
+            if summed is None or summed[0] is not lengths:
+                parts = np.split(lengths, self._firsts[1:-1])
+                summed = lengths, {name: int(part.sum()) for name, part in zip(self.names, parts, strict=True)}
+                self._summed = summed
+            tokens = summed[1]
         means = [
             tokens[name] / length if name in tokens and length else None
             for name, length in zip(self.names, self._lengths, strict=True)
@@ -258,8 +283,9 @@ class MixtureDataset(Dataset[Any]):
             made, first, last = dict(state["weights"]), stages[0], stages[-1]
             fits = first[:2] == (0, 0) and all(sorted(stage.weights) == sorted(lengths) for stage in stages)
             fits = fits and stages == sorted(stages, key=lambda stage: stage[:2])
-            numbers = [*lengths.values(), *tokens.values(), *(number for stage in stages for number in stage[:2])]
-            fits = fits and tokens.keys() <= lengths.keys() and all(map(_is_count, numbers))
+            counts = [*lengths.values(), *tokens.values(), *(count for stage in stages for count in stage[:2])]
+            fits = fits and tokens.keys() <= lengths.keys()
+            fits = fits and all(type(count) is int and 0 <= count < ENDLESS for count in counts)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise StateError(f"the state of a mixture is damaged: {error!r} in {state!r:.200}.") from error
         if not fits:
@@ -273,7 +299,7 @@ class MixtureDataset(Dataset[Any]):
                 + ". Make the mixture with the weights of the state. They can be changed after the state is loaded: "
                 "loader.update(weights=...)."
             )
-        new = {name: 0.0 for name in self.names if name not in lengths}
+        new = dict.fromkeys((name for name in self.names if name not in lengths), 0.0)
         try:
             self._stages = [stage._replace(weights=self._checked({**stage.weights, **new})) for stage in stages]
         except (TypeError, ValueError, OverflowError) as error:
@@ -445,10 +471,6 @@ def _source(name: str, given: Any) -> Any:
     if not hasattr(found, "__len__"):
         raise TypeError(f"source {name!r}, {shown(found)}, has no len(), which a mixture needs.")
     return found
-
-
-def _is_count(number: Any) -> bool:
-    return type(number) is int and 0 <= number <= ENDLESS
 
 
 def _grouping(source: Any) -> Grouping | None:

@@ -429,9 +429,14 @@ def _lengths_in_turn(parts: Sequence[Any]) -> NDArray[np.int64]:
 
 
 def pass_of(dataset: Any) -> int | None:
-    """If the dataset is repeated without end, returns the number of samples in one pass. Otherwise returns None."""
+    """Returns the number of samples in one pass, if the same samples come again under keys beyond it, otherwise None.
+
+    This is so for a dataset that is repeated without end, and for a mixture.
+    """
     while _is("SameKeys", dataset, "endless"):
         dataset = dataset.dataset
+    if _is("MixtureDataset", dataset, "endless"):
+        return sum(map(len, dataset.sources))
     if _is("RepeatedDataset", dataset, "endless") and dataset.times is None:
         return len(dataset.dataset)
     return None

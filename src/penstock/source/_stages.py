@@ -30,6 +30,7 @@ from penstock.source._nested import (
     lengths_within,
     method_of,
     origin,
+    pass_of,
     shown,
 )
 
@@ -113,11 +114,12 @@ def mix(
     pass and the sample, but not its position (docs/mixtures.md).
 
     >>> import penstock
-    >>> data = penstock.mix({"a": ["a0", "a1"], "b": ["b0", "b1"]}, {"a": 3, "b": 1}, stop="all", shuffle=False)
+    >>> data = penstock.mix({"small": range(100), "large": range(100, 900)}, {"small": 3, "large": 1})
     >>> data
-    mix(a=3, b=1)
-    >>> list(data)
-    ['a0', 'a1', 'b0', 'a0', 'a1', 'a0', 'a1', 'b1']
+    mix(small=3, large=1)
+    >>> loader = penstock.DataLoader(data, batch_size=8, seed=0)
+    >>> sum(sample < 100 for sample in next(iter(loader)).tolist())
+    6
     """
     import_whole("penstock.source._mixture")
     from penstock.source._mixture import MixtureDataset  # late, because it derives from `Dataset` and few need it
@@ -304,7 +306,8 @@ def _checked_lengths(lengths: ArrayLike, dataset: Any) -> NDArray[np.int64]:
         raise TypeError(
             f"lengths must be integers along one axis, but they are {found.dtype} of shape {found.shape}."
         )
-    n = _length(dataset)
+    n = pass_of(dataset)
+    n = _length(dataset) if n is None else n
     if n is not None and n != len(found):
         raise ValueError(f"there must be one length for each sample, but {len(found)} are given for {n} samples.")
     if found.size and found.min() < 0:
@@ -405,6 +408,8 @@ class FilteredDataset(Subset[T_co]):
 
 
 def filtered(dataset: Any, predicate: Callable[..., Any], with_key: bool) -> FilteredDataset[Any]:
+    if getattr(dataset, "endless", False):
+        raise TypeError(f"{dataset!r} has no end, so its samples cannot all be read. Use filter() before repeat().")
     judged: Any = MappedDataset(dataset, predicate, with_key=with_key, called="filter", convert=bool)
     kept = np.flatnonzero(_surveyed(judged, np.bool_, f"filter({name_of(predicate)})"))
     return FilteredDataset(dataset, kept, name_of(predicate))
@@ -419,7 +424,5 @@ def selected(dataset: Any, keys: ArrayLike) -> Subset[Any]:
 
 
 def _surveyed(judged: MappedDataset[Any], dtype: Any, what: str) -> NDArray[Any]:
-    if getattr(judged, "endless", False):
-        raise TypeError(f"{judged.dataset!r} has no end, so its samples cannot all be read. Do this before repeat().")
     assert _survey is not None, "set when penstock is imported"
     return _survey(judged, dtype, what)
