@@ -18,7 +18,7 @@ from penstock._at_work import is_worker_process
 from penstock._files.index import computed, keep_computed, with_progress_bar
 from penstock._wire.pickling import dumps
 from penstock.loader import DataLoader
-from penstock.source._nested import fingerprint_of, leaves_of
+from penstock.source._nested import fingerprint_of, leaves_of, pass_of
 from penstock.source._stages import MappedDataset
 
 _ALONE = 0.5  # seconds; a survey that takes longer gets workers
@@ -30,12 +30,13 @@ def survey(measured: MappedDataset[Any], dtype: Any, what: str) -> NDArray[Any]:
     """Returns all samples of this dataset in one array. Each sample must be a number."""
     name = identity_of(measured)
     kept = None if name is None else computed(name, "survey-1")
-    n = len(measured)
+    once = pass_of(measured)
+    n = len(measured) if once is None else once
     if kept is not None and kept["found"].shape == (n,) and kept["found"].dtype == dtype:
         return kept["found"]
     found = np.empty(n, dtype)
     at = 0
-    for values in _read(measured, what):
+    for values in _read(measured, n, what):
         found[at : at + len(values)] = values
         at += len(values)
     if name is not None:
@@ -43,11 +44,12 @@ def survey(measured: MappedDataset[Any], dtype: Any, what: str) -> NDArray[Any]:
     return found
 
 
-def _read(measured: MappedDataset[Any], what: str) -> Iterator[NDArray[Any]]:
-    n, read, begun = len(measured), 0, time.monotonic()
+def _read(measured: MappedDataset[Any], n: int, what: str) -> Iterator[NDArray[Any]]:
+    read, begun = 0, time.monotonic()
     cpus = 1 if is_worker_process() else len(os.sched_getaffinity(0))
     # With a seed, the random numbers of a sample depend only on its key, not on who reads it.
-    with DataLoader(measured, batch_size=_AT_ONCE, seed=0, shard=(0, 1)) as loader:
+    # The sampler, because a mixture has an order of its own.
+    with DataLoader(measured, sampler=range(n), batch_size=_AT_ONCE, seed=0, shard=(0, 1)) as loader:
         for values in loader if cpus == 1 else _until(loader, begun + _ALONE):
             read += len(values)
             yield values

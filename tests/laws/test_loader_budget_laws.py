@@ -39,6 +39,9 @@ class PairWindows:
     def count(self, epoch: int) -> int:
         return -(-self.order.size(epoch) // self.window)
 
+    def size(self, epoch: int, number: int) -> int:
+        return len(self.table(epoch, number))
+
     def table(self, epoch: int, number: int) -> ItemTable:
         first = number * self.window
         keys = self.order.at(epoch, np.arange(first, min(first + self.window, self.order.size(epoch))))

@@ -22,9 +22,13 @@ class Counted:
 
     counts: tuple[int, ...]
     endless: bool = False
+    window: int = 1
 
     def count(self, epoch: int) -> int | None:
         return None if self.endless else len(self.counts)
+
+    def size(self, epoch: int, number: int) -> int:
+        return self.counts[number % len(self.counts)]
 
     def table(self, epoch: int, number: int) -> ItemTable:
         turn, at = divmod(number, len(self.counts))
@@ -84,6 +88,15 @@ def test_each_item_comes_once_and_in_order(plan: WindowPlan, epoch: int) -> None
         stride = plan.batch_size * plan.world
         expected = expected[: len(expected) // stride * stride]
     assert dealt(plan, epoch, 0) == expected
+
+
+@law
+@given(plan=window_plans(), window=st.integers(0, 9), item=st.integers(0, 13))
+def test_a_state_may_be_at_any_item_that_is_to_come_and_at_no_other(plan: WindowPlan, window: int, item: int) -> None:
+    counts = plan.windows.counts  # type: ignore[attr-defined]
+    exists = window < len(counts) and item < max(1, counts[window])
+    place = Place(window, item)
+    assert (plan.fault(0, place.code, int(place.code > 0)) is None) == (exists or place == (len(counts), 0, 0))
 
 
 @law

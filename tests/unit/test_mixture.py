@@ -88,8 +88,24 @@ def test_shares_of_tokens_follow_from_the_lengths() -> None:
     assert "".join(islice(data, 80)).count("c") == 20
     assert lengths_within(data)().tolist() == [6] * 10 + [2] * 10  # type: ignore[misc]
     assert data.state_dict()["tokens"] == {"l": 60, "s": 20}
+    few = penstock.mix({"s": short[:5], "l": long}, {"s": 1, "l": 1}, unit="tokens")
+    assert "".join(islice(few, 80)).count("c") == 20
     with pytest.raises(TypeError, match=r"source 'a'.*\.with_lengths\(len\)"):
         letters(unit="tokens").__order__(0, 16)
+
+
+def noisy(number: int) -> Any:
+    return np.array([number, penstock.rng().random()])
+
+
+@pytest.mark.parametrize("kind", [list, np.array])  # samples are read one by one, or all together
+def test_random_numbers_do_not_depend_on_the_sources_of_the_other_samples(kind: Any) -> None:
+    sources = {name: penstock.dataset(kind(range(first, first + 9))) for name, first in (("a", 0), ("b", 100))}
+    weights = {"a": 2.0, "b": 1.0}
+    inside = penstock.mix({name: source.map(noisy) for name, source in sources.items()}, weights)
+    outside = penstock.mix(sources, weights).map(noisy)
+    one, other = (next(iter(penstock.DataLoader(data, batch_size=9, seed=3))) for data in (inside, outside))
+    assert one.tolist() == other.tolist()
 
 
 class Told(penstock.Dataset[int]):
@@ -181,6 +197,38 @@ def test_a_damaged_state_is_refused(name: str) -> None:
     for value in (None, [], 3):
         with pytest.raises(StateError):
             letters().load_state_dict({**letters().state_dict(), name: value})
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"position": 1.5},
+        {"epoch": "1"},
+        {"epoch": True},
+        {"position": 1 << 63},
+        {"weights": {"a": -1.0, "b": 1.0}},
+        {"weights": {"a": float("nan"), "b": 1.0}},
+        {"weights": {"a": float("inf"), "b": 1.0}},
+        {"weights": {"a": "much", "b": 1.0}},
+        {"weights": {"a": 0.0, "b": 0.0}},
+    ],
+)
+def test_a_damaged_stage_is_refused_and_changes_nothing(damage: dict[str, Any]) -> None:
+    state, data = letters().state_dict(), letters()
+    state["stages"] = [*state["stages"], {"epoch": 0, "position": 5, "weights": {"a": 1, "b": 2}, **damage}]
+    with pytest.raises(StateError, match="damaged"):
+        data.load_state_dict(state)
+    assert data.state_dict() == letters().state_dict()
+
+
+@pytest.mark.parametrize("damage", [{"c": 9}, {"a": "many"}, {"a": -1}])
+def test_damaged_numbers_of_tokens_are_refused(damage: dict[str, Any]) -> None:
+    def data() -> MixtureDataset:
+        lengths = {name: penstock.dataset(name).with_lengths([1]) for name in "ab"}
+        return penstock.mix(lengths, {"a": 1, "b": 1}, unit="tokens")
+
+    with pytest.raises(StateError, match="damaged"):
+        data().load_state_dict({**data().state_dict(), "tokens": damage})
 
 
 def test_other_files_of_a_source_are_named() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,8 @@ class Reader:
         self._timeout = semantics.timeout
         self._max_errors = semantics.max_errors
         self._meter = session.measures.meter
+        # Held while a step is counted, so that no change draws it again after it was taken from the engine.
+        self.passing: Any = threading.RLock()
         self._yielded = 0
         self._lost = 0  # batches whose samples all failed
         self._has_given = run.begins_later  # True after the first other batch, which may be one before the resume
@@ -63,8 +66,8 @@ class Reader:
 
     def _next(self) -> StepResult:
         """Returns the next batch and its task. At the end, or if the batch failed, returns a NoBatch and no task."""
-        run = self._run
         while True:
+            run = self._run
             if self._engine is None:
                 return _ENDED
             engine, delivery = self._engine, None
@@ -74,9 +77,11 @@ class Reader:
                 delivery = engine.next(self._timeout, run)
                 task = delivery.task
                 if task is not None:
-                    if task.step in run.repeated:
-                        continue
-                    self.position.passed(task.step, task.mark, delivery.worker)
+                    with self.passing:
+                        # Another thread may have changed what comes next: see `redraw`.
+                        if task.run != self._run.number or task.step in run.repeated:
+                            continue
+                        self.position.passed(task.step, task.mark, delivery.worker)
             except BaseException:
                 if delivery is not None:  # an interrupt: the batch is lost, so no later batch may be handed out
                     engine.close()
@@ -163,10 +168,16 @@ class SeedReader(Reader):
         return self._session.length() if steps is None else steps
 
     def redraw(self, run: Run) -> None:
-        """Continues the epoch with another run, whose keys differ from here on. The caller must hold the engine."""
+        """Continues the epoch with a new run, because later keys have changed.
+
+        The caller must hold the engine, and `passing`.
+        """
         if self._engine is not None:
             self._run, self._plan, self._foresight = run, run.plan, self._session.foresight
             self._engine.reopen(run)
+
+    def is_on(self, engine: Engine) -> bool:
+        return self._engine is engine
 
     def close(self) -> None:
         """Abandons the epoch. Steps in progress are discarded without waiting for them."""
@@ -223,7 +234,7 @@ class IndexedBatches(SeedReader):
 
 
 class CommitBatches(IndexedBatches):
-    """Batches that stay open until they are committed."""
+    """An iterator over batches that stay open until they are committed."""
 
     position: Commits
 

@@ -7,11 +7,13 @@ import math
 import operator
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 
 from penstock._engine.engine import Engine
+from penstock._engine.turn import INSIDE
 from penstock._feed import Feed
 from penstock._feed.base import AnyPlan, Begin, Run, displayed_settings
 from penstock._options import Options, is_int, warn_of_ranks
@@ -46,10 +48,10 @@ S = TypeVar("S", bound=SeedReader)
 
 
 class SeedSession(Session):
-    """A session that also defines the `Semantics` of its loader. Seed, plan and epochs live as long as the loader.
+    """A session that also implements the `Semantics` of its loader.
 
-    `face` and `make_runner` are for loaders whose batches hold other arrays, such as tensors: see
-    `displayed_settings` and `Job`.
+    The seed, the plan and the epochs live as long as the loader. Loaders whose batches hold other arrays, such as
+    tensors, pass `face` and `make_runner`: see `displayed_settings` and `Job`.
     """
 
     deliver: Callable[[Any], Any] | None = None
@@ -168,7 +170,7 @@ class SeedSession(Session):
 
     @never_ends
     def explain(self, step: int, epoch: int | None) -> Explanation:
-        """Returns the origin of each sample of a step, on all ranks."""
+        """Returns where each sample of a step comes from, on all ranks."""
         import_whole("penstock._session.explanation")
         from penstock._session.explanation import check_dealt, explained  # late: few programs need it
 
@@ -176,6 +178,9 @@ class SeedSession(Session):
             if not is_int(value, 0) and not (name == "epoch" and value is None):
                 raise ValueError(f"{name} must be an integer of at least 0, got {value!r}.")
         number = self.epochs.current if epoch is None else int(epoch)
+        in_use = self._plan_in_use(number, int(step))
+        if in_use is not None:
+            return explained(in_use, self.dataset, number, int(step))
         resumed, plan = self.epochs.resumed, self.feed.plan(self.seed)
         if resumed is not None and resumed.epoch == number and resumed.dealt is not None:
             before, consumed = resumed.dealt
@@ -189,6 +194,12 @@ class SeedSession(Session):
                 "without a generator. The keys of a batch that was handed out are in batch.index (see batches())."
             )
         return explained(plan, self.dataset, number, int(step))
+
+    def _plan_in_use(self, epoch: int, step: int) -> ComputedPlan | None:
+        """Returns the plan of the epoch that was begun last, which knows its windows, if it has this step."""
+        progress = self.epochs.progress
+        plan = None if progress is None or progress.epoch != epoch else progress.plan
+        return plan if isinstance(plan, ComputedPlan) and plan.first_step <= step else None
 
     def _take_engine(self, plan: AnyPlan | None, length: int | None) -> Engine:
         """Returns the idle engine if its workers have the current dataset and order, otherwise a new engine."""
@@ -206,7 +217,7 @@ class SeedSession(Session):
         return engine or self.hire(self)
 
     def _run(self, engine: Engine, plan: AnyPlan | None, start: State) -> tuple[Run, State]:
-        """Returns the run of the next epoch (the prefetched run if still valid) and the state it starts from."""
+        """Returns the next epoch's run and the state it starts from. Uses the prefetched run if it is still valid."""
         epochs, feed, run = self.epochs, self.feed, engine.ahead
         if run is None or run.epoch != epochs.next or run.plan != plan or start.begun or epochs.loaded is not None:
             copied = feed.one_reader and engine.backend.copies_dataset
@@ -309,7 +320,7 @@ class SeedSession(Session):
 
     @never_ends
     def load(self, state: Mapping[str, Any]) -> None:
-        """Continues from this state in the next epoch. Raises StateError, and changes nothing, if it does not fit."""
+        """Makes the next epoch continue from this state. If it does not fit, raises StateError, changing nothing."""
         parsed = State.parse(state)
         if parsed.dataset is None:
             resume = self._fitting(parsed)
@@ -333,7 +344,7 @@ class SeedSession(Session):
         self.epochs.load(resume)
 
     def _fitting(self, state: State) -> State:
-        """Returns the state, adapted to this loader's ranks. Raises StateError if it does not fit."""
+        """Converts the state to this loader's number of ranks. Raises StateError if it does not fit the loader."""
         plan, about = self.feed.plan(state.seed or 0), self._about()
         if state.begun:  # or a later epoch
             about["sampler"] = content(plan, about["length"])
@@ -354,7 +365,7 @@ class SeedSession(Session):
         return anew._replace(about=about, later=tuple(later))
 
     def _about(self) -> dict[str, Any]:
-        """Returns a description of the loader. A state can be loaded only if the description is still the same."""
+        """Describes the loader, so that the state of a different loader can be refused."""
         options = self.options
         # Without `on_error`: a run that was stopped by a bad sample can be resumed with another value.
         return {
@@ -373,7 +384,7 @@ class SeedSession(Session):
 
     @never_ends
     def update(self, change: Callable[[Any], object] | None = None, /, **attributes: Any) -> None:
-        """Changes the dataset, by a function or with new attribute values, in this process and in every worker."""
+        """Changes the dataset in this process and in every worker: calls a function with it, or sets attributes."""
         if (change is None) == (not attributes) or not (change is None or callable(change)):
             raise TypeError("update() takes either a function that takes the dataset, or attributes to set.")
         reweigh = method_of(self.dataset, "reweigh")
@@ -392,36 +403,48 @@ class SeedSession(Session):
         self._length = self.feed.length()
 
     def _reweigh(self, reweigh: Callable[[int, int], object]) -> None:
-        """Calls `reweigh(epoch, position)` with the first position that can change, and draws later steps again.
+        """Changes the weights of a mixture from the first position that can still change.
 
-        Workers need not be told: keys do not depend on weights.
+        Calls `reweigh(epoch, position)`, and then computes later steps again. Workers need not be told, because keys
+        do not depend on weights.
         """
         errors: list[Exception] = []
 
         def changed(held: list[Engine]) -> None:
             progress = None if self.epochs.loaded is not None else self.epochs.progress
             current = progress if progress is not None and not progress.is_over else None
-            try:
-                epoch, opened = self._first_open(current)
-                reweigh(epoch, opened.position)
-            except Exception as error:  # raised here, it would end the engines
-                errors.append(error)
-                return
-            self.feed.forget()
-            self.reweighed.append((epoch, opened.step))
-            if current is not None:
-                self._redraw(current)
+            reader = self._reader_of(current, held)
+            with nullcontext() if reader is None else reader.passing:
+                try:
+                    epoch, opened = self._first_open(current)
+                    reweigh(epoch, opened.position)
+                except Exception as error:  # raised here, it would end the engines
+                    errors.append(error)
+                    return
+                self.reweighed.append((epoch, opened.step))
+                if current is not None and reader is not None:
+                    self._redraw(current, reader)
 
+        reader = None if self._reader is None else self._reader()
+        if reader is not None and reader.passing._is_owned():
+            raise RuntimeError(INSIDE)
         self.engines.held(changed)
         if errors:
             raise errors.pop()
 
+    def _reader_of(self, progress: Progress | None, held: list[Engine]) -> SeedReader | None:
+        """Returns the reader of this epoch, if it has one of these engines."""
+        reader = None if self._reader is None else self._reader()
+        if reader is None or reader.position is not progress or not any(map(reader.is_on, held)):
+            return None
+        return reader
+
     def _first_open(self, current: Progress | None) -> tuple[int, FirstOpen]:
-        """Returns an epoch, and where its order can still change: the epoch that is being read, or the next one."""
+        """Finds the first position whose sample can still change. Returns its epoch and the position."""
         # The committed steps of later epochs must stay as they were.
         last = next((each for each in reversed(self.epochs.later) if each.begun), None)
         if current is not None and last is None:
-            epoch, plan, (steps, beyond) = current.epoch, self._plan_from(current.begin), current.handed_out()
+            epoch, plan, (steps, beyond) = current.epoch, current.plan, current.handed_out()
         else:
             start = last or self.epochs.start()
             epoch, plan, steps, beyond = start.epoch, self._plan_from(start), start.steps, list(start.beyond)
@@ -431,13 +454,14 @@ class SeedSession(Session):
             )
         return epoch, plan.first_open(epoch, beyond[-1] + 1 if beyond else steps)
 
-    def _redraw(self, progress: Progress) -> None:
-        """Draws the steps that were not handed out again, from the changed order."""
-        reader = None if self._reader is None else self._reader()
-        if reader is None or reader.position is not progress:
-            return
+    def _redraw(self, progress: Progress, reader: SeedReader) -> None:
+        """Computes the remaining steps again, because the order has changed."""
+        before, first = progress.plan, progress.steps
+        assert isinstance(before, ComputedPlan)
+        # Not from the beginning of the epoch, because all windows since then would be computed again.
+        place = State(progress.epoch, first, consumed=before.consumed(progress.epoch, first))
+        plan = progress.plan = self._plan_from(place)
         steps, beyond = progress.handed_out()
-        plan = progress.plan = self._plan_from(progress.begin)
         run = self.feed.run(self.runs, progress.epoch, self.seed, plan, Begin(steps, frozenset(beyond)))
         if self.foresight is not None:
             self.foresight.close()

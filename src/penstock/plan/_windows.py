@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
@@ -36,11 +37,14 @@ class Windows(Protocol):
     def count(self, epoch: int) -> int | None:
         """Returns the number of windows in the epoch, or None if the epoch never ends."""
 
+    def size(self, epoch: int, number: int) -> int:
+        """Returns the number of items in a window."""
+
     def table(self, epoch: int, number: int) -> ItemTable: ...
 
     @property
     def window(self) -> int:
-        """The number of positions of the order in each window but the last."""
+        """The number of positions in a window. The last window may have fewer."""
 
 
 # Python's integers have no limit, but a resume state accepts at most 96 bits here.
@@ -51,10 +55,10 @@ _MOST_WINDOWS = 1 << 40
 
 
 class Place(NamedTuple):
-    """A place in an epoch: the next item of a window. Everything before it was consumed by all ranks together.
+    """A place in an epoch: the next item of a window. All ranks together have consumed everything before it.
 
-    `ranks` is the number of ranks that the items of the window were arranged for, if their order depends on it.
-    `code` and `of` convert a place to one integer and back. The place of the epoch's beginning is 0.
+    `ranks` is the number of ranks that the items of the window are arranged for, or 0 if their order does not depend
+    on it. `code` and `of` convert a place to one integer and back. The code of the epoch's beginning is 0.
 
     >>> Place.of(Place(window=3, item=5).code), Place(0, 0).code
     (Place(window=3, item=5, ranks=0), 0)
@@ -65,7 +69,7 @@ class Place(NamedTuple):
     ranks: int = 0
 
     def opens(self, window: int, size: int, step: int) -> FirstOpen:
-        """Returns the beginning of the first window that nothing was consumed of, for windows of this size."""
+        """Returns the start of the first window that no item was taken from. `window` is the size of a window."""
         return FirstOpen(min((self.window + (self.item > 0)) * window, size), step)
 
     @property
@@ -79,9 +83,10 @@ class Place(NamedTuple):
         return cls(above >> _RANKS, code & (1 << _ITEM) - 1, above & (1 << _RANKS) - 1)
 
     def fault(self, epoch: int, steps: int, windows: int | None, size: Callable[[int, int], int]) -> str | None:
-        """Returns what is wrong with a place that a state claims, or None if there can be such a place.
+        """Returns what is wrong with this place in a state, or None if the place is possible.
 
-        The epoch has this number of `windows`, and `size` returns the number of items in each.
+        The state was taken after `steps` steps. The epoch has `windows` windows, and `size` returns the number of
+        items in each.
         """
         windows = _MOST_WINDOWS if windows is None else windows
         if self.window > windows or (self.window == windows and self.item):
@@ -99,7 +104,7 @@ MOST_RANKS = (1 << _RANKS) - 1
 
 
 class Memo(Generic[T]):
-    """Keeps the last results of a function. Any thread may ask; at worst, a result is computed twice."""
+    """Keeps the last results of a function. Threads may share it: at worst, a result is computed twice."""
 
     def __init__(self, most: int) -> None:
         self._most, self._kept = most, dict[tuple[int, ...], T]()
@@ -107,10 +112,21 @@ class Memo(Generic[T]):
     def get(self, key: tuple[int, ...], make: Callable[[], T]) -> T:
         found = self._kept.get(key)
         if found is None:
-            # The dict is replaced as a whole, so that other threads see the old one or the new one.
-            found, kept = make(), self._kept  # `make` may have called this method
-            self._kept = {**dict(list(kept.items())[1 - self._most :] if self._most > 1 else {}), key: found}
+            found = make()
+            self.keep(key, found)
         return found
+
+    def keep(self, key: tuple[int, ...], value: T) -> None:
+        kept = self._kept
+        kept[key] = value
+        if len(kept) > self._most:
+            for old in list(kept)[: len(kept) - self._most]:  # the list is made at once: guaranteed by the GIL
+                kept.pop(old, None)
+
+    @property
+    def kept(self) -> Mapping[tuple[int, ...], T]:
+        """The last results by their keys, the oldest first."""
+        return self._kept
 
     def __deepcopy__(self, memo: object) -> Memo[T]:
         return Memo(self._most)
@@ -119,34 +135,39 @@ class Memo(Generic[T]):
         return type(self), (self._most,)
 
 
-class Edges:
-    """Cumulative counts over the windows of each epoch, from one window on. They are computed when needed, once.
+# So many documents in a row without an item are taken for a mistake, if the documents have no end.
+_NO_ITEM_IN = 1 << 20
 
-    `size(epoch, window)` returns the count of one window, and `last(epoch)` the number of windows, or None.
+
+class Edges:
+    """Running totals over the windows of each epoch, from window `first` on. Each total is computed once.
+
+    `size(epoch, window)` returns the count of one window; by default, the number of its items.
     """
 
-    def __init__(self, first: int, size: Callable[[int, int], int], last: Callable[[int], int | None]) -> None:
-        self._first, self._size, self._last = first, size, last
+    def __init__(self, first: int, windows: Windows, size: Callable[[int, int], int] | None = None) -> None:
+        self._first, self._size, self._last = first, size or windows.size, windows.count
+        self._most_empty = max(16, _NO_ITEM_IN // windows.window)
         self._of: dict[int, list[int]] = {}
 
     def find(self, epoch: int, index: int) -> tuple[int, int] | None:
-        """Returns the window that contains this index, and the index within it. None if the epoch ends before."""
+        """Returns the window that contains this index, and the index within it. None if the epoch is too short."""
         edges = self._upto(epoch, index + 1)
         if edges[-1] <= index:
             return None
-        at = int(np.searchsorted(edges, index, side="right")) - 1
+        at = bisect_right(edges, index) - 1
         return self._first + at, index - edges[at]
 
     def total(self, epoch: int) -> int | None:
         return None if self._last(epoch) is None else self._upto(epoch, None)[-1]
 
     def ends_before(self, epoch: int, index: int) -> int | None:
-        """Returns the total if it is less than `index`, otherwise None. Looks at no more windows than needed."""
+        """Returns the total if it is less than `index`, otherwise None. Computes no more windows than needed."""
         reached = self._upto(epoch, index)[-1]
         return reached if reached < index else None
 
     def _upto(self, epoch: int, index: int | None) -> list[int]:
-        """Returns the cumulative counts up to this index or beyond it, or up to the end if it is None."""
+        """Returns the running totals until they reach `index`, or until the end if `index` is None."""
         edges, last = self._of.get(epoch) or [0], self._last(epoch)
         known = len(edges)
         while index is None or edges[-1] < index:
@@ -156,6 +177,11 @@ class Edges:
             if len(edges) == known:
                 edges = edges.copy()  # another thread may read it
             edges.append(edges[-1] + self._size(epoch, window))
+            if last is None and len(edges) > self._most_empty and edges[-1 - self._most_empty] == edges[-1]:
+                raise ValueError(
+                    f"no window of documents from {window + 1 - self._most_empty:,} to {window:,} of epoch {epoch} "
+                    "gives a row, and the documents have no end. Are all of them empty, or too long for a row?"
+                )
         if len(edges) > known:
             self._of = {**{e: of for e, of in self._of.items() if e >= epoch - 1}, epoch: edges}
         return edges
@@ -166,7 +192,7 @@ ItemKey = tuple[int, ...]
 
 
 def item_keys(slices: Sequence[tuple[ItemTable, int, int]]) -> list[ItemKey]:
-    """Returns the keys of the items `first` to `last - 1` of each (table, first, last).
+    """Returns the keys of all items in these slices: the items `first` to `last - 1` of each (table, first, last).
 
     >>> table = ItemTable(np.array([0, 1, 3]), np.array([[7, 0, 5], [8, 0, 2], [9, 4, 6]]))
     >>> item_keys([(table, 0, 2)])
@@ -187,9 +213,9 @@ _NO_ORDER = Sequential(0)
 
 @dataclass(frozen=True, slots=True)
 class InItems:
-    """The order in which documents are first needed, if the items of each window are handed out one after the other.
+    """The order in which documents are first needed, if the items are handed out window by window.
 
-    Documents of the window that are in no item come last.
+    In each window, documents that are in no item come last.
     """
 
     windows: Windows
@@ -217,7 +243,7 @@ class InItems:
         return min(position, self.size(epoch))
 
     def _window(self, epoch: int, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the documents of a window, and the first part of each document that is in an item."""
+        """Returns the documents of a window, and the index of each document's first part in the items."""
         return self._known.get((epoch, number), lambda: self._arranged(epoch, number))
 
     def _arranged(self, epoch: int, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -233,10 +259,10 @@ class InItems:
 class WindowPlan(ComputedPlan):
     """A plan that deals the items of all windows, one window after the other, to steps and ranks.
 
-    One step of all `world` ranks together takes the next world * batch_size items, and rank r gets the r-th part of
-    them, as a list of keys (see `ItemKey`). After any step, the ranks have therefore consumed a prefix of the items,
-    which ends at a `Place`. The rest of the epoch, from the place with the code `start` on, can be divided
-    among another number of ranks or into batches of another size.
+    One step of all `world` ranks together takes the next world * batch_size items. Rank r gets the r-th part of them,
+    as a list of keys (see `ItemKey`). After any step, the ranks have therefore consumed a prefix of the items, which
+    ends at a `Place`. The rest of the epoch can be divided among another number of ranks, or into batches of another
+    size: `start` is the code of the place where it begins.
 
     The number of items in a window is known only after the window was computed. So the number of the step at `start`
     cannot be computed from `start`, but must be given as `first_step`.
@@ -256,7 +282,6 @@ class WindowPlan(ComputedPlan):
     start: int = 0
     first_step: int = 0
     order: Order = _NO_ORDER
-    _tables: Memo[ItemTable] = field(default_factory=lambda: Memo(2), init=False, compare=False, repr=False)
     _edges: Edges = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -264,7 +289,7 @@ class WindowPlan(ComputedPlan):
         if self.padded and self.drop_last:
             raise ValueError("padded and drop_last are mutually exclusive, but both are True.")
         check_start(self.first_step)
-        edges = Edges(Place.of(self.start).window, self._items, self.windows.count)
+        edges = Edges(Place.of(self.start).window, self.windows)
         object.__setattr__(self, "_edges", edges)
 
     def content(self) -> tuple[Any, ...]:
@@ -299,9 +324,10 @@ class WindowPlan(ComputedPlan):
         return 0 if total is None else min(end - total, self.batch_size)
 
     def consumed(self, epoch: int, step: int) -> int:
-        """Returns the place that all ranks together have reached before this step: the `start` for the rest.
+        """Returns the code of the `Place` that all ranks together have reached before this step.
 
-        The code is that of a `Place`. At the end of a window it is the beginning of the next window.
+        It is the `start` of a plan for the rest. At the end of a window, the place is the beginning of the next
+        window.
         """
         found = self._edges.find(epoch, self._begin + (step - self.first_step) * self._stride)
         return Place(*(found or (self.windows.count(epoch) or 0, 0))).code
@@ -323,17 +349,17 @@ class WindowPlan(ComputedPlan):
         place = Place.of(consumed or 0)
         if place.ranks:
             return f"'consumed' is {consumed}, a place in batches by a budget of tokens"
-        return place.fault(epoch, steps, self.windows.count(epoch), self._items)
+        return place.fault(epoch, steps, self.windows.count(epoch), self.windows.size)
 
     def rest(self, consumed: int | None, steps: int) -> Self:
         return replace(self, start=consumed, first_step=steps) if consumed else self
 
     def first_open(self, epoch: int, step: int) -> FirstOpen:
-        """Returns the beginning of the first window that no step before `step` has an item of."""
+        """Returns the start of the first window that has no item in the steps before `step`."""
         place = Place.of(self.consumed(epoch, step))
         if not place.item:
             return place.opens(self.windows.window, self.order.size(epoch), step)
-        left = self._items(epoch, place.window) - place.item
+        left = self.windows.size(epoch, place.window) - place.item
         return place.opens(self.windows.window, self.order.size(epoch), step + left // self._stride)
 
     def draw(self, epoch: int, start: int = 0) -> Iterator[list[ItemKey]]:
@@ -358,20 +384,20 @@ class WindowPlan(ComputedPlan):
         return item_keys(slices)
 
     def _slices(self, epoch: int, begin: int, end: int) -> list[tuple[ItemTable, int, int]]:
-        """Returns the items `begin` to `end - 1`, counted from the first item of the first window."""
+        """Returns the items `begin` to `end - 1` as slices of tables, counted from the plan's first window."""
         slices = []
         while begin < end:
             found = self._edges.find(epoch, begin)
             assert found is not None
             window, first = found
-            table = self._table(epoch, window)
+            table = self.windows.table(epoch, window)
             last = min(len(table), first + end - begin)
             slices.append((table, first, last))
             begin += last - first
         return slices
 
     def _first_items(self, epoch: int, skip: int, count: int) -> list[tuple[ItemTable, int, int]]:
-        """Returns `count` items of the epoch, after the first `skip`. After the last item comes the first."""
+        """Returns `count` items from the beginning of the epoch, after the first `skip`. May start over."""
         whole = replace(self, start=0, first_step=0) if self.start else self
         total = whole._edges.total(epoch) or 0
         slices = []
@@ -382,15 +408,9 @@ class WindowPlan(ComputedPlan):
             skip, count = skip + some, count - some
         return slices
 
-    def _table(self, epoch: int, window: int) -> ItemTable:
-        return self._tables.get((epoch, window), lambda: self.windows.table(epoch, window))
-
-    def _items(self, epoch: int, window: int) -> int:
-        return len(self._table(epoch, window))
-
     @property
     def _begin(self) -> int:
-        """Index of the first item at `start`, counted from the first item of its window."""
+        """The index of the plan's first item in its window."""
         return Place.of(self.start).item
 
     @property
@@ -398,5 +418,5 @@ class WindowPlan(ComputedPlan):
         return self.batch_size * self.world
 
     def _index(self, step: int) -> int:
-        """Returns the index of this rank's first item of the step."""
+        """Returns the index of this rank's first item in the step, counted as in `_slices`."""
         return self._begin + (step - self.first_step) * self._stride + self.rank * self.batch_size

@@ -21,6 +21,7 @@ from penstock._system.ending import never_ends
 from penstock.backends import _base as backends
 from penstock.batch import Batch
 from penstock.source._dataset import Keyed
+from penstock.source._nested import method_of
 from penstock.stats import Stats
 from penstock.torch import _private as private
 from penstock.torch._batches import TokenBatches
@@ -198,6 +199,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             own_order=before.own_order if before is not None else sampler is None and batch_sampler is None,
         )
         _check(given, generator)
+        if ours["seed"] is None and sampler is None and batch_sampler is None and method_of(dataset, "__order__"):
+            raise ValueError(
+                f"{type(dataset).__name__} needs seed=, because it decides the order of its samples itself, and "
+                "without seed= the order is torch's. Or pass sampler= or batch_sampler=."
+            )
         if ours["batch_tokens"] is not None and before is None and batch_sampler is not None:
             raise ValueError(f"batch_tokens={batch_tokens} and batch_sampler= are mutually exclusive: leave one out.")
         if ours["batch_tokens"] is not None and batch_sampler is None:

@@ -1,0 +1,182 @@
+"""Loaders of mixtures: changes of weights by another thread and late in an epoch, and lengths of mixtures."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from threading import Thread
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock._engine.engine import Engine
+from penstock.errors import StateError
+from penstock.plan._mixture import Schedule
+from penstock.plan._packing import PackWindows
+
+WEIGHTS = {"a": 9, "b": 1}
+
+
+def mixture(**options: Any) -> Any:
+    return penstock.mix({"a": range(40), "b": range(40, 100)}, {"a": 1, "b": 1}, **options)
+
+
+def texts(first: int, n: int) -> list[list[int]]:
+    return [[first + i] * (1 + (first + 7 * i) % 30) for i in range(n)]
+
+
+@pytest.mark.parametrize(("workers", "in_order"), [(0, True), (2, True), (2, False)])
+@pytest.mark.parametrize("commit", [False, True])
+def test_no_step_is_drawn_again_that_another_thread_has_just_taken(
+    workers: int, in_order: bool, commit: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = [{"a": 1, "b": 5}, {"a": 7, "b": 1}]
+    take = Engine.next
+
+    def take_and_change(engine: Engine, *args: Any) -> Any:
+        taken = take(engine, *args)
+        if changes and taken.task is not None and taken.task.step >= 5 * (3 - len(changes)):
+            thread = Thread(target=loader.update, kwargs={"weights": changes.pop()})
+            thread.start()
+            thread.join(20)
+            assert not thread.is_alive()
+        return taken
+
+    monkeypatch.setattr(Engine, "next", take_and_change)
+    data = mixture()
+    loader: Any = penstock.DataLoader(
+        data, batch_size=4, seed=1, num_workers=workers, in_order=in_order, commit=commit
+    )
+    reader = iter(loader.batches())
+    given = {}
+    for _ in range(20):
+        batch = next(reader)
+        assert batch.step not in given
+        given[batch.step] = batch.index.tolist()
+        if commit:
+            loader.commit(batch)
+    assert not changes
+    order = data.__order__(1, 16)
+    assert given == {step: order.at(0, np.arange(4 * step, 4 * step + 4)).tolist() for step in given}
+
+
+def test_a_change_plans_no_window_again_that_was_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned: Counter[tuple[int, int]] = Counter()
+    pack = PackWindows._pack
+
+    def counted(windows: PackWindows, epoch: int, number: int) -> Any:
+        planned[epoch, number] += 1
+        return pack(windows, epoch, number)
+
+    monkeypatch.setattr(PackWindows, "_pack", counted)
+    sources = {name: texts(first, 50) for name, first in (("a", 0), ("b", 100))}
+    lengths = np.array([len(text) for texts in sources.values() for text in texts])
+    rows = penstock.pack(penstock.mix(sources, {"a": 1, "b": 1}), length=32, lengths=lengths, window=40)
+    loader: Any = penstock.DataLoader(rows, batch_size=8, seed=1)
+    reader = iter(loader)
+    for _ in range(100):
+        next(reader)
+    before = loader.state_dict()
+    planned.clear()
+    loader.update(weights=WEIGHTS)
+    resumed: Any = penstock.DataLoader(rows, batch_size=8, seed=1)
+    resumed.load_state_dict(loader.state_dict() | {"consumed": before["consumed"]})
+    other = iter(resumed)
+    for _ in range(3):
+        assert next(reader)["tokens"].tolist() == next(other)["tokens"].tolist()
+    assert min(number for _, number in planned) >= before["consumed"] >> 48
+
+
+def test_a_change_costs_the_same_after_many_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages: list[int] = []
+    page = Schedule._page
+    monkeypatch.setattr(Schedule, "_page", lambda schedule, number: pages.append(number) or page(schedule, number))
+    loader: Any = penstock.DataLoader(mixture(), batch_size=4, seed=1)
+    reader, costs = iter(loader), []
+    for number in range(12):
+        next(reader)
+        loader.update(weights={"a": number + 1, "b": 1})
+        next(reader)
+        costs.append(len(pages))
+        pages.clear()
+    assert max(costs) <= 3
+
+
+def test_lengths_are_measured_once_however_often_weights_change() -> None:
+    measured: list[int] = []
+
+    def length(sample: list[int]) -> int:
+        measured.append(len(sample))
+        return len(sample)
+
+    data = penstock.mix({"a": texts(0, 5), "b": texts(9, 5)}, {"a": 1, "b": 1}, stop="all")
+    pad = penstock.pad()
+    loader: Any = penstock.DataLoader(data, batch_tokens=64, lengths=length, seed=1, collate_fn=pad)
+    reader = iter(loader)
+    for number in range(2):
+        next(reader)
+        loader.update(weights={"a": number + 2, "b": 1})
+    assert len(measured) == 10
+
+
+@pytest.mark.parametrize("stop", ["all", "first", "never"])
+@pytest.mark.parametrize("given", ["function", "array", "sources"])
+def test_the_lengths_of_a_mixture_are_those_of_one_pass_over_its_sources(stop: Any, given: str) -> None:
+    sources: dict[str, Any] = {"a": texts(0, 30), "b": texts(9, 7)}
+    lengths: Any = len if given == "function" else np.array([len(text) for part in sources.values() for text in part])
+    if given == "sources":
+        sources = {name: penstock.dataset(part).with_lengths(len) for name, part in sources.items()}
+        lengths = None
+    data = penstock.mix(sources, {"a": 1, "b": 1}, stop=stop)
+    loader: Any = penstock.DataLoader(data, batch_tokens=64, lengths=lengths, seed=1, collate_fn=penstock.pad())
+    batches = [batch[0] for batch, _ in zip(loader, range(9), strict=False)]
+    assert batches and all(batch.size <= 64 for batch in batches)
+    rows: Any = penstock.DataLoader(penstock.pack(data, length=32, lengths=lengths), batch_size=2, seed=1)
+    assert next(iter(rows))["tokens"].shape == (2, 32)
+
+
+def test_lengths_of_another_number_than_one_pass_are_refused() -> None:
+    loader: Any = penstock.DataLoader(mixture(), batch_tokens=64, lengths=np.ones(99, np.int64), seed=1)
+    with pytest.raises(ValueError, match="99 are given for 100"):
+        next(iter(loader))
+
+
+def test_documents_without_end_of_which_none_gives_a_row_are_an_error() -> None:
+    data = penstock.pack(penstock.dataset([[]]).repeat(), lengths=[0], window=1 << 16)
+    with pytest.raises(ValueError, match="have no end"):
+        next(iter(penstock.DataLoader(data, seed=1)))
+
+
+def test_a_state_of_another_seed_of_the_mixture_is_refused() -> None:
+    states = [penstock.DataLoader(mixture(seed=seed), seed=1).state_dict() for seed in (1, None)]
+    for state in states:
+        loader: Any = penstock.DataLoader(mixture(seed=2), seed=1)
+        with pytest.raises(StateError, match="seed=2"):
+            loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize("value", [None, -1, "x", [], float("nan"), float("inf")])
+@pytest.mark.parametrize("path", ["sources/a", "stages/1/weights/a", "stages/1/position", "stages/1/epoch"])
+def test_a_damaged_number_in_the_state_of_a_mixture_is_refused(path: str, value: Any) -> None:
+    data = mixture()
+    data.reweigh(0, 5, WEIGHTS)
+    state = json.loads(json.dumps(data.state_dict()))
+    *outer, last = path.split("/")
+    inner = state
+    for name in outer:
+        inner = inner[int(name) if isinstance(inner, list) else name]
+    inner[last] = value
+    with pytest.raises(StateError):
+        mixture().load_state_dict(state)
+
+
+def test_a_mixture_is_refused_where_its_keys_would_be_taken_for_positions() -> None:
+    data = mixture(stop="all")
+    with pytest.raises(TypeError, match="Subset cannot take it"):
+        penstock.random_split(data, [0.5, 0.5])
+    torch = pytest.importorskip("penstock.torch")
+    with pytest.raises(ValueError, match="needs seed="):
+        torch.DataLoader(data)
+    assert len(list(torch.DataLoader(data, sampler=range(3)))) == 3
