@@ -45,11 +45,18 @@ def test_a_source_of_weight_0_changes_nothing() -> None:
     assert list(islice(letters(), 30)) == list(islice(more, 30))
 
 
-def test_a_mixture_that_ends_has_a_length_and_one_without_end_has_none() -> None:
-    data = letters(stop="first")
-    assert len(data) == len(list(data)) == len(list(data.map(str.upper)))
-    with pytest.raises(TypeError, match="has no end"):
-        len(letters())
+@pytest.mark.parametrize("stop", ["never", "first", "all"])
+def test_a_mixture_has_no_length_whether_it_ends_or_not(stop: Any) -> None:
+    data = letters(stop=stop)
+    for each in (data, data.map(str.upper)):
+        with pytest.raises(TypeError, match="no len.*keys are no positions.*with seed="):
+            len(each)
+
+
+def test_iterating_over_a_mixture_that_ends_gives_one_epoch() -> None:
+    data = letters(stop="all")
+    assert set(data) == set("uvxyz")
+    assert len(list(data)) == len(list(data.map(str.upper))) == data.__order__(0, 16).size(0)
 
 
 def test_a_batch_of_several_sources_is_gathered() -> None:

@@ -174,9 +174,29 @@ def test_a_damaged_number_in_the_state_of_a_mixture_is_refused(path: str, value:
 
 def test_a_mixture_is_refused_where_its_keys_would_be_taken_for_positions() -> None:
     data = mixture(stop="all")
-    with pytest.raises(TypeError, match="Subset cannot take it"):
+    with pytest.raises(TypeError, match="random_split cannot take it"):
         penstock.random_split(data, [0.5, 0.5])
     torch = pytest.importorskip("penstock.torch")
-    with pytest.raises(ValueError, match="needs seed="):
+    with pytest.raises(ValueError, match="Give seed="):
         torch.DataLoader(data)
     assert len(list(torch.DataLoader(data, sampler=range(3)))) == 3
+
+
+@pytest.mark.parametrize("stop", ["all", "first", "never"])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_torchs_own_loader_refuses_a_mixture(shuffle: bool, stop: Any) -> None:
+    theirs = pytest.importorskip("torch.utils.data")
+    with pytest.raises(TypeError, match="a mixture has no len.*with seed="):
+        next(iter(theirs.DataLoader(mixture(stop=stop), batch_size=10, shuffle=shuffle)))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_torch_loader_of_a_mixture_counts_the_batches_of_each_epoch(packed: bool) -> None:
+    torch = pytest.importorskip("penstock.torch")
+    sources = {name: texts(first, 30 + first) for name, first in (("a", 0), ("b", 7))}
+    data: Any = penstock.mix(sources, {"a": 1, "b": 2}, stop="first")
+    data = penstock.pack(data, length=32, lengths=len) if packed else data.map(len)
+    loader = torch.DataLoader(data, batch_size=4, seed=5)
+    for _ in range(3):
+        expected = len(loader)
+        assert len(list(loader)) == expected

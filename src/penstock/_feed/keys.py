@@ -164,7 +164,7 @@ class ByKey(Feed):
     def length(self) -> int | None:
         source = self.source
         # The length of a mixture depends on its weights, and it has a state of its own.
-        has_length = isinstance(source, Sized) and not self._is_endless() and not self.has_order
+        has_length = isinstance(source, Sized) and not self._is_endless() and pass_of(source) is None
         return len(source) if has_length else None
 
     def _is_endless(self) -> bool:

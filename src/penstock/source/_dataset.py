@@ -640,6 +640,7 @@ def random_split(
         raise TypeError(
             f"random_split needs a list of lengths or of fractions, such as [0.9, 0.1], but got {_shown(lengths)}."
         )
+    _check_no_order(dataset, "random_split")
     (n,) = _lengths([dataset])
     counts = _counts(given, n)
     if n == 0:

@@ -18,7 +18,6 @@ from penstock._at_work import among
 from penstock._fill.cast import FieldMemory
 from penstock._printable import counted
 from penstock.errors import StateError
-from penstock.plan._blocks import WINDOW
 from penstock.plan._grouping import Grouping
 from penstock.plan._mixture import MixtureOrder, Stage, Stop, whole_weights
 from penstock.plan._order import ENDLESS
@@ -87,10 +86,11 @@ class MixtureDataset(Dataset[Any]):
         return self.stop == "never"
 
     def __len__(self) -> int:
-        """Returns the number of samples in the first epoch. If the mixture has no seed of its own, the seed is 0."""
-        if self.endless:
-            raise TypeError(f'{self!r} has no end, and so no len(). With stop="first" or stop="all" it has one.')
-        return self.__order__(0, WINDOW).size(0)
+        """Raises TypeError. Samplers of other libraries would take a length for the end of the keys."""
+        raise TypeError(
+            "a mixture has no len(), because its keys are no positions. len(loader) is the number of batches; for "
+            "torch's own DataLoader use penstock.torch.DataLoader with seed=."
+        )
 
     def __iter__(self) -> Iterator[Any]:
         return map(self.__getitem__, keys_in_order(self))

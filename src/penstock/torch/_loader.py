@@ -202,7 +202,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if ours["seed"] is None and sampler is None and batch_sampler is None and method_of(dataset, "__order__"):
             raise ValueError(
                 f"{type(dataset).__name__} needs seed=, because it decides the order of its samples itself, and "
-                "without seed= the order is torch's. Or pass sampler= or batch_sampler=."
+                "without seed= the order is torch's. Give seed=."
             )
         if ours["batch_tokens"] is not None and before is None and batch_sampler is not None:
             raise ValueError(f"batch_tokens={batch_tokens} and batch_sampler= are mutually exclusive: leave one out.")
@@ -383,9 +383,16 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     @never_ends
     def __len__(self) -> int:
-        if all(self._ours[name] is None for name in ("shard", "last_batch", "batch_tokens")):
+        is_torchs = all(self._ours[name] is None for name in ("shard", "last_batch", "batch_tokens"))
+        if is_torchs and (self._ours["seed"] is None or not _has_own_order(self.dataset)):
             return super().__len__()
         return core_of(self).length()
+
+
+def _has_own_order(dataset: Any) -> bool:
+    """True for a mixture, and for rows that are packed from one."""
+    packed = method_of(dataset, "__windows__") is not None
+    return method_of(dataset.documents if packed else dataset, "__order__") is not None
 
 
 def _check(given: Given, generator: object) -> None:
