@@ -49,7 +49,7 @@ def test_a_source_of_weight_0_changes_nothing() -> None:
 def test_a_mixture_has_no_length_whether_it_ends_or_not(stop: Any) -> None:
     data = letters(stop=stop)
     for each in (data, data.map(str.upper)):
-        with pytest.raises(TypeError, match="no len.*keys are no positions.*with seed="):
+        with pytest.raises(TypeError, match=r"no len.*keys are no positions.*with seed="):
             len(each)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from itertools import islice
 from threading import Thread
 from typing import Any
 
@@ -186,7 +187,7 @@ def test_a_mixture_is_refused_where_its_keys_would_be_taken_for_positions() -> N
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_torchs_own_loader_refuses_a_mixture(shuffle: bool, stop: Any) -> None:
     theirs = pytest.importorskip("torch.utils.data")
-    with pytest.raises(TypeError, match="a mixture has no len.*with seed="):
+    with pytest.raises(TypeError, match=r"a mixture has no len.*with seed="):
         next(iter(theirs.DataLoader(mixture(stop=stop), batch_size=10, shuffle=shuffle)))
 
 
@@ -200,3 +201,22 @@ def test_a_torch_loader_of_a_mixture_counts_the_batches_of_each_epoch(packed: bo
     for _ in range(3):
         expected = len(loader)
         assert len(list(loader)) == expected
+
+
+@pytest.mark.parametrize("stop", ["never", "all"])
+@pytest.mark.parametrize("shuffle", [True, "blocks"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_shuffle_has_no_effect_on_a_mixture_in_a_torch_loader(packed: bool, shuffle: Any, stop: Any) -> None:
+    torch = pytest.importorskip("penstock.torch")
+    data = mixture(stop=stop)
+    if packed:
+        sources = {name: texts(first, 30) for name, first in (("a", 0), ("b", 7))}
+        data = penstock.pack(penstock.mix(sources, {"a": 1, "b": 1}, stop=stop), length=32, lengths=len)
+    taken = [
+        [
+            np.asarray(batch["tokens"] if packed else batch).tolist()
+            for batch in islice(made(data, batch_size=3, seed=4, **more), 5)
+        ]
+        for made, more in ((torch.DataLoader, {"shuffle": shuffle}), (penstock.DataLoader, {}))
+    ]
+    assert taken[0] == taken[1]

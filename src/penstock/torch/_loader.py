@@ -189,6 +189,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             raise ValueError(f'shuffle must be True, False, None or "blocks", got {shuffle!r}.')
         # torch's constructor does not accept "blocks" or "auto".
         theirs |= {"shuffle": True} if by_blocks else {}
+        if ours["seed"] is not None and _has_own_order(dataset):
+            theirs.pop("shuffle", None)  # it has no effect, and torch's sampler for it would ask for a length
         theirs |= {name: value for name, value in _TUNED.items() if name in auto}
         cast = Cast.of(ours["dtype"], ours["casting"], (*DTYPES, "bfloat16"))
         given = Given(
