@@ -220,3 +220,56 @@ def test_shuffle_has_no_effect_on_a_mixture_in_a_torch_loader(packed: bool, shuf
         for made, more in ((torch.DataLoader, {"shuffle": shuffle}), (penstock.DataLoader, {}))
     ]
     assert taken[0] == taken[1]
+
+
+def test_figures_of_epochs_of_a_given_size_count_all_epochs() -> None:
+    data = penstock.mix({"a": range(40), "b": range(40, 100)}, {"a": 1, "b": 3}, stop=20)
+    loader: Any = penstock.DataLoader(data, batch_size=10, seed=1)
+    for _ in range(3):
+        assert len(loader) == len(list(loader)) == 2
+    assert {each.name: (each.samples, each.passes) for each in loader.stats().mixture.sources} == {
+        "a": (15, 15 / 40),
+        "b": (45, 45 / 60),
+    }
+
+
+def test_a_change_at_the_end_of_an_epoch_of_a_given_size_begins_with_the_next() -> None:
+    data = mixture(stop=20)
+    data.reweigh(0, 20, WEIGHTS)
+    data.reweigh(1, 0, {"a": 0, "b": 1})
+    assert [(stage["epoch"], stage["position"]) for stage in data.state_dict()["stages"]] == [(0, 0), (1, 0)]
+    assert data.names_of(data.__order__(0, 16).at(1, np.arange(20))) == ["b"] * 20
+
+
+def test_a_state_of_epochs_of_another_size_is_refused() -> None:
+    data = mixture(stop="never")
+    data.reweigh(0, 50, WEIGHTS)
+    for state, size in ((mixture(stop=30).state_dict(), 30), (data.state_dict(), "'never'")):
+        with pytest.raises(StateError, match=f"stop={size}, but this one has stop=20"):
+            mixture(stop=20).load_state_dict(state)
+
+
+@pytest.mark.parametrize("damage", [{"position": 20}, {"epoch": 1 << 61}])
+def test_a_stage_outside_epochs_of_a_given_size_is_refused(damage: dict[str, int]) -> None:
+    data = mixture(stop=20)
+    data.reweigh(1, 5, WEIGHTS)
+    state = data.state_dict()
+    state["stages"][1] |= damage
+    with pytest.raises(StateError, match="damaged"):
+        mixture(stop=20).load_state_dict(state)
+
+
+def test_positions_and_epochs_outside_epochs_of_a_given_size_are_refused() -> None:
+    order = mixture(stop=20).__order__(0, 16)
+    with pytest.raises(IndexError):
+        order.at(0, np.array([20]))
+    with pytest.raises(IndexError):
+        order.counts(0, 21)
+    with pytest.raises(OverflowError, match="beyond"):
+        order.at(1 << 60, np.array([0]))
+
+
+@pytest.mark.parametrize("stop", [0, -1, True, 1.5, None, "last", 1 << 62])
+def test_a_wrong_stop_is_refused(stop: Any) -> None:
+    with pytest.raises(ValueError, match="number of samples in an epoch"):
+        mixture(stop=stop)

@@ -19,7 +19,7 @@ from penstock._fill.cast import FieldMemory
 from penstock._printable import counted
 from penstock.errors import StateError
 from penstock.plan._grouping import Grouping
-from penstock.plan._mixture import MixtureOrder, Stage, Stop, whole_weights
+from penstock.plan._mixture import EqualEpochs, MixtureOrder, Stage, Stop, whole_weights
 from penstock.plan._order import ENDLESS
 from penstock.random import each
 from penstock.source._dataset import Dataset, fetch, is_stream, not_missing
@@ -57,7 +57,7 @@ class MixtureDataset(Dataset[Any]):
         weights: Mapping[str, float],
         *,
         unit: Unit = "samples",
-        stop: Stop = "never",
+        stop: Stop | int = "never",
         shuffle: bool = True,
         seed: int | None = None,
         field: str | None = None,
@@ -66,7 +66,8 @@ class MixtureDataset(Dataset[Any]):
         # By name, so that the order of the samples does not depend on the order in which sources are listed.
         self.names = tuple(sorted(sources))
         self.sources = tuple(_source(name, sources[name]) for name in self.names)
-        self.unit, self.stop, self.shuffled, self.field = unit, stop, bool(shuffle), field
+        self.unit, self.shuffled, self.field = unit, bool(shuffle), field
+        self.stop: Stop | int = stop if isinstance(stop, str) else operator.index(stop)
         self.seed = None if seed is None else operator.index(seed)
         self._lengths = tuple(len(source) for source in self.sources)
         self._firsts = np.array([0, *accumulate(self._lengths)], np.int64)
@@ -168,28 +169,31 @@ class MixtureDataset(Dataset[Any]):
         part, index = self._parts(_checked_keys([key]))
         return part.item(), index.item()
 
-    def __order__(self, seed: int, window: int) -> MixtureOrder:
+    def __order__(self, seed: int, window: int) -> MixtureOrder | EqualEpochs:
         """Returns the order of the keys. If the mixture has a seed of its own, it replaces the loader's seed."""
         blocks = tuple(map(_grouping, self.sources)) if self.shuffled else ()
         own = seed if self.seed is None else self.seed
         labels = tuple(map(_label, self.names))
-        order = MixtureOrder(
-            self._lengths, self._whole_stages(), own, self.stop, self.shuffled, blocks, window, labels
-        )
+        stop: Stop = self.stop if isinstance(self.stop, str) else "never"
+        order = MixtureOrder(self._lengths, self._whole_stages(), own, stop, self.shuffled, blocks, window, labels)
         # The history may be long, and each change of weights makes another order.
         if self._last is not None:
             order.follow(self._last)
         self._last = order
-        return order
+        return order if isinstance(self.stop, str) else EqualEpochs(order, self.stop)
 
     def _whole_stages(self) -> tuple[Stage, ...]:
         """Returns the stages with integers as weights. Only those of new stages are computed."""
         known = {id(stage): whole for stage, whole in self._known}
         self._known = [
-            (stage, known.get(id(stage)) or Stage(stage.epoch, stage.position, self._shares(stage.weights)))
+            (stage, known.get(id(stage)) or Stage(*self._place(*stage[:2]), self._shares(stage.weights)))
             for stage in self._stages
         ]
         return tuple(whole for _, whole in self._known)
+
+    def _place(self, epoch: int, position: int) -> tuple[int, int]:
+        """Converts a place to one of the `MixtureOrder`, which has a single epoch if `stop` is a number."""
+        return (epoch, position) if isinstance(self.stop, str) else (0, epoch * self.stop + position)
 
     # The history of the weights.
 
@@ -199,7 +203,7 @@ class MixtureDataset(Dataset[Any]):
         return dict(found[-1].weights)
 
     def drawn(
-        self, order: MixtureOrder, epoch: int, position: int, lengths: NDArray[np.int64] | None = None
+        self, order: MixtureOrder | EqualEpochs, epoch: int, position: int, lengths: NDArray[np.int64] | None = None
     ) -> list[tuple[str, float, int, int, float | None]]:
         """Returns statistics of each source: name, weight, samples given, number of samples, and their mean length.
 
@@ -229,7 +233,10 @@ class MixtureDataset(Dataset[Any]):
         """
         if epoch < 0 or position < 0:
             raise ValueError(f"epoch and position are 0 or more, got {epoch} and {position}.")
-        stage = WeightsFrom(operator.index(epoch), operator.index(position), self._checked(weights))
+        epoch, position = operator.index(epoch), operator.index(position)
+        if not isinstance(self.stop, str):  # the end of an epoch is the beginning of the next one
+            epoch, position = epoch + position // self.stop, position % self.stop
+        stage = WeightsFrom(epoch, position, self._checked(weights))
         self._shares(stage.weights)  # fails now if the lengths are needed and unknown
         self._stages = [each for each in self._stages if each[:2] < stage[:2]] + [stage]
 
@@ -286,6 +293,9 @@ class MixtureDataset(Dataset[Any]):
             counts = [*lengths.values(), *tokens.values(), *(count for stage in stages for count in stage[:2])]
             fits = fits and tokens.keys() <= lengths.keys()
             fits = fits and all(type(count) is int and 0 <= count < ENDLESS for count in counts)
+            if not isinstance(self.stop, str) and same["stop"] == self.stop:
+                most = self.stop
+                fits = fits and all(at < most and epoch < ENDLESS // most for epoch, at, _ in stages)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise StateError(f"the state of a mixture is damaged: {error!r} in {state!r:.200}.") from error
         if not fits:
@@ -450,8 +460,14 @@ def _check_options(sources: Any, unit: Any, stop: Any) -> None:
             raise TypeError(f"the name of a source is a str, but got {name!r}.")
     if unit not in ("samples", "tokens"):
         raise ValueError(f'unit must be "samples" or "tokens", got {unit!r}.')
-    if stop not in ("never", "first", "all"):
-        raise ValueError(f'stop must be "never", "first" or "all", got {stop!r}.')
+    if isinstance(stop, str):
+        is_right = stop in ("never", "first", "all")
+    else:
+        is_right = hasattr(stop, "__index__") and not isinstance(stop, bool) and 0 < operator.index(stop) < ENDLESS
+    if not is_right:
+        raise ValueError(
+            f'stop must be "never", "first", "all", or the number of samples in an epoch (1 or more), got {stop!r}.'
+        )
 
 
 def _source(name: str, given: Any) -> Any:
