@@ -26,7 +26,7 @@ _AT_ONCE = 64  # samples in a batch while the survey has no workers, and at leas
 _MOST_AT_ONCE = 4096
 
 
-class _Keys(SameKeys[Any]):
+class _Unordered(SameKeys[Any]):
     """A dataset that is read by the keys of a sampler, also if it is a mixture, which has an order of its own."""
 
     __order__ = None
@@ -54,7 +54,7 @@ def _read(measured: MappedDataset[Any], n: int, what: str) -> Iterator[NDArray[A
     read, begun = 0, time.monotonic()
     cpus = 1 if is_worker_process() else len(os.sched_getaffinity(0))
     # With a seed, the random numbers of a sample depend only on its key, not on who reads it.
-    data = _Keys(measured)
+    data = _Unordered(measured)
     with DataLoader(data, sampler=range(n), batch_size=_AT_ONCE, seed=0, shard=(0, 1)) as loader:
         for values in loader if cpus == 1 else _until(loader, begun + _ALONE):
             read += len(values)

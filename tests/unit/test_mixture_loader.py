@@ -273,3 +273,14 @@ def test_positions_and_epochs_outside_epochs_of_a_given_size_are_refused() -> No
 def test_a_wrong_stop_is_refused(stop: Any) -> None:
     with pytest.raises(ValueError, match="number of samples in an epoch"):
         mixture(stop=stop)
+
+
+@pytest.mark.parametrize("package", ["penstock", "penstock.torch"])
+@pytest.mark.parametrize("given", [{"sampler": [1, 2, 3]}, {"batch_sampler": [[1, 2], [3]]}])
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_sampler_is_refused_with_a_mixture(package: str, given: dict[str, Any], mapped: bool) -> None:
+    made = pytest.importorskip(package).DataLoader
+    data = mixture().map(str) if mapped else mixture()
+    (name,) = given
+    with pytest.raises(ValueError, match=f"^{name}= is not possible with .*shares would be lost"):
+        made(data, seed=1, **given)

@@ -25,7 +25,7 @@ from penstock.plan import ComputedPlan, Order, OrderPlan, SamplerPlan, Sequentia
 from penstock.plan._blocks import WINDOW
 from penstock.plan._order import Passes
 from penstock.plan._samplers import BatchSampler, order_of
-from penstock.source._nested import blocks_of, method_of, pass_of
+from penstock.source._nested import blocks_of, method_of, pass_of, shown
 
 if TYPE_CHECKING:
     from penstock._feed.planner import Planner
@@ -92,6 +92,19 @@ class KeyFetch(Fetch):
     def names(job: Job, task: Task) -> Sequence[Any]:
         keys: Sequence[Any] = plain(task.keys) if job.batched else [task.keys]
         return keys
+
+
+def refuse_samplers(dataset: Any, sampler: Any, batch_sampler: Any) -> None:
+    """Raises ValueError if the user gives a sampler with a mixture, which decides the order of its samples itself."""
+    # Not in `ByKey.check`, because libraries give a loader that they rebuild a batch sampler that wraps the loader's.
+    if (sampler is None and batch_sampler is None) or method_of(dataset, "__order__") is None:
+        return
+    setting = "sampler=" if batch_sampler is None else "batch_sampler="
+    raise ValueError(
+        f"{setting} is not possible with {shown(dataset)}, because a mixture decides the order of its samples "
+        f"itself, and its shares would be lost. Leave {setting} out, or select samples of its sources before they "
+        "are mixed."
+    )
 
 
 def _are_items(keys: Any) -> bool:

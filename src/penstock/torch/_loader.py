@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, SupportsIndex, Ty
 import torch.utils.data
 
 from penstock._engine.engine import Engine
+from penstock._feed.keys import refuse_samplers
 from penstock._fill.cast import DTYPES, Cast
 from penstock._options import BY_LENGTH, OPTIONS, Balance, Casting, LastBatch, OnError
 from penstock._session.session import Session
@@ -189,6 +190,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             raise ValueError(f'shuffle must be True, False, None or "blocks", got {shuffle!r}.')
         # torch's constructor does not accept "blocks" or "auto".
         theirs |= {"shuffle": True} if by_blocks else {}
+        if ours["seed"] is not None and before is None:
+            refuse_samplers(dataset, sampler, batch_sampler)
         if ours["seed"] is not None and _has_own_order(dataset):
             theirs.pop("shuffle", None)  # it has no effect, and torch's sampler for it would ask for a length
         theirs |= {name: value for name, value in _TUNED.items() if name in auto}
