@@ -22,7 +22,7 @@ from penstock.plan._grouping import Grouping
 from penstock.plan._mixture import EqualEpochs, MixtureOrder, Stage, Stop, whole_weights
 from penstock.plan._order import ENDLESS
 from penstock.random import each
-from penstock.source._dataset import Dataset, fetch, is_stream, not_missing
+from penstock.source._dataset import Dataset, fetch, is_stream, mistaken, mistaken_keys, not_missing
 from penstock.source._nested import (
     Lengths,
     fingerprint_of,
@@ -121,6 +121,11 @@ class MixtureDataset(Dataset[Any]):
             raise TypeError(
                 f"field={self.field!r} needs samples that are dicts, but source {self.names[part]!r} gives "
                 f"{type(sample).__name__}. Leave field= out: Batch.sources has the names, too."
+            )
+        if self.field in sample:
+            raise ValueError(
+                f"field={self.field!r} is the name of a field that the samples of source {self.names[part]!r} have "
+                "already, which would be lost. Choose another name."
             )
         return {**sample, self.field: self.names[part]}
 
@@ -471,9 +476,15 @@ def _check_options(sources: Any, unit: Any, stop: Any) -> None:
 
 
 def _source(name: str, given: Any) -> Any:
-    if is_stream(given):
-        raise TypeError(f"source {name!r} is a stream, and a mixture needs datasets with keys.")
+    mistake = mistaken(given) or mistaken_keys(given)
+    if mistake is not None:
+        raise TypeError(f"source {name!r} {mistake}")
     found = dataset(given)
+    if is_stream(found):
+        raise TypeError(
+            f"source {name!r}, a {type(given).__name__}, is a stream, and a mixture needs datasets with keys. Read "
+            "the data by key (penstock.open), or collect the samples in a list."
+        )
     found = found.dataset if type(found) is SameKeys else found
     if method_of(found, "__order__"):
         raise TypeError(
