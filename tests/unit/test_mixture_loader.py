@@ -284,3 +284,16 @@ def test_a_sampler_is_refused_with_a_mixture(package: str, given: dict[str, Any]
     (name,) = given
     with pytest.raises(ValueError, match=f"^{name}= is not possible with .*shares would be lost"):
         made(data, seed=1, **given)
+
+
+@pytest.mark.parametrize("shuffle", [None, True])
+def test_rows_without_end_need_a_seed_in_a_torch_loader(shuffle: bool | None) -> None:
+    torch = pytest.importorskip("penstock.torch")
+    sources = {name: texts(first, 30) for name, first in (("a", 0), ("b", 7))}
+    endless, finite = (
+        penstock.pack(penstock.mix(sources, {"a": 1, "b": 1}, stop=stop), length=32, lengths=len)
+        for stop in ("never", "all")
+    )
+    with pytest.raises(ValueError, match="Give seed="):
+        torch.DataLoader(endless, batch_size=2, shuffle=shuffle)
+    assert len(list(torch.DataLoader(finite, shuffle=shuffle))) == len(finite)
