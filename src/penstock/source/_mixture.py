@@ -98,7 +98,9 @@ class MixtureDataset(Dataset[Any]):
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, slice):
-            raise TypeError("a mixture has no slices, because a key is no position. stop=1000 makes epochs of 1,000 samples.")
+            raise TypeError(
+                "a mixture has no slices, because a key is no position. stop=1000 makes epochs of 1,000 samples."
+            )
         ((part, _, (index,)),) = self._divided([key])
         return self._named(part, self._one(part, index))
 
