@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import struct
 import sys
 import tempfile
 import time
@@ -25,6 +26,7 @@ from unittest import mock
 import numpy as np
 
 from bench.driver import consume
+from bench.packing import lengths
 from bench.peers import PREFETCH_FACTOR, endless
 from bench.run import machine
 
@@ -39,6 +41,7 @@ OPTIONS: dict[str, Any] = {
     "multiprocessing_context": "fork",  # the workers are then children of this process
 }
 ROWS, LENGTH = 60_000, 1024
+PACKED, PACKED_BATCH = 2048, 16
 
 
 def rows_array(folder: Path) -> Any:
@@ -73,6 +76,20 @@ def parquet(folder: Path) -> Any:
     return Parquet(folder / "table.parquet")
 
 
+def packed(folder: Path) -> Any:
+    import penstock
+
+    rows = np.load(folder / "rows.npy", mmap_mode="r")
+    return penstock.pack(penstock.ArrayDataset(rows), PACKED, np.full(len(rows), rows.shape[1]))
+
+
+def packed_megatron(folder: Path) -> Any:
+    import penstock
+    from penstock.formats import Megatron
+
+    return penstock.pack(Megatron(folder / "documents"), PACKED)
+
+
 # The name, the dataset, the batch size and other options.
 SOURCES: dict[str, tuple[Callable[[Path], Any], int, dict[str, Any]]] = {
     "rows_array: 512 int32": (rows_array, 256, {}),
@@ -81,6 +98,8 @@ SOURCES: dict[str, tuple[Callable[[Path], Any], int, dict[str, Any]]] = {
     "tokens as int64": (tokens, BATCH, {"dtype": "int64"}),
     "tokens: 1,025, as int64": (overlapping, BATCH, {"dtype": "int64"}),
     "Parquet, 3 columns": (parquet, BATCH, {}),
+    "packed rows, ArrayDataset": (packed, PACKED_BATCH, {}),
+    "packed rows, Megatron": (packed_megatron, PACKED_BATCH, {}),
 }
 
 
@@ -92,12 +111,22 @@ def write(folder: Path) -> None:
     np.save(folder / "rows.npy", rng.integers(0, 1000, (ROWS, 512), np.int32))
     ids = rng.integers(0, 50_000, ROWS * LENGTH).astype(np.uint16)
     ids.tofile(folder / "ids.bin")
+    write_megatron(folder, ids, lengths(100_000))
     some = ids[: 20_480 * LENGTH].astype(np.int32)
     edges = np.arange(0, some.size + 1, LENGTH, np.int32)
     n = len(edges) - 1
     lists = pa.ListArray.from_arrays(edges, some)
     table = pa.table({"ids": lists, "label": np.arange(n), "weight": np.ones(n, np.float32)})
     pa.parquet.write_table(table, folder / "table.parquet", row_group_size=1024, use_dictionary=False)
+
+
+def write_megatron(folder: Path, ids: Any, of: Any) -> None:
+    """Write documents of these lengths as Megatron-LM does: a .bin with ids, and an .idx with lengths and offsets."""
+    n, stops = len(of), of.cumsum()
+    ids[: stops[-1]].tofile(folder / "documents.bin")
+    head = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, n, n + 1)  # 8: uint16
+    parts = of.astype(np.int32), 2 * (stops - of), np.arange(n + 1)
+    (folder / "documents.idx").write_bytes(head + b"".join(part.tobytes() for part in parts))
 
 
 @dataclass

@@ -138,7 +138,7 @@ class Comparison:
                 [
                     name,
                     f"{statistics.median(figures.rates):,.0f} ({spread})",
-                    f"{1e6 * statistics.median(figures.costs):,.1f}",
+                    f"{1e6 * statistics.median(figures.costs):,.2f}",
                     f"{figures.ratio(ours):.2f}",
                     times,
                     "" if least is None else f"{least:g}",

@@ -346,7 +346,7 @@ class Options:
         return options
 
     def by_length(self) -> dict[str, Any]:
-        """Returns the settings that need lengths and were given, for resume states."""
+        """Returns the settings about lengths that were given, for resume states."""
         found = {name: getattr(self, name) for name in BY_LENGTH if name != "lengths"}
         found = {name: value for name, value in found.items() if value != OPTIONS[name].default}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
@@ -611,7 +611,7 @@ def _is_order(sampler: Any) -> bool:
 
 
 def _check_lengths(is_stream: bool, given: dict[str, Any]) -> None:
-    """Checks the settings that need lengths, and gives `buckets` and `max_length` to the padding or takes its own."""
+    """Checks the settings about lengths. Makes the padding and the loader agree on `buckets` and `max_length`."""
     tokens, balance, pad = given["batch_tokens"], given["balance"], padding_of(given["collate_fn"])
     for name in ("max_length", "batch_multiple", "buckets", "lengths", "accumulate"):
         value, default = given[name], OPTIONS[name].default

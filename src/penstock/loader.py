@@ -79,15 +79,15 @@ class DataLoader(Generic[_T_co]):
       `drop_last=True` means "drop".
     - `in_order`: False hands out batches as soon as they are done, so that a slow batch does not delay the others.
 
-    In batches of how many samples, if samples differ in length:
+    How batches are made if samples differ in length:
 
     - `batch_tokens`: the largest number of tokens in a batch, padding included, instead of `batch_size`. Batches have
       samples of similar length. Every rank has the same number of steps, and a batch in each of them, at about the
       same cost. `len(loader)` is exact.
     - `lengths`: the length of each sample, as an array, or as a function of a sample, which measures all samples once
-      before the first epoch. By default, the dataset's `__lengths__` says it.
+      before the first epoch. By default, the dataset's `__lengths__` returns them.
     - `max_length`: a longer sample is an error. With `collate_fn=penstock.pad(max_length=...)` it is cut instead.
-    - `batch_multiple`: the number of samples in a batch is a multiple of this number, where enough of them fit.
+    - `batch_multiple`: the number of samples in a batch is a multiple of this number, if enough of them fit.
     - `buckets`: a list of padded lengths, for compiled code. No other lengths occur. The loader passes the list on to
       `collate_fn=penstock.pad()`.
     - `balance`: deals samples to ranks so that all have about the same cost in each step: "tokens" (the sum of
@@ -251,10 +251,10 @@ class DataLoader(Generic[_T_co]):
     def commit(self, batch: Batch[Any]) -> None:
         """Records that a batch of `batches()` was used, for a loader with `commit=True`.
 
-        The state then counts only committed batches. After a resume the others come again, in order, and only they.
-        Use it if you take batches ahead, or finish them out of order, as asynchronous training does. Any thread may
-        call it, in any order, also when the next epoch has begun. `stats().commits` counts the batches that are still
-        open, and those that were committed twice.
+        The state then counts only committed batches. After a resume, exactly the other batches come again, in order.
+        Use `commit` if you take batches ahead, or finish them out of order, as asynchronous training does. Any thread
+        may call it, in any order, even after the next epoch has begun. `stats().commits` counts the batches that are
+        still open, and those that were committed twice.
         """
         self._session.commit(batch)
 

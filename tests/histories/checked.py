@@ -324,7 +324,9 @@ class Reader:
         elif isinstance(wanted, Closed):
             said = isinstance(given, RuntimeError) and wanted.text in str(given)
             # An iterator that has handed out its last batch is at its end; but of a stream the end may be unknown.
-            said = said or (not self.expected.left and isinstance(given, End))
+            at_end = not self.expected.left and isinstance(given, End)
+            self.expected.is_over |= at_end
+            said = said or at_end
             _check(said, "not an error that says", repr(wanted.text), "but", _told(given))
         elif isinstance(wanted, Failure):
             _check(type(given) is wanted.kind, "not", wanted, "but", _told(given))

@@ -28,6 +28,8 @@ def budgets(draw: st.DrawFn) -> BudgetWindows:
             st.lists(st.integers(0, 50), max_size=120),
             st.lists(st.sampled_from([0, 1, 49, 50]), max_size=120),
             st.integers(0, 120).map(lambda n: [7] * n),
+            # Lists that are drawn are short: few windows would have batches for several steps.
+            st.integers(30, 120).map(lambda n: [(at * at + n) % 51 for at in range(n)]),
         )
     )
     buckets, multiple = (), 1
@@ -142,6 +144,31 @@ def test_dropping_drops_less_than_a_step_at_the_end_only(plan: BudgetPlan) -> No
 
 
 @law
+@given(plan=budget_plans(), world=st.integers(1, 6), data=st.data())
+def test_a_forecast_of_the_rest_has_the_samples_that_are_left(
+    plan: BudgetPlan, world: int, data: st.DataObject
+) -> None:
+    stop = data.draw(st.integers(0, plan.steps(0) or 0))
+    rest = replace(plan, start=plan.consumed(0, stop), first_step=stop, world=world)
+    known, n = rest.upcoming(0), len(plan.windows.lengths)
+    for step in range(stop, (rest.steps(0) or 0) + 1):
+        left = known.order.at(0, np.arange(known.reached(step), n))
+        assert Counter(left.tolist()) == once(rest, step)
+
+
+@law
+@given(windows=budgets(), world=st.integers(2, 6))
+def test_a_window_is_cut_again_so_that_the_costliest_rank_costs_least(windows: BudgetWindows, world: int) -> None:
+    windows = replace(windows, batch_multiple=1)
+    plans = {power: BudgetPlan(windows, world=world, power=power) for power in (1, 2)}
+    for step in range(plans[1].steps(0) or 0):
+        batches = {power: [each.keys(0, step) for each in ranks(plan)] for power, plan in plans.items()}
+        for power in plans:
+            by = {of: max(len(b) * width(windows, b) ** power for b in found) for of, found in batches.items()}
+            assert by[power] <= min(by.values())
+
+
+@law
 @given(windows=budgets())
 def test_a_table_has_the_batches_that_one_rank_gets(windows: BudgetWindows) -> None:
     batches = []
@@ -249,6 +276,27 @@ def test_a_balanced_plan_continues_from_its_state(plan: BalancedPlan, data: st.D
             if stop > resumed.first_step:
                 with pytest.raises(StateError, match="dealt together"):
                     each.check_regrouped(stop, each.world * (each.batch_size or 1), start)
+
+
+@law
+@given(plan=balanced(), data=st.data())
+def test_an_order_may_change_only_behind_all_samples_that_were_dealt(plan: BalancedPlan, data: st.DataObject) -> None:
+    done = data.draw(st.integers(0, plan.steps(0)))
+    position, step = plan.first_open(0, done)
+    assert done <= step < done + plan.accumulate
+    if position < plan.order.size(0):
+        before = [replace(plan, rank=rank).keys(0, at) for rank in range(plan.world) for at in range(step)]
+        assert Counter(np.concatenate([[], *before])) == Counter(plan.order.at(0, np.arange(position)).tolist())
+
+
+def test_dealing_by_squares_makes_the_sums_of_squares_even() -> None:
+    lengths = np.clip(np.random.default_rng(0).lognormal(5.8, 1.1, 64).astype(np.int64), 1, 4096)
+    spread = {}
+    for power in (1, 2):
+        plan = BalancedPlan(Sequential(64), 16, world=4, lengths=LengthTable(lengths), power=power)
+        sums = [int((lengths[replace(plan, rank=rank).keys(0, 0)] ** 2).sum()) for rank in range(4)]
+        spread[power] = max(sums) - min(sums)
+    assert spread[2] * 10 < spread[1]
 
 
 def test_costs_are_even_at_64_ranks() -> None:

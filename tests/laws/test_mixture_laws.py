@@ -229,6 +229,24 @@ def test_each_epoch_begins_with_the_first_pass_in_another_order(seed: int) -> No
     assert max(one.max(), other.max()) < 120
 
 
+@few
+@given(seed=st.integers(0, 99), by_block=st.booleans())
+def test_each_pass_over_a_source_is_in_another_order(seed: int, by_block: bool) -> None:
+    blocks = (Grouping(np.arange(0, 51, 5)), None) if by_block else ()
+    stages = (Stage(0, 0, whole_weights([Fraction(1), Fraction(1)])),)
+    order = MixtureOrder((50, 70), stages, seed, blocks=blocks)
+    sources, passes, index = parts(order, order.at(0, np.arange(400)))
+    for source in (0, 1):
+        first, second = (index[(sources == source) & (passes == number)].tolist() for number in (0, 1))
+        assert sorted(first) == sorted(second) and first != second
+
+
+def test_the_sources_come_in_another_order_in_each_epoch() -> None:
+    order = MixtureOrder((50, 70), (Stage(0, 0, whole_weights([Fraction(1), Fraction(2)])),), 1)
+    one, other = (order.given(epoch, np.arange(100))[0].tolist() for epoch in (0, 1))
+    assert one != other
+
+
 def test_the_weights_at_the_end_of_an_epoch_are_those_of_the_next() -> None:
     first, second = (whole_weights([Fraction(a), Fraction(1)]) for a in (3, 1))
     order = MixtureOrder((50, 70), (Stage(0, 0, first), Stage(1, 40, second)), 1)

@@ -105,10 +105,12 @@ def staged(chain: Chain, stage: str, draw: Any) -> Chain:
 
 
 @st.composite
-def chains(draw: Any, kinds: tuple[str, ...] = ("array", "list", "rows", "many")) -> Chain:
+def chains(
+    draw: Any, kinds: tuple[str, ...] = ("array", "list", "rows", "many"), stages: tuple[str, ...] = STAGES
+) -> Chain:
     n = draw(st.integers(0, 9))
     chain: Chain = leaf(draw(st.sampled_from(kinds)), n), list(range(n))
-    for stage in draw(st.lists(st.sampled_from(STAGES), max_size=4)):
+    for stage in draw(st.lists(st.sampled_from(stages), max_size=4)):
         chain = staged(chain, stage, draw)
     return chain
 
@@ -138,6 +140,14 @@ def test_any_chain_gives_what_a_plain_loop_gives(chain: Chain) -> None:
         assert found is NotImplemented or found.tolist() == expected[::-1] + expected
     with pytest.raises((IndexError, ValueError)):
         data[n]
+
+
+@law
+@given(chains(("array",), ("filter", "select", "repeat", "shuffle", "lengths", "wrapped")))
+def test_what_is_gathered_is_what_is_read(chain: Chain) -> None:
+    data, samples = chain
+    if samples:
+        assert data.__gather__(np.arange(len(samples))[::-1], np.empty).tolist() == as_ints(samples)[::-1]
 
 
 @settings(deadline=None, max_examples=25)

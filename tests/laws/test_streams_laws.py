@@ -142,6 +142,16 @@ def test_any_chain_gives_what_a_plain_loop_gives(n: int, stages: list[Any]) -> N
 
 
 @law
+@given(st.integers(0, 9), st.lists(st.sampled_from(["map", "filter", "batch"]), max_size=4))
+def test_light_items_are_loaded_before_any_function_is_called(n: int, stages: list[Any]) -> None:
+    class Heavy(Plain):
+        def __iter__(self) -> Iterator[int]:
+            return (item * 7 for item in super().__iter__())
+
+    assert lists(loader_of(Light, n, stages)) == lists(loader_of(Heavy, n, stages))
+
+
+@law
 @given(st.integers(0, 30), st.integers(1, 8), st.integers(0, 5), st.sampled_from([Plain, ByIterator]))
 def test_a_shuffle_moves_samples_only_within_their_window(n: int, buffer: int, seed: int, kind: Any) -> None:
     shuffled = kind(n).shuffle(buffer, seed)
@@ -170,6 +180,25 @@ def test_a_resume_after_any_step_loses_and_repeats_nothing(kind: Any, n: int, st
         resumed.load_state_dict(state)
         assert before + lists(resumed) == epochs[epoch]
         assert lists(resumed) == epochs[epoch + 1]
+
+
+@law
+@given(st.integers(1, 20), st.integers(1, 8), st.integers(0, 2), st.data())
+def test_an_iterator_of_a_shuffle_resumes_without_a_loader(n: int, buffer: int, epoch: int, data: Any) -> None:
+    stream = ByIterator(n).shuffle(buffer)
+    stream.set_epoch(epoch)
+    items = iter(stream)
+    before = list(itertools.islice(items, data.draw(st.integers(0, n))))
+    again = iter(ByIterator(n).shuffle(buffer))
+    again.load_state_dict(json.loads(json.dumps(items.state_dict())))
+    rest = list(again)
+    assert sorted(before + rest) == [*range(n)]
+    assert rest == list(items)
+
+
+def test_a_shuffle_of_a_shuffle_has_an_order_of_its_own() -> None:
+    once = list(Plain(50).shuffle(50))
+    assert list(Plain(50).shuffle(50).shuffle(50)) != [once[at] for at in once]
 
 
 @settings(deadline=None, max_examples=10)

@@ -91,6 +91,15 @@ def test_each_item_comes_once_and_in_order(plan: WindowPlan, epoch: int) -> None
 
 
 @law
+@given(plan=window_plans(), window=st.integers(0, 9), item=st.integers(0, 13))
+def test_a_state_may_be_at_any_item_that_is_to_come_and_at_no_other(plan: WindowPlan, window: int, item: int) -> None:
+    counts = plan.windows.counts  # type: ignore[attr-defined]
+    exists = window < len(counts) and item < max(1, counts[window])
+    place = Place(window, item)
+    assert (plan.fault(0, place.code, int(place.code > 0)) is None) == (exists or place == (len(counts), 0, 0))
+
+
+@law
 @given(plan=window_plans(), epoch=st.integers(0, 3))
 def test_all_ranks_have_as_many_steps_as_they_say(plan: WindowPlan, epoch: int) -> None:
     drawn = [list(each.draw(epoch)) for each in ranks(plan)]

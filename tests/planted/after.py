@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.planted import core, files, strangers, trust, wire
+from tests.planted import core, files, plans, strangers, trust, wire
 from tests.planted.bug import Bug
 
 _HISTORIES = ("histories/test_histories.py::test_random_histories_find_nothing[core]",)
@@ -77,4 +77,4 @@ _MORE = [
     ),
 ]
 
-BUGS = [*core.BUGS, *_MORE, *files.BUGS, *strangers.BUGS, *trust.BUGS, *wire.BUGS]
+BUGS = [*core.BUGS, *_MORE, *files.BUGS, *plans.BUGS, *strangers.BUGS, *trust.BUGS, *wire.BUGS]

@@ -8,6 +8,7 @@ AREAS = (
     *("scheduling", "memory", "wire", "resume", "endings", "torch parity"),
     *("blocks", "shared", "cache", "scout", "remote", "formats"),
     *("starting", "threads", "faces", "verdicts", "identity", "stores", "tars", "trust"),
+    *("stages", "mixtures", "packing", "budgets", "balance", "weights", "commits", "explain", "forecasts"),
 )
 
 

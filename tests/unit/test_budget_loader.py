@@ -38,7 +38,7 @@ class Stream(IterableDataset[Any]):
         ({"batch_tokens": 20, "last_batch": "pad"}, ValueError, "no fixed number of samples. Leave it out"),
         ({"batch_tokens": 20, "last_batch": "rollover"}, ValueError, "no fixed number of samples"),
         ({"batch_tokens": 20, "batch_sampler": [[0]]}, ValueError, "batch_sampler= are mutually exclusive"),
-        ({"batch_tokens": 20, "sampler": iter([0])}, ValueError, "sampler= are mutually exclusive"),
+        ({"batch_tokens": 20, "sampler": [0]}, ValueError, "sampler= are mutually exclusive"),
         ({"batch_tokens": 20, "lengths": [0.5]}, TypeError, "an array of float64"),
         ({"batch_tokens": 20, "buckets": [16, 8]}, ValueError, "increasing lengths"),
         ({"batch_tokens": 20, "buckets": [16]}, ValueError, "the default collate function does not pad"),

@@ -583,15 +583,6 @@ def test_without_batches_a_sample_stays_itself() -> None:
     assert convert(sample) is sample
 
 
-def test_the_example_in_the_docstring_runs() -> None:
-    import doctest
-
-    from penstock import collate as module
-
-    assert doctest.testmod(module).attempted == 2
-    assert doctest.testmod(module).failed == 0
-
-
 class Short:
     """Says that it has three samples, and stops after two, as if they were all."""
 

@@ -240,6 +240,8 @@ def test_copies_keep_open_batches_of_their_own() -> None:
         assert other.state_dict()["steps"] == 2
         assert steps(other)[0] == (1, 0)
     assert one.state_dict()["steps"] == 1
+    one.commit(batches[1])
+    assert one.state_dict()["steps"] == 2
 
 
 @pytest.mark.parametrize(
@@ -327,8 +329,9 @@ def test_the_torch_face_has_it_with_a_seed() -> None:
 def test_steps_that_are_open_count_as_handed_out(handed: list[int], count: int, committed: set[int]) -> None:
     """From there on, changed weights may change the order."""
     progress = commits.Commits(State(0, 0), None)
-    for step in handed[:count]:
+    for number, step in enumerate(handed[:count], 1):
         progress.passed(step, None)
+        assert len(progress.handed_out()[1]) + progress.handed_out()[0] == number  # whether it has a batch or not
         progress.hold()
     for step in committed & set(handed[:count]):
         assert progress.commit(step)

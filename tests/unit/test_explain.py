@@ -281,6 +281,22 @@ def test_the_state_alone_explains_a_plain_order(
         assert shown == [str(key) for rank in keys_of(loader, 2, epoch) for key in rank]
 
 
+def test_the_state_alone_explains_what_other_ranks_have_continued(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    two, three = (DataLoader(range(40), 2, shuffle=True, seed=9, shard=(0, world)) for world in (2, 3))
+    for _ in zip(range(4), two, strict=False):
+        pass
+    three.load_state_dict(two.state_dict())
+    path = saved(tmp_path, three)
+    step = json.loads(Path(path).read_text())["steps"]
+    code, out, err = said(capsys, path, "--step", str(step))
+    shown = [line.split()[1].rstrip(",") for line in out.splitlines() if line.startswith("  sample")]
+    assert (code, err) == (0, "")
+    assert shown == [str(key) for rank in keys_of(three, step) for key in rank]
+    assert said(capsys, path, "--step", "0")[0] == 1
+
+
 def test_the_loader_explains_other_orders_of_a_state(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import gzip
 import importlib
 import io
@@ -309,15 +308,3 @@ def test_inspect_of_a_bad_file_says_why(folder: Path, capsys: pytest.CaptureFixt
     assert "penstock inspect: " in capsys.readouterr().err
     assert cli.main(["inspect", str(folder / "nothing")]) == 1
     assert "there is no file or folder" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "module",
-    [
-        *("formats._lines", "formats._tar", "formats._tokens", "_open"),
-        *("formats._format", "formats._extents", "formats._blocks", "testing.formats"),
-    ],
-)
-def test_examples_of_docstrings_run(module: str) -> None:
-    ran = doctest.testmod(importlib.import_module(f"penstock.{module}"))
-    assert ran.attempted and not ran.failed

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import doctest
-import importlib
 from pathlib import Path
 from typing import Any
 
@@ -277,8 +275,3 @@ def test_the_bytes_of_a_file_may_be_in_any_kind_of_memory() -> None:
     data = encoded(picture())
     for same in (bytearray(data), memoryview(data)):
         assert (hwc()(same) == hwc()(data)).all()
-
-
-def test_the_examples_run() -> None:
-    ran = doctest.testmod(importlib.import_module("penstock.image._transform"))
-    assert ran.attempted == 2 and ran.failed == 0

@@ -88,8 +88,24 @@ def test_shares_of_tokens_follow_from_the_lengths() -> None:
     assert "".join(islice(data, 80)).count("c") == 20
     assert lengths_within(data)().tolist() == [6] * 10 + [2] * 10  # type: ignore[misc]
     assert data.state_dict()["tokens"] == {"l": 60, "s": 20}
+    few = penstock.mix({"s": short[:5], "l": long}, {"s": 1, "l": 1}, unit="tokens")
+    assert "".join(islice(few, 80)).count("c") == 20
     with pytest.raises(TypeError, match=r"source 'a'.*\.with_lengths\(len\)"):
         letters(unit="tokens").__order__(0, 16)
+
+
+def noisy(number: int) -> Any:
+    return np.array([number, penstock.rng().random()])
+
+
+@pytest.mark.parametrize("kind", [list, np.array])  # samples are read one by one, or all together
+def test_random_numbers_do_not_depend_on_the_sources_of_the_other_samples(kind: Any) -> None:
+    sources = {name: penstock.dataset(kind(range(first, first + 9))) for name, first in (("a", 0), ("b", 100))}
+    weights = {"a": 2.0, "b": 1.0}
+    inside = penstock.mix({name: source.map(noisy) for name, source in sources.items()}, weights)
+    outside = penstock.mix(sources, weights).map(noisy)
+    one, other = (next(iter(penstock.DataLoader(data, batch_size=9, seed=3))) for data in (inside, outside))
+    assert one.tolist() == other.tolist()
 
 
 class Told(penstock.Dataset[int]):
@@ -115,6 +131,17 @@ def test_each_source_is_told_its_own_keys() -> None:
     assert told.forecast.keys(0, 40).tolist() == expected
 
 
+def test_new_weights_are_foreseen() -> None:
+    data = penstock.mix({"a": Told(), "b": Told()}, {"a": 1, "b": 1})
+    loader = penstock.DataLoader(data, batch_size=4, seed=1)
+    batches = iter(loader)
+    next(batches)
+    assert max(data.sources[1].forecast.keys(4, 20)) >= 0
+    loader.update(weights={"a": 1, "b": 0})
+    assert max(data.sources[1].forecast.keys(4, 20)) == -1
+    assert next(batches).tolist() == data.sources[0].forecast.keys(4, 8).tolist()
+
+
 def test_an_error_names_the_source_and_its_sample() -> None:
     data = penstock.mix({"good": [1], "bad": penstock.dataset(["1", "x"]).map(int)}, {"good": 1, "bad": 1})
     for read in (lambda: data[1], lambda: data.__getitems__([2, 1])):
@@ -137,6 +164,17 @@ def test_a_state_has_the_history_of_the_weights() -> None:
     assert list(islice(other, 60)) == list(islice(data, 60)) != list(islice(letters(seed=3), 60))
     assert [data.weights_at(0, place)["b"] for place in (0, 9, 10, 19, 20)] == [0.5, 0.5, 0, 0, 7]
     assert repr(data) == "mix(a=1, b=7)"
+
+
+def test_a_change_of_weights_replaces_the_changes_after_it() -> None:
+    data = letters()
+    for epoch, position in ((0, 10), (0, 20), (1, 5), (0, 15)):
+        data.reweigh(epoch, position, {"a": 1, "b": 2})
+    assert [(stage["epoch"], stage["position"]) for stage in data.state_dict()["stages"]] == [
+        (0, 0),
+        (0, 10),
+        (0, 15),
+    ]
 
 
 def test_a_state_of_the_last_weights_is_taken_too() -> None:
@@ -181,6 +219,59 @@ def test_a_damaged_state_is_refused(name: str) -> None:
     for value in (None, [], 3):
         with pytest.raises(StateError):
             letters().load_state_dict({**letters().state_dict(), name: value})
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"position": 1.5},
+        {"epoch": "1"},
+        {"epoch": True},
+        {"position": 1 << 63},
+        {"weights": {"a": -1.0, "b": 1.0}},
+        {"weights": {"a": float("nan"), "b": 1.0}},
+        {"weights": {"a": float("inf"), "b": 1.0}},
+        {"weights": {"a": "much", "b": 1.0}},
+        {"weights": {"a": 0.0, "b": 0.0}},
+    ],
+)
+def test_a_damaged_stage_is_refused_and_changes_nothing(damage: dict[str, Any]) -> None:
+    state, data = letters().state_dict(), letters()
+    state["stages"] = [*state["stages"], {"epoch": 0, "position": 5, "weights": {"a": 1, "b": 2}, **damage}]
+    with pytest.raises(StateError, match="damaged"):
+        data.load_state_dict(state)
+    assert data.state_dict() == letters().state_dict()
+
+
+@pytest.mark.parametrize("damage", [{"c": 9}, {"a": "many"}, {"a": -1}])
+def test_damaged_numbers_of_tokens_are_refused(damage: dict[str, Any]) -> None:
+    def data() -> MixtureDataset:
+        lengths = {name: penstock.dataset(name).with_lengths([1]) for name in "ab"}
+        return penstock.mix(lengths, {"a": 1, "b": 1}, unit="tokens")
+
+    with pytest.raises(StateError, match="damaged"):
+        data().load_state_dict({**data().state_dict(), "tokens": damage})
+
+
+def test_an_order_is_made_of_a_state_alone_also_of_files() -> None:
+    class Filed(Told):
+        def __fingerprint__(self) -> str:
+            return "files"
+
+    data = penstock.mix({"a": Filed(), "b": Filed()}, {"a": 2, "b": 1})
+    data.reweigh(0, 10, {"a": 1, "b": 2})
+    made = MixtureDataset.of_state(data.state_dict())
+    assert made is not None
+    orders = [each.__order__(7, 16).at(0, np.arange(40)).tolist() for each in (data, made)]
+    assert orders[0] == orders[1]
+
+
+@pytest.mark.parametrize(
+    "damage", [{"sources": {"a": 1 << 70, "b": 3}}, {"sources": {"a": 1 << 62, "b": 1 << 62}}, {"unit": "tokens"}]
+)
+def test_no_order_is_made_of_a_damaged_state(damage: dict[str, Any]) -> None:
+    with pytest.raises(StateError, match="damaged"):
+        MixtureDataset.of_state({**letters().state_dict(), **damage})
 
 
 def test_other_files_of_a_source_are_named() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import gc
 import os
 import resource
@@ -1183,11 +1182,6 @@ def test_the_state_of_a_beginning_that_ctrl_c_has_torn_is_not_waited_for(
             with pytest.raises(RuntimeError, match="was ended by KeyboardInterrupt"):
                 ask()
         assert len(list(ahead)) == 5
-
-
-def test_the_example_of_its_docstring_runs() -> None:
-    ran = doctest.testmod(sys.modules["penstock.prefetch"])
-    assert ran.attempted and not ran.failed
 
 
 def test_a_source_without_a_state_has_none() -> None:

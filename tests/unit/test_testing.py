@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-import importlib
 import os
 import random
 import signal
@@ -354,18 +352,3 @@ def test_it_dies_by_the_signal_that_was_asked_for(tmp_path: Path, by: signal.Sig
     ):
         list(loader)
     assert dataset.deaths == ["1", "1"]
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "random",
-        "testing._same",
-        "testing._sources",
-        "testing.simulate",
-        "testing.conformance",
-    ],
-)
-def test_the_examples_in_the_docstrings_hold(name: str) -> None:
-    ran = doctest.testmod(importlib.import_module(f"penstock.{name}"))
-    assert ran.attempted and not ran.failed

@@ -48,15 +48,19 @@ class Begin(NamedTuple):
 class Run:
     """The steps of one epoch, in order. Only the methods of a run change it.
 
-    An exception in the user's sampler or stream takes the place of one step. Any other exception while drawing ends
-    the run.
+    If the user's sampler or stream raises an exception, the exception takes the place of one step. Any other
+    exception while drawing ends the run.
 
-    - `keys` begins with the step `at.steps`. The steps in `at.beyond` are left out, because they were handed out. -
-    `repeats`: steps that are drawn again but skipped by the consumer, because a stream's reader must read every step.
-    - `read_from`: the sampler or stream that the keys come from, if it may have a state; `what`: its name in errors.
-    - `numbers` gives each run its number. - `seat`: the index of the worker that gets the first step (torch semantics
-    only). - `raises_at_once`: an error that ends the run is raised by the `next()` call that tried to draw. Otherwise
-    it is raised after the steps that were drawn before it.
+    - `keys`: the keys of each step, beginning with step `at.steps`. The steps in `at.beyond` are left out, because
+      they were handed out.
+    - `repeats`: if True, the steps in `at.beyond` are drawn again, because a stream's reader must read every step.
+      The consumer skips them.
+    - `read_from`: the sampler or stream that the keys come from, if it may have a state.
+    - `what`: the name of the sampler or stream in errors.
+    - `numbers`: gives each run its number.
+    - `seat`: the index of the worker that gets the first step (torch semantics only).
+    - `raises_at_once`: if True, an error that ends the run is raised by the `next()` call that tried to draw.
+      Otherwise, it is raised after the steps that were drawn before it.
     """
 
     def __init__(
@@ -102,7 +106,7 @@ class Run:
         return None if plan is None else Run(self._numbers, epoch, plan.draw(epoch), plan, Begin())
 
     def draw(self, seq: int, most: int = 1) -> Task | None:
-        """Returns a task with number `seq` and up to `most` steps. Returns None at the end or after an error."""
+        """Returns a task of up to `most` steps, or None at the end or after an error. `seq` is the task's number."""
         task = self._draw(seq, 1 if self._skip else most)
         while task is not None and task.step in self._skip:
             self._skip.discard(task.step)
@@ -186,8 +190,8 @@ class Feed:
     def __init__(self, dataset: Any, options: Options, borrow: Borrow | None = None) -> None:
         self.dataset = dataset
         self.options = options
-        whole = options.batch_sampler, options.batch_tokens
-        self.batched = options.batch_size is not None or whole != (None, None)
+        given = (options.batch_size, options.batch_sampler, options.batch_tokens)
+        self.batched = any(each is not None for each in given)
         self._borrow = borrow  # seeds the global generators while a sampler or stream is read in this process
         self.check()
 
@@ -251,7 +255,7 @@ class Feed:
         return None
 
     def beginning(self, *, is_fresh: bool) -> bytes | None:
-        """Returns the saved position of an epoch that would begin now, or None without a state. See `initial`."""
+        """Returns the position at which the next epoch would begin, pickled. None if it is unknown: see `initial`."""
         return initial(self.read_from(), is_fresh=is_fresh)
 
     def replacements(self, plan: AnyPlan | None) -> Any:
@@ -266,7 +270,7 @@ class Feed:
         raise NotImplementedError
 
     def count(self, yielded: int) -> None:
-        """Receives the number of batches handed out so far in this epoch."""
+        """Tells the feed how many batches of this epoch were handed out so far."""
 
     # One batch.
 

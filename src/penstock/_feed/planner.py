@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Planner:
-    """Makes the plans of a loader. It keeps the last plan, which knows the windows that it has computed."""
+    """Makes a loader's plans. Keeps the last plan, because its windows may be needed again."""
 
     def __init__(self) -> None:
         self._last: ComputedPlan | None = None
@@ -27,7 +27,7 @@ class Planner:
         self._table: tuple[int | None, LengthTable] | None = None  # with the number of samples at that time
 
     def plan(self, feed: ByKey, order: Order, seed: int) -> ComputedPlan:
-        """Returns the last plan if it is equal to the one that the loader needs now, otherwise a new one."""
+        """Returns the plan that the loader needs now. If it is equal to the last plan, returns the last plan."""
         plan = self._made(feed, order, seed)
         if self._last is None or self._last != plan:
             self._last = plan
@@ -45,7 +45,7 @@ class Planner:
         return WindowPlan(self._windows(feed, order, seed), *shape, order=order)
 
     def _windows(self, feed: ByKey, order: Order, seed: int) -> Windows:
-        """Returns the windows of the dataset: the same object as before if they are equal."""
+        """Returns the dataset's windows. Reuses the last windows if they are equal."""
         before, of = self._last, seed if feed.options.shuffle or feed.has_order else None
         if isinstance(before, WindowPlan) and (before.order, self._seed) == (order, of):
             return before.windows
@@ -54,7 +54,7 @@ class Planner:
         return made
 
     def _budget(self, feed: ByKey, order: Order, seed: int) -> BudgetWindows:
-        """Returns the windows of batches: the same object as before if they are equal."""
+        """Returns the windows whose samples are cut into batches. Reuses the last windows if they are equal."""
         options, pad, before = feed.options, feed.options.padding, self._last
         most = None if pad is None else pad.max_length
         made = BudgetWindows(
@@ -76,7 +76,7 @@ class Planner:
         return made
 
     def _cut_lengths(self, feed: ByKey) -> LengthTable:
-        """Returns the lengths of the samples after the padding has cut them."""
+        """Returns the length of each sample after `pad` has truncated it."""
         lengths, pad, before = self._lengths(feed), feed.options.padding, self._last
         if pad is None or pad.max_length is None:
             return lengths
@@ -84,7 +84,7 @@ class Planner:
         return before.lengths if isinstance(before, BalancedPlan) and before.lengths == cut else cut
 
     def _lengths(self, feed: ByKey) -> LengthTable:
-        """Returns the length of each sample. They are looked up again if the number of samples has changed."""
+        """Returns the length of each sample. Looks the lengths up again if the number of samples has changed."""
         n = feed.length()
         if self._table is None or self._table[0] != n:
             self._table = n, LengthTable(_measured(feed))
@@ -96,7 +96,10 @@ def _is_random(order: Any) -> bool:
 
 
 def _samples_at_once(feed: ByKey) -> int:
-    """Returns the number of samples whose batches are cut together: with blocks, as many as are at hand."""
+    """Returns how many samples are cut into batches together.
+
+    When shuffling by blocks, this is about the number of samples in the blocks that a reader holds at a time.
+    """
     if feed.options.shuffle != "blocks" or feed.has_order:
         return WINDOW
     blocks = blocks_of(feed.source)

@@ -82,7 +82,7 @@ class ByItem(Stream):
         return Run(numbers, epoch, steps.simplified(), None, at, read_from=reading, what="the stream")
 
     def _items(self, reading: Reading, mark: Mark | None, first: int, seed: int, epoch: int, number: int) -> Any:
-        """Reads the light items of batch `number`, which are the same on every rank. Returns END after the last."""
+        """Reads the light items of batch `number`. They are the same on all ranks. Returns END after the last."""
         size = self.options.batch_size or 1
 
         def read() -> list[Any] | None:
@@ -134,7 +134,7 @@ class StreamFetch(Fetch):
         return samples, None
 
     def _timed(self, task: Task, number: int, items: Iterator[Any]) -> Iterator[Any]:
-        """Yields the items of batch `number`, and times each. The key of an item is its position in the stream."""
+        """Yields the items of batch `number` and times each. An item's key is its position in the stream."""
         gauge = self._focus.gauge
         gauge.begin_epoch(task.epoch)
         before = perf_counter_ns()
@@ -164,7 +164,10 @@ class StreamFetch(Fetch):
         self._focus.doing(f"the stream's next {'sample' if n == 1 else f'{n} samples'}, ", None)
 
     def _pass_over(self, until: int) -> None:
-        """Skips the batches of other ranks and those before a resume. Each is read with its own random numbers."""
+        """Reads and discards the batches of other ranks, and the batches that came before a resume.
+
+        Each batch is read with its own random numbers.
+        """
         if self._stream.read >= until:
             return
 

@@ -23,8 +23,7 @@ _UNKNOWN = (
 class Commits(Progress):
     """The steps of one epoch that were committed.
 
-    A step for which the consumer gets no batch (because every sample of it was skipped, or an error was raised)
-    counts as committed.
+    A step without a batch counts as committed: all of its samples were skipped, or an error was raised.
     """
 
     run: Any = None  # the run that the epoch's steps come from
@@ -57,13 +56,13 @@ class Commits(Progress):
         self._reached = max(self._reached, step + 1)
 
     def hold(self) -> None:
-        """Keeps the step that was passed last open until its batch is committed."""
+        """Keeps the most recent step open until its batch is committed."""
         assert self._last is not None
         step, mark = self._last
         self._open[step], self._last = mark, None
 
     def settle(self) -> None:
-        """Counts the step that was passed last, because it has no batch that could be committed."""
+        """Counts the most recent step as committed, unless `hold` was called for it."""
         if self._last is not None:
             with interrupts_deferred(), self._lock:
                 super().passed(*self._last)
@@ -76,7 +75,7 @@ class Commits(Progress):
     # Called by any thread.
 
     def commit(self, step: int) -> bool:
-        """Counts an open step. Returns False if it was counted before. Raises KeyError for any other step."""
+        """Commits an open step. Returns False if it was committed before. Raises KeyError for any other step."""
         with interrupts_deferred(), self._lock:
             if step in self._open:
                 super().passed(step, self._open.pop(step))
@@ -87,7 +86,7 @@ class Commits(Progress):
 
     @property
     def open(self) -> int:
-        """The number of steps that were handed out and not committed."""
+        """The number of steps that were handed out but not yet committed."""
         return len(self._open)
 
     @property
@@ -117,7 +116,7 @@ class Commits(Progress):
 
 
 class CommittedEpochs(Epochs):
-    """The epochs of a loader with `commit=True`. An epoch may have open batches when the next one has begun."""
+    """The epochs of a loader with `commit=True`. An epoch may still have open batches after the next has begun."""
 
     progress_type = Commits
 
@@ -133,7 +132,7 @@ class CommittedEpochs(Epochs):
         self._complete = set[int]()
 
     def figures(self) -> tuple[int, int, int]:
-        """Returns how many batches were committed, how many calls committed one again, and how many are open."""
+        """Returns the number of committed batches, of repeated commits, and of open batches."""
         return self.committed, self.twice, sum(each.open for each in self._now[0])
 
     def commit(self, batch: Batch[Any]) -> None:
@@ -184,7 +183,7 @@ class CommittedEpochs(Epochs):
         super().begin(progress)
 
     def _incomplete(self) -> tuple[Commits, ...]:
-        """Returns the first epoch that is not complete, and all that were begun after it, complete or not."""
+        """Returns the oldest incomplete epoch and all epochs that were begun after it, even complete ones."""
         begun, _ = self._now
         while begun and begun[0].is_complete:
             self._complete.add(begun[0].number)

@@ -19,9 +19,9 @@ T = TypeVar("T")
 class Mark(NamedTuple):
     """A position in an iterable: after `read` batches, with the states of the iterable and of its iterator.
 
-    At the end of an epoch, `states` is None, and `kept` has the states that the next epoch starts from. The mark
-    before the first batch of that next epoch also has them in `kept`. Before the very first epoch, `kept` has the
-    iterable's state and the key "fresh", which means that the iterable may have no items.
+    At the end of an epoch, `states` is None, and `kept` has the states from which the next epoch starts. The mark
+    before the first batch of that next epoch has these states in `kept`, too. Before the very first epoch, `kept` has
+    the iterable's state and the key "fresh". This key means that the iterable may be empty.
     """
 
     read: int
@@ -46,7 +46,7 @@ class Mark(NamedTuple):
         return None if self.kept is None else Mark(0, {}, self.kept)
 
     def check_owner(self, iterable: object) -> None:
-        """Raises StateError if the mark contains a state that the iterable has no method to load."""
+        """Raises StateError if the mark has a state for the iterable, but the iterable cannot load it."""
         if "iterable" in {**(self.states or {}), **(self.kept or {})}:
             _check_stateful(iterable)  # the iterator does not exist yet, and cannot be checked
 
@@ -71,7 +71,7 @@ def by_next(items: Iterator[Any]) -> Iterator[Any]:
 
 
 class Reading:
-    """One pass over an iterable. It yields nothing until it is opened, or if opening fails.
+    """One pass over an iterable. It has no items before `open` is called, or if `open` fails.
 
     `read` counts the batches read so far. `gave` is True if the epoch has had any items, including before a resume.
     """
@@ -96,10 +96,10 @@ class Reading:
 
     @property
     def has_begun_state(self) -> bool:
-        """True if a state taken before the first item already belongs to this pass.
+        """True if a state that is saved before the first item describes this pass.
 
-        That is so only for an iterator's state. The iterable's own state may still be unused, for example if
-        `__iter__` is a generator function that has not started to run.
+        This needs an iterator with a state. The iterable's own state may change only when the first item is read, for
+        example if `__iter__` is a generator function.
         """
         return "iterator" in self._stateful and not self.ended
 
@@ -128,7 +128,7 @@ class Reading:
             self.restore(self.source, mark.states["iterable"])
 
     def restore(self, part: Any, state: Any) -> None:
-        """Loads a state into the iterable or its iterator. Raises StateError if it has no `load_state_dict`."""
+        """Loads a state into the iterable or its iterator. Raises StateError if this object cannot load a state."""
         _check_stateful(part)
         part.load_state_dict(state)
 
@@ -170,7 +170,7 @@ class Reading:
         return taken
 
     def note_error(self) -> None:
-        """Records that the iterator raised an exception. That ends a generator, but other iterators may go on."""
+        """Records that the iterator raised an exception. This ends a generator, but other iterators may continue."""
         self.gave = True
         self._broken = self.ended = isinstance(self._iterator, GeneratorType)
         self._raised, self._renewed = "iterator" not in self._stateful, False
@@ -183,10 +183,10 @@ class Reading:
         return self._broken
 
     def pass_over(self, until: int, size: int, before: Callable[[int], object] = lambda number: None) -> None:
-        """Reads and discards the batches before batch `until`, and their exceptions.
+        """Reads and discards the batches before batch `until`.
 
-        Calls `before(index)` before each. These batches are handed out by other ranks, or were handed out before a
-        resume.
+        `before(index)` is called before each batch. These batches are handed out by other ranks, or were handed out
+        before a resume. A StateError is raised at once. Any other exception is kept for `raise_last_error`.
         """
         while self.read < until and not self.ended:
             before(self.read)
@@ -198,9 +198,10 @@ class Reading:
                 self._passed = self.read - 1, error
 
     def raise_last_error(self, since: int) -> None:
-        """Raises the exception that ended the iterable, if it came from a skipped batch with index `since` or higher.
+        """Raises the exception that ended the iterable, if it came from a skipped batch.
 
-        It is raised only once, but on every rank. Otherwise the other ranks would end without an error.
+        Batches with an index below `since` do not count. Each rank raises the exception once. Otherwise the other
+        ranks would end without an error.
         """
         passed, self._passed = self._passed if self.ended and self._broken else None, None
         if passed is not None and passed[0] >= since:
@@ -219,10 +220,10 @@ class Reading:
         return Mark(self.read, {name: part.state_dict() for name, part in self._stateful.items()})
 
     def end(self) -> Mark | None:
-        """Ends the reading. Returns the mark at which the next epoch starts, or None on a second call.
+        """Ends the reading. Returns the mark at which the next epoch starts.
 
-        Also returns None without a state, after an exception that ended the epoch, or after an epoch without items: a
-        mark requires the next epoch to have items.
+        Returns None on a second call, without a state, or after an exception that ended the epoch. Also returns None
+        after an epoch without items, because a mark requires the next epoch to have items.
         """
         self._broken = self._broken or self._raised
         try:
@@ -247,10 +248,10 @@ class Reading:
 
 
 def initial(source: Any, *, is_fresh: bool) -> bytes | None:
-    """Returns the pickled mark (position) of an epoch that would start with the iterable as it is now.
+    """Returns the pickled mark (position) of an epoch that would start now.
 
     Returns None if the iterable's current state is not the start of an epoch. `is_fresh` is True if no epoch has
-    begun before. After an epoch that was left early, most iterables start over, but their state is still in the
+    begun before. After an epoch that was left early, most iterables start over, although their state is still in the
     middle of that epoch. An iterable that is its own iterator does not start over, so its state can be used.
     """
     if not has_state(source) or not (is_fresh or hasattr(type(source), "__next__")):
@@ -316,7 +317,7 @@ def taken(owner: object, take: Callable[[], Mark | None]) -> bytes | None:
 
 
 def asked(owner: object, take: Callable[[], T]) -> T:
-    """Returns `take()`, which reads the state of `owner`. Raises StateError if `take` fails."""
+    """Calls `take`, which returns the state of `owner`. Raises StateError if `take` fails."""
     try:
         return take()
     except Exception as error:
@@ -348,7 +349,7 @@ def known(mark: bytes | Mark | None) -> Mark | None:
 
 
 def refusal(mark: bytes | None) -> str:
-    """Returns the message about a lost stream position: why it could not be saved, or how to avoid the loss."""
+    """Returns a message about a lost stream position: why it could not be saved, or how to avoid the loss."""
     try:
         opened(mark)
     except StateError as error:

@@ -36,12 +36,14 @@ ANEW = "Take another checkpoint, or restart the epoch without a state."
 class State(NamedTuple):
     """A resume state: the first `steps` steps of the epoch, and the steps in `beyond`, were handed out.
 
-    `consumed` is the number of samples of the order that all ranks used for these steps, or None if the order is
-    unknown. `mark` is the position of a sampler or stream that has a state, after these steps or earlier. It stays
-    pickled until it is needed. `dataset` is the state of a dataset with keys. `about` describes the loader, because
-    another loader would have different steps. `later` has the states of the epochs that follow, if they were begun
-    before every batch of this epoch was committed. `dealt` has the steps and `consumed` with which another number of
-    ranks took over in this epoch, if one did.
+    - `consumed`: the place that all ranks reached with these steps (see `ComputedPlan.consumed`), or None if the
+      order is unknown.
+    - `mark`: the position of a sampler or stream that has a state, after these steps or earlier. It stays pickled
+      until it is needed.
+    - `dataset`: the state of a dataset with keys.
+    - `about`: a description of the loader, because another loader would have different steps.
+    - `later`: the states of later epochs that were begun before every batch of this epoch was committed.
+    - `dealt`: the values of `steps` and `consumed` when the number of ranks changed in this epoch, or None.
     """
 
     epoch: int
@@ -119,7 +121,7 @@ class State(NamedTuple):
         return found._replace(later=found._later(value))
 
     def _later(self, value: Mapping[str, Any]) -> tuple[State, ...]:
-        """Returns the states of later epochs. They have all that is not in `_LATER` from this state."""
+        """Returns the states of later epochs. They share all fields that are not in `_LATER` with this state."""
         given = value["later"]
         if not isinstance(given, (list, tuple)) or not all(_is_later(each) for each in given):
             raise damaged(f"'later' is {given!r}, not a list of epochs")
@@ -208,7 +210,7 @@ class State(NamedTuple):
         return self._replace(steps=steps)
 
     def _stride(self) -> int:
-        """Returns the number of samples in each step of all ranks together, if batches have a fixed size."""
+        """Returns how many samples all ranks together take in one step, if batches have a fixed size."""
         size = self.about.get("batch_size")
         each = size if isinstance(size, int) and size > 0 else 1
         return each * number({"world": 1, **self.about}, "world")
@@ -285,7 +287,7 @@ class Progress:
 
     @property
     def beyond(self) -> list[int]:
-        """The steps that were handed out before an earlier step."""
+        """The steps that were handed out although an earlier step was not."""
         return self._now()[1]
 
     def handed_out(self) -> tuple[int, list[int]]:
@@ -341,11 +343,11 @@ class Epochs:
 
     @property
     def later(self) -> tuple[State, ...]:
-        """The epochs after the next one, of a state that was loaded, in which steps were committed."""
+        """The states of the epochs after the next one, if a loaded state has any."""
         return () if self.loaded is None else self.loaded.later
 
     def check_read(self) -> None:
-        """Raises RuntimeError if the next epoch may not begin yet."""
+        """Raises RuntimeError if the next epoch cannot begin yet."""
 
     def as_dict(self, about: Callable[[], dict[str, Any]], beginning: Callable[..., bytes | None]) -> dict[str, Any]:
         """Returns the state as a dict, without the seed and the dataset's state.
@@ -414,7 +416,8 @@ def _content(order: Any, *parts: Any) -> str:
 def _digest(digest: blake2b, value: Any) -> None:
     """Hashes all fields of an order except the seed, which a state stores separately.
 
-    An object with an attribute `identity` is hashed by that alone: a mixture whose weights change stays the same.
+    If an object has an attribute `identity`, only this attribute is hashed. So a mixture whose weights change keeps
+    its digest.
     """
     identity = getattr(value, "identity", None)
     if identity is not None:
@@ -447,7 +450,7 @@ def number(value: Mapping[str, Any], name: str, end: int = 1 << 64) -> int:
 
 
 def with_later(state: dict[str, Any], later: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Adds the states of later epochs to a state. It has no `later` if there are none."""
+    """Adds the states of later epochs to a state, under the key `later`. Adds no key if there are none."""
     parts = [{name: each[name] for name in _LATER} for each in later]
     return {**state, "later": parts} if parts else state
 

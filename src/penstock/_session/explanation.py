@@ -18,9 +18,10 @@ from penstock.source._nested import method_of, origin, shown
 class SampleSource:
     """Where a sample, or one document of a packed row, comes from.
 
-    - `source`: its name in a mixture, or None if the dataset is not a mixture.
-    - `dataset`: a short text for the innermost dataset that has it. `key`: its key there.
-    - `begin`, `end`: the part of a document that is in the row, in tokens. None if it is a whole sample.
+    - `source`: the name of the source in a mixture, or None if the dataset is not a mixture.
+    - `dataset`: a short text for the innermost dataset that has the sample.
+    - `key`: the key of the sample in that dataset.
+    - `begin`, `end`: the part of a document that is in the row, in tokens. None for a whole sample.
     """
 
     source: str | None
@@ -37,9 +38,10 @@ class SampleSource:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedSample:
-    """A sample of a step: its key in the loader's dataset, and its source, or those of its documents.
+    """A sample of a step: its key in the loader's dataset, and where it comes from.
 
-    `pad` is True if the sample only fills up the batch (see `Batch.pad`).
+    `sources` has one entry, or one for each document in a packed row. It is empty if the dataset is not given. `pad`
+    is True if the sample only fills up the batch (see `Batch.pad`).
     """
 
     key: Any
@@ -60,7 +62,7 @@ class ExplainedSample:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The samples of one step. `ranks` has those of each rank, in the order of the batch."""
+    """The samples of one step. `ranks` has the samples of each rank, in the order of its batch."""
 
     epoch: int
     step: int
@@ -80,7 +82,7 @@ class Explanation:
 
 
 def check_dealt(step: int, epoch: int, first: int) -> None:
-    """Raises ValueError for a step before `first`, the first step of this number of ranks."""
+    """Raises ValueError if the step is before `first`. Such a step was dealt to another number of ranks."""
     if step < first:
         raise ValueError(
             f"The steps before {first} of epoch {epoch} were dealt to another number of ranks, and then the epoch "
@@ -89,7 +91,7 @@ def check_dealt(step: int, epoch: int, first: int) -> None:
 
 
 def explained(plan: ComputedPlan, dataset: Any, epoch: int, step: int) -> Explanation:
-    """Explains a step of a plan. Without a dataset (None), the samples have keys and no sources."""
+    """Explains a step of a plan. If the dataset is None, the samples have keys but no sources."""
     ranks: list[tuple[ExplainedSample, ...]] = []
     for rank in range(plan.world):
         of_rank: ComputedPlan = replace(plan, rank=rank)  # type: ignore[type-var]  # every plan is a dataclass
@@ -122,7 +124,7 @@ def _sources(dataset: Any, keys: Sequence[Any]) -> Iterator[tuple[SampleSource, 
 
 
 def _documents(documents: Any, key: tuple[int, ...], names: Sequence[str] | None) -> tuple[SampleSource, ...]:
-    """Returns the sources of the documents of a packed row, whose key is (document, begin, end, document, ...)."""
+    """Returns the source of each document in a packed row. `key` is (document, begin, end, document, ...)."""
     parts = [key[at : at + 3] for at in range(0, len(key), 3)]
     return tuple(
         replace(_source(documents, document, name), begin=begin, end=end)

@@ -210,7 +210,7 @@ class Measures:
         return [crew.gauges for crew in self._crews()]
 
     def _snapshot(self) -> MeterSnapshot:
-        """Returns all counters. A task that is partly handed out counts as far as it was handed out."""
+        """Returns all counters. If a task is only partly handed out, only this part counts."""
         crews = list(self._crews())
         answers = [answer for crew in crews if (answer := crew.open_answer()) is not None]
         return self.meter.snapshot([crew.gauges for crew in crews], answers)

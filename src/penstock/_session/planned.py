@@ -13,9 +13,9 @@ from penstock.stats._figures import BudgetFigures, CommitFigures, MixtureFigures
 
 
 def planned(feed: Feed, epochs: Epochs, reweighed: list[tuple[int, int]]) -> dict[str, Any]:
-    """Returns figures by the names of the fields of `Stats`.
+    """Returns the figures about planning for `Stats`, by field name.
 
-    `reweighed` holds the epoch and the step of each change of weights.
+    `reweighed` has the epoch and the step of each change of weights.
     """
     found: dict[str, Any] = {}
     if isinstance(epochs, CommittedEpochs):
@@ -41,7 +41,11 @@ def planned(feed: Feed, epochs: Epochs, reweighed: list[tuple[int, int]]) -> dic
 
 
 def _shares(sources: list[tuple[str, float, int, int, float | None]]) -> tuple[SourceFigures, ...]:
-    """Returns the figures of sources. Each has name, weight, samples given, length, and mean length of a sample."""
+    """Returns the figures of each source.
+
+    Each entry of `sources` has a name, a weight, the samples given so far, the number of samples, and their mean
+    length.
+    """
     weights, samples = sum(source[1] for source in sources), sum(source[2] for source in sources)
     known = all(mean is not None for *_, mean in sources)
     tokens = [count * (mean or 0.0) for _, _, count, _, mean in sources]

@@ -168,7 +168,7 @@ class SeedReader(Reader):
         return self._session.length() if steps is None else steps
 
     def redraw(self, run: Run) -> None:
-        """Continues the epoch with another run, whose keys differ from here on.
+        """Continues the epoch with a new run, because later keys have changed.
 
         The caller must hold the engine, and `passing`.
         """
@@ -234,7 +234,7 @@ class IndexedBatches(SeedReader):
 
 
 class CommitBatches(IndexedBatches):
-    """Batches that stay open until they are committed."""
+    """An iterator over batches that stay open until they are committed."""
 
     position: Commits
 

@@ -48,10 +48,10 @@ S = TypeVar("S", bound=SeedReader)
 
 
 class SeedSession(Session):
-    """A session that also defines the `Semantics` of its loader. Seed, plan and epochs live as long as the loader.
+    """A session that also implements the `Semantics` of its loader.
 
-    `face` and `make_runner` are for loaders whose batches hold other arrays, such as tensors: see
-    `displayed_settings` and `Job`.
+    The seed, the plan and the epochs live as long as the loader. Loaders whose batches hold other arrays, such as
+    tensors, pass `face` and `make_runner`: see `displayed_settings` and `Job`.
     """
 
     deliver: Callable[[Any], Any] | None = None
@@ -170,7 +170,7 @@ class SeedSession(Session):
 
     @never_ends
     def explain(self, step: int, epoch: int | None) -> Explanation:
-        """Returns the origin of each sample of a step, on all ranks."""
+        """Returns where each sample of a step comes from, on all ranks."""
         import_whole("penstock._session.explanation")
         from penstock._session.explanation import check_dealt, explained  # late: few programs need it
 
@@ -217,7 +217,7 @@ class SeedSession(Session):
         return engine or self.hire(self)
 
     def _run(self, engine: Engine, plan: AnyPlan | None, start: State) -> tuple[Run, State]:
-        """Returns the run of the next epoch (the prefetched run if still valid) and the state it starts from."""
+        """Returns the next epoch's run and the state it starts from. Uses the prefetched run if it is still valid."""
         epochs, feed, run = self.epochs, self.feed, engine.ahead
         if run is None or run.epoch != epochs.next or run.plan != plan or start.begun or epochs.loaded is not None:
             copied = feed.one_reader and engine.backend.copies_dataset
@@ -320,7 +320,7 @@ class SeedSession(Session):
 
     @never_ends
     def load(self, state: Mapping[str, Any]) -> None:
-        """Continues from this state in the next epoch. Raises StateError, and changes nothing, if it does not fit."""
+        """Makes the next epoch continue from this state. If it does not fit, raises StateError, changing nothing."""
         parsed = State.parse(state)
         if parsed.dataset is None:
             resume = self._fitting(parsed)
@@ -344,7 +344,7 @@ class SeedSession(Session):
         self.epochs.load(resume)
 
     def _fitting(self, state: State) -> State:
-        """Returns the state, adapted to this loader's ranks. Raises StateError if it does not fit."""
+        """Converts the state to this loader's number of ranks. Raises StateError if it does not fit the loader."""
         plan, about = self.feed.plan(state.seed or 0), self._about()
         if state.begun:  # or a later epoch
             about["sampler"] = content(plan, about["length"])
@@ -365,7 +365,7 @@ class SeedSession(Session):
         return anew._replace(about=about, later=tuple(later))
 
     def _about(self) -> dict[str, Any]:
-        """Returns a description of the loader. A state can be loaded only if the description is still the same."""
+        """Describes the loader, so that the state of a different loader can be refused."""
         options = self.options
         # Without `on_error`: a run that was stopped by a bad sample can be resumed with another value.
         return {
@@ -384,7 +384,7 @@ class SeedSession(Session):
 
     @never_ends
     def update(self, change: Callable[[Any], object] | None = None, /, **attributes: Any) -> None:
-        """Changes the dataset, by a function or with new attribute values, in this process and in every worker."""
+        """Changes the dataset in this process and in every worker: calls a function with it, or sets attributes."""
         if (change is None) == (not attributes) or not (change is None or callable(change)):
             raise TypeError("update() takes either a function that takes the dataset, or attributes to set.")
         reweigh = method_of(self.dataset, "reweigh")
@@ -403,9 +403,10 @@ class SeedSession(Session):
         self._length = self.feed.length()
 
     def _reweigh(self, reweigh: Callable[[int, int], object]) -> None:
-        """Calls `reweigh(epoch, position)` with the first position that can change, and draws later steps again.
+        """Changes the weights of a mixture from the first position that can still change.
 
-        Workers need not be told: keys do not depend on weights.
+        Calls `reweigh(epoch, position)`, and then computes later steps again. Workers need not be told, because keys
+        do not depend on weights.
         """
         errors: list[Exception] = []
 
@@ -439,7 +440,7 @@ class SeedSession(Session):
         return reader
 
     def _first_open(self, current: Progress | None) -> tuple[int, FirstOpen]:
-        """Returns an epoch, and where its order can still change: the epoch that is being read, or the next one."""
+        """Finds the first position whose sample can still change. Returns its epoch and the position."""
         # The committed steps of later epochs must stay as they were.
         last = next((each for each in reversed(self.epochs.later) if each.begun), None)
         if current is not None and last is None:
@@ -454,7 +455,7 @@ class SeedSession(Session):
         return epoch, plan.first_open(epoch, beyond[-1] + 1 if beyond else steps)
 
     def _redraw(self, progress: Progress, reader: SeedReader) -> None:
-        """Draws the steps that were not handed out again, from the changed order."""
+        """Computes the remaining steps again, because the order has changed."""
         before, first = progress.plan, progress.steps
         assert isinstance(before, ComputedPlan)
         # Not from the beginning of the epoch, because all windows since then would be computed again.

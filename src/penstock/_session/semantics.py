@@ -15,7 +15,7 @@ from penstock.backends import Backend
 
 
 class Semantics(Protocol):
-    """The rules of one loader: what its workers do, which worker does which step, and what its readers need."""
+    """The rules of one loader: what its workers do, which worker gets which step, and how batches are delivered."""
 
     # For an engine: see `Session.hire`.
 
@@ -45,6 +45,6 @@ class Position(Protocol):
     def finish(self, end: bytes | None, ends: Mapping[int, bytes], /) -> None:
         """Called when the caller has been told that the epoch is over.
 
-        `end` is the mark (the saved position of a stream) where the next epoch begins. `ends` has one mark for each
-        worker that reads its own stream.
+        `end` is the mark (the saved position of a stream) where the next epoch begins. `ends` has such a mark for
+        each worker that reads its own stream.
         """

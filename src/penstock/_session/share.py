@@ -65,8 +65,8 @@ class SharedEpoch:
     """An epoch that several consumers read.
 
     It has only weak references to its consumers: a consumer that is garbage collected leaves the epoch. The reader
-    reports to this object, and not to the epoch's position, because a batch that waits for its consumer does not
-    count as handed out.
+    reports each step to this object instead of the epoch's position, because a batch that still waits for its
+    consumer does not count as handed out.
     """
 
     def __init__(self, reader: Batches, position: Position, consumers: int, in_turn: bool, window: int) -> None:
@@ -153,9 +153,9 @@ class SharedEpoch:
         return min((number for number in self._queues if number >= self._turn), default=min(self._queues))
 
     def _read(self, call: _NextCall) -> None:
-        """Stores the next batch, or the error in its place, in `call.item`, which stays None at the end.
+        """Stores the next batch, or the error in its place, in `call.item`. At the end, `call.item` stays None.
 
-        An error that belongs to no batch is raised.
+        Raises an error that belongs to no batch.
         """
         if self._left:
             call.item = self._left[0]

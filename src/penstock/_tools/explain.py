@@ -9,12 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 from penstock._printable import printable
-from penstock._resume.state import State
+from penstock._resume.state import State, content
 from penstock._session.explanation import Explanation, check_dealt, explained
 from penstock._tools.profile.target import TargetError, check_arguments, target
 from penstock.errors import StateError
-from penstock.plan import OrderPlan, Sequential, Shuffled
+from penstock.plan import Order, OrderPlan, Sequential, Shuffled
+from penstock.plan._blocks import WINDOW
 from penstock.plan._windows import MOST_RANKS
+from penstock.source._mixture import MixtureDataset
 
 # The description of a loader whose steps follow from it alone. If a state has more, the plan has more.
 _KNOWN = {"kind", "length", "files", "order", "batch_size", "last_batch", "world", "dtype", "sampler"}
@@ -37,22 +39,25 @@ def explanation(path: str, step: int, epoch: int | None, loader: str | None) -> 
     if loader is not None:
         found: Explanation = _loaded(loader, saved, state).explain(step, epoch)
         return found
-    plan = _plan(state)
+    plan, mixture = _plan(state), None
+    if plan is None and isinstance(state.dataset, Mapping) and "stages" in state.dataset:
+        mixture = MixtureDataset.of_state(state.dataset)
+        plan = None if mixture is None else _plan_of_mixture(state, mixture)
     if plan is None:
         raise ValueError(
-            f"{path} does not have all that determines the samples of a step: the order of blocks, of a sampler or "
-            "of a mixture, packing, and batches by length need the dataset (and a state before the first batch of "
+            f"{path} does not have all that determines the samples of a step: the order of blocks or of a sampler, "
+            "packing, and batches by length need the dataset (and a state before the first batch of "
             "an epoch does not say whether they are used). Name your loader, or a function without arguments that "
             "makes it, as in --loader train.py:make_loader. No data is read."
         )
     if state.dealt is not None and epoch == state.epoch:
         check_dealt(step, epoch, state.dealt[0])
         plan = replace(plan, start=state.dealt[1])
-    return explained(plan, None, epoch, step)
+    return explained(plan, mixture, epoch, step)
 
 
 def _plan(state: State) -> OrderPlan | None:
-    """Returns the plan that the state describes, or None if the state does not have enough."""
+    """Returns the plan that the state describes, or None if it cannot be computed from the state alone."""
     about, plain = state.about, {"kind", "length", "order", "batch_size", "last_batch", "world", "sampler"}
     more = [name for name, value in about.items() if name not in _KNOWN and value is not None]
     length, order = about.get("length"), about.get("order")
@@ -63,8 +68,21 @@ def _plan(state: State) -> OrderPlan | None:
     if length < 0 or about["world"] > MOST_RANKS or about["last_batch"] not in ("keep", *_ENDS.values()):
         return None
     keys = Sequential(length) if order == "in sequence" else Shuffled(length, state.seed)
+    return _of_order(keys, about)
+
+
+def _plan_of_mixture(state: State, mixture: MixtureDataset) -> OrderPlan | None:
+    """Returns the plan that the state describes, or None if its samples are not those of the mixture itself."""
+    about = state.about
+    if state.seed is None or about.get("last_batch") not in ("keep", *_ENDS.values()):
+        return None
+    plan = _of_order(mixture.__order__(state.seed, WINDOW), about)
+    return plan if content(plan, None) == about.get("sampler") else None
+
+
+def _of_order(order: Order, about: Mapping[str, Any]) -> OrderPlan:
     end = {name: about["last_batch"] == value for name, value in _ENDS.items()}
-    return OrderPlan(keys, about["batch_size"], world=about["world"], **end)
+    return OrderPlan(order, about["batch_size"], world=about["world"], **end)
 
 
 _ENDS = {"drop_last": "drop", "padded": "pad", "rollover": "rollover"}

@@ -20,12 +20,12 @@ _CLOSE, _EXCHANGES = 512, 48
 
 
 def deal(costs: Int64s, ranks: int, each: int) -> Int64s:
-    """Returns the numbers of the samples of each rank, `each` in each row, so that the rows' costs are about even.
+    """Divides samples among ranks, `each` samples per rank, so that all ranks have about the same cost.
 
-    There are ranks * each samples. In each round, the costliest of the samples that are left go to the ranks, the
-    costliest of them to the rank with the lowest cost so far. Then samples are exchanged between the rank with the
-    highest and the rank with the lowest cost, as long as this helps. The costs are integers, so the result is the
-    same on every machine.
+    There are ranks * each costs. The result has a row of sample numbers for each rank. In each round, every rank gets
+    one of the costliest samples that are left. The costliest of these goes to the rank with the lowest cost so far.
+    Then the rank with the highest cost and the rank with the lowest cost exchange samples, as long as this helps. The
+    costs are integers, so the result is the same on every machine.
 
     >>> deal(np.array([1, 9, 5, 4]), ranks=2, each=2).tolist()
     [[1, 0], [2, 3]]
@@ -45,7 +45,7 @@ def deal(costs: Int64s, ranks: int, each: int) -> Int64s:
 
 
 def _exchange(dealt: Int64s, costs: Int64s, loads: Int64s) -> None:
-    """Exchanges samples between two ranks at a time, in place, while this lowers the highest cost."""
+    """Exchanges samples between the costliest and the cheapest rank, in place, while this lowers the highest cost."""
     ranks = len(loads)
     total = int(loads.sum())
     for _ in range(_EXCHANGES + 2 * ranks):
@@ -68,12 +68,13 @@ def _exchange(dealt: Int64s, costs: Int64s, loads: Int64s) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BalancedPlan(OrderPlan):
-    """An `OrderPlan` that deals the samples of each step of all ranks by their cost, and not by their position.
+    """An `OrderPlan` that divides the samples of each step among the ranks by cost, and not by position.
 
     The cost of a sample is its length to the power of `power`. With `accumulate=k`, the samples of k steps are dealt
-    together: each rank has about the same cost over these steps, and each of its steps about the same as the others.
-    The set of samples of each step of all ranks (or of the k steps) is the same as without dealing. Steps that are
-    left over at the end are dealt one by one, and an incomplete last step is not dealt.
+    together. All ranks then have about the same cost over these steps, and the k steps of a rank have about the same
+    cost, too. Only the assignment to ranks and steps changes: all ranks together still get the same samples in each
+    step (or in the k steps). If fewer than k steps are left at the end, they are dealt one by one. An incomplete last
+    step is not balanced.
 
     >>> from penstock.plan._order import Sequential
     >>> lengths = LengthTable([9, 8, 1, 2])
@@ -99,12 +100,12 @@ class BalancedPlan(OrderPlan):
         return max(1, KEYS_AT_ONCE // self._stride // self.accumulate) * self.accumulate
 
     def reached(self, epoch: int, step: int) -> int:
-        """Returns the position at which the steps that are dealt together with this step begin."""
+        """Returns the first position of this step, or of the group of steps that is dealt together with it."""
         alone = step >= self._dealt_alone(epoch)
         return OrderPlan.reached(self, epoch, step if alone else step - (step - self.first_step) % self.accumulate)
 
     def first_open(self, epoch: int, step: int) -> FirstOpen:
-        """Returns the end of the steps that are dealt together with this step, unless it is the first of them."""
+        """Returns the start of this step if it is the first of its group, otherwise the start of the next group."""
         inside = (step - self.first_step) % self.accumulate if step < self._dealt_alone(epoch) else 0
         step += self.accumulate - inside if inside else 0
         return FirstOpen(self.reached(epoch, step), step)
@@ -117,7 +118,7 @@ class BalancedPlan(OrderPlan):
         return self.order, self.lengths.numbers, self.power, self.accumulate
 
     def check_regrouped(self, steps: int, stride: int, start: int) -> None:
-        """Raises StateError if a state after `steps` steps of `stride` samples is inside steps dealt together."""
+        """Raises StateError if the state was taken in the middle of a group of steps that are dealt together."""
         inside = steps - -(-start // stride)
         if inside % self.accumulate:
             raise StateError(
@@ -144,12 +145,12 @@ class BalancedPlan(OrderPlan):
         return keys
 
     def _dealt_alone(self, epoch: int) -> int:
-        """Returns the first step that is not dealt together with others, because too few are left at the end."""
+        """Returns the first step after the last complete group. From there on, steps are dealt one by one."""
         group = self._stride * self.accumulate
         return self.first_step + max(0, self.order.size(epoch) - self.start) // group * self.accumulate
 
     def _dealt(self, epoch: int, step: int, count: int) -> Int64s:
-        """Returns this rank's keys of `count` complete steps whose samples are dealt together, one row for each."""
+        """Deals the samples of `count` complete steps together. Returns this rank's keys, one row for each step."""
         first = self.start + (step - self.first_step) * self._stride
         keys = self.order.at(epoch, np.arange(first, first + count * self._stride))
         costs = self._costs(self.lengths.of(keys))

@@ -26,11 +26,11 @@ class BlockOrder:
     reader holds at a time.
 
     The blocks are put in random order, and divided into groups of about `window` / 8 blocks. Each group is divided at
-    random into K parts. The epoch consists of stretches. A stretch has one part of each of K adjacent groups, and its
-    samples are shuffled together. (The first and the last stretch have more parts.) The next stretch leaves out the
-    first of these groups, and adds the group after the last one. K groups take up one group less than `window`
-    blocks, so that the next group can be fetched in the meantime. If there are at most `window` blocks, they form one
-    group, and all samples are shuffled together.
+    random into K parts. The epoch consists of stretches, and the samples of each stretch are shuffled together. A
+    stretch has one part of each of K adjacent groups. (The first and the last stretch have more parts.) The next
+    stretch drops the first of these groups and adds the group after the last one. K groups have one group less than
+    `window` blocks, so that the next group can be fetched in the meantime. If there are at most `window` blocks, they
+    form one group, and all samples are shuffled together.
 
     >>> order = BlockOrder(np.arange(0, 101, 10), window=3, seed=1)
     >>> keys = order.at(0, np.arange(100))
@@ -71,7 +71,7 @@ class BlockOrder:
         return _arrangement(self, epoch).keys(places)
 
     def spans(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns, for each block, the first position of the epoch that may need it, and the position after the last.
+        """Returns for each block the first position that may need it, and the position after the last.
 
         At any position, at most `window` blocks may be needed.
         """
@@ -139,7 +139,7 @@ _BLOCKS, _STRETCH, _STRIDE, _OFFSET = range(4)
 
 
 def arranged(order: BlockOrder, epoch: int) -> Arrangement:
-    """Returns the arrangement of an epoch: 130 bytes and 0.8 µs for each block, for 16 blocks in a window."""
+    """Returns the arrangement of an epoch. This takes 130 bytes and 0.8 µs per block if `window` is 16."""
     key, edges = mix(order.seed, epoch), order.edges
     blocks = len(edges) - 1
     numbers = Permutation(max(1, blocks), mix(key, _BLOCKS)).at(np.arange(blocks))
@@ -179,8 +179,8 @@ def division(blocks: int, window: int) -> tuple[NDArray[np.int64], int]:
 def _strides(sizes: NDArray[np.int64], numbers: NDArray[np.uint64]) -> NDArray[np.int64]:
     """Returns, for each size, a random stride that has no divisor in common with the size.
 
-    `i * stride % size` is then a permutation of 0..size-1 that, for most strides, spreads neighbours over the whole
-    range. The product stays below 2**62.
+    `i * stride % size` is then a permutation of 0..size-1. Most strides spread neighbours over the whole range. The
+    product stays below 2**62.
     """
     most = np.minimum(sizes, (1 << 62) // sizes).view(np.uint64)
     strides = (numbers % most).view(np.int64) + 1

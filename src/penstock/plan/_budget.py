@@ -26,7 +26,7 @@ ENDLESS = 1 << 62
 
 
 class LengthTable:
-    """The length of each sample. Keys beyond the last length begin again at the first.
+    """The length of each of n samples. Any key k stands for sample k % n, as in a repeated dataset.
 
     >>> LengthTable([3, 5]).of(np.array([1, 2])).tolist()
     [5, 3]
@@ -74,17 +74,17 @@ class _CutWindow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BudgetWindows:
-    """Cuts the samples of each window into batches of similar length, so that no batch exceeds `batch_tokens`.
+    """Cuts the samples of each window into batches of similar length. No batch costs more than `batch_tokens`.
 
-    A batch costs its number of rows times its padded width. The padded width is the length of its longest sample
-    (at least 1), rounded up to a multiple of `multiple`, or to one of `buckets`. A window consists of `window`
-    positions of the order. Its samples are sorted by length, and each batch takes as many of the longest samples
-    that are left as fit into the budget. The number of rows is rounded down to a multiple of `batch_multiple`,
-    unless fewer rows than that fit. The last batch of a window takes what is left.
+    The cost of a batch is its number of rows times its padded width. The padded width is the length of the longest
+    sample (at least 1), rounded up to a multiple of `multiple`, or to one of `buckets`. A window consists of `window`
+    positions of the order. Its samples are sorted by length, longest first, and each batch takes as many of the next
+    samples as fit into the budget. The number of rows is rounded down to a multiple of `batch_multiple`, unless this
+    gives 0. The last batch of a window takes the samples that are left.
 
-    A sample longer than `max_length` is an error, unless `truncates` says that the samples are cut to that length
-    later. Without `seed`, the batches keep their order, from long to short. With it, they are shuffled such that the
-    batches of each step of `ranks` ranks have about the same width.
+    A sample longer than `max_length` is an error, unless `truncates` is True: samples are then truncated to that
+    length later. Without `seed`, the batches stay sorted, from long to short. With a seed, they are shuffled, but the
+    batches that `ranks` ranks get in one step have about the same width.
 
     >>> from penstock.plan._order import Sequential
     >>> windows = BudgetWindows(Sequential(5), LengthTable([4, 1, 2, 4, 2]), batch_tokens=8)
@@ -121,7 +121,7 @@ class BudgetWindows:
 
     @property
     def longest(self) -> int:
-        """The length of the longest sample that is allowed."""
+        """The greatest length that a sample may have."""
         budget = self.batch_tokens // self.multiple * self.multiple
         if self.buckets:
             fitting = [bucket for bucket in self.buckets if bucket <= budget]
@@ -129,7 +129,7 @@ class BudgetWindows:
         return budget if self.max_length is None or self.truncates else min(budget, self.max_length)
 
     def check(self) -> None:
-        """Raises ValueError if any sample is too long. Without this call, `table` raises it for the window."""
+        """Raises ValueError if any sample is too long. (`table` checks only the samples of its window.)"""
         self._capped(np.arange(len(self.lengths)))
 
     def count(self, epoch: int) -> int | None:
@@ -144,7 +144,7 @@ class BudgetWindows:
         return self.arranged(epoch, number, self.ranks)
 
     def arranged(self, epoch: int, number: int, ranks: int) -> ItemTable:
-        """Returns the batches of a window in the order in which they are dealt to this number of ranks."""
+        """Returns the batches of a window in the order in which they are dealt to `ranks` ranks."""
         cut = self.cut(epoch, number)
         sequence = self.sequence(epoch, number, ranks)
         counts = np.diff(cut.starts)[sequence]
@@ -153,7 +153,7 @@ class BudgetWindows:
         return ItemTable(offsets, cut.keys[rows, None])
 
     def cut(self, epoch: int, number: int) -> _CutWindow:
-        """Returns the batches of a window before they are shuffled."""
+        """Returns the batches of a window before they are shuffled: longest samples first."""
 
         def make() -> _CutWindow:
             keys, lengths = self._samples(epoch, number)
@@ -172,8 +172,8 @@ class BudgetWindows:
     def sequence(self, epoch: int, number: int, ranks: int) -> Int64s:
         """Returns the numbers of the window's batches in the order in which they are dealt.
 
-        Each `ranks` batches that are dealt together have consecutive widths. The batches that are left over, with the
-        shortest samples, come last.
+        The batches of one step are neighbours when the batches are sorted by width. If the number of batches is not a
+        multiple of `ranks`, the batches with the shortest samples are left over, and come last.
         """
         n = len(self.cut(epoch, number).starts) - 1
         if self.seed is None or not n:
@@ -187,7 +187,7 @@ class BudgetWindows:
         return np.concatenate([dealt.ravel(), whole + numbers[whole:].argsort()])
 
     def widths(self, lengths: Int64s) -> Int64s:
-        """Returns the padded width of a batch whose longest sample has this length, for each length."""
+        """Returns the padded widths of batches whose longest samples have these lengths."""
         lengths = np.maximum(lengths, 1)
         if self.buckets:
             buckets = np.array(self.buckets, np.int64)
@@ -206,7 +206,7 @@ class BudgetWindows:
         return keys, self._capped(keys)
 
     def _capped(self, keys: Int64s) -> Int64s:
-        """Returns the length of each sample, as it is after truncation. Raises ValueError if one is too long."""
+        """Returns the length of each sample after truncation. Raises ValueError if a sample is too long."""
         lengths = self.lengths.of(keys)
         if self.max_length is not None and self.truncates:
             lengths = np.minimum(lengths, self.max_length)
@@ -231,7 +231,7 @@ class BudgetWindows:
         )
 
     def _starts(self, widths: Int64s) -> Int64s:
-        """Returns where each batch of samples with these widths begins, and the end of the last. Longest first."""
+        """Cuts samples into batches, widest first. Returns the start of each batch, and the end of the last."""
         starts, at, n, item = [0], 0, len(widths), widths.item
         while at < n:
             at = min(n, at + self.rows(item(at)))
@@ -240,15 +240,15 @@ class BudgetWindows:
 
 
 def _small(lengths: Int64s) -> NDArray[np.integer]:
-    """Returns the numbers with 16 bits if they fit, because numpy sorts such numbers ten times as fast."""
+    """Returns the numbers as 16-bit integers if they fit, because numpy sorts these ten times as fast."""
     return lengths.astype(np.uint16) if lengths.max(initial=0) < 1 << 16 else lengths
 
 
 @dataclass(frozen=True, slots=True)
 class _InBatches:
-    """The order in which the samples of all batches are handed out to `ranks` ranks.
+    """The order in which `ranks` ranks get the samples, batch by batch.
 
-    The window of `start` in `epoch` is arranged for other ranks, because they have begun it.
+    If `start` is inside a window of `epoch`, other ranks have begun this window, and it stays arranged for them.
     """
 
     windows: BudgetWindows
@@ -281,7 +281,7 @@ class _InBatches:
 
 
 class _LastStep(NamedTuple):
-    """The last step of a window: a batch for each rank, and which of them consist of padding."""
+    """The last step of a window: a batch for each rank, and the ranks whose batch is only padding."""
 
     batches: list[Int64s]
     padding: frozenset[int]
@@ -289,18 +289,19 @@ class _LastStep(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BudgetPlan(ComputedPlan):
-    """A plan that deals the batches of each window to steps and ranks. Any step has a batch for each rank.
+    """A plan that deals the batches of each window to the ranks. In every step, each rank gets one batch.
 
     One step takes the next `world` batches of the window, which have about the same width. If fewer batches are left
-    at the end of a window, their samples are cut again into `world` smaller batches of about the same cost: their
-    padded tokens, or, with `power=2`, rows times width squared. (If there are fewer samples than ranks, some samples
-    are repeated as padding.) `drop_last` drops such a step at the end of the epoch.
+    at the end of a window, their samples are cut again into `world` smaller batches of about the same cost. The cost
+    is the number of padded tokens or, with `power=2`, rows times width squared. (If there are fewer samples than
+    ranks, some samples are repeated as padding.) `drop_last` drops such a step at the end of the epoch.
 
-    After any step, the ranks have consumed a prefix of the batches of a window, and all earlier windows. The rest of
-    the epoch, from the place with the code `start` on, can be divided among another number of ranks. The place says
-    for how many ranks the window was arranged. Only the rest of that window is not arranged for the new number.
+    After any step, the ranks have consumed all earlier windows and the first batches of the current window. Another
+    number of ranks can continue there: `start` is the code of this `Place`. The rest of the current window stays
+    arranged for the previous number of ranks, which is part of the place. Later windows are arranged for the new
+    number.
 
-    The number of the step at `start` cannot be computed without all earlier windows, and is given as `first_step`.
+    The number of the step at `start` is given as `first_step`, because computing it would need all earlier windows.
     """
 
     windows: BudgetWindows
@@ -373,14 +374,14 @@ class BudgetPlan(ComputedPlan):
         return replace(self, start=consumed, first_step=steps) if consumed else self
 
     def first_open(self, epoch: int, step: int) -> FirstOpen:
-        """Returns the beginning of the first window that no step before `step` has a batch of."""
+        """Returns the start of the first window that has no batch in the steps before `step`."""
         place, found = Place.of(self.consumed(epoch, step)), self._edges.find(epoch, step - self.first_step)
         if found is not None and place.item:
             step += self._steps_of(epoch, found[0]) - found[1]
         return place.opens(self.windows.window, self.order.size(epoch), step)
 
     def upcoming(self, epoch: int) -> Upcoming:
-        """Returns the samples in the order of the batches. Those that are cut into batches again stay in place."""
+        """Returns the samples batch by batch. The order ignores that a window's last batches are cut again."""
         order = _InBatches(self.windows, self.world, epoch, Place.of(self.start))
         return Upcoming(order, lambda step: order.reached(epoch, Place.of(self.consumed(epoch, step))))
 
@@ -398,7 +399,7 @@ class BudgetPlan(ComputedPlan):
             step += 1
 
     def _batch(self, epoch: int, window: int, number: int) -> Int64s:
-        """Returns this rank's batch in the step of the window that has this number."""
+        """Returns this rank's batch in step `number` of the window."""
         if self._is_cut_again(epoch, window, number):
             return self._last(epoch, window).batches[self.rank]
         item = self._place(epoch, window, number).item + self.rank
@@ -412,7 +413,7 @@ class BudgetPlan(ComputedPlan):
         return self._place(epoch, window, number).item + self.world > self.windows.size(epoch, window)
 
     def _last(self, epoch: int, window: int) -> _LastStep:
-        """Returns the step that consists of the last batches of the window, fewer than there are ranks."""
+        """Returns the last step of the window, made from the batches that are too few for all ranks."""
 
         def make() -> _LastStep:
             keys, lengths, starts = self.windows.cut(epoch, window)
@@ -437,12 +438,12 @@ class BudgetPlan(ComputedPlan):
         return self._sequences.get((epoch, window), lambda: self.windows.sequence(epoch, window, ranks))
 
     def _begin(self, window: int) -> tuple[int, int]:
-        """Returns the first batch of the window that is left, and the number of ranks the window is arranged for."""
+        """Returns the plan's first batch in this window, and the number of ranks that the window is arranged for."""
         start = Place.of(self.start)
         return (start.item, start.ranks) if window == start.window and start.item else (0, self.world)
 
     def _place(self, epoch: int, window: int, number: int) -> Place:
-        """Returns the place before the step of the window that has this number."""
+        """Returns the place just before step `number` of the window."""
         first, ranks = self._begin(window)
         item = first + number * self.world
         return Place(window, item, ranks) if item else Place(window, 0)
@@ -454,7 +455,7 @@ class BudgetPlan(ComputedPlan):
         return left // self.world if is_last else -(-left // self.world)
 
     def _left_over(self, epoch: int, step: int) -> Place | None:
-        """Returns the place of the batches that `drop_last` drops, or None if it drops none."""
+        """Returns the place of the first batch that `drop_last` drops, or None if it drops none."""
         count = self.windows.count(epoch)
         if not self.drop_last or not count or Place.of(self.start).window >= count:
             return None
@@ -463,9 +464,9 @@ class BudgetPlan(ComputedPlan):
 
 
 def _even(windows: BudgetWindows, widths: Int64s, parts: int, power: int) -> list[int]:
-    """Cuts samples with these widths, longest first, into `parts` batches of about the same cost within the budget.
+    """Cuts samples into `parts` batches of about the same cost, within the budget. `widths` has the widest first.
 
-    Returns where each batch begins, and the end of the last. There are fewer batches only if there are fewer samples.
+    Returns the start of each batch, and the end of the last. There are fewer batches only if there are fewer samples.
     """
     least, most = 0, windows.batch_tokens * int(widths[0]) ** (power - 1)
     edges = _cut_by_cost(windows, widths, most, power, len(widths))
@@ -492,7 +493,7 @@ def _even(windows: BudgetWindows, widths: Int64s, parts: int, power: int) -> lis
 
 
 def _cut_by_cost(windows: BudgetWindows, widths: Int64s, most: int, power: int, parts: int) -> list[int]:
-    """Cuts as `_starts` does, but no batch of several samples costs more than `most`. [] if `parts` are too few."""
+    """Like `_starts`, but batches of several samples cost at most `most`. Returns [] if `parts` are too few."""
     edges, at, n, step = [0], 0, len(widths), windows.batch_multiple
     while at < n:
         if len(edges) > parts:

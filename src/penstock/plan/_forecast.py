@@ -20,7 +20,7 @@ class Forecast:
     over all ranks and continue from epoch to epoch: position p of an epoch with base b is position b + p of the
     forecast. Other threads may read the forecast while the loader runs.
 
-    >>> from penstock.plan._order import Sequential
+    >>> from penstock.plan import OrderPlan, Sequential
     >>> forecast = Forecast(OrderPlan(Sequential(3), batch_size=2), epoch=0, steps=lambda: 1)
     >>> forecast.position, forecast.keys(2, 7).tolist()
     (2, [2, 0, 1, 2, 0])
@@ -70,7 +70,7 @@ class Forecast:
             epoch, base = epoch + 1, base + size
 
     def keys(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Returns the keys at the positions `start` to `stop - 1`, none of them before the current epoch."""
+        """Returns the keys at the positions `start` to `stop - 1`. None of them may be before the current epoch."""
         found = [np.empty(0, np.int64)]
         for epoch, base, size in self.epochs():
             if base >= stop or not size:
@@ -85,11 +85,11 @@ class Forecast:
         return keys
 
     def knows(self, blocks: Grouping) -> bool:
-        """True if the order determines when each of these blocks is needed, so that `spans` may be called."""
+        """True if the order determines when each of these blocks is needed. Only then can `spans` be called."""
         return blocks.is_of(self.order) or (type(self.order) is Sequential and blocks.keys is None)
 
     def spans(self, blocks: Grouping, epoch: int) -> tuple[KeyArray, KeyArray, KeyArray]:
-        """Returns the non-empty blocks, the first position that may need each, and the position after the last."""
+        """Returns the non-empty blocks, and two positions for each: the first that may need it, and the end."""
         order: Any = self.order
         if type(order) is Sequential:
             first, stop = blocks.edges[:-1], blocks.edges[1:]
@@ -106,10 +106,11 @@ def _known(plan: ComputedPlan, epoch: int) -> Upcoming:
 
 
 class InnerForecast(Forecast):
-    """The forecast for a nested dataset, with the positions of the outer forecast and the keys of the nested dataset.
+    """The forecast for a wrapped dataset. Positions are the same as in the outer forecast.
 
-    `keys(outer_keys)` converts keys to those of the nested dataset, with -1 for keys of other parts. `blocks()` maps
-    the blocks of the two datasets (None: unknown), and is called only when the result is needed.
+    `keys(outer_keys)` converts keys of the outer dataset to keys of the wrapped dataset, or to -1 if they are not in
+    it. `blocks()` maps the blocks of the two datasets, or returns None if the blocks are unknown. It is called only
+    when the result is needed.
     """
 
     def __init__(

@@ -17,8 +17,8 @@ KeyArray = NDArray[np.int64]
 class Grouping:
     """The keys of a dataset, grouped by block. Block b has `keys[edges[b]:edges[b + 1]]`.
 
-    If `keys` is None, block b has the keys edges[b] to edges[b + 1] - 1. `of` returns the block number of each given
-    key.
+    If `keys` is None, block b has the keys `edges[b]` to `edges[b + 1] - 1`. `of(keys)` returns the block number of
+    each key.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Grouping:
         return order if self.keys is None else Selected(order, self.keys)
 
     def is_of(self, order: Order) -> bool:
-        """True if `order` is a block order of these blocks, or a `Selected` of one with the same keys."""
+        """True if `order` was made from the same blocks and keys."""
         base: Any
         base, keys = (order.order, order.keys) if isinstance(order, Selected) else (order, None)
         return hasattr(base, "spans") and _equal(base.edges, self.edges) and _equal(keys, self.keys)
@@ -57,7 +57,11 @@ def _equal(one: KeyArray | range | None, other: KeyArray | range | None) -> bool
 
 
 class InnerBlocks(NamedTuple):
-    """Maps block b of an outer dataset to block `numbers[b]` of a nested one, or to -1 if it is not in it."""
+    """Maps the blocks of a wrapper to blocks of the wrapped dataset.
+
+    Block b of the wrapper is block `numbers[b]` of the wrapped dataset. If `numbers[b]` is -1, it is not in that
+    dataset.
+    """
 
     outer: Grouping
     inner: Grouping
@@ -65,7 +69,7 @@ class InnerBlocks(NamedTuple):
 
 
 def chosen(inner: Grouping, indices: KeyArray) -> InnerBlocks:
-    """Returns the blocks of a subset: samples from the same block of the inner dataset form one block."""
+    """Returns the blocks of a subset: samples from the same block of the wrapped dataset form one block."""
     last = max(0, len(inner) - 1)
     of = inner.of(indices).clip(0, last)  # an index that does not exist fails when it is read
     counts = np.bincount(of, minlength=len(inner))

@@ -37,7 +37,7 @@ _EDGE, _SWAPS, _STAGE, _SOURCE = range(4)  # each use of randomness has its own 
 
 
 def whole_weights(weights: Sequence[Fraction]) -> tuple[int, ...]:
-    """Returns integers in proportion to the weights that sum to `UNIT`. A weight above 0 stays above 0.
+    """Scales the weights to integers that sum to `UNIT`. A weight above 0 stays above 0.
 
     >>> [weight / UNIT for weight in whole_weights([Fraction(3), Fraction(0), Fraction(1)])]
     [0.75, 0.0, 0.25]
@@ -55,19 +55,19 @@ def whole_weights(weights: Sequence[Fraction]) -> tuple[int, ...]:
 
 
 class MixturePage(NamedTuple):
-    """Consecutive positions: the source at each, and how many samples that source has given before."""
+    """A range of positions: the source at each position, and how many samples that source has given before it."""
 
     sources: NDArray[np.int64]
     counts: NDArray[np.int64]
 
 
 class Schedule:
-    """The source at each position for fixed weights, which are positive integers that sum to `UNIT`.
+    """Chooses the source at each position. The weights are positive integers that sum to `UNIT`, and never change.
 
-    Positions are divided into leaves. At an edge between leaves, each source has given the rounded down or rounded up
-    number of its samples. `_edge` chooses which sources are rounded up, such that the leaves on both sides can be
-    filled. The edges form a tree by the number of zero bits at their end, and an edge is chosen to fit the two edges
-    around it that are higher in the tree.
+    Positions are divided into leaves. At the edge between two leaves, each source has given its exact share of the
+    samples, rounded down or up. `_edge` chooses which sources are rounded up, so that the leaves on both sides can be
+    filled. The edges form a tree: an edge is higher in the tree if its number ends with more zero bits. Each edge is
+    chosen to fit the nearest higher edges on both sides.
     """
 
     def __init__(self, weights: Sequence[int], seed: int) -> None:
@@ -81,7 +81,7 @@ class Schedule:
         self._pages: Memo[MixturePage] = Memo(_PAGES)
 
     def edge(self, number: int) -> list[int]:
-        """Returns how many samples each source has given before the leaf with this number."""
+        """Returns how many samples each source has given before leaf `number`."""
         return self._edges.get((number,), lambda: self._edge(number))
 
     def page_at(self, number: int) -> MixturePage:
@@ -133,7 +133,9 @@ class Schedule:
         released, due = self._windows(n, base, source, rank)
         leaf = np.repeat(np.tile(np.arange(leaves) * self.leaf, len(base)), given.ravel())
         earliest, latest = np.maximum(released, leaf), np.minimum(due, leaf + self.leaf)
-        placed = np.array(_earliest_due(earliest.tolist(), latest.tolist()))
+        by_first = earliest.argsort(kind="stable")
+        entries = (latest * self.page + np.arange(self.page))[by_first]
+        placed = np.array(_by_entry(earliest[by_first].tolist(), entries.tolist())) % self.page
         _swap(placed, released, due, mix(self.seed, _SWAPS, number))
         sources = source[placed]
         counts = np.empty(self.page, np.int64)
@@ -143,7 +145,10 @@ class Schedule:
     def _windows(
         self, n: int, base: Sequence[int], source: NDArray[np.int64], rank: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the windows of samples of the page that begins at n: `rank` counts from `base` of each source."""
+        """Returns where the windows of samples begin and end, in the page that begins at position n.
+
+        `source` has the source of each sample, and `rank` its index in the source, counted from `base`.
+        """
         done = [divmod(n * weight, UNIT) for weight in self.weights]
         ahead = np.array([before - count for before, (count, _) in zip(base, done, strict=True)])
         rest = np.array([rest for _, rest in done], np.int64)[source]
@@ -170,7 +175,7 @@ def _divided(
 
 
 class Straddling(NamedTuple):
-    """The sample of a source whose window contains an edge."""
+    """A sample whose window contains the edge between two leaves."""
 
     source: int
     rest: int  # the part of the sample that is due before the edge, times UNIT
@@ -187,9 +192,10 @@ def _rounded_up(
     left: set[int],
     key: int,
 ) -> list[int]:
-    """Returns the sources whose straddling sample is placed before the edge n, given the edges before and after it.
+    """Chooses which of the straddling samples are placed before the edge at position n. Returns their sources.
 
-    The samples of the sources `taken` are before the edge `before` already, and those of `left` are after `after`.
+    `before` and `after` are the positions of the edges on both sides that are already known. The samples of the
+    sources in `taken` are placed before the edge `before`, and the samples of those in `left` after the edge `after`.
     """
     # This is a schedule of its own: the first m slots are before the edge, and the others after it. The slots where a
     # sample may be are chosen such that the leaves on both sides can be filled.
@@ -223,30 +229,42 @@ def _rounded_up(
 
 
 def _earliest_due(first: Sequence[int], stop: Sequence[int]) -> list[int]:
-    """Assigns jobs to the slots 0, 1, 2, ... so that job i is at `first[i]` or later, and before `stop[i]`.
+    """Assigns jobs to the slots 0, 1, 2, ... Job i gets one of the slots `first[i]` to `stop[i] - 1`.
 
-    Of the jobs that can take a slot, the one with the earliest `stop` gets it.
+    Each slot takes the job with the earliest `stop` that is available.
     """
     size = len(first)
     by_first = sorted(range(size), key=first.__getitem__)
-    begins = [first[i] for i in by_first]
+    found = _by_entry([first[i] for i in by_first], [stop[i] * size + i for i in by_first])
+    return [entry % size for entry in found]
+
+
+def _by_entry(begins: list[int], entries: list[int]) -> list[int]:
+    """Returns the entry for each slot: the smallest of those that begin there or earlier and have no slot yet.
+
+    `begins` must be sorted, and gets one more element.
+    """
+    size = len(begins)
     begins.append(size)
-    entries = [stop[i] * size + i for i in by_first]
     ready: list[int] = []
-    push, pop = heapq.heappush, heapq.heappop
+    push, pop, exchange = heapq.heappush, heapq.heappop, heapq.heappushpop
     placed, at = [], 0
     for slot in range(size):
-        while begins[at] <= slot:
+        if begins[at] > slot:
+            placed.append(pop(ready))
+            continue
+        while begins[at + 1] <= slot:
             push(ready, entries[at])
             at += 1
-        placed.append(pop(ready) % size)
+        placed.append(exchange(ready, entries[at]))
+        at += 1
     return placed
 
 
 def _stir(
     slots: list[int], m: int, first: Sequence[int], stop: Sequence[int], odds: Sequence[float], key: int
 ) -> None:
-    """Swaps jobs at random. A job is likely to be in one of the first m slots if its odds are high."""
+    """Swaps jobs at random. The higher the odds of a job, the likelier it is in one of the first m slots."""
     size = len(slots)
     for number in hashes(key, np.arange(6 * size)).tolist():
         s, t = (number & 0xFFFFF) * size >> 20, (number >> 20 & 0xFFFFF) * size >> 20
@@ -262,7 +280,7 @@ def _stir(
 
 
 def _swap(placed: NDArray[np.int64], released: NDArray[np.int64], due: NDArray[np.int64], key: int) -> None:
-    """Swaps pairs of jobs at random distances, where both stay inside their windows."""
+    """Swaps pairs of jobs at random distances, if both jobs stay inside their windows."""
     size, positions = len(placed), np.arange(len(placed))
     reach = min(int((due - released).max()), size // 2) - 1  # the largest distance
     coins = hashes(key, positions)
@@ -283,12 +301,12 @@ def _swap(placed: NDArray[np.int64], released: NDArray[np.int64], due: NDArray[n
 
 
 def _paired(array: NDArray[Any], distance: int) -> NDArray[Any]:
-    """Returns views of every other stretch, and of those between them."""
+    """Cuts the array into stretches of this length. Returns views of the even and of the odd stretches."""
     return array.reshape(-1, 2, distance).transpose(1, 0, 2)
 
 
 class Stage(NamedTuple):
-    """The weights from a position of an epoch on. The stages after it replace them."""
+    """The weights from a position of an epoch on, until the next stage."""
 
     epoch: int
     position: int
@@ -296,10 +314,10 @@ class Stage(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """The positions of an epoch from `begin` on that have the same weights."""
+    """Consecutive positions of an epoch with the same weights, beginning at `begin`."""
 
     begin: int
-    base: list[int]  # how many samples each source has given before
+    base: NDArray[np.int64]  # how many samples each source has given before
     weights: tuple[int, ...]
 
     @property
@@ -310,16 +328,18 @@ class Stretch(NamedTuple):
 
 @dataclass(frozen=True)
 class MixtureOrder:
-    """The keys of a mixture of sources that have `lengths` samples: a key says the source, its pass, and the sample.
+    """The order of a mixture. Each key stands for a source, a pass over this source, and a sample.
 
-    With `shuffle`, each pass over a source is in a random order of its own, by the blocks of the source if `blocks`
-    has any for it. `labels` are numbers of the sources for their seeds, by default 0, 1, 2 and so on. `stop` is
-    "never", or says if an epoch ends after the last sample of the first source that has given all of its samples, or
-    after each source (with a weight) has done so.
+    `lengths` has the number of samples of each source. With `shuffle`, each pass over a source has its own random
+    order. A source that has an entry in `blocks` is shuffled by blocks. `labels` has a number for each source, from
+    which its seed is made (by default 0, 1, 2 and so on). `stop` says when an epoch ends: never, when the first
+    source has given all of its samples, or when all sources (with a weight) have done so.
 
     >>> order = MixtureOrder((3, 2), (Stage(0, 0, whole_weights([Fraction(3), Fraction(1)])),), seed=1)
-    >>> [divmod(key, 5) for key in order.at(0, np.arange(8)).tolist()]  # (pass, key in all sources together)
-    [(0, 3), (0, 1), (0, 0), (0, 2), (1, 1), (0, 4), (1, 0), (1, 2)]
+    >>> order.counts(epoch=0, position=8).tolist()
+    [6, 2]
+    >>> sorted(order.at(0, np.arange(8)).tolist())  # the first pass, and from 5 on the second
+    [0, 1, 2, 3, 4, 5, 6, 7]
     """
 
     lengths: tuple[int, ...]
@@ -336,8 +356,14 @@ class MixtureOrder:
     _sizes: Memo[int] = field(default_factory=lambda: Memo(4), init=False, compare=False, repr=False)
     _arranged: Memo[Callable[[NDArray[np.int64]], NDArray[np.int64]]] = field(init=False, compare=False, repr=False)
     _permutations: Permutations = field(init=False, compare=False, repr=False)
+    _keys: Memo[NDArray[np.uint64]] = field(default_factory=lambda: Memo(2), init=False, compare=False, repr=False)
+    _lengths: NDArray[np.int64] = field(init=False, compare=False, repr=False)
+    _offsets: NDArray[np.int64] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        lengths = np.array(self.lengths, np.int64)
+        object.__setattr__(self, "_lengths", lengths.clip(1))
+        object.__setattr__(self, "_offsets", lengths.cumsum() - lengths)
         object.__setattr__(self, "_arranged", Memo(2 * len(self.lengths)))
         object.__setattr__(self, "_permutations", Permutations(self.lengths))
 
@@ -352,7 +378,7 @@ class MixtureOrder:
 
     @property
     def identity(self) -> str:
-        """Identifies the order in a resume state. The mixture's own state has its sources and weights."""
+        """Identifies the order in a resume state. The sources and weights are in the mixture's own state."""
         return f"stop={self.stop}, shuffle={self.shuffle}, window={self.window}"
 
     def size(self, epoch: int) -> int:
@@ -360,9 +386,8 @@ class MixtureOrder:
 
     def at(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         sources, counts = self.given(epoch, positions)
-        lengths = np.array(self.lengths, np.int64)
-        passes, index = np.divmod(counts, lengths[sources].clip(1))
-        total = int(lengths.sum())
+        passes, index = np.divmod(counts, self._lengths[sources])
+        total = int(self._offsets[-1]) + self.lengths[-1]
         if passes.size and (most := int(passes.max())) > ENDLESS // total:
             raise OverflowError(
                 f"pass {most:,} over source {int(sources[passes.argmax()])} has keys beyond 2**62, because all "
@@ -370,26 +395,26 @@ class MixtureOrder:
             )
         if self.shuffle:
             index = self._shuffled(epoch, sources, passes, index)
-        keys: NDArray[np.int64] = passes * total + (lengths.cumsum() - lengths)[sources] + index
+        keys: NDArray[np.int64] = passes * total + self._offsets[sources] + index
         return keys
 
     def given(self, epoch: int, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the source at each position, and how many samples it has given before."""
+        """Returns the source at each position, and how many samples this source has given before."""
         positions = _checked(positions, self.size(epoch))
         sources, counts = np.empty_like(positions), np.empty_like(positions)
         stretches = self._of(epoch)
         numbers = np.searchsorted([stretch.begin for stretch in stretches], positions, "right") - 1
-        for number in np.unique(numbers).tolist():
+        for number in _distinct(numbers):
             begin, base, _ = stretches[number]
             active, schedule = stretches[number].active, self._schedule(epoch, stretches[number])
             of_stretch = np.flatnonzero(numbers == number)
             pages, places = np.divmod(positions[of_stretch] - begin, schedule.page)
-            for page in np.unique(pages).tolist():
+            for page in _distinct(pages):
                 here = pages == page
                 of_page, found = of_stretch[here], schedule.page_at(page)
                 which = active[found.sources[places[here]]]
                 sources[of_page] = which
-                counts[of_page] = found.counts[places[here]] + np.array(base, np.int64)[which]
+                counts[of_page] = found.counts[places[here]] + base[which]
         return sources, counts
 
     def counts(self, epoch: int, position: int) -> NDArray[np.int64]:
@@ -398,14 +423,13 @@ class MixtureOrder:
             raise IndexError(f"position {position} is outside epoch {epoch}, which has {self.size(epoch)} samples.")
         stretches = self._of(epoch)
         number = bisect_right([stretch.begin for stretch in stretches], position) - 1
-        return np.array(self._counts(epoch, stretches[number], position), np.int64)
+        return self._counts(epoch, stretches[number], position)
 
     def _shuffled(
         self, epoch: int, sources: NDArray[np.int64], passes: NDArray[np.int64], index: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        labels = np.array(self.labels or range(len(self.lengths)), np.uint64)
-        keys = hashes(mix(self.seed, _SOURCE, epoch), labels[sources])  # type: ignore[arg-type]  # any 64 bits
-        keys = hashes(_SOURCE, keys ^ hashes(_STAGE, passes))  # type: ignore[arg-type]
+        keys = self._keys.get((epoch,), lambda: self._keys_of(epoch))[sources]
+        keys = hashes(_SOURCE, keys ^ hashes(_STAGE, passes))  # type: ignore[arg-type]  # any 64 bits
         grouped = [source for source, blocks in enumerate(self.blocks) if blocks is not None]
         if not grouped:
             return self._permutations.at(sources, keys, index)
@@ -416,6 +440,10 @@ class MixtureOrder:
             here = (sources == source) & (passes == number)
             index[here] = self._arrangement(epoch, source, number)(index[here])
         return index
+
+    def _keys_of(self, epoch: int) -> NDArray[np.uint64]:
+        labels = np.array(self.labels or range(len(self.lengths)), np.uint64)
+        return hashes(mix(self.seed, _SOURCE, epoch), labels)  # type: ignore[arg-type]  # any 64 bits
 
     def _arrangement(self, epoch: int, source: int, number: int) -> Callable[[NDArray[np.int64]], NDArray[np.int64]]:
         def make() -> Callable[[NDArray[np.int64]], NDArray[np.int64]]:
@@ -447,7 +475,7 @@ class MixtureOrder:
         )
         found = [stretch for stretch, _ in both]
         for begin, weights in changes[len(found) :]:
-            base = self._counts(epoch, found[-1], begin) if found else [0] * len(weights)
+            base = self._counts(epoch, found[-1], begin) if found else np.zeros(len(weights), np.int64)
             found.append(Stretch(begin, base, weights))
         return found
 
@@ -456,16 +484,14 @@ class MixtureOrder:
         seed = mix(self.seed, _STAGE, epoch, begin)
         return self._schedules.get((epoch, begin, *weights), lambda: Schedule([w for w in weights if w], seed))
 
-    def _counts(self, epoch: int, stretch: Stretch, position: int) -> list[int]:
+    def _counts(self, epoch: int, stretch: Stretch, position: int) -> NDArray[np.int64]:
         """Returns how many samples each source has given before this position, which is not before the stretch."""
         counts = stretch.base.copy()
-        given = self._schedule(epoch, stretch).counts(position - stretch.begin)
-        for source, count in zip(stretch.active.tolist(), given, strict=True):
-            counts[source] += count
+        counts[stretch.active] += self._schedule(epoch, stretch).counts(position - stretch.begin)
         return counts
 
     def _end(self, epoch: int) -> int:
-        """Returns the number of positions in an epoch that ends."""
+        """Returns the number of positions in an epoch of a mixture that is not endless."""
         stretches = self._of(epoch)
         for number, stretch in enumerate(stretches):
             end = stretch.begin + self._needed(epoch, stretch)
@@ -474,9 +500,9 @@ class MixtureOrder:
         return min(end, ENDLESS)
 
     def _needed(self, epoch: int, stretch: Stretch) -> int:
-        """Returns how many positions of a stretch it takes until the first source, or each, has given all samples."""
+        """Returns how many positions of a stretch are needed until the epoch ends (see `stop`)."""
         schedule, active = self._schedule(epoch, stretch), stretch.active.tolist()
-        missing = [max(0, self.lengths[source] - stretch.base[source]) for source in active]
+        missing = [max(0, self.lengths[source] - int(stretch.base[source])) for source in active]
         enough = any if self.stop == "first" else all
 
         def ends_by(counts: Sequence[int]) -> bool:
@@ -499,3 +525,11 @@ def _first(low: int, high: int, holds: Callable[[int], bool]) -> int:
         middle = (low + high) // 2
         low, high = (low, middle) if holds(middle) else (middle + 1, high)
     return low
+
+
+def _distinct(numbers: NDArray[np.int64]) -> list[int]:
+    """Returns the numbers without duplicates. Most often there is one, which needs no sorting."""
+    if not numbers.size:
+        return []
+    low, high = int(numbers.min()), int(numbers.max())
+    return [low] if low == high else np.unique(numbers).tolist()

@@ -295,9 +295,10 @@ class Permutation:
 
 
 class Permutations:
-    """A permutation of 0..n-1 for each n in `sizes` and each key, of which single elements are computed together.
+    """Random permutations: one of 0..n-1 for each n in `sizes` and each key.
 
-    `Permutation` is faster for many elements of one permutation. This class is for a few elements of each of many.
+    This class computes a few elements of each of many permutations together. For many elements of one permutation,
+    `Permutation` is faster.
     """
 
     __slots__ = ("_columns", "_rows", "_sizes")
@@ -310,7 +311,7 @@ class Permutations:
     def at(
         self, which: NDArray[np.int64], keys: NDArray[np.uint64], positions: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Returns the value at each position of the permutation of `sizes[which]` with its key."""
+        """Returns the element at each position. Each permutation has the size `sizes[which]` and its own key."""
         cells, sizes = positions.astype(np.uint64), self._sizes[which]
         walking = np.arange(len(cells))
         while walking.size:

@@ -25,11 +25,10 @@ OVERFLOWS = ("split", "truncate", "drop", "error")
 
 
 class PackFigures(NamedTuple):
-    """Counts of one window. The counts of several windows can be added: see `plus`.
+    """Counts for one window. `plus` adds the counts of several windows.
 
-    `tokens` and `padding` together fill the `rows`. The numbers of tokens include the tokens that are appended at the
-    end of documents (`eos`). `split_tokens` counts the tokens of the documents that were split; all of them are in
-    rows, as part of `tokens`.
+    `tokens` and `padding` together fill the `rows`. All counts of tokens include the tokens that are appended to
+    documents (`eos`). `split_tokens` counts the tokens of split documents, which are also counted in `tokens`.
     """
 
     documents: int = 0
@@ -54,7 +53,7 @@ class PackFigures(NamedTuple):
 
 
 class _Placed(NamedTuple):
-    """What is placed in rows: parts of documents with their sizes, one column for each kind of cost."""
+    """The parts of documents that are placed in rows. `sizes` has a column for each kind of cost."""
 
     keys: Int64s
     begins: Int64s
@@ -63,14 +62,14 @@ class _Placed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PackWindows:
-    """Packs the documents at each window of positions of an order into rows.
+    """Packs the documents of each window into rows. A window is a range of positions of the order.
 
-    `lengths` and `capacities` have one entry for each kind of cost. The first kind counts tokens. A part of an item
-    is (key of the document, begin, end), counted in tokens. `extra` is the number of tokens that are appended to each
-    document that is not empty; they count as its last tokens.
+    `lengths` and `capacities` have one entry for each kind of cost. The first kind counts tokens. A part of a row is
+    (key of the document, begin, end), counted in tokens. `extra` tokens are appended to each document that is not
+    empty, and count as its last tokens.
 
-    The parts of a row are in the order of the window. The rows are in the order of their first parts, or are shuffled
-    if there is a seed.
+    The parts of a row are in the order of the window. The rows are in the order of their first parts, or shuffled if
+    there is a seed.
 
     >>> from penstock.plan._order import Sequential
     >>> windows = PackWindows(Sequential(4), (LengthTable([3, 6, 1, 2]),), (4,))
@@ -136,7 +135,7 @@ class PackWindows:
         return _tabulated(pieces, rows, count), figures._replace(rows=count, padding=padding)
 
     def _pieces(self, keys: Int64s) -> tuple[_Placed, PackFigures]:
-        """Returns what is to be placed in rows. Documents that are too long are treated as `overflow` says."""
+        """Returns the parts to place in rows, and figures. `overflow` applies to documents that are too long."""
         sizes = np.stack([table.of(keys) for table in self.lengths], axis=1)
         some = (sizes > 0).any(axis=1)
         empty = len(keys) - int(some.sum())
@@ -192,7 +191,10 @@ def _listed(numbers: list[int] | tuple[int, ...]) -> str:
 
 
 def _cut(keys: Int64s, starts: Int64s, sizes: Int64s, capacity: int) -> tuple[_Placed, NDArray[np.bool_]]:
-    """Cuts each document wherever `start + position` is a multiple of `capacity`. The mask tells which were cut."""
+    """Cuts each document at every multiple of `capacity`. Its first token is at position `start`.
+
+    The mask says which documents were cut.
+    """
     first = starts // capacity
     counts = (starts + sizes - 1) // capacity - first + 1
     document = np.repeat(np.arange(len(keys)), counts)
@@ -204,7 +206,7 @@ def _cut(keys: Int64s, starts: Int64s, sizes: Int64s, capacity: int) -> tuple[_P
 
 
 def _by_first_piece(rows: Int64s, count: int) -> Int64s:
-    """Numbers the rows in the order of their first pieces."""
+    """Renumbers the rows in the order of their first pieces."""
     first = np.empty(count, np.int64)
     first[rows[::-1]] = np.arange(len(rows))[::-1]  # of several values for one place, the last one is kept
     number = np.empty(count, np.int64)
@@ -226,8 +228,8 @@ def _tabulated(pieces: _Placed, rows: Int64s, count: int) -> ItemTable:
 def best_fit(sizes: Int64s, capacity: int) -> tuple[Int64s, int]:
     """Assigns sizes of 1 to `capacity` to rows, largest first. Returns the row of each size, and the number of rows.
 
-    Each size goes to the row with the least free space that is enough. So many sizes are equal that few steps are
-    needed: a step places sizes that are equal into rows that have equal free spaces.
+    Each size goes to the fullest row that has room for it. Many sizes are equal, so few steps are needed: one step
+    places equal sizes into rows that have equal free space.
 
     >>> best_fit(np.array([2, 5, 3, 4, 1, 1]), capacity=6)
     (array([1, 0, 2, 1, 0, 2]), 3)
@@ -285,7 +287,7 @@ class _FreeRows:
             ranges.append((first, count))
 
     def take(self, need: int) -> tuple[int, int, int] | None:
-        """Removes rows with the least space that is enough. Returns the space, the first row and their number."""
+        """Removes a range of rows with the least free space that is enough. Returns (space, first row, count)."""
         at = bisect_left(self._spaces, need)
         if at == len(self._spaces):
             return None
@@ -302,10 +304,10 @@ _WHOLE = 1 << 20
 
 
 def best_fit_by_kinds(sizes: Int64s, capacities: tuple[int, ...]) -> tuple[Int64s, int]:
-    """Like `best_fit`, for sizes of several kinds: `sizes[i]` fits if each of its kinds fits.
+    """Like `best_fit`, for sizes of several kinds. `sizes[i]` fits into a row if it fits in every kind.
 
-    The largest size, as a sum of the shares of all capacities, comes first. It goes to the row with the least free
-    space that is enough. The time grows with the number of rows that are not full.
+    Sizes and rows are compared by the sum of their shares of the capacities. The largest size comes first, and goes
+    to the fullest row that has room for it. The time grows with the number of rows that are not full.
 
     >>> best_fit_by_kinds(np.array([[9, 1], [5, 0], [5, 1], [1, 1]]), (10, 1))
     (array([0, 1, 1, 2]), 3)

@@ -42,9 +42,9 @@ class Plan(Protocol):
 
 
 class ComputedPlan:
-    """A plan that computes the keys of any step, so that any place in an epoch can be continued on any ranks.
+    """A plan that can compute the keys of any step. So any rank can continue an epoch from any step.
 
-    A class and not a protocol, because `isinstance` takes 10 µs for a protocol.
+    This is a class and not a protocol, because `isinstance` takes 10 µs for a protocol.
     """
 
     __slots__ = ()
@@ -62,7 +62,7 @@ class ComputedPlan:
 
         @property
         def first_step(self) -> int:
-            """The number of the first step of this plan, if it is the rest of an epoch."""
+            """The number of this plan's first step. Above 0 only if the plan is the rest of an epoch."""
 
     # A `Plan`.
 
@@ -85,65 +85,66 @@ class ComputedPlan:
         raise NotImplementedError
 
     def has(self, epoch: int, step: int) -> bool:
-        """True if the epoch ends after this step, and not before. It may be much faster than `steps`."""
+        """True if the epoch has this step. May be much faster than `steps`."""
         raise NotImplementedError
 
     # Resume states.
 
     def content(self) -> tuple[Any, ...]:
-        """Returns everything that the steps depend on, except ranks and the size of a batch, to be compared later."""
+        """Returns what determines the steps (except ranks and batch size), for comparison with a resume state."""
         raise NotImplementedError
 
     def consumed(self, epoch: int, step: int) -> int | None:
-        """Returns one number for the place that all ranks have reached before this step. `rest` continues there.
+        """Returns an integer for the place that all ranks together have reached before this step.
 
-        Returns None if only the same ranks can continue, from the number of the step alone.
+        `rest` continues from this place. Returns None if only the same number of ranks can continue, from the number
+        of the step alone.
         """
         raise NotImplementedError
 
     def fault(self, epoch: int, consumed: int | None, steps: int) -> str | None:
-        """Returns what is wrong with the place and the number of steps of a state, or None if both are possible."""
+        """Returns what is wrong with the `consumed` and `steps` of a state, or None if both are possible."""
         raise NotImplementedError
 
     def rest(self, consumed: int | None, steps: int) -> Self:
-        """Returns the plan of the rest of an epoch from this place on, which was reached after `steps` steps."""
+        """Returns the plan for the rest of an epoch, from the place `consumed` on. `steps` steps came before it."""
         raise NotImplementedError
 
     def expected(self, epoch: int) -> range:
-        """Returns the numbers of steps after which the same ranks may have reached the beginning of this plan."""
+        """Returns how many steps may have come before this plan, if the number of ranks has not changed."""
         return range(self.first_step, self.first_step + 1)
 
     def check_regrouped(self, steps: int, stride: int, start: int) -> None:
-        """Raises StateError if the place `start` cannot be continued on another number of ranks.
+        """Raises StateError if another number of ranks cannot continue from the place `start`.
 
-        It was reached after `steps` steps, with `stride` samples in each step of all ranks.
+        This place was reached after `steps` steps. In each, all ranks together took `stride` samples.
         """
 
     # Changes while it runs.
 
     def first_open(self, epoch: int, step: int) -> FirstOpen:
-        """Returns where the order may change if all steps before `step` were handed out, and no others."""
+        """Returns where the order may still change if only the steps before `step` were handed out."""
         raise NotImplementedError
 
     # Forecasts.
 
     def upcoming(self, epoch: int) -> Upcoming | None:
-        """Returns the order in which all ranks together hand out the keys, or None if it has no forecast."""
+        """Returns the order in which all ranks together hand out the keys, or None if it cannot be forecast."""
         return None
 
     # Figures.
 
     def costs(self, epoch: int, step: int) -> WindowCosts | None:
-        """Returns what the batches of the step's window cost, or None if the plan has no budget."""
+        """Returns the costs of the batches in the step's window, or None if batches have no budget."""
         return None
 
     def packing(self, epoch: int, step: int) -> PackFigures | None:
-        """Returns the figures of the rows of the step's window, or None if documents are not packed."""
+        """Returns the figures of the rows in the step's window, or None if documents are not packed."""
         return None
 
 
 class FirstOpen(NamedTuple):
-    """The first position of an order whose sample may still change, and the step that the position is in."""
+    """The first position of an order whose sample may still change, and the step of this position."""
 
     position: int
     step: int
@@ -162,7 +163,7 @@ class WindowCosts(NamedTuple):
 class Upcoming(NamedTuple):
     """The order in which all ranks together hand out the samples of an epoch, for forecasts.
 
-    `reached(step)` returns the first position that no rank has reached before this step.
+    `reached(step)` returns the first position that no rank has reached when the step begins.
     """
 
     order: Order
@@ -316,7 +317,7 @@ class OrderPlan(ComputedPlan):
 
     @property
     def at_once(self) -> int:
-        """The number of steps that are computed together while the plan is drawn."""
+        """The number of steps that `draw` computes at a time."""
         return max(1, KEYS_AT_ONCE // self._size)
 
     @property
@@ -419,8 +420,8 @@ class SamplerPlan:
     ) -> Iterator[Any]:
         """Yields the keys of each step from step `start` on.
 
-        `take(size)` returns the next keys of a pass over the sampler that has already read `read` batches. Without
-        it, a new pass begins. For `broken`, see `Rest`.
+        Without `take`, a new pass over the sampler begins. Otherwise `take(size)` returns the next keys of a pass
+        that has already read `read` batches. For `broken`, see `Rest`.
         """
         check_start(start)
         of_all_ranks = Calls(partial(self._read, take or _taking(iter(self.sampler))))

@@ -292,11 +292,11 @@ class DistributedSampler(Sampler[int]):
 
     @property
     def total_size(self) -> int:
-        """The number of keys that all ranks get together, including repeated keys."""
+        """The number of keys for all ranks together. A repeated key counts each time."""
         return self.num_samples * self.num_replicas
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch of the next `iter()`, and with it the order."""
+        """Sets the epoch for the next `iter()`. With `shuffle`, each epoch has another order."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
@@ -367,7 +367,7 @@ def _check_sized(taker: str, name: str, value: object) -> None:
 
 
 def check_drop_last(value: object) -> bool:
-    """Returns the value if it is a bool, or raises ValueError: a misplaced batch size would count as True."""
+    """Returns the value if it is a bool. Otherwise raises ValueError: a misplaced batch size would count as True."""
     if not isinstance(value, bool):
         raise ValueError(f"drop_last must be True or False, but it is {value!r}.")
     return value

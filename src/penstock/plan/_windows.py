@@ -44,7 +44,7 @@ class Windows(Protocol):
 
     @property
     def window(self) -> int:
-        """The number of positions of the order in each window but the last."""
+        """The number of positions in a window. The last window may have fewer."""
 
 
 # Python's integers have no limit, but a resume state accepts at most 96 bits here.
@@ -55,10 +55,10 @@ _MOST_WINDOWS = 1 << 40
 
 
 class Place(NamedTuple):
-    """A place in an epoch: the next item of a window. Everything before it was consumed by all ranks together.
+    """A place in an epoch: the next item of a window. All ranks together have consumed everything before it.
 
-    `ranks` is the number of ranks that the items of the window were arranged for, if their order depends on it.
-    `code` and `of` convert a place to one integer and back. The place of the epoch's beginning is 0.
+    `ranks` is the number of ranks that the items of the window are arranged for, or 0 if their order does not depend
+    on it. `code` and `of` convert a place to one integer and back. The code of the epoch's beginning is 0.
 
     >>> Place.of(Place(window=3, item=5).code), Place(0, 0).code
     (Place(window=3, item=5, ranks=0), 0)
@@ -69,7 +69,7 @@ class Place(NamedTuple):
     ranks: int = 0
 
     def opens(self, window: int, size: int, step: int) -> FirstOpen:
-        """Returns the beginning of the first window that nothing was consumed of, for windows of this size."""
+        """Returns the start of the first window that no item was taken from. `window` is the size of a window."""
         return FirstOpen(min((self.window + (self.item > 0)) * window, size), step)
 
     @property
@@ -83,9 +83,10 @@ class Place(NamedTuple):
         return cls(above >> _RANKS, code & (1 << _ITEM) - 1, above & (1 << _RANKS) - 1)
 
     def fault(self, epoch: int, steps: int, windows: int | None, size: Callable[[int, int], int]) -> str | None:
-        """Returns what is wrong with a place that a state claims, or None if there can be such a place.
+        """Returns what is wrong with this place in a state, or None if the place is possible.
 
-        The epoch has this number of `windows`, and `size` returns the number of items in each.
+        The state was taken after `steps` steps. The epoch has `windows` windows, and `size` returns the number of
+        items in each.
         """
         windows = _MOST_WINDOWS if windows is None else windows
         if self.window > windows or (self.window == windows and self.item):
@@ -103,7 +104,7 @@ MOST_RANKS = (1 << _RANKS) - 1
 
 
 class Memo(Generic[T]):
-    """Keeps the last results of a function. Any thread may ask; at worst, a result is computed twice."""
+    """Keeps the last results of a function. Threads may share it: at worst, a result is computed twice."""
 
     def __init__(self, most: int) -> None:
         self._most, self._kept = most, dict[tuple[int, ...], T]()
@@ -139,7 +140,7 @@ _NO_ITEM_IN = 1 << 20
 
 
 class Edges:
-    """Cumulative counts over the windows of each epoch, from one window on. They are computed when needed, once.
+    """Running totals over the windows of each epoch, from window `first` on. Each total is computed once.
 
     `size(epoch, window)` returns the count of one window; by default, the number of its items.
     """
@@ -150,7 +151,7 @@ class Edges:
         self._of: dict[int, list[int]] = {}
 
     def find(self, epoch: int, index: int) -> tuple[int, int] | None:
-        """Returns the window that contains this index, and the index within it. None if the epoch ends before."""
+        """Returns the window that contains this index, and the index within it. None if the epoch is too short."""
         edges = self._upto(epoch, index + 1)
         if edges[-1] <= index:
             return None
@@ -161,12 +162,12 @@ class Edges:
         return None if self._last(epoch) is None else self._upto(epoch, None)[-1]
 
     def ends_before(self, epoch: int, index: int) -> int | None:
-        """Returns the total if it is less than `index`, otherwise None. Looks at no more windows than needed."""
+        """Returns the total if it is less than `index`, otherwise None. Computes no more windows than needed."""
         reached = self._upto(epoch, index)[-1]
         return reached if reached < index else None
 
     def _upto(self, epoch: int, index: int | None) -> list[int]:
-        """Returns the cumulative counts up to this index or beyond it, or up to the end if it is None."""
+        """Returns the running totals until they reach `index`, or until the end if `index` is None."""
         edges, last = self._of.get(epoch) or [0], self._last(epoch)
         known = len(edges)
         while index is None or edges[-1] < index:
@@ -191,7 +192,7 @@ ItemKey = tuple[int, ...]
 
 
 def item_keys(slices: Sequence[tuple[ItemTable, int, int]]) -> list[ItemKey]:
-    """Returns the keys of the items `first` to `last - 1` of each (table, first, last).
+    """Returns the keys of all items in these slices: the items `first` to `last - 1` of each (table, first, last).
 
     >>> table = ItemTable(np.array([0, 1, 3]), np.array([[7, 0, 5], [8, 0, 2], [9, 4, 6]]))
     >>> item_keys([(table, 0, 2)])
@@ -212,9 +213,9 @@ _NO_ORDER = Sequential(0)
 
 @dataclass(frozen=True, slots=True)
 class InItems:
-    """The order in which documents are first needed, if the items of each window are handed out one after the other.
+    """The order in which documents are first needed, if the items are handed out window by window.
 
-    Documents of the window that are in no item come last.
+    In each window, documents that are in no item come last.
     """
 
     windows: Windows
@@ -242,7 +243,7 @@ class InItems:
         return min(position, self.size(epoch))
 
     def _window(self, epoch: int, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the documents of a window, and the first part of each document that is in an item."""
+        """Returns the documents of a window, and the index of each document's first part in the items."""
         return self._known.get((epoch, number), lambda: self._arranged(epoch, number))
 
     def _arranged(self, epoch: int, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -258,10 +259,10 @@ class InItems:
 class WindowPlan(ComputedPlan):
     """A plan that deals the items of all windows, one window after the other, to steps and ranks.
 
-    One step of all `world` ranks together takes the next world * batch_size items, and rank r gets the r-th part of
-    them, as a list of keys (see `ItemKey`). After any step, the ranks have therefore consumed a prefix of the items,
-    which ends at a `Place`. The rest of the epoch, from the place with the code `start` on, can be divided
-    among another number of ranks or into batches of another size.
+    One step of all `world` ranks together takes the next world * batch_size items. Rank r gets the r-th part of them,
+    as a list of keys (see `ItemKey`). After any step, the ranks have therefore consumed a prefix of the items, which
+    ends at a `Place`. The rest of the epoch can be divided among another number of ranks, or into batches of another
+    size: `start` is the code of the place where it begins.
 
     The number of items in a window is known only after the window was computed. So the number of the step at `start`
     cannot be computed from `start`, but must be given as `first_step`.
@@ -323,9 +324,10 @@ class WindowPlan(ComputedPlan):
         return 0 if total is None else min(end - total, self.batch_size)
 
     def consumed(self, epoch: int, step: int) -> int:
-        """Returns the place that all ranks together have reached before this step: the `start` for the rest.
+        """Returns the code of the `Place` that all ranks together have reached before this step.
 
-        The code is that of a `Place`. At the end of a window it is the beginning of the next window.
+        It is the `start` of a plan for the rest. At the end of a window, the place is the beginning of the next
+        window.
         """
         found = self._edges.find(epoch, self._begin + (step - self.first_step) * self._stride)
         return Place(*(found or (self.windows.count(epoch) or 0, 0))).code
@@ -353,7 +355,7 @@ class WindowPlan(ComputedPlan):
         return replace(self, start=consumed, first_step=steps) if consumed else self
 
     def first_open(self, epoch: int, step: int) -> FirstOpen:
-        """Returns the beginning of the first window that no step before `step` has an item of."""
+        """Returns the start of the first window that has no item in the steps before `step`."""
         place = Place.of(self.consumed(epoch, step))
         if not place.item:
             return place.opens(self.windows.window, self.order.size(epoch), step)
@@ -382,7 +384,7 @@ class WindowPlan(ComputedPlan):
         return item_keys(slices)
 
     def _slices(self, epoch: int, begin: int, end: int) -> list[tuple[ItemTable, int, int]]:
-        """Returns the items `begin` to `end - 1`, counted from the first item of the first window."""
+        """Returns the items `begin` to `end - 1` as slices of tables, counted from the plan's first window."""
         slices = []
         while begin < end:
             found = self._edges.find(epoch, begin)
@@ -395,7 +397,7 @@ class WindowPlan(ComputedPlan):
         return slices
 
     def _first_items(self, epoch: int, skip: int, count: int) -> list[tuple[ItemTable, int, int]]:
-        """Returns `count` items of the epoch, after the first `skip`. After the last item comes the first."""
+        """Returns `count` items from the beginning of the epoch, after the first `skip`. May start over."""
         whole = replace(self, start=0, first_step=0) if self.start else self
         total = whole._edges.total(epoch) or 0
         slices = []
@@ -408,7 +410,7 @@ class WindowPlan(ComputedPlan):
 
     @property
     def _begin(self) -> int:
-        """Index of the first item at `start`, counted from the first item of its window."""
+        """The index of the plan's first item in its window."""
         return Place.of(self.start).item
 
     @property
@@ -416,5 +418,5 @@ class WindowPlan(ComputedPlan):
         return self.batch_size * self.world
 
     def _index(self, step: int) -> int:
-        """Returns the index of this rank's first item of the step."""
+        """Returns the index of this rank's first item in the step, counted as in `_slices`."""
         return self._begin + (step - self.first_step) * self._stride + self.rank * self.batch_size

@@ -17,14 +17,15 @@ Array = NDArray[Any]
 
 
 class ArrayDataset(Dataset[Any]):
-    """Columns of equal length. Sample i has row i of each column.
+    """A dataset of columns of equal length. Sample i consists of row i of each column.
 
-    One array by position gives rows, several arrays give tuples of rows, and arrays by name give dicts. Memory maps
-    are read in place, without a copy. Choose this class whenever the data is in arrays, or can be memory-mapped as
+    Pass one array to get rows, several arrays to get tuples of rows, or arrays by name to get dicts. Memory maps are
+    read in place, without a copy. Choose this class whenever the data is in arrays, or can be memory-mapped as
     arrays: a batch then costs one `take` for each column, about as much as `array[keys]`.
 
     Numbers, dates and structured rows become arrays. A column of strings (one axis, dtype U, S or StringDType)
-    becomes a list of str or bytes. A column of object dtype raises TypeError, because its elements have no layout.
+    becomes a list of str or bytes. A column of object dtype raises TypeError, because its elements have no fixed
+    layout.
 
     >>> data = ArrayDataset(x=np.arange(6).reshape(3, 2), name=np.array(["a", "b", "c"]))
     >>> data[1]

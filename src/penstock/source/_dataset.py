@@ -79,7 +79,10 @@ def _depth(cls: type, name: str) -> int:
 
 
 def remove_bypass(cls: type, name: str, others: Sequence[str]) -> None:
-    """Sets a method of penstock to None in a subclass that redefines one of the others, which it would bypass."""
+    """Sets the method `name` of a subclass to None if it would bypass a method that the subclass redefines.
+
+    Only penstock's own methods are removed. `others` are the methods that it may bypass.
+    """
     depth = _depth(cls, name)
     is_ours = cls.__mro__[depth].__module__.startswith("penstock.")
     if is_ours and any(_depth(cls, other) < depth for other in others):
@@ -115,10 +118,10 @@ class Dataset(Generic[T_co]):
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Removes penstock's batch methods that would bypass a method which the subclass redefines.
+        """Removes penstock's batch methods if they would bypass a method that the subclass redefines.
 
-        Otherwise a `__getitem__` that adds a transform to a Subset or an ArrayDataset would silently not be called.
-        Batch methods that the user defines stay.
+        Otherwise, if a subclass of Subset or ArrayDataset adds a transform in `__getitem__`, batches would be read
+        without the transform. Batch methods that the user defines stay.
         """
         super().__init_subclass__(**kwargs)
         for at, name in enumerate(_METHODS):
@@ -151,7 +154,7 @@ class Dataset(Generic[T_co]):
     def filter(self, predicate: Callable[..., Any], *, with_key: bool = False) -> Subset[T_co]:
         """Returns the samples for which `predicate(sample)` is true, or `predicate(sample, key)` with `with_key`.
 
-        All samples are read once, now: in parallel and with a progress bar if that takes longer than a moment. The
+        This call reads all samples once: in parallel and with a progress bar if that takes longer than a moment. The
         result is kept in the cache folder if the samples come from files, so that the same filter of the same files
         reads nothing the next time (docs/datasets.md).
 
@@ -225,7 +228,7 @@ class Dataset(Generic[T_co]):
         """Returns this dataset with a length for each sample, such as its number of tokens, for `__lengths__()`.
 
         `lengths` is an array, or a function that returns the length of a sample. The function is called for all
-        samples when the lengths are first needed, and the result is kept as that of `filter`.
+        samples when the lengths are first needed, and the result is kept in the cache folder, as for `filter`.
 
         >>> import penstock
         >>> penstock.dataset(["a", "bcd"]).with_lengths(len).__lengths__()
@@ -312,10 +315,10 @@ class IterableDataset(Dataset[T_co]):
         return made
 
     def shuffle(self, buffer: int, seed: int = 0) -> _streams.ShuffledStream[T_co]:  # type: ignore[override]
-        """Returns the stream with every `buffer` samples in a row in random order, which differs in each epoch.
+        """Returns the stream with its samples shuffled in groups of `buffer`. The order differs in each epoch.
 
-        `buffer` samples are held in memory. The first sample comes after `buffer` were read, and after that one
-        sample is read for each that comes.
+        `buffer` samples are held in memory. The first sample is handed out after `buffer` samples were read. After
+        that, one sample is read for each sample that is handed out.
         """
         made: _streams.ShuffledStream[T_co] = _streams_module().ShuffledStream(self, buffer, seed)
         return made
@@ -360,12 +363,12 @@ class ConcatDataset(Dataset[T_co]):
 
     @property
     def __foresee__(self) -> Callable[[Any], Any]:
-        """Passes a forecast to the datasets. The attribute is missing if none of them has `__foresee__`."""
+        """Passes a forecast to the wrapped datasets. The attribute is missing if none of them has `__foresee__`."""
         return not_missing(foresee_of_parts(self))
 
     @property
     def __gather__(self) -> Callable[[Any, Any], Any]:
-        """Gathers a batch whose samples are all in one dataset. Missing if no dataset has `__gather__`."""
+        """Gathers a batch if all of its samples are in one dataset. Missing if no dataset has `__gather__`."""
         if not any(method_of(dataset, "__gather__") for dataset in self.datasets):
             raise AttributeError("no dataset inside has __gather__")
         return self._gather
@@ -497,7 +500,7 @@ class Subset(Dataset[T_co]):
 
     @property
     def __gather__(self) -> Callable[[Any, Any], Any]:
-        """Gathers from the dataset (see `ArrayDataset`). Missing if the dataset has no `__gather__`."""
+        """Gathers from the wrapped dataset (see `ArrayDataset`). Missing if it has no `__gather__`."""
         gather = method_of(self.dataset, "__gather__")
         if gather is None:
             raise AttributeError(f"a {type(self.dataset).__name__} has no __gather__")
@@ -514,12 +517,12 @@ class Subset(Dataset[T_co]):
 
     @property
     def __foresee__(self) -> Callable[[Any], Any]:
-        """Passes a forecast to the dataset. The attribute is missing if the dataset has no `__foresee__`."""
+        """Passes a forecast to the wrapped dataset. The attribute is missing if it has no `__foresee__`."""
         return not_missing(foresee_of_subset(self))
 
     @property
     def __lengths__(self) -> Callable[[], NDArray[np.int64]]:
-        """Returns the length of each sample. The attribute is missing if the dataset has no `__lengths__`."""
+        """Returns the length of each sample. The attribute is missing if the wrapped dataset has no `__lengths__`."""
         return not_missing(lengths_within(self), "__lengths__")
 
     def __repr__(self) -> str:
@@ -573,17 +576,17 @@ class StackDataset(Dataset[Any]):
 
     @property
     def blocks(self) -> NDArray[np.int64]:
-        """The blocks of the first dataset that has any. The attribute is missing if none has."""
+        """The blocks of the first dataset that has blocks. The attribute is missing if no dataset has any."""
         return in_sequence(blocks_of_stack(self), "parts")
 
     @property
     def __foresee__(self) -> Callable[[Any], Any]:
-        """Passes a forecast to the datasets. The attribute is missing if none of them has `__foresee__`."""
+        """Passes a forecast to the wrapped datasets. The attribute is missing if none of them has `__foresee__`."""
         return not_missing(foresee_of_stack(self))
 
     @property
     def __lengths__(self) -> Callable[[], NDArray[np.int64]]:
-        """Returns the length of each sample. Missing unless exactly one of the datasets has `__lengths__`."""
+        """Returns the length of each sample. Missing unless exactly one dataset has `__lengths__`."""
         return not_missing(lengths_within(self), "__lengths__")
 
     def __getitem__(self, index: Any) -> Any:
@@ -611,7 +614,7 @@ class StackDataset(Dataset[Any]):
 
 
 def check_either(taker: str, part: str, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """Raises ValueError unless there are parts, and they are given all by position or all by name."""
+    """Raises ValueError if there are no parts, or if some are given by position and others by name."""
     if args and kwargs:
         counts = f"{len(args)} by position and {sorted(kwargs)} by name"
         raise ValueError(f"{taker} takes {part}s either by position (tuples) or by name (dicts), not {counts}.")

@@ -42,7 +42,7 @@ Unit = Literal["samples", "tokens"]
 
 
 class WeightsFrom(NamedTuple):
-    """The weights of a mixture from a position of an epoch on."""
+    """The weights of a mixture, which are valid from a position of an epoch on."""
 
     epoch: int
     position: int
@@ -83,11 +83,11 @@ class MixtureDataset(Dataset[Any]):
 
     @property
     def endless(self) -> bool:
-        """True if the mixture has no end."""
+        """True if the mixture never ends."""
         return self.stop == "never"
 
     def __len__(self) -> int:
-        """Returns the number of samples in the first epoch, with the seed 0 if the mixture has no seed of its own."""
+        """Returns the number of samples in the first epoch. If the mixture has no seed of its own, the seed is 0."""
         if self.endless:
             raise TypeError(f'{self!r} has no end, and so no len(). With stop="first" or stop="all" it has one.')
         return self.__order__(0, WINDOW).size(0)
@@ -125,7 +125,7 @@ class MixtureDataset(Dataset[Any]):
 
     @property
     def __gather__(self) -> Callable[[Any, Any], Any]:
-        """Gathers from all sources. Missing unless each of them has `__gather__`, and if samples get a `field`."""
+        """Gathers from all sources. Missing if a source has no `__gather__`, or if samples get a `field`."""
         if self.field is not None:
             raise AttributeError("a mixture that adds a field to its samples has no __gather__")
         gathers = [not_missing(method_of(source, "__gather__"), "__gather__") for source in self.sources]
@@ -153,7 +153,10 @@ class MixtureDataset(Dataset[Any]):
 
     @property
     def __lengths__(self) -> Lengths:
-        """Returns the lengths of one pass over each source: that of key k is at k % n. Missing if one has none."""
+        """Returns the lengths for one pass over each source. The length of key k is at index k % n.
+
+        The attribute is missing if a source has no `__lengths__`.
+        """
         return not_missing(lengths_within(self), "__lengths__")
 
     def names_of(self, keys: Any) -> list[str]:
@@ -161,12 +164,12 @@ class MixtureDataset(Dataset[Any]):
         return [self.names[part] for part in self._parts(_checked_keys(keys))[0].tolist()]
 
     def locate(self, key: int) -> tuple[int, int]:
-        """Returns the number of the source of a key, and the key of the sample there."""
+        """Returns the number of the source that the key belongs to, and the key of the sample in this source."""
         part, index = self._parts(_checked_keys([key]))
         return part.item(), index.item()
 
     def __order__(self, seed: int, window: int) -> MixtureOrder:
-        """Returns the order of the keys. The mixture's own seed, if it has one, takes the place of the loader's."""
+        """Returns the order of the keys. If the mixture has a seed of its own, it replaces the loader's seed."""
         blocks = tuple(map(_grouping, self.sources)) if self.shuffled else ()
         own = seed if self.seed is None else self.seed
         labels = tuple(map(_label, self.names))
@@ -191,16 +194,16 @@ class MixtureDataset(Dataset[Any]):
     # The history of the weights.
 
     def weights_at(self, epoch: int, position: int) -> dict[str, float]:
-        """Returns the weights of the sample at this position of an epoch."""
+        """Returns the weights that are valid at this position of an epoch."""
         found = [stage for stage in self._stages if (stage.epoch, stage.position) <= (epoch, position)]
         return dict(found[-1].weights)
 
     def drawn(
         self, order: MixtureOrder, epoch: int, position: int, lengths: NDArray[np.int64] | None = None
     ) -> list[tuple[str, float, int, int, float | None]]:
-        """Returns name, weight, samples given, length, and mean length of a sample of each source, for statistics.
+        """Returns statistics of each source: name, weight, samples given, number of samples, and their mean length.
 
-        `lengths` has the lengths of all samples. Without it, the mean length is None, unless the weights need it.
+        `lengths` has the lengths of all samples. Without it, mean lengths are known only if `unit` is "tokens".
         """
         counts, weights = order.counts(epoch, position).tolist(), self.weights_at(epoch, position)
         tokens = dict(self._tokens)
@@ -219,10 +222,10 @@ class MixtureDataset(Dataset[Any]):
         return [(name, weights[name], *rest) for name, *rest in zip(*columns, strict=True)]
 
     def reweigh(self, epoch: int, position: int, weights: Mapping[str, float]) -> None:
-        """Sets the weights from this position of an epoch on. Each source goes on with its next sample.
+        """Sets the weights from this position of an epoch on. Each source continues with its next sample.
 
-        The order of the samples before this position stays the same. An order that `__order__` has returned before
-        does not change.
+        The order of the samples before this position stays the same. Orders that `__order__` returned earlier do not
+        change.
         """
         if epoch < 0 or position < 0:
             raise ValueError(f"epoch and position are 0 or more, got {epoch} and {position}.")
@@ -231,7 +234,7 @@ class MixtureDataset(Dataset[Any]):
         self._stages = [each for each in self._stages if each[:2] < stage[:2]] + [stage]
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the history of the weights, and what it belongs to, for JSON."""
+        """Returns the history of the weights and a description of the mixture, as JSON-serialisable data."""
         state: dict[str, Any] = {
             "sources": dict(zip(self.names, self._lengths, strict=True)),
             "unit": self.unit,
@@ -241,6 +244,8 @@ class MixtureDataset(Dataset[Any]):
             "weights": dict(self.weights),  # before any change
             "stages": [{**stage._asdict(), "weights": dict(stage.weights)} for stage in self._stages],
         }
+        if self.shuffled and any(_grouping(source) is not None for source in self.sources):
+            state["blocks"] = True  # not in the state: `of_state`
         files = {name: fingerprint_of(source) for name, source in zip(self.names, self.sources, strict=True)}
         if any(files.values()):
             state["files"] = {name: text for name, text in files.items() if text}
@@ -249,8 +254,27 @@ class MixtureDataset(Dataset[Any]):
             state["tokens"] = {name: self._tokens_of(name) for name in self.names if name in used}
         return state
 
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any]) -> MixtureDataset | None:
+        """Returns a mixture with the order of a state, without the data. None if the order depends on blocks."""
+        if state.get("blocks"):
+            return None
+        try:
+            options = {name: state[name] for name in ("unit", "stop", "shuffle", "seed")}
+            sources = {str(name): range(length) for name, length in state["sources"].items()}
+            made = cls(sources, dict(state["weights"]), **options)
+            made._tokens.update(state.get("tokens", {}))
+            made.load_state_dict({**state, "files": {}})  # a range has no files
+            for stage in made._stages:
+                made._shares(stage.weights)
+        except StateError:
+            raise
+        except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+            raise StateError(f"the state of a mixture is damaged: {error!r} in {state!r:.200}.") from error
+        return made
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over the history of the weights. Raises StateError if it does not belong to this mixture."""
+        """Restores the history of the weights. Raises StateError if it belongs to a different mixture."""
         try:
             stages = [WeightsFrom(s["epoch"], s["position"], dict(s["weights"])) for s in state["stages"]]
             lengths, tokens = dict(state["sources"]), dict(state.get("tokens", {}))
@@ -260,6 +284,7 @@ class MixtureDataset(Dataset[Any]):
             fits = first[:2] == (0, 0) and all(sorted(stage.weights) == sorted(lengths) for stage in stages)
             fits = fits and stages == sorted(stages, key=lambda stage: stage[:2])
             counts = [*lengths.values(), *tokens.values(), *(count for stage in stages for count in stage[:2])]
+            fits = fits and tokens.keys() <= lengths.keys()
             fits = fits and all(type(count) is int and 0 <= count < ENDLESS for count in counts)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise StateError(f"the state of a mixture is damaged: {error!r} in {state!r:.200}.") from error
@@ -277,13 +302,13 @@ class MixtureDataset(Dataset[Any]):
         new = dict.fromkeys((name for name in self.names if name not in lengths), 0.0)
         try:
             self._stages = [stage._replace(weights=self._checked({**stage.weights, **new})) for stage in stages]
-        except (ValueError, TypeError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise StateError(f"the state of a mixture is damaged: {error}") from error
 
     def _compare(
         self, lengths: dict[str, Any], files: dict[str, Any], tokens: dict[str, Any], options: dict[str, Any]
     ) -> None:
-        """Raises StateError if a state is from a mixture of other sources, or with other options."""
+        """Raises StateError if the state comes from a mixture with other sources or options."""
         for name, length in lengths.items():
             if name not in self.names:
                 raise StateError(
@@ -303,8 +328,8 @@ class MixtureDataset(Dataset[Any]):
                     f"source {name!r} has other files than when the state was saved: its fingerprint was {before!r}, "
                     f"and is {after!r}. Use the same files, or start without the state."
                 )
-        own = {"unit": self.unit, "stop": self.stop, "shuffle": self.shuffled, "seed": self.seed}
-        for option, ours in own.items():
+        here = {"unit": self.unit, "stop": self.stop, "shuffle": self.shuffled, "seed": self.seed}
+        for option, ours in here.items():
             if options[option] != ours:
                 raise StateError(
                     f"the state is from a mixture with {option}={options[option]!r}, but this one has "
@@ -325,7 +350,7 @@ class MixtureDataset(Dataset[Any]):
             )
 
     def _checked(self, weights: Mapping[str, float]) -> dict[str, float]:
-        """Returns the weight of each source, in the order in which they are given."""
+        """Checks the weights and returns them as floats, in the order in which they are given."""
         if not isinstance(weights, Mapping):
             raise TypeError(f"weights must be a dict from names to numbers, but it is a {type(weights).__name__}.")
         for name in weights:
@@ -349,7 +374,7 @@ class MixtureDataset(Dataset[Any]):
         return found
 
     def _shares(self, weights: dict[str, float]) -> tuple[int, ...]:
-        """Returns the sources' shares of the samples as integers, which are the same on all machines."""
+        """Returns each source's share of the samples as an integer that is the same on all machines."""
         shares = [Fraction(weights[name]) for name in self.names]
         if self.unit == "tokens":
             # share of the tokens / mean length
@@ -378,13 +403,13 @@ class MixtureDataset(Dataset[Any]):
     # Keys.
 
     def _parts(self, keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the number of the source of each key, and the key there."""
+        """Returns the number of each key's source, and the key of the sample in this source."""
         inside = keys % self._firsts[-1]
         part = self._firsts.searchsorted(inside, "right") - 1
         return part, inside - self._firsts[part]
 
     def _divided(self, keys: Any) -> list[tuple[int, list[int], list[int]]]:
-        """Returns the number of each source that has some of the keys, their rows, and the keys there."""
+        """Groups the keys by source. Returns each source's number, the rows of its samples, and their keys in it."""
         part, index = self._parts(_checked_keys(keys))
         rows = part.argsort(kind="stable")
         edges = np.flatnonzero(np.diff(part[rows], prepend=-1, append=-1)).tolist()
@@ -469,7 +494,10 @@ def _checked_keys(keys: Any) -> NDArray[np.int64]:
 
 
 def _woven(parts: Sequence[tuple[list[int], Any]], size: int, empty: Any) -> Any:
-    """Returns one batch of those of several sources, at these rows, or NotImplemented if they differ in kind."""
+    """Merges the batches of several sources. Returns NotImplemented if their fields or dtypes differ.
+
+    Each of the `parts` has a batch, and the rows for its samples in the merged batch.
+    """
     batches = [batch for _, batch in parts]
     kinds = set(map(type, batches))
     if len(kinds) > 1:

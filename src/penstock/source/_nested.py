@@ -31,8 +31,8 @@ Lengths = Callable[[], NDArray[np.int64]]
 
 def method_of(dataset: object, name: str) -> Any:
     """Returns the dataset's special method of this name, such as `__getitems__`, or None if its class has none."""
-    # Looked up on the class, as Python does for special methods: a wrapper that forwards missing attributes to an
-    # inner dataset would otherwise be bypassed, and the inner dataset's samples used instead of its own.
+    # Looked up on the class, as Python does for special methods: a wrapper that forwards missing attributes to a
+    # wrapped dataset would otherwise be bypassed, and the wrapped dataset's samples used instead of its own.
     return getattr(dataset, name, None) if hasattr(type(dataset), name) else None
 
 
@@ -42,8 +42,8 @@ _NUMPY = "_gathers_numpy"
 def gathers_numpy(gather: Gather) -> Gather:
     """Marks a `__gather__` whose samples are numpy arrays or scalars, str, bytes, or one dict or tuple of these.
 
-    Their types and dtypes do not differ between samples, except where `__gather__` returns NotImplemented. So another
-    library's collate function can be told from the batch alone, and `penstock.torch` makes tensors of the batch.
+    Types and dtypes are the same for all samples, unless `__gather__` returns NotImplemented. So the batch alone
+    shows what another library's collate function would return, and `penstock.torch` makes tensors from it.
     """
     setattr(gather, _NUMPY, True)
     return gather
@@ -65,7 +65,7 @@ _ATTRIBUTES = {
 
 
 def _is(kind: str, dataset: object, name: str) -> bool:
-    """True for an instance of `kind` (see `_ATTRIBUTES`), unless a subclass of it defines `name` itself."""
+    """True if the dataset is a `kind` (see `_ATTRIBUTES`), and no subclass of `kind` redefines `name`."""
     for cls in type(dataset).__mro__:
         if cls.__name__ == kind:
             return all(hasattr(dataset, each) for each in _ATTRIBUTES[kind])
@@ -75,14 +75,14 @@ def _is(kind: str, dataset: object, name: str) -> bool:
 
 
 def side_by_side(stack: Any) -> list[Any]:
-    """Returns the datasets inside a StackDataset, ConcatDataset or mixture."""
+    """Returns the parts of a StackDataset, ConcatDataset or mixture."""
     if _is("MixtureDataset", stack, ""):
         return list(stack.sources)
     return list(stack.datasets.values() if isinstance(stack.datasets, dict) else stack.datasets)
 
 
 def leaves_of(dataset: Any) -> Iterator[Any]:
-    """Yields the innermost datasets."""
+    """Yields the innermost datasets, which wrap no other dataset."""
     if any(_is(kind, dataset, "") for kind in ("Subset", "SameKeys", "RepeatedDataset")):
         yield from leaves_of(dataset.dataset)
     elif any(_is(kind, dataset, "") for kind in ("ConcatDataset", "StackDataset", "MixtureDataset")):
@@ -96,7 +96,7 @@ def leaves_of(dataset: Any) -> Iterator[Any]:
 
 
 def origin(dataset: Any, key: Any) -> tuple[Any, Any]:
-    """Returns the innermost dataset that the sample comes from, and the key of the sample there."""
+    """Returns the innermost dataset that the sample comes from, and the key of the sample in this dataset."""
     while True:
         if _is("SameKeys", dataset, ""):
             dataset = dataset.dataset
@@ -152,7 +152,7 @@ def blocks_of(dataset: Any) -> Grouping:
 
 
 def grouping_of(dataset: Any) -> Grouping:
-    """Returns the blocks of a dataset. Raises AttributeError if the dataset, or one inside it, has none."""
+    """Returns the blocks of a dataset. Raises AttributeError if the dataset, or a wrapped one, has no blocks."""
     if _is("Subset", dataset, "blocks"):
         return blocks_of_subset(dataset).outer
     if _is("ConcatDataset", dataset, "blocks"):
@@ -182,7 +182,7 @@ _known: weakref.WeakKeyDictionary[Any, tuple[Any, InnerBlocks]] = weakref.WeakKe
 
 
 def blocks_of_subset(subset: Any) -> InnerBlocks:
-    """Returns the blocks of a Subset. Samples from the same block of the inner dataset form one block."""
+    """Returns the blocks of a Subset. Samples from the same block of the wrapped dataset form one block."""
     try:
         inner = grouping_of(subset.dataset)
     except AttributeError as error:
@@ -213,7 +213,7 @@ def blocks_of_parts(joint: Any) -> list[Grouping]:
 
 
 def blocks_of_stack(stack: Any) -> Grouping:
-    """Returns the blocks of the first dataset of a StackDataset that has any. Raises AttributeError if none has."""
+    """Returns the blocks of the first part of a StackDataset that has blocks. Raises AttributeError if none has."""
     for part in side_by_side(stack):
         try:
             return grouping_of(part)
@@ -260,7 +260,7 @@ def fingerprint_of(dataset: Any) -> str | None:
 
 
 def foresee_of(dataset: Any) -> Foresee | None:
-    """Returns a function that passes a forecast to the dataset and nested ones; None if none accepts it."""
+    """Returns a function that passes a forecast to the dataset or its wrapped datasets. None if none accepts it."""
     if _is("Subset", dataset, "__foresee__"):
         return foresee_of_subset(dataset)
     if _is("ConcatDataset", dataset, "__foresee__"):
@@ -388,7 +388,7 @@ TOKENS = ("tokens", "input_ids")
 
 
 def lengths_within(dataset: Any) -> Lengths | None:
-    """Returns a function that returns the length of each sample, or None if no dataset inside has `__lengths__`."""
+    """Returns a function that returns the length of each sample, or None if the lengths are unknown."""
     if _is("Subset", dataset, "__lengths__"):
         inner = lengths_within(dataset.dataset)
         return None if inner is None else partial(_lengths_of_subset, dataset, inner)
@@ -446,7 +446,7 @@ _AT_ONCE = 512
 
 
 def keys_in_order(dataset: Any) -> Iterator[int]:
-    """Yields the keys of the first epoch of an unshuffled loader, with the seed 0."""
+    """Yields the keys of an unshuffled loader's first epoch (with the seed 0)."""
     order = method_of(dataset, "__order__")
     if order is None:
         yield from count() if getattr(dataset, "endless", False) else range(len(dataset))

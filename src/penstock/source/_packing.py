@@ -50,7 +50,7 @@ def pack(
     window: int = PACKED_TOGETHER,
     eos: int | None = None,
 ) -> PackedRows:
-    """Returns a dataset of rows of `length` tokens, each of which has several documents, and padding only at its end.
+    """Returns a dataset of rows of `length` tokens. A row has several documents, and padding only at its end.
 
     A document is an array or a list of token ids, or a dict with such a field: `tokens`, `input_ids`, or else the
     first field with integers along one axis. A row is a dict of arrays of `length` elements:
@@ -64,15 +64,14 @@ def pack(
     The rows are planned in windows of `window` documents, in the order of the loader, from the lengths alone, and
     anew in each epoch. So they do not depend on the number of workers and ranks, and a loader can resume at any row.
     `method="best_fit"` fills rows best. `"concat"` puts the documents one after the other, and cuts them where a row
-    is full. With another `overflow` than "split", a document that does not fit into the rest of a row begins the
-    next one.
+    is full. If `overflow` is not "split", a document that does not fit into the rest of a row begins the next one.
 
     `overflow` says what happens to a document that is longer than `length`: it is divided among several rows
     ("split"), cut to `length` ("truncate"), left out ("drop"), or a ValueError ("error"). Documents without tokens
     take no room. `figures()` counts all of these.
 
     `eos` is a token that is appended to each document, but not to its parts: it counts as the last token of the
-    document. There, other fields repeat the value of the last token.
+    document. At this position, the other fields repeat their last value.
 
     `lengths` has the number of tokens of each document, without `eos`: an array, or a function that measures a
     document (all are read once, and the result is kept for files). By default, the dataset must know its lengths, as
@@ -110,7 +109,7 @@ def pack(
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """The arguments of `pack`. `kinds` are the names of the kinds of cost, `capacities` what fits into a row."""
+    """The arguments of `pack`. `kinds` has the names of the kinds of cost, and `capacities` the limits of a row."""
 
     kinds: tuple[str, ...]
     capacities: tuple[int, ...]
@@ -136,11 +135,12 @@ class Packing:
 
 
 class PackedRows(Dataset[dict[str, Array]]):
-    """Rows of documents: see `penstock.pack`.
+    """Rows that are packed from documents: see `penstock.pack`.
 
-    A loader plans the rows of each epoch, and asks for them by keys that say which parts of which documents they
-    have: `(document, begin, end, document, begin, end, ...)`. An integer is the number of a row in the order in which
-    the documents are in the dataset. It has to plan all windows before that row, as `len()` has to plan all.
+    A loader plans the rows of each epoch. It requests a row by a key that lists the parts of documents in the row:
+    `(document, begin, end, document, begin, end, ...)`. The key may also be an integer. It is then the number of a
+    row, if the documents are packed in their own order. Such a row can be found only after planning all windows
+    before it, and `len()` plans all windows.
     """
 
     def __init__(self, documents: Any, lengths: Sequence[LengthTable], how: Packing) -> None:
@@ -161,7 +161,7 @@ class PackedRows(Dataset[dict[str, Array]]):
 
     @property
     def drawn(self) -> Callable[..., Any]:
-        """The figures of the sources. Missing if the documents are no mixture."""
+        """Statistics of the sources. Missing if the documents are not a mixture."""
         return partial(not_missing(method_of(self.documents, "drawn"), "drawn"), lengths=self._tables[0].numbers)
 
     @property
@@ -171,12 +171,12 @@ class PackedRows(Dataset[dict[str, Array]]):
 
     @property
     def endless(self) -> bool:
-        """True if the documents have no end."""
+        """True if the documents never end."""
         return bool(getattr(self.documents, "endless", False))
 
     @property
     def names_of(self) -> Callable[[Sequence[Any]], list[tuple[Any, ...]]]:
-        """For each key, the names of the sources of its documents. Missing if the documents have no `names_of`."""
+        """Returns the names of the sources in each row, one per document. Missing if documents have no `names_of`."""
         names = method_of(self.documents, "names_of")
         if names is None:
             raise AttributeError(f"{type(self.documents).__name__} has no names_of")
@@ -223,10 +223,10 @@ class PackedRows(Dataset[dict[str, Array]]):
         return found
 
     def figures(self) -> PackFigures:
-        """Counts documents, rows, tokens and padding, in the order in which the documents are in the dataset.
+        """Counts documents, rows, tokens and padding, for the documents in their own order.
 
-        Plans all rows, and reads nothing. In another order, other documents are in a window together, and so the
-        number of rows may differ slightly.
+        Plans all rows, but reads no documents. In another order, each window has other documents, so the number of
+        rows may differ slightly.
         """
         windows = self._plan.windows
         assert isinstance(windows, PackWindows)
@@ -249,7 +249,7 @@ class PackedRows(Dataset[dict[str, Array]]):
 
     @gathers_numpy
     def __gather__(self, keys: Sequence[Any], empty: Empty) -> Any:
-        """Returns NotImplemented (the loader then collates) if the rows do not have the same fields and dtypes."""
+        """Returns the rows as a batch. If fields or dtypes differ, returns NotImplemented: the loader collates."""
         rows, documents = self._read(keys)
         forms = [self._rows.form(row, documents) for row in rows]
         if any(form != forms[0] for form in forms):
@@ -257,7 +257,7 @@ class PackedRows(Dataset[dict[str, Array]]):
         return self._rows.columns(rows, documents, empty)
 
     def _read(self, keys: Sequence[Any]) -> tuple[list[list[Part]], dict[int, _Fields]]:
-        """Returns the parts of each row, and all documents of the rows, which are read together."""
+        """Reads all documents of these rows together. Returns the parts of each row, and the documents."""
         rows = [self.parts_of(tuple(key) if isinstance(key, (list, np.ndarray)) else key) for key in keys]
         names = list(dict.fromkeys(part[0] for row in rows for part in row))
         with parts_of_samples(names):
@@ -269,7 +269,7 @@ class PackedRows(Dataset[dict[str, Array]]):
 
 
 class _PackedField(NamedTuple):
-    """A field of a document with one element for each token, or for each unit of another kind of cost."""
+    """A field of a document. It has one element for each token, or for each unit of another kind of cost."""
 
     kind: int
     values: Array
@@ -280,14 +280,14 @@ _RowForm = dict[str, tuple[int, tuple[int, ...], "np.dtype[Any]"]]
 
 
 class _RowMaker:
-    """Makes rows of documents that were read."""
+    """Makes rows from documents that were read."""
 
     def __init__(self, how: Packing, tables: Sequence[LengthTable]) -> None:
         self._how, self._tables = how, tables
         self._counting = np.arange(how.capacities[0], dtype=np.int32)
 
     def opened(self, keys: list[int], samples: list[Any]) -> dict[int, _Fields]:
-        """Returns the fields of documents that are packed, tokens first. Raises if a length is not as planned."""
+        """Returns the fields to pack from each document, tokens first. Raises if a length is not as planned."""
         planned = [table.of(np.array(keys, np.int64)).tolist() for table in self._tables]
         lengths = list(zip(*planned, strict=True))
         return {
@@ -326,7 +326,7 @@ class _RowMaker:
         )
 
     def form(self, row: list[Part], documents: dict[int, _Fields]) -> _RowForm:
-        """Returns the fields of a row, with the kind, the shape of an element, and the dtype."""
+        """Returns the kind, the element shape and the dtype of each field of a row."""
         parts = [documents[key] for key, _, _ in row]
         form: _RowForm = {}
         for name in dict.fromkeys(name for part in parts for name in part):
@@ -349,7 +349,7 @@ class _RowMaker:
     def columns(
         self, rows: list[list[Part]], documents: dict[int, _Fields], empty: Empty, single: bool = False
     ) -> dict[str, Array]:
-        """Returns the fields of these rows, in memory from `empty`. Those of a single row have no axis of rows."""
+        """Returns the fields of these rows, in memory from `empty`. With `single`, arrays have no axis of rows."""
         form = self.form(rows[0], documents)
         capacities = self._how.capacities
         ours = [(name, (capacities[kind], *shape), dtype) for name, (kind, shape, dtype) in form.items()]
@@ -409,7 +409,7 @@ class _RowMaker:
         return at
 
     def _last(self, name: str, values: Array, key: int) -> Any:
-        """Returns the element that follows those of a document: `eos`."""
+        """Returns the element to append to a document: `eos` for tokens, the last value for any other field."""
         if name != "tokens":
             return values[-1] if len(values) else 0
         limits, eos = np.iinfo(values.dtype), self._how.eos
@@ -424,7 +424,7 @@ class _RowMaker:
     def _fill_units(
         self, out: Array, numbers: Array, name: str, row: list[Part], documents: dict[int, _Fields]
     ) -> int:
-        """Writes the elements of another kind of cost, and the number of the segment of each."""
+        """Writes the elements of another kind of cost (such as images) and their segments. Returns the end."""
         at = 0
         for number, (key, _, _) in enumerate(row, 1):
             field = documents[key].get(name)
@@ -436,7 +436,7 @@ class _RowMaker:
 
 
 def _tokens_of(named: Mapping[str, Any], key: int) -> tuple[str, Array]:
-    """Returns the name and the values of the field with the tokens of a document."""
+    """Returns the name and the values of the field that has the document's tokens."""
     for name in (*TOKENS, *named):
         if name in named:
             values = _numbers(named[name])
@@ -454,7 +454,7 @@ def _tokens_of(named: Mapping[str, Any], key: int) -> tuple[str, Array]:
 
 
 def _numbers(value: Any) -> Array | None:
-    """Returns the value as an array with at least one axis, or None if it has no numbers or no axis."""
+    """Returns the value as an array of numbers with at least one axis, or None if it is not one."""
     if not isinstance(value, np.ndarray):
         if not isinstance(value, (list, tuple)) and not hasattr(value, "__array__"):
             return None
@@ -512,10 +512,10 @@ def _measured(documents: Any, lengths: GivenLengths) -> Any:
 def cu_seqlens(segments: Any) -> tuple[Any, int]:
     """Returns the boundaries of the documents in a batch of packed rows, and the length of the longest.
 
-    `segments` is the field of a batch, or of one row. The boundaries are those of the batch flattened to one axis, as
-    int32, from 0 to the number of its tokens: what flash attention's function for variable lengths takes as
-    `cu_seqlens` and `max_seqlen`. The padding at the end of a row counts as one document. A tensor gives a tensor on
-    the same device; the boundaries are computed on the CPU.
+    `segments` is the field of a batch, or of one row. The boundaries are int32 positions in the batch
+    flattened to one axis, from 0 to its number of tokens. Flash attention's function for variable lengths takes the
+    two results as `cu_seqlens` and `max_seqlen`. The padding at the end of a row counts as one document. A tensor
+    gives a tensor on the same device; the boundaries are computed on the CPU.
 
     >>> import penstock
     >>> penstock.cu_seqlens(np.array([[1, 1, 2, 0], [1, 1, 1, 1]]))

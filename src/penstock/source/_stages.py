@@ -1,7 +1,7 @@
 """The datasets that the methods of `Dataset` return: `map`, `filter`, `select`, `repeat`, `shuffle`, `with_lengths`.
 
 `Subset`, `ConcatDataset` and `StackDataset`, which other methods return, are in `_dataset.py`. How keys map to those
-of the datasets inside is in `_nested.py`.
+of the wrapped datasets is in `_nested.py`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _survey: Survey | None = None
 
 
 def survey_by(survey: Survey) -> None:
-    """Sets the function that reads all samples in parallel: it uses a loader, which this package cannot import."""
+    """Sets the function that reads all samples in parallel. It uses a loader, which this package cannot import."""
     global _survey
     _survey = survey
 
@@ -105,7 +105,7 @@ def mix(
     - `unit`: weights are shares of the samples, or of the tokens. Tokens are counted by the lengths of the samples:
       see `Dataset.with_lengths`.
     - `stop`: "never" for a mixture without end; "first" if an epoch ends when the first source has given all of its
-      samples; "all" if it ends when each source has, while those that are shorter repeat.
+      samples; "all" if it ends when every source has done so (shorter sources repeat until then).
     - `shuffle`: if False, each source is read in its own order.
     - `seed`: the loader's seed if None.
     - `field`: the name of a field that is added to each sample, with the name of its source. Samples must be dicts.
@@ -114,11 +114,12 @@ def mix(
     pass and the sample, but not its position (docs/mixtures.md).
 
     >>> import penstock
-    >>> data = penstock.mix({"a": ["a0", "a1"], "b": ["b0", "b1"]}, {"a": 3, "b": 1}, stop="all", shuffle=False)
+    >>> data = penstock.mix({"small": range(100), "large": range(100, 900)}, {"small": 3, "large": 1})
     >>> data
-    mix(a=3, b=1)
-    >>> list(data)
-    ['a0', 'a1', 'b0', 'a0', 'a1', 'a0', 'a1', 'b1']
+    mix(small=3, large=1)
+    >>> loader = penstock.DataLoader(data, batch_size=8, seed=0)
+    >>> sum(sample < 100 for sample in next(iter(loader)).tolist())
+    6
     """
     import_whole("penstock.source._mixture")
     from penstock.source._mixture import MixtureDataset  # late, because it derives from `Dataset` and few need it
@@ -135,7 +136,7 @@ def name_of(fn: Any) -> str:
 
 
 def noted(error: Exception, note: str) -> Exception:
-    """Returns a copy of an exception that was just caught, with this note. Raise it after the `except` block."""
+    """Returns a copy of the caught exception with this note. Raise the copy after the `except` block."""
     # A copy, because the exception is the user's object: a program may raise it many times, for many samples.
     copy = annotate(copied(error), note)
     trace = copy.__traceback__
@@ -143,7 +144,7 @@ def noted(error: Exception, note: str) -> Exception:
 
 
 def passed(name: str, inside: str = "dataset") -> Any:
-    """Returns a property that is the attribute of the dataset inside, and missing if that has none."""
+    """Returns a property that forwards an attribute of the wrapped dataset. Missing if that has no such attribute."""
 
     def get(self: Any) -> Any:
         inner = getattr(self, inside)
@@ -156,7 +157,7 @@ def passed(name: str, inside: str = "dataset") -> Any:
 
 
 class SameKeys(Dataset[T_co]):
-    """A dataset with the keys of the dataset inside it. By itself, it has the same samples too."""
+    """A wrapper that has the same keys as the wrapped dataset. Subclasses may change the samples."""
 
     def __init__(self, dataset: Keyed[Any]) -> None:
         self.dataset = dataset
@@ -185,22 +186,22 @@ class SameKeys(Dataset[T_co]):
 
     @property
     def endless(self) -> bool:
-        """True if the keys have no end."""
+        """True if the dataset never ends."""
         return bool(getattr(self.dataset, "endless", False))
 
     @property
     def blocks(self) -> NDArray[np.int64]:
-        """The first key of each block, and the end of the last. Missing if the dataset inside has no blocks."""
+        """The first key of each block, and the end of the last. Missing if the wrapped dataset has no blocks."""
         return in_sequence(grouping_of(self.dataset), "dataset")
 
     @property
     def __foresee__(self) -> Callable[[Any], Any]:
-        """Passes a forecast to the dataset inside. Missing if that has no `__foresee__`."""
+        """Passes a forecast to the wrapped dataset. Missing if that has no `__foresee__`."""
         return not_missing(foresee_of(self.dataset))
 
     @property
     def __lengths__(self) -> Lengths:
-        """Returns the length of each sample. Missing if the dataset inside has no `__lengths__`."""
+        """Returns the length of each sample. Missing if the wrapped dataset has no `__lengths__`."""
         return not_missing(lengths_within(self.dataset), "__lengths__")
 
     def __repr__(self) -> str:
@@ -210,7 +211,7 @@ class SameKeys(Dataset[T_co]):
 class MappedDataset(SameKeys[T_co]):
     """The samples of a dataset, each passed through a function: see `Dataset.map`.
 
-    `called` is the name of the method in messages. `convert` makes a plain number of what the function returns.
+    `called` is the name of the method in messages. `convert` converts the function's result, for example to an int.
     """
 
     def __init__(
@@ -234,7 +235,11 @@ class MappedDataset(SameKeys[T_co]):
 
     @property
     def __getitems__(self) -> Callable[[Sequence[Any]], list[Any]]:
-        """Missing if the dataset inside has no `__getitems__`. Each sample is then passed on when it is read."""
+        """Reads the samples together, and then calls the function for each.
+
+        Missing if the wrapped dataset has no `__getitems__`. The function is then called as soon as its sample was
+        read.
+        """
         if not method_of(self.dataset, "__getitems__"):
             raise AttributeError(f"{type(self.dataset).__name__} has no __getitems__")
         return self._get_many
@@ -247,7 +252,7 @@ class MappedDataset(SameKeys[T_co]):
 
     @property
     def __lengths__(self) -> Lengths:
-        """Returns the length of each sample. Missing unless `map` was told that lengths stay the same."""
+        """Returns the length of each sample. Missing unless `keeps_lengths` is True."""
         return not_missing(lengths_within(self.dataset) if self.keeps_lengths else None, "__lengths__")
 
     def _applied(self, sample: Any, key: Any) -> Any:
@@ -284,7 +289,7 @@ class MeasuredDataset(SameKeys[T_co]):
         self._lengths = None if callable(lengths) else _checked_lengths(lengths, dataset)
 
     def __lengths__(self) -> NDArray[np.int64]:
-        """Returns the length of each sample, as int64. A function measures all samples in the first call."""
+        """Returns the length of each sample, as int64. If they come from a function, the first call computes them."""
         if self._lengths is None:
             assert self._measure is not None
             measured: Any = MappedDataset(self.dataset, self._measure, called="with_lengths", convert=operator.index)
@@ -318,7 +323,7 @@ def _length(dataset: Any) -> int | None:
 
 
 class RepeatedDataset(Dataset[T_co]):
-    """A dataset several times in a row: see `Dataset.repeat`. `times` is None if it is repeated without end."""
+    """A dataset that is repeated `times` times, or without end if `times` is None: see `Dataset.repeat`."""
 
     def __init__(self, dataset: Keyed[Any], times: int | None = None) -> None:
         if times is not None and (isinstance(times, bool) or not hasattr(times, "__index__") or times < 0):
@@ -329,7 +334,7 @@ class RepeatedDataset(Dataset[T_co]):
 
     @property
     def endless(self) -> bool:
-        """True if the keys have no end."""
+        """True if the dataset never ends."""
         return self.times is None
 
     def __len__(self) -> int:
@@ -347,13 +352,13 @@ class RepeatedDataset(Dataset[T_co]):
 
     @property
     def __getitems__(self) -> Callable[[Sequence[int]], list[Any]]:
-        """Missing if the dataset inside has no `__getitems__`."""
+        """Reads several samples together. Missing if the wrapped dataset has no `__getitems__`."""
         not_missing(method_of(self.dataset, "__getitems__"), "__getitems__")
         return lambda keys: fetch(self.dataset, self._inner(keys).tolist())
 
     @property
     def __gather__(self) -> Callable[[Any, Any], Any]:
-        """Missing if the dataset inside has no `__gather__`."""
+        """Gathers a batch from the wrapped dataset. Missing if that has no `__gather__`."""
         gather: Callable[[Any, Any], Any] = not_missing(method_of(self.dataset, "__gather__"), "__gather__")
         return lambda keys, empty: gather(self._inner(keys), empty)
 
@@ -363,17 +368,17 @@ class RepeatedDataset(Dataset[T_co]):
 
     @property
     def blocks(self) -> NDArray[np.int64]:
-        """The blocks of each pass. Missing if the dataset inside has none, or is repeated without end."""
+        """The blocks of all passes. Missing if the wrapped dataset has no blocks, or is repeated without end."""
         return in_sequence(grouping_of(self), "dataset")
 
     @property
     def __foresee__(self) -> Callable[[Any], Any]:
-        """Passes a forecast to the dataset inside. Missing if that has no `__foresee__`."""
+        """Passes a forecast to the wrapped dataset. Missing if that has no `__foresee__`."""
         return not_missing(foresee_of(self))
 
     @property
     def __lengths__(self) -> Lengths:
-        """Returns the length of each sample; of one pass if there is no end: the length of key k is that of k % n."""
+        """Returns the lengths of all samples, or of one pass if the dataset is endless. Key k is then at k % n."""
         return not_missing(lengths_within(self), "__lengths__")
 
     def __repr__(self) -> str:
@@ -381,7 +386,7 @@ class RepeatedDataset(Dataset[T_co]):
 
 
 class ShuffledDataset(Subset[T_co]):
-    """The samples of a dataset in a random order that is computed when it is needed: see `Dataset.shuffle`."""
+    """The samples of a dataset in random order: see `Dataset.shuffle`. The order is computed as it is needed."""
 
     def __init__(self, dataset: Keyed[Any], seed: int) -> None:
         super().__init__(dataset, Permuted(len(dataset), operator.index(seed)))  # type: ignore[arg-type]
@@ -392,7 +397,7 @@ class ShuffledDataset(Subset[T_co]):
 
 
 class FilteredDataset(Subset[T_co]):
-    """The samples of a dataset that a function has chosen: see `Dataset.filter`. `indices` are their keys."""
+    """The samples that `Dataset.filter` has kept. `indices` has their keys in the wrapped dataset."""
 
     def __init__(self, dataset: Keyed[Any], indices: NDArray[np.int64], by: str) -> None:
         super().__init__(dataset, indices)

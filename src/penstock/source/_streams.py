@@ -28,7 +28,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class WrappedStream(IterableDataset[T_co]):
-    """A stream that reads another one. By itself, it has the same samples."""
+    """A stream that wraps another stream. Subclasses may change the samples."""
 
     def __init__(self, dataset: Iterable[Any]) -> None:
         self.dataset = dataset
@@ -45,7 +45,7 @@ class WrappedStream(IterableDataset[T_co]):
         return StageReader(self, mark, start)
 
     def _beginning(self) -> Mark:
-        """Returns the mark of a pass that begins now."""
+        """Returns the mark (position) of a pass that begins now."""
         found: Mark | None = None
         if self._end is not None:
             with suppress(StateError):
@@ -56,11 +56,11 @@ class WrappedStream(IterableDataset[T_co]):
         return found or Mark(0, {})
 
     def begin_with(self, end: Mark) -> None:
-        """Makes the next pass begin where the pass that has this mark at its end has ended."""
+        """Makes the next pass follow the pass that ended at this mark."""
         self._next = end.next_epoch()
 
     def finish(self, reading: Reading) -> None:
-        """Records that a pass has come to its end."""
+        """Records that a pass has ended."""
         self._end = taken(self.dataset, reading.mark)
 
     def take(self, reading: Reading) -> Any:
@@ -69,7 +69,7 @@ class WrappedStream(IterableDataset[T_co]):
 
     @property
     def load(self) -> Callable[[Any], Any]:
-        """Makes a sample from an item. Missing if the stream inside has no `load`."""
+        """Makes a sample from an item. Missing if the wrapped stream has no `load`."""
         load: Callable[[Any], Any] | None = getattr(self.dataset, "load", None)
         if load is None:
             raise AttributeError(f"{type(self.dataset).__name__} has no load")
@@ -92,10 +92,10 @@ def taken_from(reading: Reading) -> Any:
 
 
 class StageReader:
-    """One pass over a stage. Its state is the position of the stream that the stage reads.
+    """One pass over a `WrappedStream`. Its state is the position in the wrapped stream.
 
-    `mark` is where that stream continues, or None if it begins. `start` is the position of the pass before its first
-    item.
+    `mark` is the position where the wrapped stream continues, or None if it starts at the beginning. `start` is the
+    position before the first item of this pass.
     """
 
     def __init__(self, stage: WrappedStream[Any], mark: Mark | None, start: Mark) -> None:
@@ -123,13 +123,13 @@ class StageReader:
 
     @property
     def state_dict(self) -> Callable[[], dict[str, Any]]:
-        """Returns the state. Missing if the stream that the stage reads has no state."""
+        """Returns the state. Missing if the wrapped stream has no state."""
         self._check_state()
         return self._state
 
     @property
     def load_state_dict(self) -> Callable[[dict[str, Any]], None]:
-        """Continues from a state. Missing if the stream that the stage reads has no state."""
+        """Continues from a state. Missing if the wrapped stream has no state."""
         self._check_state()
         return self._load
 
@@ -147,7 +147,7 @@ class StageReader:
         self._open(mark, mark)
 
     def _position(self) -> Mark | None:
-        """Returns the position of the stream inside, or None if it is not known after an exception."""
+        """Returns the position in the wrapped stream, or None if it is unknown after an exception."""
         return self._start if self._reading.read == self._start.read else self._reading.mark()
 
     def _known(self, mark: Mark | None) -> dict[str, Any]:
@@ -160,7 +160,7 @@ class StageReader:
 
 
 def mark_in(state: Any) -> Mark:
-    """Returns the mark in the state of a stage. Raises StateError if it has none."""
+    """Returns the mark in the state of a `StageReader`. Raises StateError if the state has no mark."""
     try:
         return Mark.parse(state["read"], state["states"], state["kept"])
     except (KeyError, TypeError, ValueError) as error:
@@ -207,7 +207,7 @@ def applied(fn: Callable[[Any], Any], sample: Any, stage: object) -> Any:
 class FilteredStream(WrappedStream[T_co]):
     """The samples of a stream for which a function returns true: see `IterableDataset.filter`.
 
-    A stream of light items is loaded by its reader, because only the sample tells whether it is wanted.
+    If the wrapped stream yields light items, its reader loads them, because the function needs the loaded samples.
     """
 
     def __init__(self, dataset: Iterable[Any], predicate: Callable[[Any], Any]) -> None:
@@ -258,9 +258,9 @@ class BatchedStream(WrappedStream[Any]):
 
 
 class ShuffledStream(WrappedStream[T_co]):
-    """A stream in which every `buffer` samples in a row are in random order: see `IterableDataset.shuffle`.
+    """A stream whose samples are shuffled in groups of `buffer`: see `IterableDataset.shuffle`.
 
-    In a loader, the order of an epoch depends on the loader's seed and epoch, and on `seed`. Elsewhere it depends on
+    In a loader, the order of an epoch depends on the loader's seed and epoch, and on `seed`. Elsewhere, it depends on
     `seed` and on `epoch`, which counts the passes.
     """
 
@@ -268,21 +268,21 @@ class ShuffledStream(WrappedStream[T_co]):
         super().__init__(dataset)
         self.buffer, self.seed = _positive("buffer", buffer), operator.index(seed)
         self.epoch = 0
-        self._depth = 0  # stages of the same kind inside, so that each has an order of its own
+        self._depth = 0  # wrapped streams of the same kind, so that each has an order of its own
         inner = dataset
         while isinstance(inner, WrappedStream):
             self._depth += isinstance(inner, ShuffledStream)
             inner = inner.dataset
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the number of the next pass, where no loader of penstock's has a seed."""
+        """Sets the number of the next pass. Has no effect in a loader that uses penstock's seed."""
         self.epoch = epoch
 
     def _reader(self, mark: Mark | None, start: Mark) -> ShuffledReader:
         return ShuffledReader(self, mark, start)
 
     def draw_order(self) -> int:
-        """Returns a number that the order of the pass which begins depends on."""
+        """Returns the number that determines the order of the next pass."""
         if at_work.source is not None:
             # The seed of the step's generator, and not a number from it: a resume may open a stream twice.
             words: Any = at_work.source.rng().bit_generator.seed_seq
@@ -297,10 +297,10 @@ class ShuffledStream(WrappedStream[T_co]):
 class ShuffledReader(StageReader):
     """One pass over a `ShuffledStream`.
 
-    The items of a window of `buffer` items come in random order, while those of the next window are read, one for
-    each: so at most `buffer` items are held. The state is by position, not by content, so it is small whatever the
-    items are: the position of the stream at the beginning of the window, and how many items of it have come. After a
-    resume, at most two windows are read again.
+    The items of each window (`buffer` items) come in random order. Each time an item is handed out, an item of the
+    next window is read, so at most `buffer` items are held. The state has no items, so it is small. It has the
+    position of the stream at the beginning of the window, and the number of items of the window that were handed out.
+    After a resume, at most two windows are read again.
     """
 
     # Rejected: to exchange each item for a random one of the buffer. Then an item may stay in the buffer for ever, so

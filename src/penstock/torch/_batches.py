@@ -11,8 +11,9 @@ import penstock
 class TokenBatches:
     """The keys of the batches of each epoch, with at most `batch_tokens` tokens in a batch.
 
-    Each pass is the next epoch, and `set_epoch` names one. The torch loader plans its batches by itself. It passes
-    this sampler to torch's constructor, so that a framework sees a loader with a batch sampler, and may wrap it.
+    Each pass is the next epoch, unless `set_epoch` sets another one. The torch loader plans its batches by itself. It
+    passes this sampler to torch's constructor, so that a framework sees a loader with a batch sampler, and may wrap
+    it.
     """
 
     batch_size = None

@@ -81,7 +81,7 @@ class SeededRunner(Runner):
     def __init__(self, job: Job, who: str) -> None:
         super().__init__(job, who)
         gathers = job.batched and isinstance(job.collate_fn, Stacked) and not is_stream(job.dataset)
-        self._tensors = TensorGather(job) if gathers else None
+        self._tensors = TensorGather(job, seeded=True) if gathers else None
 
     def begin(self, seat: int, *, alone: bool) -> None:
         job = self._job
@@ -100,7 +100,7 @@ class SeededRunner(Runner):
     def _prepare(self) -> None:
         """Discards what was found out about the dataset. Called at the start and after each change to the dataset."""
         if self._tensors is not None:
-            self._tensors = TensorGather(self._job)
+            self._tensors = TensorGather(self._job, seeded=True)
             # Seeding three generators takes 16 us. A batch without the user's code does not need it.
             self._focus.seeds = self._focus.alone and not is_closed(self._job.dataset)
 
@@ -111,8 +111,8 @@ class SeededRunner(Runner):
         gathered = self._tensors(task.keys, empty)
         if gathered is None:
             self._focus.doing("", None)
-            if self._focus.alone and not self._focus.seeds:
-                self._generators.seed(task.epoch, self._job.number(task.step))
+            if self._tensors.has_run or (self._focus.alone and not self._focus.seeds):
+                self._focus.draw_for(self._job.number(task.step))
         return gathered
 
 

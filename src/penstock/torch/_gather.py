@@ -15,7 +15,10 @@ from penstock._fill.cast import DTYPES, Empty, FieldMemory
 from penstock._system.panics import ordinary
 from penstock._work.job import Job
 from penstock.source._dataset import Subset
-from penstock.source._nested import is_of_numpy, method_of
+from penstock.source._mixture import MixtureDataset
+from penstock.source._nested import is_of_numpy, leaves_of, method_of
+from penstock.source._packing import PackedRows
+from penstock.source._stages import SameKeys
 from penstock.torch._collate import is_usual, takes, takes_rows
 
 
@@ -27,56 +30,82 @@ class Gathered(NamedTuple):
 
 
 class TensorGather:
-    """Gathers the batches of one worker. Checks once, with one sample, whether torch would stack such samples."""
+    """Gathers the batches of one worker. Checks once, with one sample, whether torch would stack such samples.
 
-    def __init__(self, job: Job) -> None:
-        self._dataset = job.dataset
+    If it returns None after `__gather__` has run (`has_run`), then code of the user may have drawn random numbers.
+    If the caller is not `seeded` and so cannot draw them again, it only gathers what runs no such code.
+    """
+
+    has_run = False
+
+    def __init__(self, job: Job, *, seeded: bool) -> None:
+        self._dataset, self._seeded = job.dataset, seeded
         # __gather__ converts to numpy's dtypes. Others, such as bfloat16, are made of the finished tensors.
         self._converts = job.cast is None or {name for _, name in job.cast.fields} <= {None, *DTYPES}
         self._is_certain: bool | None = None  # None: not known yet
 
     def __call__(self, keys: Any, empty: Empty) -> Gathered | None:
         """Returns the batch of these keys, or None if the samples must be fetched and collated."""
-        if self._is_certain is False or not _are_ints(keys) or not is_usual():
+        self.has_run = False
+        if self._is_certain is False or not _are_usable(keys, self._dataset) or not is_usual():
             return None
         try:
-            return self._gathered(np.asarray(keys), empty)
+            return self._gathered(keys if type(keys[0]) is tuple else np.asarray(keys), empty)
         except BaseException as error:
             if not isinstance(ordinary(error), Exception):
                 raise
             return None  # an error that remains is raised by the samples
 
-    def _gathered(self, keys: np.ndarray[Any, Any], empty: Empty) -> Gathered | None:
+    def _gathered(self, keys: Any, empty: Empty) -> Gathered | None:
         # Looked up for each batch, because worker_init_fn may have changed the dataset.
         gather = method_of(self._dataset, "__gather__")
         if not is_of_numpy(gather) or "__getitems__" in getattr(self._dataset, "__dict__", ()):
             self._is_certain = False
             return None
+        if self._is_certain is None and not self._seeded and not _packs_closed(self._dataset):
+            self._is_certain = False
+            return None
+        self.has_run = True
         if type(empty) is FieldMemory and not self._converts:
             empty = empty.empty
         batch = gather(keys, empty)
         if batch is NotImplemented:
             return None
         if self._is_certain is None:
-            self._is_certain = _would_be_stacked(self._dataset[keys.item(0)])
+            first = keys.item(0) if type(keys) is np.ndarray else keys[0]
+            self._is_certain = _would_be_stacked(self._dataset[first])
             if not self._is_certain:
                 return None
         return Gathered(_tensors(batch, list), len(keys))
 
 
 def is_closed(dataset: Any) -> bool:
-    """True if `__gather__` runs only penstock's code. Code of the user or of a subclass might draw random numbers."""
-    if not type(dataset).__module__.startswith("penstock.") or not is_of_numpy(method_of(dataset, "__gather__")):
-        return False
-    if type(dataset) is not Subset:
+    """True if samples come from penstock's code alone. Code of the user or a subclass might draw random numbers."""
+    kind = type(dataset)
+    if kind is PackedRows:
+        return is_closed(dataset.documents)
+    if kind is MixtureDataset:
+        return all(map(is_closed, dataset.sources))
+    if kind is SameKeys:
+        return type(dataset.dataset) is list or is_closed(dataset.dataset)
+    if kind is Subset:
+        return type(dataset.indices) in (list, tuple, range, np.ndarray) and is_closed(dataset.dataset)
+    if kind.__module__ == "penstock.formats._megatron":  # not imported here, because all formats would be
         return True
-    return type(dataset.indices) in (list, tuple, range, np.ndarray) and is_closed(dataset.dataset)
+    return kind.__module__.startswith("penstock.") and is_of_numpy(method_of(dataset, "__gather__"))
 
 
-def _are_ints(keys: Any) -> bool:
+def _packs_closed(dataset: Any) -> bool:
+    """False if packed rows are made of documents that code of the user may make."""
+    return all(is_closed(leaf) for leaf in leaves_of(dataset) if isinstance(leaf, PackedRows))
+
+
+def _are_usable(keys: Any, dataset: Any) -> bool:
+    """True for integers, and for the keys of rows that a loader plans, which are tuples."""
     if type(keys) is np.ndarray:
         return keys.ndim == 1 and len(keys) > 0 and keys.dtype.kind in "iu"
-    return type(keys) is list and set(map(type, keys)) == {int}
+    kinds = set(map(type, keys)) if type(keys) is list else None
+    return kinds == {int} or (kinds == {tuple} and method_of(dataset, "__windows__") is not None)
 
 
 def _would_be_stacked(sample: Any) -> bool:

@@ -57,7 +57,8 @@ class Replica:
         self._field = None if job.cast is None else job.cast.root()
         self._gauge: Gauge | NoGauge = NO_GAUGE  # of the task
         self._mark: bytes | None = None
-        self._gather = TensorGather(job) if job.batched and job.collate_fn is None and not stream else None
+        gathers = job.batched and job.collate_fn is None and not stream
+        self._gather = TensorGather(job, seeded=False) if gathers else None
 
     def begin(self, seat: int, *, alone: bool) -> None:
         """Seeds the generators once for all tasks, as torch does. Random numbers thus depend on earlier tasks."""
