@@ -92,7 +92,12 @@ def test_a_change_plans_no_window_again_that_was_handed_out(monkeypatch: pytest.
 def test_a_change_costs_the_same_after_many_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     pages: list[int] = []
     page = Schedule._page
-    monkeypatch.setattr(Schedule, "_page", lambda schedule, number: pages.append(number) or page(schedule, number))
+
+    def counted(schedule: Schedule, number: int) -> Any:
+        pages.append(number)
+        return page(schedule, number)
+
+    monkeypatch.setattr(Schedule, "_page", counted)
     loader: Any = penstock.DataLoader(mixture(), batch_size=4, seed=1)
     reader, costs = iter(loader), []
     for number in range(12):
