@@ -305,3 +305,11 @@ def test_costs_are_even_at_64_ranks() -> None:
         costs = np.clip(rng.lognormal(5.8, 1.1, 64 * 32).astype(np.int64), 1, 4096) ** 2
         by_rank = costs[deal(costs, 64, 32)].sum(axis=1)
         assert by_rank.max() <= 1.05 * by_rank.mean()
+
+
+def test_squared_lengths_beyond_64_bits_are_dealt_evenly() -> None:
+    lengths = np.random.default_rng(1).integers(1, 1 << 33, 256)
+    plan = BalancedPlan(Sequential(256), 64, world=4, lengths=LengthTable(lengths), power=2)
+    shares = [replace(plan, rank=rank).keys(0, 0) for rank in range(4)]
+    costs = [sum(int(length) ** 2 for length in lengths[share]) for share in shares]
+    assert max(costs) * 4 < sum(costs) * 1.001
