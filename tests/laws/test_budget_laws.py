@@ -278,6 +278,17 @@ def test_a_balanced_plan_continues_from_its_state(plan: BalancedPlan, data: st.D
                     each.check_regrouped(stop, each.world * (each.batch_size or 1), start)
 
 
+@law
+@given(plan=balanced(), data=st.data())
+def test_an_order_may_change_only_behind_all_samples_that_were_dealt(plan: BalancedPlan, data: st.DataObject) -> None:
+    done = data.draw(st.integers(0, plan.steps(0)))
+    position, step = plan.first_open(0, done)
+    assert done <= step < done + plan.accumulate
+    if position < plan.order.size(0):
+        before = [replace(plan, rank=rank).keys(0, at) for rank in range(plan.world) for at in range(step)]
+        assert Counter(np.concatenate([[], *before])) == Counter(plan.order.at(0, np.arange(position)).tolist())
+
+
 def test_dealing_by_squares_makes_the_sums_of_squares_even() -> None:
     lengths = np.clip(np.random.default_rng(0).lognormal(5.8, 1.1, 64).astype(np.int64), 1, 4096)
     spread = {}

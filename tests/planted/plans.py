@@ -7,7 +7,7 @@ from tests.planted.bug import Bug
 _STAGES = ("laws/test_stages_laws.py", "unit/test_stages.py")
 _STREAMS = ("laws/test_streams_laws.py",)
 _MIXTURES = ("laws/test_mixture_laws.py", "unit/test_mixture.py")
-_WEIGHTS = ("laws/test_mixture_loader_laws.py", "unit/test_mixture.py")
+_WEIGHTS = ("unit/test_mixture.py", "laws/test_mixture_loader_laws.py")
 _PACKING = ("laws/test_packing_laws.py", "unit/test_packing.py")
 _WINDOWS = ("laws/test_window_laws.py", "laws/test_loader_budget_laws.py")
 _BUDGETS = ("laws/test_budget_laws.py", "unit/test_budget_loader.py", "laws/test_loader_budget_laws.py")
@@ -122,8 +122,8 @@ BUGS = [
         "a stage of weights begins each source anew",
         "mixtures",
         "plan/_mixture.py",
-        "base = found[-1].counts(begin) if found else [0] * len(weights)",
-        "base = [0] * len(weights)",
+        "base = self._counts(epoch, found[-1], begin) if found else np.zeros(len(weights), np.int64)",
+        "base = np.zeros(len(weights), np.int64)",
         _MIXTURES,
         "After a change of weights, samples come again.",
     ),
@@ -277,8 +277,8 @@ BUGS = [
         "the rest of an epoch of rows begins with the first window",
         "budgets",
         "plan/_windows.py",
-        "edges = Edges(Place.of(self.start).window, self._items, self.windows.count)",
-        "edges = Edges(0, self._items, self.windows.count)",
+        "edges = Edges(Place.of(self.start).window, self.windows)",
+        "edges = Edges(0, self.windows)",
         _WINDOWS,
         "A resume repeats what came before.",
     ),
@@ -396,8 +396,8 @@ BUGS = [
         "steps that were drawn with the weights before are kept",
         "weights",
         "_session/seeded.py",
-        "            if current is not None:\n                self._redraw(current)\n",
-        "",
+        "self._redraw(current, reader)",
+        "pass",
         _WEIGHTS,
         "The state says that the weights have changed, but the batches do not follow.",
     ),
@@ -443,7 +443,7 @@ BUGS = [
         "plan/_balance.py",
         "inside = (step - self.first_step) % self.accumulate if step < self._dealt_alone(epoch) else 0",
         "inside = 0",
-        _WEIGHTS,
+        ("laws/test_budget_laws.py",),
         "The rest of these steps is dealt otherwise, and samples are repeated or lost.",
     ),
     Bug(
@@ -652,8 +652,8 @@ BUGS = [
         "a batch is gathered though the program has changed how torch collates",
         "torch parity",
         "torch/_gather.py",
-        "if self._is_certain is False or not _are_ints(keys) or not is_usual():",
-        "if self._is_certain is False or not _are_ints(keys):",
+        "if self._is_certain is False or not _are_usable(keys, self._dataset) or not is_usual():",
+        "if self._is_certain is False or not _are_usable(keys, self._dataset):",
         _GATHERED,
         "What the program has registered with torch is not called.",
     ),

@@ -131,6 +131,17 @@ def test_each_source_is_told_its_own_keys() -> None:
     assert told.forecast.keys(0, 40).tolist() == expected
 
 
+def test_new_weights_are_foreseen() -> None:
+    data = penstock.mix({"a": Told(), "b": Told()}, {"a": 1, "b": 1})
+    loader = penstock.DataLoader(data, batch_size=4, seed=1)
+    batches = iter(loader)
+    next(batches)
+    assert max(data.sources[1].forecast.keys(4, 20)) >= 0
+    loader.update(weights={"a": 1, "b": 0})
+    assert max(data.sources[1].forecast.keys(4, 20)) == -1
+    assert next(batches).tolist() == data.sources[0].forecast.keys(4, 8).tolist()
+
+
 def test_an_error_names_the_source_and_its_sample() -> None:
     data = penstock.mix({"good": [1], "bad": penstock.dataset(["1", "x"]).map(int)}, {"good": 1, "bad": 1})
     for read in (lambda: data[1], lambda: data.__getitems__([2, 1])):
@@ -153,6 +164,17 @@ def test_a_state_has_the_history_of_the_weights() -> None:
     assert list(islice(other, 60)) == list(islice(data, 60)) != list(islice(letters(seed=3), 60))
     assert [data.weights_at(0, place)["b"] for place in (0, 9, 10, 19, 20)] == [0.5, 0.5, 0, 0, 7]
     assert repr(data) == "mix(a=1, b=7)"
+
+
+def test_a_change_of_weights_replaces_the_changes_after_it() -> None:
+    data = letters()
+    for epoch, position in ((0, 10), (0, 20), (1, 5), (0, 15)):
+        data.reweigh(epoch, position, {"a": 1, "b": 2})
+    assert [(stage["epoch"], stage["position"]) for stage in data.state_dict()["stages"]] == [
+        (0, 0),
+        (0, 10),
+        (0, 15),
+    ]
 
 
 def test_a_state_of_the_last_weights_is_taken_too() -> None:
@@ -229,6 +251,27 @@ def test_damaged_numbers_of_tokens_are_refused(damage: dict[str, Any]) -> None:
 
     with pytest.raises(StateError, match="damaged"):
         data().load_state_dict({**data().state_dict(), "tokens": damage})
+
+
+def test_an_order_is_made_of_a_state_alone_also_of_files() -> None:
+    class Filed(Told):
+        def __fingerprint__(self) -> str:
+            return "files"
+
+    data = penstock.mix({"a": Filed(), "b": Filed()}, {"a": 2, "b": 1})
+    data.reweigh(0, 10, {"a": 1, "b": 2})
+    made = MixtureDataset.of_state(data.state_dict())
+    assert made is not None
+    orders = [each.__order__(7, 16).at(0, np.arange(40)).tolist() for each in (data, made)]
+    assert orders[0] == orders[1]
+
+
+@pytest.mark.parametrize(
+    "damage", [{"sources": {"a": 1 << 70, "b": 3}}, {"sources": {"a": 1 << 62, "b": 1 << 62}}, {"unit": "tokens"}]
+)
+def test_no_order_is_made_of_a_damaged_state(damage: dict[str, Any]) -> None:
+    with pytest.raises(StateError, match="damaged"):
+        MixtureDataset.of_state({**letters().state_dict(), **damage})
 
 
 def test_other_files_of_a_source_are_named() -> None:

@@ -264,9 +264,13 @@ class MixtureDataset(Dataset[Any]):
             sources = {str(name): range(length) for name, length in state["sources"].items()}
             made = cls(sources, dict(state["weights"]), **options)
             made._tokens.update(state.get("tokens", {}))
-        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+            made.load_state_dict({**state, "files": {}})  # a range has no files
+            for stage in made._stages:
+                made._shares(stage.weights)
+        except StateError:
+            raise
+        except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
             raise StateError(f"the state of a mixture is damaged: {error!r} in {state!r:.200}.") from error
-        made.load_state_dict(state)
         return made
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -1,8 +1,9 @@
-"""Resume states, as JSON: each is refused, or the loader gives batches that it could have given."""
+"""Resume states, as JSON: each is refused, or the loader gives batches that it could have given; and `explain`."""
 
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from functools import cache
 from itertools import islice
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import numpy as np
 
 import penstock
+from penstock._tools.explain import explanation
 from penstock.errors import StateError
+from tests.fuzz import scratch
 
 ALLOWED = (StateError,)
 JSON = True
@@ -83,11 +86,21 @@ def seeds() -> list[bytes]:
     return found
 
 
+def explain(data: bytes, state: Any) -> None:
+    about = state.get("about") if isinstance(state, dict) else None
+    world = about.get("world") if isinstance(about, dict) else None
+    if isinstance(world, int) and world > 100:
+        return  # each rank is explained, so thousands take seconds
+    with scratch.files({"state.json": data}) as folder, suppress(ValueError, IndexError, StateError):
+        explanation(f"{folder}/state.json", 2, None, None)
+
+
 def attack(data: bytes) -> None:
     try:
         state = json.loads(data)
     except (ValueError, RecursionError):  # not ours
         return
+    explain(data, state)
     refused, tried = 0, loaders()
     for loader in tried:
         with loader:
