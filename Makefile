@@ -204,6 +204,10 @@ bench: $(VENV)/.peers
 	$(BIN)/python -m bench.cache
 	$(BIN)/python -m bench.neighbours
 	$(BIN)/python -m bench.distance
+	$(BIN)/python -m bench.mixture
+	$(BIN)/python -m bench.packing
+	$(BIN)/python -m bench.budgets
+	$(BIN)/python -m bench.language
 
 # Workers on Ray beside processes and Ray Data, on two nodes of this machine; and the driver of a large cluster, by
 # simulation. The machine must be quiet.

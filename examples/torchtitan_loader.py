@@ -6,9 +6,9 @@ In a config of torchtitan's:
         sources={"web": "/data/web", "code": "/data/code"}, weights={"web": 0.7, "code": 0.3}, num_workers=2
     )
 
-torchtitan then builds it with `dp_rank`, `dp_world_size`, `seq_len` and `local_batch_size`, and saves its state in each
-checkpoint. The state is the same on all ranks, so a checkpoint of 8 data-parallel ranks can be continued on 6. The rows
-of the global batch are then the next ones of the same order.
+torchtitan then builds it with `dp_rank`, `dp_world_size`, `seq_len` and `local_batch_size`, and saves its state in
+each checkpoint. The state is the same on all ranks, so a checkpoint of 8 data-parallel ranks can be continued on 6.
+The rows of the global batch are then the next ones of the same order.
 
 Run with torchtitan 0.3.0: build, iterate, and save and load with torch.distributed.checkpoint, as its trainer does;
 not with a training run of its own, which needs GPUs. tests/unit/test_torchtitan_loader.py runs the same without

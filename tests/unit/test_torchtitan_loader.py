@@ -24,7 +24,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "torchtitan_loader.py"
 
 
 class _BaseDataLoader(abc.ABC):
-    """The interface of torchtitan 0.3.0's: abstract `__iter__`, a nested Config with build(), and the two of Stateful."""
+    """The interface of that of torchtitan 0.3.0: `__iter__`, the methods of Stateful, and a Config with build()."""
 
     @dataclass(kw_only=True, slots=True)
     class Config:

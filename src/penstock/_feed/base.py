@@ -190,8 +190,8 @@ class Feed:
     def __init__(self, dataset: Any, options: Options, borrow: Borrow | None = None) -> None:
         self.dataset = dataset
         self.options = options
-        whole = options.batch_sampler, options.batch_tokens
-        self.batched = options.batch_size is not None or whole != (None, None)
+        given = (options.batch_size, options.batch_sampler, options.batch_tokens)
+        self.batched = any(each is not None for each in given)
         self._borrow = borrow  # seeds the global generators while a sampler or stream is read in this process
         self.check()
 
