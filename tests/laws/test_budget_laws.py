@@ -168,6 +168,15 @@ def test_a_window_is_cut_again_so_that_the_costliest_rank_costs_least(windows: B
             assert by[power] <= min(by.values())
 
 
+def test_by_squares_a_window_is_cut_again_into_other_batches_than_by_tokens() -> None:
+    lengths = np.array([25, 19, 15, 8, 9])
+    windows, most = BudgetWindows(Sequential(5), LengthTable(lengths), batch_tokens=476), {}
+    for power in (1, 2):
+        batches = [each.keys(0, 0) for each in ranks(BudgetPlan(windows, world=3, power=power))]
+        most[power] = max(len(keys) * int(lengths[keys].max()) ** 2 for keys in batches)
+    assert most == {1: 722, 2: 675}
+
+
 @law
 @given(windows=budgets())
 def test_a_table_has_the_batches_that_one_rank_gets(windows: BudgetWindows) -> None:
