@@ -150,7 +150,7 @@ class BalancedPlan(OrderPlan):
         return self.first_step + max(0, self.order.size(epoch) - self.start) // group * self.accumulate
 
     def _dealt(self, epoch: int, step: int, count: int) -> Int64s:
-        """Deals the samples of `count` complete steps together. Returns this rank's keys, one row for each step."""
+        """Deals `count` complete steps at once. Returns this rank's keys, one row for each step."""
         first = self.start + (step - self.first_step) * self._stride
         keys = self.order.at(epoch, np.arange(first, first + count * self._stride))
         costs = self._costs(self.lengths.of(keys))
