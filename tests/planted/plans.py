@@ -160,7 +160,7 @@ BUGS = [
         "plan/_mixture.py",
         "        begin = epoch * self.n\n",
         "        begin = 0 * self.n\n",
-        ("laws/test_mixture_loader_laws.py::test_epochs_of_a_given_size_are_the_pieces_of_one_endless_stream",),
+        ("unit/test_mixture_loader.py::test_figures_of_epochs_of_a_given_size_count_all_epochs",),
         "The rest of each source is never trained on.",
     ),
     Bug(
