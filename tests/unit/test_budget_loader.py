@@ -120,6 +120,31 @@ def test_a_sample_beyond_the_last_bucket_is_an_error_of_the_padding() -> None:
         penstock.pad(buckets=[4, 8])(SAMPLES)
 
 
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("loaders", ["penstock", "penstock.torch"])
+@pytest.mark.parametrize("samples", [[{"ids": [1] * n, "labels": [1] * n} for n in LENGTHS], SAMPLES])
+def test_lengths_that_are_too_small_are_an_error_of_the_padding(samples: Any, loaders: str, ragged: bool) -> None:
+    loader = pytest.importorskip(loaders).DataLoader(
+        samples, batch_tokens=20, lengths=[1] * 6, collate_fn=penstock.pad(ragged=ragged), seed=0
+    )
+    cost, said = 23 if ragged else 54, r"batch_tokens is 20\. .*in row 1, has 9 elements.*lengths="
+    with pytest.raises(CollateError, match=f"the batch has {cost} tokens, but {said}") as raised:
+        next(iter(loader))
+    assert "row 1 is sample 1" in "".join(raised.value.__notes__)
+
+
+def test_one_padded_field_keeps_the_budget_and_others_may_exceed_it() -> None:
+    samples = [{"audio": [0] * 100 * length, "text": [1] * length} for length in LENGTHS]
+    loader: Any = DataLoader(samples, batch_tokens=20, lengths=LENGTHS, collate_fn=penstock.pad())
+    assert max(batch["text"].size for batch in loader) <= 20 < max(batch["audio"].size for batch in loader)
+
+
+def test_the_budget_of_a_loader_ends_with_the_loader() -> None:
+    loader: Any = DataLoader(SAMPLES, batch_tokens=20, lengths=LENGTHS, collate_fn=PAD)
+    (batch,) = DataLoader(SAMPLES, batch_size=6, collate_fn=loader.collate_fn)
+    assert batch.values.size == 54
+
+
 def test_an_endless_dataset_has_batches_without_end_and_no_len() -> None:
     loader: Any = DataLoader(
         penstock.dataset(SAMPLES).repeat(), batch_tokens=1 << 16, lengths=LENGTHS, collate_fn=PAD, seed=1
