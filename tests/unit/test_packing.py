@@ -135,6 +135,18 @@ def test_a_document_whose_length_changed_is_an_error_with_both_lengths() -> None
         rows[0]
 
 
+def test_an_error_in_a_row_of_many_documents_lists_only_the_first() -> None:
+    rows = penstock.pack([[1, 2]] * 4_000, 1_000, [1] * 4_000)
+    shown = "(0, 0, 1, 1, 0, 1, ... 3000 in all)"
+    with pytest.raises(ValueError, match="its length is given as 1") as raised:
+        next(iter(penstock.DataLoader(rows, batch_size=2)))
+    notes = "\n".join(raised.value.__notes__)
+    assert shown in notes and len(notes) < 500
+    with pytest.warns(RuntimeWarning) as warned:
+        list(penstock.DataLoader(rows, batch_size=2, on_error="skip"))
+    assert shown in str(warned[0].message) and len(str(warned[0].message)) < 800
+
+
 def test_a_field_with_a_name_that_pack_needs_is_an_error() -> None:
     rows = penstock.pack([{"tokens": [1, 2], "segments": [1, 1]}], 4, [2])
     with pytest.raises(ValueError, match="'segments' is a field that pack adds to rows"):
