@@ -433,3 +433,20 @@ def test_the_figures_of_a_mixture_count_what_was_handed_out(kind: str) -> None:
             figures = loader.stats().mixture
             assert figures is not None
             assert {each.name: each.samples for each in figures.sources} == {n: len(keys) for n, keys in seen.items()}
+
+
+def test_batches_by_tokens_of_a_mixture_have_new_weights_after_32768_samples() -> None:
+    parts = {name: penstock.dataset([[i] * n for n in (1, 2, 3)]).with_lengths(len) for i, name in enumerate("ab")}
+    data = penstock.mix(parts, {"a": 1, "b": 1})
+    with penstock.DataLoader(data, batch_tokens=8192, collate_fn=penstock.pad(), seed=1) as loader:
+        batches = iter(loader)
+        seen = [next(batches).values[:, 0]]
+        loader.update(weights={"a": 0, "b": 1})
+        while sum(map(len, seen)) < 1 << 15:
+            seen.append(next(batches).values[:, 0])
+        assert sum(map(len, seen)) == 1 << 15
+        assert np.bincount(np.concatenate(seen)).tolist() == [1 << 14, 1 << 14]
+        assert set(next(batches).values[:, 0].tolist()) == {1}
+        figures = loader.stats().mixture
+    assert figures is not None
+    assert figures.changed == ((0, len(seen)),)
