@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -93,6 +94,23 @@ def test_lengths_of_another_number_are_refused() -> None:
         len(DataLoader(SAMPLES, batch_tokens=12, lengths=LENGTHS[:5]))
     with pytest.raises(ValueError, match="each of the 6 samples of a pass, but it has 5"):
         iter(DataLoader(penstock.dataset(SAMPLES).repeat(), batch_tokens=12, lengths=LENGTHS[:5]))
+
+
+@pytest.mark.parametrize("called", ["lengths=", "with_lengths()"])
+@pytest.mark.parametrize("begin", ["loader", "pack"])
+def test_a_function_that_returns_no_length_is_named_with_its_argument_and_sample(called: str, begin: str) -> None:
+    def wrong(sample: Any) -> Any:
+        return sample if sample[0] == 2 else len(sample)
+
+    data, lengths = (
+        (SAMPLES, wrong) if called == "lengths=" else (penstock.dataset(SAMPLES).with_lengths(wrong), None)
+    )
+    made: Any = penstock.pack if begin == "pack" else DataLoader
+    settings = {"length": 10} if begin == "pack" else {"batch_tokens": 20, "collate_fn": PAD}
+    with pytest.raises(TypeError, match=f"the function of {re.escape(called)} has returned a ndarray") as raised:
+        iter(made(data, lengths=lengths, **settings))
+    where = "lengths=wrong" if called == "lengths=" else ".with_lengths(wrong)"
+    assert f"In {where}, of sample 2 of list(6 samples)" in raised.value.__notes__[0]
 
 
 def test_a_sample_that_is_too_long_is_named_before_the_first_batch() -> None:

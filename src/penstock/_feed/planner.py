@@ -125,4 +125,4 @@ def _measured(feed: ByKey) -> NDArray[np.int64]:
                 "samples are read once)."
             )
         return found()
-    return MeasuredDataset(dataset, given).__lengths__()
+    return MeasuredDataset(dataset, given, "lengths=").__lengths__()

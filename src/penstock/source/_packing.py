@@ -531,7 +531,7 @@ def _tables(documents: Any, kinds: list[str], lengths: Any) -> list[LengthTable]
 
 def _measured(documents: Any, lengths: GivenLengths) -> Any:
     if lengths is not None:
-        return MeasuredDataset(documents, lengths).__lengths__()
+        return MeasuredDataset(documents, lengths, "lengths=").__lengths__()
     known = lengths_within(documents)
     if known is None:
         raise TypeError(
