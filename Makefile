@@ -19,7 +19,7 @@
 ##   soak                 kills workers, runs random histories: PENSTOCK_SOAK=600 (seconds)             3 minutes
 ##   fuzz                 attacks every parser with mutated bytes: TARGETS="tar lmdb" MINUTES=5         20 minutes
 ##   frameworks           accelerate, Lightning, Hugging Face                          420 MB           1 minute
-##   examples             the GPT that is killed, and continues on other hardware                       2 minutes
+##   examples             the GPT that is killed and continues elsewhere, and the loader for torchtitan  2 minutes
 ##   browser              the report in chromium, a trace in Perfetto                                   1 minute
 ##   strangers            whole programs as users write them: ARGS="-k jax"            3 GB             5 minutes
 ##   ray                  workers on Ray                                               300 MB           6 minutes

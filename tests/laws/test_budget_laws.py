@@ -168,6 +168,15 @@ def test_a_window_is_cut_again_so_that_the_costliest_rank_costs_least(windows: B
             assert by[power] <= min(by.values())
 
 
+def test_by_squares_a_window_is_cut_again_into_other_batches_than_by_tokens() -> None:
+    lengths = np.array([25, 19, 15, 8, 9])
+    windows, most = BudgetWindows(Sequential(5), LengthTable(lengths), batch_tokens=476), {}
+    for power in (1, 2):
+        batches = [each.keys(0, 0) for each in ranks(BudgetPlan(windows, world=3, power=power))]
+        most[power] = max(len(keys) * int(lengths[keys].max()) ** 2 for keys in batches)
+    assert most == {1: 722, 2: 675}
+
+
 @law
 @given(windows=budgets())
 def test_a_table_has_the_batches_that_one_rank_gets(windows: BudgetWindows) -> None:
@@ -305,3 +314,11 @@ def test_costs_are_even_at_64_ranks() -> None:
         costs = np.clip(rng.lognormal(5.8, 1.1, 64 * 32).astype(np.int64), 1, 4096) ** 2
         by_rank = costs[deal(costs, 64, 32)].sum(axis=1)
         assert by_rank.max() <= 1.05 * by_rank.mean()
+
+
+def test_squared_lengths_beyond_64_bits_are_dealt_evenly() -> None:
+    lengths = np.random.default_rng(1).integers(1, 1 << 33, 256)
+    plan = BalancedPlan(Sequential(256), 64, world=4, lengths=LengthTable(lengths), power=2)
+    shares = [replace(plan, rank=rank).keys(0, 0) for rank in range(4)]
+    costs = [sum(int(length) ** 2 for length in lengths[share]) for share in shares]
+    assert max(costs) * 4 < sum(costs) * 1.001

@@ -342,6 +342,8 @@ def test_getitems_of_the_object_itself_is_used(seed: dict[str, Any]) -> None:
     dataset = Patched(np.arange(N))
     dataset.__getitems__ = None  # type: ignore[method-assign,assignment]
     assert torch.cat(list(Ours(dataset, 5, num_workers=1, **seed))).tolist() == list(range(N))
+    dataset.__getitems__ = lambda keys: [-key for key in keys]  # type: ignore[method-assign,assignment]
+    assert torch.cat(list(Ours(dataset, 5, num_workers=1, **seed))).tolist() == [-key for key in range(N)]
 
 
 def test_errors_of_keys_are_torchs() -> None:

@@ -183,6 +183,36 @@ def test_a_change_of_weights_replaces_the_changes_after_it() -> None:
     ]
 
 
+def committing(stop: Any) -> Any:
+    data = penstock.mix({"a": np.arange(6), "b": np.arange(6)}, {"a": 1, "b": 1}, stop=stop)
+    return penstock.DataLoader(data, batch_size=2, seed=1, commit=True)
+
+
+def test_weights_change_behind_batches_that_were_committed_early() -> None:
+    one, other = committing("never"), committing("never")
+    batches = list(islice(one.batches(), 4))
+    one.commit(batches[0])
+    one.commit(batches[3])
+    other.load_state_dict(one.state_dict())
+    rest = other.batches()
+    assert next(rest).step == 1
+    other.update(weights={"a": 1, "b": 0})
+    assert [batch.step for batch in islice(rest, 3)] == [2, 4, 5]
+    assert other.dataset.state_dict()["stages"][-1]["position"] == 8
+
+
+def test_weights_change_behind_batches_of_a_later_epoch_that_were_committed() -> None:
+    one, other = committing("all"), committing("all")
+    for batch in [*one.batches(), next(one.batches())]:
+        if (batch.epoch, batch.step) != (0, 1):
+            one.commit(batch)
+    other.load_state_dict(one.state_dict())
+    assert next(other.batches()).step == 1
+    other.update(weights={"a": 2, "b": 1})
+    last = other.dataset.state_dict()["stages"][-1]
+    assert (last["epoch"], last["position"]) == (1, 2)
+
+
 def test_a_state_of_the_last_weights_is_taken_too() -> None:
     data = letters()
     data.reweigh(0, 10, {"a": 1, "b": 2})

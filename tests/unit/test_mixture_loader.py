@@ -13,6 +13,7 @@ import pytest
 import penstock
 from penstock._engine.engine import Engine
 from penstock.errors import StateError
+from penstock.plan import _blocks, _mixture
 from penstock.plan._mixture import Schedule
 from penstock.plan._packing import PackWindows
 
@@ -92,7 +93,12 @@ def test_a_change_plans_no_window_again_that_was_handed_out(monkeypatch: pytest.
 def test_a_change_costs_the_same_after_many_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     pages: list[int] = []
     page = Schedule._page
-    monkeypatch.setattr(Schedule, "_page", lambda schedule, number: pages.append(number) or page(schedule, number))
+
+    def counted(schedule: Schedule, number: int) -> Any:
+        pages.append(number)
+        return page(schedule, number)
+
+    monkeypatch.setattr(Schedule, "_page", counted)
     loader: Any = penstock.DataLoader(mixture(), batch_size=4, seed=1)
     reader, costs = iter(loader), []
     for number in range(12):
@@ -102,6 +108,27 @@ def test_a_change_costs_the_same_after_many_changes(monkeypatch: pytest.MonkeyPa
         costs.append(len(pages))
         pages.clear()
     assert max(costs) <= 3
+
+
+def test_a_change_arranges_no_blocks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    arranged: list[int] = []
+    arrange = _blocks.arranged
+
+    def counted(order: Any, epoch: int) -> Any:
+        arranged.append(epoch)
+        return arrange(order, epoch)
+
+    monkeypatch.setattr(_mixture, "arranged", counted)
+    sources = {name: penstock.ArrayDataset(np.arange(4000)) for name in "ab"}
+    for source in sources.values():
+        source.blocks = np.arange(0, 4001, 10)  # type: ignore[attr-defined]
+    loader: Any = penstock.DataLoader(penstock.mix(sources, {"a": 1, "b": 1}), batch_size=4, seed=1)
+    reader = iter(loader)
+    next(reader)
+    assert len(arranged) == 2
+    loader.update(weights=WEIGHTS)
+    next(reader)
+    assert len(arranged) == 2
 
 
 def test_lengths_are_measured_once_however_often_weights_change() -> None:

@@ -228,7 +228,7 @@ class Leases:
                 lease.forks = (*lease.forks, fork)
 
     def close(self) -> None:
-        """Forgets all forks, also later ones, because no slab is used again. The leases only count what is lent."""
+        """Forgets all forks and ignores later ones, because no slab is used again. Lent bytes are still counted."""
         self._shared = False
         self._inherited.clear()
         for lease in tuple(self._lent.values()):

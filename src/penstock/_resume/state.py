@@ -138,8 +138,8 @@ class State(NamedTuple):
     def check(self, about: Mapping[str, Any]) -> None:
         """Raises StateError if the state does not fit a loader with this description.
 
-        The message names the difference. If the order is one of penstock's, the number of ranks may differ, and then
-        the batch size may differ as well.
+        The message names the difference. With penstock's own orders, the number of ranks may differ. If it does, the
+        batch size may differ too.
         """
         world = self.about.get("world")
         elsewhere = world != about.get("world")

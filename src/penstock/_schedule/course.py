@@ -104,7 +104,7 @@ class Course:
         self.filled = {earlier: outcome for earlier, outcome in self.filled.items() if earlier < seq}
 
     def redo(self) -> int:
-        """Queues all steps of this run that were not handed out, to be done again. Returns their number.
+        """Queues again all steps of this run that were not handed out. Returns their number.
 
         Drawn steps of the next run are dropped.
         """

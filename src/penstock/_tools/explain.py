@@ -84,7 +84,9 @@ def _plan(state: State) -> OrderPlan | None:
 def _plan_of_mixture(state: State, mixture: MixtureDataset) -> OrderPlan | None:
     """Returns the plan that the state describes, or None if its samples are not those of the mixture itself."""
     about = state.about
-    if state.seed is None or about.get("last_batch") not in ("keep", *_ENDS.values()):
+    if state.seed is None or not {"batch_size", "world"} <= about.keys():
+        return None
+    if about.get("last_batch") not in ("keep", *_ENDS.values()):
         return None
     plan = _of_order(mixture.__order__(state.seed, WINDOW), about)
     return plan if content(plan, None) == about.get("sampler") else None

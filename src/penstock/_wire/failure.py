@@ -115,7 +115,7 @@ def keep(exc: BaseException, *, where: str) -> BaseException:
 
 
 def _traceless(value: Any) -> Any:
-    """Copies exceptions without their tracebacks, also inside lists, tuples and dicts. Leaves other values alone."""
+    """Copies exceptions without their tracebacks, also those in lists, tuples and dicts. Keeps all other values."""
     if isinstance(value, BaseException):
         return without_trace(copied(value, _traceless))
     if type(value) is dict:

@@ -150,12 +150,19 @@ class BalancedPlan(OrderPlan):
         return self.first_step + max(0, self.order.size(epoch) - self.start) // group * self.accumulate
 
     def _dealt(self, epoch: int, step: int, count: int) -> Int64s:
-        """Deals the samples of `count` complete steps together. Returns this rank's keys, one row for each step."""
+        """Deals `count` complete steps at once. Returns this rank's keys, one row for each step."""
         first = self.start + (step - self.first_step) * self._stride
         keys = self.order.at(epoch, np.arange(first, first + count * self._stride))
-        costs = np.maximum(self.lengths.of(keys), 1) ** self.power
+        costs = self._costs(self.lengths.of(keys))
         mine = deal(costs, self.world, count * self._size)[self.rank]
         if count > 1:
             mine = mine[deal(costs[mine], count, self._size)]
         dealt: Int64s = keys[mine].reshape(count, self._size)
         return dealt
+
+    def _costs(self, lengths: Int64s) -> Int64s:
+        """Returns the cost of each sample, more coarsely for very long samples: the sum must fit into 61 bits."""
+        bits = self.power * int(lengths.max()).bit_length() + len(lengths).bit_length()
+        coarse = -(-max(0, bits - 61) // self.power)
+        costs: Int64s = np.maximum(lengths >> coarse, 1) ** self.power
+        return costs

@@ -373,8 +373,9 @@ class MixtureOrder:
             for memo in (before._earlier, before._stretches):
                 for key, stretches in memo.kept.items():
                     self._earlier.keep(key, stretches)
-            for key, schedule in before._schedules.kept.items():
-                self._schedules.keep(key, schedule)
+            object.__setattr__(self, "_schedules", before._schedules)
+            if (before.window, before.labels, before.blocks) == (self.window, self.labels, self.blocks):
+                object.__setattr__(self, "_arranged", before._arranged)
 
     @property
     def identity(self) -> str:

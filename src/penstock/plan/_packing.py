@@ -287,7 +287,10 @@ class _FreeRows:
             ranges.append((first, count))
 
     def take(self, need: int) -> tuple[int, int, int] | None:
-        """Removes a range of rows with the least free space that is enough. Returns (space, first row, count)."""
+        """Removes the rows that fit best: those with the least free space that is still large enough.
+
+        Returns the space, the first row, and the number of rows.
+        """
         at = bisect_left(self._spaces, need)
         if at == len(self._spaces):
             return None

@@ -97,8 +97,8 @@ class ComputedPlan:
     def consumed(self, epoch: int, step: int) -> int | None:
         """Returns an integer for the place that all ranks together have reached before this step.
 
-        `rest` continues from this place. Returns None if only the same number of ranks can continue, from the number
-        of the step alone.
+        `rest` continues from this place. Returns None if the epoch can only be continued with the same number of
+        ranks. The number of the step is then enough.
         """
         raise NotImplementedError
 

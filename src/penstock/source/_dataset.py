@@ -517,7 +517,7 @@ class Subset(Dataset[T_co]):
 
     @property
     def __foresee__(self) -> Callable[[Any], Any]:
-        """Passes a forecast to the wrapped dataset. The attribute is missing if it has no `__foresee__`."""
+        """Passes a forecast to the wrapped dataset. Missing if the wrapped dataset has no `__foresee__`."""
         return not_missing(foresee_of_subset(self))
 
     @property

@@ -148,7 +148,7 @@ class MixtureDataset(Dataset[Any]):
 
     @property
     def __foresee__(self) -> Callable[[Any], Any]:
-        """Passes a forecast to the sources. Missing if none of them has `__foresee__`."""
+        """Passes a forecast to the sources. Missing if no source has `__foresee__`."""
         return not_missing(foresee_of(self))
 
     @property

@@ -151,7 +151,7 @@ class PackedRows(Dataset[dict[str, Array]]):
         self.__windows__(Sequential(0), None)  # raises if the options are wrong
 
     def __windows__(self, order: Order, seed: int | None) -> PackWindows:
-        """Returns the plan of the rows for this order of the documents. Without a seed, rows keep that order."""
+        """Plans the rows for documents in this order. Without a seed, the rows keep the order."""
         how = self.how
         extra = int(how.eos is not None)
         return PackWindows(order, self._tables, how.capacities, how.method, how.overflow, extra, how.window, seed)

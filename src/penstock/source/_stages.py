@@ -196,7 +196,7 @@ class SameKeys(Dataset[T_co]):
 
     @property
     def __foresee__(self) -> Callable[[Any], Any]:
-        """Passes a forecast to the wrapped dataset. Missing if that has no `__foresee__`."""
+        """Passes a forecast to the wrapped dataset. Missing if the wrapped dataset has no `__foresee__`."""
         return not_missing(foresee_of(self.dataset))
 
     @property

@@ -101,7 +101,7 @@ def _table(figures: Sequence[Any]) -> list[Any]:
 
 
 def from_text(text: bytes) -> Published:
-    """Parses the output of `to_text`, perhaps of another version of penstock. Raises ValueError for other text."""
+    """Parses the output of `to_text`, possibly of another version. Raises ValueError for any other text."""
     try:
         plain = json.loads(text)
         return Published(int(plain["pid"]), float(plain["at"]), _built(Stats, plain["stats"]))

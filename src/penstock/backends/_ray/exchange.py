@@ -232,7 +232,7 @@ class Exchange:
         self.gauges.begun(remote.seat, time.perf_counter_ns() if is_busy else 0)
 
     def _dealt(self) -> list[Link]:
-        """Queues tasks and exit requests, and returns the links to `push`. The caller must hold the lock."""
+        """Queues tasks and exit requests. Returns the links that must be pushed. The caller must hold the lock."""
         links: dict[Link, None] = {}
         for worker in self._ledger.leave():
             remote = self._remotes[worker]
@@ -315,7 +315,7 @@ class Exchange:
         return seq, steps
 
     def _silent_nodes(self) -> dict[str, float]:
-        """Returns for how many seconds each silent node has not answered. After a minute, a node is tried again."""
+        """Returns how many seconds each silent node has been silent. A node is tried again after a minute."""
         now = time.monotonic()
         with self._lock:
             self._silent = {node: since for node, since in self._silent.items() if now < since + _SILENT}
