@@ -204,7 +204,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             own_order=before.own_order if before is not None else sampler is None and batch_sampler is None,
         )
         _check(given, generator)
-        unordered = method_of(dataset, "__order__") or (_has_own_order(dataset) and dataset.endless)
+        unordered = method_of(dataset, "__order__") or (
+            _has_own_order(dataset) and getattr(dataset, "endless", False)
+        )
         if ours["seed"] is None and sampler is None and batch_sampler is None and unordered:
             raise ValueError(
                 f"{type(dataset).__name__} needs seed=, because it decides the order of its samples itself, and "
