@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from penstock._fill.cast import Cast
-from penstock._fill.pad import Pad, checked_buckets, padding_of
+from penstock._fill.pad import Pad, check_called, checked_buckets, padding_of
 from penstock._memory.guests import ranks_of_libraries
 from penstock._system.limits import usable_cpus
 from penstock._system.warnings import warn_caller
@@ -129,6 +129,11 @@ def _true_or_false(name: str, value: object) -> None:
 def _callable(name: str, value: object) -> None:
     if value is not None and not callable(value):
         raise TypeError(f"{name} must be callable, got {type(value).__name__}.")
+
+
+def _collate_fn(name: str, value: object) -> None:
+    _callable(name, value)
+    check_called(value)
 
 
 def _timeout(name: str, value: Any) -> None:
@@ -280,7 +285,7 @@ class Options:
         needs_seed="an incomplete last batch is handled as in torch, by drop_last=True or False.",
     )
     drop_last: bool = _option(False, _true_or_false, face=Face.ORDER)
-    collate_fn: Any = _option(None, _callable, face=Face.PASSED)
+    collate_fn: Any = _option(None, _collate_fn, face=Face.PASSED)
     worker_init_fn: Any = _option(None, _callable, face=Face.PASSED)
     commit: bool = _option(
         False,
@@ -622,6 +627,8 @@ def _check_lengths(is_stream: bool, given: dict[str, Any]) -> None:
         needed = {"lengths": "batch_tokens= or balance=", "accumulate": "balance= and batch_size="}
         shown = "=" if name == "lengths" else f"={value!r}"
         raise ValueError(f"{name}{shown} has a meaning only with {needed.get(name, 'batch_tokens=')}.")
+    if tokens is None and pad is not None and pad.batch_tokens is not None:  # the padding of another loader
+        given["collate_fn"] = given["collate_fn"].with_padding(replace(pad, batch_tokens=None))
     if tokens is None and balance is None:
         return
     setting = f"balance={balance!r}" if tokens is None else f"batch_tokens={tokens}"
@@ -666,7 +673,8 @@ def _match_padding(given: dict[str, Any], pad: Pad | None) -> None:
         raise ValueError(
             f"buckets={list(given['buckets'])} and penstock.pad({other}) are mutually exclusive. Leave one out."
         )
-    given["collate_fn"] = given["collate_fn"].with_padding(replace(pad, buckets=given["buckets"] or ()))
+    budgeted = replace(pad, buckets=given["buckets"] or (), batch_tokens=int(given["batch_tokens"]))
+    given["collate_fn"] = given["collate_fn"].with_padding(budgeted)
 
 
 def _check_errors(is_stream: bool, given: dict[str, Any]) -> None:

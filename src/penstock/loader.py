@@ -281,9 +281,9 @@ class DataLoader(Generic[_T_co]):
     def update(self, change: Callable[[Any], object] | None = None, /, **attributes: Any) -> None:
         """Changes the dataset, in this process and in every worker.
 
-        Pass attributes, as in `update(size=416)`, or a function that takes the dataset. On every backend, the next
-        batch that is handed out already reflects the change, because prefetched batches are computed again. If the
-        change raises, all live iterators end, because the change may be only half done.
+        Pass attributes that the dataset has, as in `update(size=416)`, or a function that takes it. On every backend,
+        the next batch that is handed out already reflects the change, because prefetched batches are computed again.
+        If the change raises, all live iterators end, because the change may be only half done.
         """
         self._session.update(change, **attributes)
 

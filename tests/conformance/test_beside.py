@@ -227,8 +227,8 @@ def test_update_beside_consumers_that_read() -> None:
         ]
         for thread in threads:
             thread.start()
-        for number in range(20):
-            loader.update(number=number)
+        for _ in range(20):
+            loader.update(slow={})
         for thread in threads:
             thread.join()
         assert sorted(found[0] + found[1]) == list(range(3000))

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from same import same
 
-from penstock import ArrayDataset, DataLoader, Dataset, IterableDataset, Subset
+from penstock import ArrayDataset, DataLoader, Dataset, IterableDataset, Subset, mix
 from penstock._engine import pace
 from penstock._session import engines
 from penstock._wire.updates import Setting, UpdateLog, encode
@@ -25,6 +25,7 @@ class Sized(Dataset[Any]):
         self.n = n
         self.size = 1
         self.times = 0
+        self.bank: Any = None
 
     def __len__(self) -> int:
         return self.n
@@ -157,6 +158,28 @@ def test_what_cannot_be_read_again_is_refused() -> None:
         loader.update(once_more, size=1)
     with pytest.raises(TypeError, match="takes either a function"):
         loader.update(416)  # type: ignore[arg-type]
+
+
+def test_an_attribute_that_the_dataset_does_not_have_is_refused_before_anything_changes() -> None:
+    loader = DataLoader(Sized(), batch_size=2)
+    batches = iter(loader)
+    next(batches)
+    with pytest.raises(AttributeError, match=r"Sized has no attribute 'sizes'\. Did you mean 'size'\?"):
+        loader.update(n=3, sizes=2)
+    with pytest.raises(AttributeError, match="To add an attribute, pass a function"):
+        loader.update(zyx=2)
+    with pytest.raises(AttributeError, match="Sized, is no mixture"):
+        loader.update(weights={"a": 1})
+    with pytest.raises(AttributeError, match="list, is no mixture"):
+        DataLoader([1, 2]).update(weights={"a": 1})
+    assert loader.dataset.n == 60 and len(list(batches)) == 29
+
+
+def test_a_misspelled_weights_is_refused() -> None:
+    mixture = mix({"a": [1, 2], "b": [3]}, {"a": 1, "b": 1})
+    for dataset in (mixture, mixture.map(str)):
+        with pytest.raises(AttributeError, match="Did you mean 'weights'"):
+            DataLoader(dataset).update(weight={"a": 0, "b": 1})
 
 
 def half(dataset: Any) -> None:

@@ -89,6 +89,7 @@ def test_arrays_with_more_axes_are_padded_along_the_first() -> None:
         (["ab", "c"], {}, "values of type str cannot be padded"),
         ([{"x": "ab"}, {"x": "c"}], {"fields": ["x"]}, r"sample\['x'\]: values of type str cannot be padded"),
         ([{"x": [1]}], {"fields": ["y"]}, r"names \['y'\], but the samples have the fields \['x'\]"),
+        ([{"x": [1]}], {"value": {"y": -1}}, r"value=.* names \['y'\], but the samples have the fields \['x'\]"),
         ([[1], [2, 3]], {"fields": ["y"]}, "needs samples that are dicts or tuples"),
         ([np.ones((2, 3)), np.ones((2, 4))], {}, "only the first axis is padded"),
         ([np.ones(2, np.uint8)], {"value": -1}, "padding value -1 does not fit uint8"),
@@ -112,6 +113,14 @@ def test_wrong_settings_are_errors(options: Any) -> None:
         penstock.pad(**options)
     with pytest.raises(TypeError, match=r"such as \['x'\]"):
         penstock.pad(fields="x")
+
+
+@pytest.mark.parametrize("options", [{}, {"seed": 1}])
+@pytest.mark.parametrize("loaders", ["penstock", "penstock.torch"])
+def test_pad_itself_is_no_collate_function(loaders: str, options: Any) -> None:
+    module = pytest.importorskip(loaders)
+    with pytest.raises(TypeError, match=r"collate_fn=penstock\.pad\(\)"):
+        next(iter(module.DataLoader([[1], [1, 2]], collate_fn=penstock.pad, **options)))
 
 
 @pytest.mark.parametrize("samples", [[[1, 2], [3]], [np.ones(2), np.ones(3)], [{"x": [1]}, {"x": [1, 2]}]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -95,6 +96,23 @@ def test_lengths_of_another_number_are_refused() -> None:
         iter(DataLoader(penstock.dataset(SAMPLES).repeat(), batch_tokens=12, lengths=LENGTHS[:5]))
 
 
+@pytest.mark.parametrize("called", ["lengths=", "with_lengths()"])
+@pytest.mark.parametrize("begin", ["loader", "pack"])
+def test_a_function_that_returns_no_length_is_named_with_its_argument_and_sample(called: str, begin: str) -> None:
+    def wrong(sample: Any) -> Any:
+        return sample if sample[0] == 2 else len(sample)
+
+    data, lengths = (
+        (SAMPLES, wrong) if called == "lengths=" else (penstock.dataset(SAMPLES).with_lengths(wrong), None)
+    )
+    made: Any = penstock.pack if begin == "pack" else DataLoader
+    settings = {"length": 10} if begin == "pack" else {"batch_tokens": 20, "collate_fn": PAD}
+    with pytest.raises(TypeError, match=f"the function of {re.escape(called)} has returned a ndarray") as raised:
+        iter(made(data, lengths=lengths, **settings))
+    where = "lengths=wrong" if called == "lengths=" else ".with_lengths(wrong)"
+    assert f"In {where}, of sample 2 of list(6 samples)" in raised.value.__notes__[0]
+
+
 def test_a_sample_that_is_too_long_is_named_before_the_first_batch() -> None:
     with pytest.raises(ValueError, match="sample 1 has 9 tokens, but a batch has at most 8"):
         iter(DataLoader(SAMPLES, batch_tokens=8, lengths=LENGTHS, collate_fn=PAD))
@@ -118,6 +136,31 @@ def test_the_loader_passes_buckets_on_to_the_padding() -> None:
 def test_a_sample_beyond_the_last_bucket_is_an_error_of_the_padding() -> None:
     with pytest.raises(CollateError, match="has 9 elements, but the largest bucket is 8"):
         penstock.pad(buckets=[4, 8])(SAMPLES)
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("loaders", ["penstock", "penstock.torch"])
+@pytest.mark.parametrize("samples", [[{"ids": [1] * n, "labels": [1] * n} for n in LENGTHS], SAMPLES])
+def test_lengths_that_are_too_small_are_an_error_of_the_padding(samples: Any, loaders: str, ragged: bool) -> None:
+    loader = pytest.importorskip(loaders).DataLoader(
+        samples, batch_tokens=20, lengths=[1] * 6, collate_fn=penstock.pad(ragged=ragged), seed=0
+    )
+    cost, said = 23 if ragged else 54, r"batch_tokens is 20\. .*in row 1, has 9 elements.*lengths="
+    with pytest.raises(CollateError, match=f"the batch has {cost} tokens, but {said}") as raised:
+        next(iter(loader))
+    assert "row 1 is sample 1" in "".join(raised.value.__notes__)
+
+
+def test_one_padded_field_keeps_the_budget_and_others_may_exceed_it() -> None:
+    samples = [{"audio": [0] * 100 * length, "text": [1] * length} for length in LENGTHS]
+    loader: Any = DataLoader(samples, batch_tokens=20, lengths=LENGTHS, collate_fn=penstock.pad())
+    assert max(batch["text"].size for batch in loader) <= 20 < max(batch["audio"].size for batch in loader)
+
+
+def test_the_budget_of_a_loader_ends_with_the_loader() -> None:
+    loader: Any = DataLoader(SAMPLES, batch_tokens=20, lengths=LENGTHS, collate_fn=PAD)
+    (batch,) = DataLoader(SAMPLES, batch_size=6, collate_fn=loader.collate_fn)
+    assert batch.values.size == 54
 
 
 def test_an_endless_dataset_has_batches_without_end_and_no_len() -> None:

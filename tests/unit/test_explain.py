@@ -333,6 +333,8 @@ def test_what_cannot_be_explained_is_said(tmp_path: Path, capsys: pytest.Capture
     )
     Path(path).write_text("{}")
     assert "This is not a resume state of penstock's" in said(capsys, path, "--step", "0")[2]
-    Path(path).write_text("{")
-    assert said(capsys, path, "--step", "0")[0] == 1
+    for other in (b"{", b"\x80\x02}q", b""):
+        Path(path).write_bytes(other)
+        code, out, err = said(capsys, path, "--step", "0")
+        assert (code, out) == (1, "") and f"{path} is not a JSON file (" in err and "json.dump" in err
     assert "No such file" in said(capsys, str(tmp_path / "none.json"), "--step", "0")[2]

@@ -159,6 +159,12 @@ def test_an_error_names_the_source_and_its_sample() -> None:
         assert "of source 'bad'" in notes and "of sample 1 of list(2 samples)" in notes
 
 
+@pytest.mark.parametrize("weight", ["1", b"1", None])
+def test_a_weight_that_is_no_number_is_refused_with_its_source(weight: Any) -> None:
+    with pytest.raises(TypeError, match=f"that of source 'b' is {weight!r}"):
+        penstock.mix({"a": [1], "b": [2]}, {"a": 1, "b": weight})
+
+
 # States.
 
 
@@ -460,3 +466,44 @@ def test_a_packed_mixture_changes_its_weights_at_the_next_window() -> None:
     assert seen == [{"a"}, {"a"}, {"a"}, {"b"}, {"b"}]
     assert figures is not None
     assert figures.changed == ((0, 3),)
+
+
+@pytest.mark.parametrize("kind", ["packed", "budget"])
+def test_the_figures_of_a_mixture_count_what_was_handed_out(kind: str) -> None:
+    lengths = {"a": [4] * 50, "b": [1, 2, 3, 8] * 20}
+    parts = {name: penstock.dataset([[0] * n for n in found]).with_lengths(len) for name, found in lengths.items()}
+    data = penstock.mix(parts, {"a": 1, "b": 2}, stop="first" if kind == "budget" else "never")
+    settings: dict[str, Any] = {"batch_tokens": 24, "collate_fn": penstock.pad()}
+    if kind == "packed":
+        data, settings = penstock.pack(data, length=8, window=40), {"batch_size": 2}
+    with penstock.DataLoader(data, seed=1, **settings) as loader:
+        seen: dict[str, set[int]] = {"a": set(), "b": set()}
+        for batch in islice(loader.batches(), 40):
+            keys = (
+                batch.index.tolist()
+                if kind == "budget"
+                else [key for row in batch.data["documents"].tolist() for key in row if key >= 0]
+            )
+            inner = data.documents if kind == "packed" else data
+            for key, name in zip(keys, inner.names_of(keys), strict=True):
+                seen[name].add(key)
+            figures = loader.stats().mixture
+            assert figures is not None
+            assert {each.name: each.samples for each in figures.sources} == {n: len(keys) for n, keys in seen.items()}
+
+
+def test_batches_by_tokens_of_a_mixture_have_new_weights_after_32768_samples() -> None:
+    parts = {name: penstock.dataset([[i] * n for n in (1, 2, 3)]).with_lengths(len) for i, name in enumerate("ab")}
+    data = penstock.mix(parts, {"a": 1, "b": 1})
+    with penstock.DataLoader(data, batch_tokens=8192, collate_fn=penstock.pad(), seed=1) as loader:
+        batches = iter(loader)
+        seen = [next(batches).values[:, 0]]
+        loader.update(weights={"a": 0, "b": 1})
+        while sum(map(len, seen)) < 1 << 15:
+            seen.append(next(batches).values[:, 0])
+        assert sum(map(len, seen)) == 1 << 15
+        assert np.bincount(np.concatenate(seen)).tolist() == [1 << 14, 1 << 14]
+        assert set(next(batches).values[:, 0].tolist()) == {1}
+        figures = loader.stats().mixture
+    assert figures is not None
+    assert figures.changed == ((0, len(seen)),)

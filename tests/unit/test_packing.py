@@ -135,10 +135,54 @@ def test_a_document_whose_length_changed_is_an_error_with_both_lengths() -> None
         rows[0]
 
 
+def test_an_error_in_a_row_of_many_documents_lists_only_the_first() -> None:
+    rows = penstock.pack([[1, 2]] * 4_000, 1_000, [1] * 4_000)
+    shown = "(0, 0, 1, 1, 0, 1, ... 3000 in all)"
+    with pytest.raises(ValueError, match="its length is given as 1") as raised:
+        next(iter(penstock.DataLoader(rows, batch_size=2)))
+    notes = "\n".join(raised.value.__notes__)
+    assert shown in notes and len(notes) < 500
+    with pytest.warns(RuntimeWarning) as warned:
+        list(penstock.DataLoader(rows, batch_size=2, on_error="skip"))
+    assert shown in str(warned[0].message) and len(str(warned[0].message)) < 800
+
+
 def test_a_field_with_a_name_that_pack_needs_is_an_error() -> None:
     rows = penstock.pack([{"tokens": [1, 2], "segments": [1, 1]}], 4, [2])
     with pytest.raises(ValueError, match="'segments' is a field that pack adds to rows"):
         rows[0]
+
+
+def with_mask(tokens: list[int], mask: Any) -> dict[str, Any]:
+    return {"input_ids": tokens} if mask is None else {"input_ids": tokens, "loss_mask": mask}
+
+
+@pytest.mark.parametrize(
+    ("mask", "said"),
+    [
+        (None, "no array 'loss_mask'"),
+        ([1], "1 element in 'loss_mask'"),
+        ([], "0 elements in 'loss_mask'"),
+        ([1, 1, 1], "3 elements in 'loss_mask'"),
+    ],
+)
+@pytest.mark.parametrize("good", [[1, 0], [1]])
+@pytest.mark.parametrize("length", [4, 2])
+def test_a_document_without_a_mask_is_an_error_beside_one_that_has_it(
+    mask: Any, said: str, good: list[int], length: int
+) -> None:
+    if mask == [1] and good == [1]:
+        return  # the next test
+    rows = penstock.pack([with_mask(good, good), with_mask([8, 9], mask)], length, [len(good), 2])
+    message = f"document 1 has {said} for its 2 tokens, but document 0, .* has {len(good)} for {len(good)}\\."
+    with pytest.raises(ValueError, match=message):
+        next(iter(penstock.DataLoader(rows, batch_size=2)))
+
+
+def test_a_field_with_one_element_in_each_document_is_no_field_of_tokens() -> None:
+    rows = penstock.pack([with_mask([1], [7]), with_mask([8, 9], [7])], 2, [1, 2])
+    (batch,) = penstock.DataLoader(rows, batch_size=2)
+    assert sorted(batch) == ["documents", "positions", "segments", "tokens"]
 
 
 # Several kinds of cost.

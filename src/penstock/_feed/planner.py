@@ -11,11 +11,15 @@ from penstock.plan import ComputedPlan, Order, Selected
 from penstock.plan._balance import BalancedPlan
 from penstock.plan._budget import WINDOW, BudgetPlan, BudgetWindows, LengthTable
 from penstock.plan._windows import WindowPlan, Windows
-from penstock.source._nested import blocks_of, lengths_within, shown
+from penstock.source._nested import blocks_of, lengths_within, method_of, shown
 from penstock.source._stages import MeasuredDataset
 
 if TYPE_CHECKING:
     from penstock._feed.keys import ByKey
+
+
+WINDOW_OF_MIXTURE = 1 << 15
+"""Number of samples of a mixture whose batches are cut together. New weights begin with the next window."""
 
 
 class Planner:
@@ -100,6 +104,8 @@ def _samples_at_once(feed: ByKey) -> int:
 
     When shuffling by blocks, this is about the number of samples in the blocks that a reader holds at a time.
     """
+    if method_of(feed.dataset, "reweigh") is not None:
+        return min(WINDOW, WINDOW_OF_MIXTURE)
     if feed.options.shuffle != "blocks" or feed.has_order:
         return WINDOW
     blocks = blocks_of(feed.source)
@@ -119,4 +125,4 @@ def _measured(feed: ByKey) -> NDArray[np.int64]:
                 "samples are read once)."
             )
         return found()
-    return MeasuredDataset(dataset, given).__lengths__()
+    return MeasuredDataset(dataset, given, "lengths=").__lengths__()

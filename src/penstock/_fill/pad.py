@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from penstock._fill.cast import Empty, FieldMemory
 from penstock._fill.collate import as_arrays, collate, common_dtype
 from penstock._fill.misfit import Misfit, in_rows, is_arraylike
+from penstock._printable import counted
 from penstock._wire.failure import safe_text, type_name
 from penstock.errors import CollateError
 
@@ -43,6 +44,7 @@ class Pad:
     fields: tuple[Any, ...] | None
     ragged: bool
     buckets: tuple[int, ...] = ()
+    batch_tokens: int | None = None  # of the loader
 
     @property
     def padding(self) -> Pad:
@@ -81,8 +83,11 @@ class Pad:
         if not _is_sequence(samples):
             raise Misfit(_CANNOT.format(type_name(samples[0])))
         if self.ragged:
-            return self._joined(samples, empty)
+            ragged = self._joined(samples, empty)
+            self._check_budget([np.diff(ragged.offsets)])
+            return ragged
         values, lengths = self._padded(samples, None, empty)
+        self._check_budget([lengths])
         return Padded(values, _put(lengths, empty), self._mask(lengths, values.shape[1], empty))
 
     # Samples with fields.
@@ -114,22 +119,29 @@ class Pad:
         unknown = [name for name in self.fields or () if name not in columns]
         if unknown:
             raise Misfit(f"pad(fields=...) names {unknown}, but the samples have the fields {names}")
+        unknown = [name for name in self.value if name not in columns] if isinstance(self.value, Mapping) else []
+        if unknown:
+            raise Misfit(f"pad(value={{...}}) names {unknown}, but the samples have the fields {names}")
         batch: dict[Any, Any] = {}
         lengths: dict[Any, Any] = {}
         masks: dict[Any, Any] = {}
+        measured: list[NDArray[np.int64]] = []
         for name, column in columns.items():
             try:
                 if not self._is_padded(name, column):
                     batch[name] = _collated(column, empty)
                 elif self.ragged:
                     batch[name] = self._joined(column, empty)
+                    measured.append(np.diff(batch[name].offsets))
                 else:
                     batch[name], its = self._padded(column, name, empty)
+                    measured.append(its)
                     lengths[name] = _put(its, empty)
                     masks[name] = self._mask(its, batch[name].shape[1], empty)
             except Misfit as misfit:
                 misfit.path.append(f"[{name!r}]")
                 raise
+        self._check_budget(measured)
         if not lengths:
             return batch, {}
         one = len(lengths) == 1
@@ -187,6 +199,29 @@ class Pad:
                 row[width - length :] = array
                 row[: width - length] = fill
         return out, lengths
+
+    def _check_budget(self, fields: list[NDArray[np.int64]]) -> None:
+        """Raises if no field fits into the loader's budget. (Batches are planned from the lengths of one field.)"""
+        if self.batch_tokens is None or not fields:
+            return
+        costs = [self._cost(lengths) for lengths in fields]
+        if min(costs) <= self.batch_tokens:
+            return
+        lengths, cost = fields[costs.index(min(costs))], min(costs)
+        row = int(lengths.argmax())
+        raise Misfit(
+            f"the batch has {cost:,} tokens, but batch_tokens is {self.batch_tokens:,}. It was planned from lengths "
+            f"that are too small: the longest of its {counted(len(lengths), 'sample')}, in row {row}, has "
+            f"{counted(int(lengths[row]), 'element')}. If samples are dicts, lengths=len counts their fields: "
+            "measure the field with the tokens, as in lengths=lambda sample: len(sample[...]). If the data has "
+            "changed, measure it again",
+            [row],
+        )
+
+    def _cost(self, lengths: NDArray[np.int64]) -> int:
+        if self.ragged:
+            return int(lengths.sum())
+        return len(lengths) * self._width(int(lengths.max()))
 
     def _width(self, length: int) -> int:
         if not self.buckets:
@@ -328,6 +363,15 @@ def padding_of(collate_fn: Any) -> Pad | None:
     """Returns the padding of a collate function, or None if it is no `penstock.pad`."""
     found = getattr(collate_fn, "padding", None)
     return found if isinstance(found, Pad) else None
+
+
+def check_called(collate_fn: Any) -> None:
+    """Raises TypeError if a collate function is `pad` itself instead of its result."""
+    if collate_fn is pad:
+        raise TypeError(
+            "collate_fn is the function penstock.pad, which returns a collate function. Call it: "
+            "collate_fn=penstock.pad()."
+        )
 
 
 def checked_buckets(name: str, value: Any) -> tuple[int, ...]:

@@ -35,7 +35,7 @@ def planned(feed: Feed, epochs: Epochs, reweighed: list[tuple[int, int]]) -> dic
         found["packing"] = PackingFigures(packing.fill, *packing)
     drawn = method_of(feed.dataset, "drawn")
     if drawn is not None:
-        sources = drawn(plan.order, epoch, plan.first_open(epoch, step).position)
+        sources = drawn(plan.order, epoch, *plan.given(epoch, step))
         found["mixture"] = MixtureFigures(_shares(sources), tuple(reweighed))
     return found
 

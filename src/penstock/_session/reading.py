@@ -15,7 +15,7 @@ from penstock._system.ending import END, NoBatch, raises_instead
 from penstock._system.interrupts import finalizer, interrupts_deferred
 from penstock._system.warnings import warn_caller
 from penstock._wire.failure import annotate, safe_text
-from penstock._wire.task import Mended
+from penstock._wire.task import Mended, shorten_key
 from penstock.batch import Batch
 from penstock.source._nested import method_of
 
@@ -119,8 +119,8 @@ class Reader:
         key, error = self.skipped[0]
         warn_caller(
             f"Every sample of epoch {self._run.epoch}{until} has failed and was skipped ({len(self.skipped):,}, with "
-            f'on_error="skip"). Sample {safe_text(key)} raised {type(error).__name__}: {safe_text(error)[:300]}. '
-            "loader.skipped lists the errors."
+            f'on_error="skip"). Sample {shorten_key(key, str)} raised {type(error).__name__}: '
+            f"{safe_text(error)[:300]}. loader.skipped lists the errors."
         )
 
     def _note(self, mended: Mended) -> BaseException | None:

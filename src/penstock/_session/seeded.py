@@ -6,7 +6,7 @@ import copy
 import math
 import operator
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -398,6 +398,7 @@ class SeedSession(Session):
                 "A stream without load() is read by a worker, which cannot read prefetched batches again. "
                 f"{to_load_in_parallel(self.dataset)}; or use num_workers=0."
             )
+        _check_attributes(self.dataset, attributes)
         self.engines.update(Setting(attributes) if change is None else change, self.dataset)
         self.feed.forget()
         self._length = self.feed.length()
@@ -517,6 +518,29 @@ class SeedSession(Session):
         super().close()
         if self.foresight is not None:
             self.foresight.close()
+
+
+def _check_attributes(dataset: Any, names: Iterable[str]) -> None:
+    """Raises AttributeError if the dataset lacks one of these attributes."""
+    kind = type(dataset)
+    for name in names:
+        if hasattr(dataset, name) or hasattr(kind, name):
+            continue
+        if name == "weights":
+            raise AttributeError(
+                f"update(weights=...) changes the weights of a mixture, but the dataset, {kind.__name__}, is no "
+                "mixture and has no attribute 'weights'. penstock.mix makes a mixture."
+            )
+        from difflib import get_close_matches  # late: few programs need it
+
+        present = [each for each in dir(dataset) if not each.startswith("_")]
+        present += ["weights"] * (method_of(dataset, "reweigh") is not None)
+        near = get_close_matches(name, present, 1)
+        hint = f"Did you mean {near[0]!r}? " if near else ""
+        raise AttributeError(
+            f"update({name}=...) sets an attribute of the dataset, but {kind.__name__} has no attribute {name!r}. "
+            f"{hint}To add an attribute, pass a function that takes the dataset."
+        )
 
 
 def _planned(feed: Feed, epochs: Epochs, reweighed: list[tuple[int, int]]) -> dict[str, Any]:

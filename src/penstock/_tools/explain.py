@@ -32,8 +32,7 @@ def run(path: str, step: int, epoch: int | None, loader: str | None) -> int:
 
 
 def explanation(path: str, step: int, epoch: int | None, loader: str | None) -> Explanation:
-    with open(path, encoding="utf-8") as file:
-        saved = json.load(file)
+    saved = _read(path)
     state = State.parse(saved)
     epoch = state.epoch if epoch is None else epoch
     if loader is not None:
@@ -54,6 +53,17 @@ def explanation(path: str, step: int, epoch: int | None, loader: str | None) -> 
         check_dealt(step, epoch, state.dealt[0])
         plan = replace(plan, start=state.dealt[1])
     return explained(plan, mixture, epoch, step)
+
+
+def _read(path: str) -> Any:
+    with open(path, encoding="utf-8") as file:
+        try:
+            return json.load(file)
+        except ValueError as error:  # also for bytes that are not UTF-8
+            raise ValueError(
+                f"{path} is not a JSON file ({error}). Save the state of the loader with "
+                "json.dump(loader.state_dict(), file)."
+            ) from None
 
 
 def _plan(state: State) -> OrderPlan | None:

@@ -8,6 +8,7 @@ dataclass.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -123,11 +124,21 @@ def encode_keys(keys: Any, batched: bool, main_is_there: bool) -> tuple[NDArray[
 
 def shorten(keys: Any) -> str:
     """Returns the first few keys of a step and the number of keys, as text for a message."""
+    if type(keys) is tuple:  # one key
+        return shorten_key(keys)
     if not isinstance(keys, (list, np.ndarray)):
         return safe_text(keys, repr)
     few = keys[:6].tolist() if isinstance(keys, np.ndarray) else keys[:6]
-    text = ", ".join(safe_text(key, repr) for key in few)
+    text = ", ".join(map(shorten_key, few))
     return f"[{text}, ... {len(keys)} in all]" if len(keys) > 6 else f"[{text}]"
+
+
+def shorten_key(key: Any, show: Callable[[object], str] = repr) -> str:
+    """Returns a key as text for a message. Of a long tuple, such as the key of a packed row, it is the beginning."""
+    if type(key) is not tuple or len(key) <= 6:
+        return safe_text(key, show)
+    text = ", ".join(safe_text(each, repr) for each in key[:6])
+    return f"({text}, ... {len(key)} in all)"
 
 
 class Filled(NamedTuple):

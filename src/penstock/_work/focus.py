@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from penstock._at_work import Source
 from penstock._measure.gauges import NO_GAUGE, Gauge, NoGauge
 from penstock._system.interrupts import import_whole
-from penstock._wire.failure import dict_of, safe_text
-from penstock._wire.task import Mended, Task, shorten
+from penstock._wire.failure import dict_of
+from penstock._wire.task import Mended, Task, shorten, shorten_key
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -134,21 +134,23 @@ class Focus(Source):
         loop = self.loop or self._left
         if loop is not None:
             key, row = _now(loop)
-            self.doing(f"sample {safe_text(key, repr)} (row {row}), ", None)
+            self.doing(f"sample {shorten_key(key)} (row {row}), ", None)
 
     def name_rows(self, error: Exception, mended: Mended | None = None) -> None:
         """If an error names rows (see CollateError), adds a note with the keys of their samples."""
         keys = self.names() if mended is None else mended.keys
         rows = [row for row in dict_of(error).get("rows", ()) if row < len(keys)]
         if not self.job.batched and keys:
-            self.notes.append(f"It is sample {safe_text(keys[0])}.")
+            self.notes.append(f"It is sample {shorten_key(keys[0], str)}.")
         elif rows:
-            named = ", ".join(f"row {row} is sample {safe_text(keys[row])}" for row in rows[:8])
+            named = ", ".join(f"row {row} is sample {shorten_key(keys[row], str)}" for row in rows[:8])
             self.notes.append(f"{named}{', ...' if len(rows) > 8 else ''}.")
             reference = dict_of(error).get("reference")
             if reference is not None and reference < len(keys):
                 they = "They differ" if len(rows) > 1 else "It differs"
-                self.notes.append(f"{they} from row {reference}, which is sample {safe_text(keys[reference])}.")
+                self.notes.append(
+                    f"{they} from row {reference}, which is sample {shorten_key(keys[reference], str)}."
+                )
 
     def name_all(self, at: str, mended: Mended | None = None) -> None:
         """Records that an operation on all samples of a step failed, if samples have keys."""

@@ -13,7 +13,7 @@ from penstock._system.interrupts import import_whole
 from penstock._system.panics import raise_ordinary
 from penstock._system.shortage import is_shortage
 from penstock._wire.failure import Failure, keep, safe_text
-from penstock._wire.task import Mended, Task, shorten
+from penstock._wire.task import Mended, Task, shorten, shorten_key
 from penstock._work.paths import path_of
 from penstock.plan._seeds import mix
 
@@ -93,7 +93,7 @@ class SampleFetcher:
                         raise
                     if 0 < most == len(tried):
                         others = f"{len(tried) - 1} others before it: {shorten(tried[1:])}"
-                        named = safe_text(key, repr)
+                        named = shorten_key(key)
                         focus.notes.append(f"It was meant to replace sample {named}, which failed, as did {others}.")
                         raise
                     mended.errors.append((key_of(job, task, item, row), kept(error, where=focus.where())))

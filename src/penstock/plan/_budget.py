@@ -385,6 +385,11 @@ class BudgetPlan(ComputedPlan):
         order = _InBatches(self.windows, self.world, epoch, Place.of(self.start))
         return Upcoming(order, lambda step: order.reached(epoch, Place.of(self.consumed(epoch, step))))
 
+    def given(self, epoch: int, step: int) -> tuple[int, Int64s]:
+        upcoming, place = self.upcoming(epoch), Place.of(self.consumed(epoch, step))
+        position = min(place.window * self.windows.window, self.order.size(epoch))
+        return position, upcoming.order.at(epoch, np.arange(position, upcoming.reached(step)))
+
     def costs(self, epoch: int, step: int) -> WindowCosts | None:
         count = self.windows.count(epoch)
         number = Place.of(self.consumed(epoch, step)).window

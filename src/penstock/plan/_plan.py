@@ -134,6 +134,13 @@ class ComputedPlan:
 
     # Figures.
 
+    def given(self, epoch: int, step: int) -> tuple[int, NDArray[np.int64]]:
+        """Returns a position of the order, and keys of samples after it.
+
+        The steps before `step` have all samples before the position, and these of the samples after it.
+        """
+        return self.first_open(epoch, step).position, np.empty(0, np.int64)
+
     def costs(self, epoch: int, step: int) -> WindowCosts | None:
         """Returns the costs of the batches in the step's window, or None if batches have no budget."""
         return None

@@ -336,6 +336,14 @@ class WindowPlan(ComputedPlan):
         order = InItems(self.windows, self.order)
         return Upcoming(order, lambda step: order.reached(epoch, Place.of(self.consumed(epoch, step))))
 
+    def given(self, epoch: int, step: int) -> tuple[int, NDArray[np.int64]]:
+        place = Place.of(self.consumed(epoch, step))
+        position, keys = min(place.window * self.windows.window, self.order.size(epoch)), np.empty(0, np.int64)
+        if place.item:
+            table = self.windows.table(epoch, place.window)
+            keys = np.unique(table.parts[: table.offsets[place.item], 0])
+        return position, keys
+
     def packing(self, epoch: int, step: int) -> PackFigures | None:
         figures = getattr(self.windows, "figures", None)
         count, number = self.windows.count(epoch), Place.of(self.consumed(epoch, step)).window

@@ -210,13 +210,22 @@ class MixtureDataset(Dataset[Any]):
         return dict(found[-1].weights)
 
     def drawn(
-        self, order: MixtureOrder | EqualEpochs, epoch: int, position: int, lengths: NDArray[np.int64] | None = None
+        self,
+        order: MixtureOrder | EqualEpochs,
+        epoch: int,
+        position: int,
+        keys: NDArray[np.int64],
+        lengths: NDArray[np.int64] | None = None,
     ) -> list[tuple[str, float, int, int, float | None]]:
         """Returns statistics of each source: name, weight, samples given, number of samples, and their mean length.
 
-        `lengths` has the lengths of all samples. Without it, mean lengths are known only if `unit` is "tokens".
+        The samples that were given are those before a position, and those with these keys. `lengths` has the lengths
+        of all samples. Without it, mean lengths are known only if `unit` is "tokens".
         """
-        counts, weights = order.counts(epoch, position).tolist(), self.weights_at(epoch, position)
+        weights = self.weights_at(epoch, position)
+        counts = (
+            order.counts(epoch, position) + np.bincount(self._parts(keys)[0], minlength=len(self.names))
+        ).tolist()
         tokens = dict(self._tokens)
         if lengths is not None:
             summed = self._summed
@@ -380,6 +389,9 @@ class MixtureDataset(Dataset[Any]):
             raise ValueError(
                 f"weights has nothing for source {missing[0]!r}. Give each source a weight, which may be 0."
             )
+        for name, weight in weights.items():
+            if not hasattr(weight, "__float__") and not hasattr(weight, "__index__"):  # such as "1"
+                raise TypeError(f"a weight is a number of 0 or more, but that of source {name!r} is {weight!r}.")
         found = {name: float(weight) for name, weight in weights.items()}
         for name, weight in found.items():
             if not 0 <= weight < math.inf:

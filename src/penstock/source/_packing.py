@@ -59,7 +59,8 @@ def pack(
     - `positions`: 0, 1, 2, ... from the beginning of each part of a document, also if the part continues a document.
     - `segments`: 1 for the tokens of the first part, 2 for those of the second, and so on; 0 for padding.
     - `documents`: the key of the document of each token; -1 for padding.
-    - every other field of the documents with one number or array for each token, such as `loss_mask`.
+    - every other field of the documents with one number or array for each token, such as `loss_mask`. All documents
+      need it.
 
     The rows are planned in windows of `window` documents, in the order of the loader, from the lengths alone, and
     anew in each epoch. So they do not depend on the number of workers and ranks, and a loader can resume at any row.
@@ -290,9 +291,11 @@ class _RowMaker:
         """Returns the fields to pack from each document, tokens first. Raises if a length is not as planned."""
         planned = [table.of(np.array(keys, np.int64)).tolist() for table in self._tables]
         lengths = list(zip(*planned, strict=True))
-        return {
+        found = {
             key: self._opened(key, sample, given) for key, sample, given in zip(keys, samples, lengths, strict=True)
         }
+        self._check_fields(found, dict(zip(keys, samples, strict=True)))
+        return found
 
     def _opened(self, key: int, sample: Any, planned: tuple[int, ...]) -> _Fields:
         named = sample if isinstance(sample, Mapping) else {"tokens": sample}
@@ -318,6 +321,31 @@ class _RowMaker:
                 f"rows. Rename or remove it before pack, with map."
             )
 
+    def _check_fields(self, documents: dict[int, _Fields], samples: dict[int, Any]) -> None:
+        """Raises if only some of the documents have one element for each token in a field."""
+        first: dict[str, int] = {}
+        for key, fields in documents.items():
+            for name, (kind, _) in fields.items():
+                if not kind:
+                    first.setdefault(name, key)
+        for name, has in first.items():
+            lacking = [key for key, fields in documents.items() if name not in fields]
+            if not lacking:
+                continue
+            sizes = {key: _size_of(samples[key], name) for key in documents}
+            if set(sizes.values()) == {1}:  # an id: only by chance as many as the tokens of a document with one
+                for fields in documents.values():
+                    fields.pop(name, None)
+                continue
+            key = lacking[0]
+            size, of, like = sizes[key], len(documents[key]["tokens"].values), len(documents[has]["tokens"].values)
+            what = f"no array {name!r}" if size is None else f"{counted(size, 'element')} in {name!r}"
+            raise ValueError(
+                f"document {key} has {what} for its {counted(of, 'token')}, but document {has}, which is in the same "
+                f"row or batch, has {sizes[has]:,} for {like:,}. A field with one element for each token must have "
+                "them in all documents. Repair the document, or remove the field before pack, with map."
+            )
+
     def _refuse(self, key: int, name: str, length: int, planned: int) -> NoReturn:
         raise ValueError(
             f"document {key} has {counted(length, 'element')} in {name!r}, but its length is given as {planned:,}. "
@@ -334,8 +362,6 @@ class _RowMaker:
             kind = fields[0].kind
             # A document without images may have no field, or an empty list.
             some = [field.values for field in fields if len(field.values) or not kind] or [fields[0].values]
-            if not kind and len(fields) < len(parts):
-                continue
             shapes = {values.shape[1:] for values in some}
             if len(shapes) > 1:
                 keys = [key for key, _, _ in row]
@@ -453,6 +479,12 @@ def _tokens_of(named: Mapping[str, Any], key: int) -> tuple[str, Array]:
     )
 
 
+def _size_of(sample: Any, name: str) -> int | None:
+    """Returns the number of elements of a field, or None if the document has no such array of numbers."""
+    values = _numbers(sample.get(name)) if isinstance(sample, Mapping) else None
+    return None if values is None else len(values)
+
+
 def _numbers(value: Any) -> Array | None:
     """Returns the value as an array of numbers with at least one axis, or None if it is not one."""
     if not isinstance(value, np.ndarray):
@@ -499,7 +531,7 @@ def _tables(documents: Any, kinds: list[str], lengths: Any) -> list[LengthTable]
 
 def _measured(documents: Any, lengths: GivenLengths) -> Any:
     if lengths is not None:
-        return MeasuredDataset(documents, lengths).__lengths__()
+        return MeasuredDataset(documents, lengths, "lengths=").__lengths__()
     known = lengths_within(documents)
     if known is None:
         raise TypeError(

@@ -275,6 +275,8 @@ class MappedDataset(SameKeys[T_co]):
         return f"In {self._stage()}, of sample {its!r} of {shown(inner)}."
 
     def _stage(self) -> str:
+        if self._called.endswith("="):  # an argument
+            return f"{self._called}{name_of(self.fn)}"
         return f".{self._called}({name_of(self.fn)})"
 
     def __repr__(self) -> str:
@@ -284,8 +286,11 @@ class MappedDataset(SameKeys[T_co]):
 class MeasuredDataset(SameKeys[T_co]):
     """A dataset whose samples have known lengths: see `Dataset.with_lengths`."""
 
-    def __init__(self, dataset: Keyed[Any], lengths: ArrayLike | Callable[[Any], int]) -> None:
+    def __init__(
+        self, dataset: Keyed[Any], lengths: ArrayLike | Callable[[Any], int], called: str = "with_lengths"
+    ) -> None:
         super().__init__(dataset)
+        self._called = called
         self._measure = lengths if callable(lengths) else None
         self._lengths = None if callable(lengths) else _checked_lengths(lengths, dataset)
 
@@ -293,12 +298,25 @@ class MeasuredDataset(SameKeys[T_co]):
         """Returns the length of each sample, as int64. If they come from a function, the first call computes them."""
         if self._lengths is None:
             assert self._measure is not None
-            measured: Any = MappedDataset(self.dataset, self._measure, called="with_lengths", convert=operator.index)
+            convert = partial(_length_in, self._called)
+            measured: Any = MappedDataset(self.dataset, self._measure, called=self._called, convert=convert)
             self._lengths = _checked_lengths(_surveyed(measured, np.int64, "measuring lengths"), self.dataset)
         return self._lengths
 
     def __repr__(self) -> str:
         return f"{shown(self.dataset)}.with_lengths({name_of(self._measure) if self._measure else 'array'})"
+
+
+def _length_in(called: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        given = called if called.endswith("=") else f"{called}()"
+        hint = " Return its len." if hasattr(value, "__len__") else ""
+        raise TypeError(
+            f"the function of {given} has returned a {type(value).__name__}, but the length of a sample is an "
+            f"integer.{hint}"
+        ) from None
 
 
 def _checked_lengths(lengths: ArrayLike, dataset: Any) -> NDArray[np.int64]:

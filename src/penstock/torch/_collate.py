@@ -27,7 +27,7 @@ from torch.utils.data._utils import collate as theirs
 
 import penstock.collate
 from penstock._fill.cast import DTYPES, Empty, FieldMemory
-from penstock._fill.pad import Pad
+from penstock._fill.pad import Pad, check_called
 from penstock._memory.tree import flatten, unflatten
 from penstock.errors import CollateError
 from penstock.torch._tensors import NATIVE, blank
@@ -106,6 +106,7 @@ class PadTensors:
 
 def with_tensors(collate_fn: Any) -> Any:
     """Returns `collate_fn` or, if it is a `penstock.pad`, a version of it that makes tensors."""
+    check_called(collate_fn)
     return PadTensors(collate_fn) if isinstance(collate_fn, Pad) else collate_fn
 
 
