@@ -16,7 +16,6 @@ from typing import Any
 
 import cloudpickle
 import pytest
-from hypothesis import settings
 
 from penstock._measure import cached
 from penstock.backends._process import methods
@@ -28,9 +27,12 @@ os.register_at_fork(after_in_child=faulthandler.disable)
 
 # Laws that say nothing else try 40 examples in `make test`, and 100 in `make wide` and where bugs are planted.
 # The examples are the same in each run of CI (hypothesis does that), and others in each run elsewhere.
-_examples = int(os.environ.get("PENSTOCK_EXAMPLES", 100 if "PENSTOCK_WIDE" in os.environ else 40))
-settings.register_profile("penstock", settings(), max_examples=_examples)
-settings.load_profile("penstock")
+if find_spec("hypothesis") is not None:  # the environments of whole programs have none
+    from hypothesis import settings
+
+    _examples = int(os.environ.get("PENSTOCK_EXAMPLES", 100 if "PENSTOCK_WIDE" in os.environ else 40))
+    settings.register_profile("penstock", settings(), max_examples=_examples)
+    settings.load_profile("penstock")
 
 # A shell that starts us in the background, or nohup, has us ignore these, and so would the programs that tests end.
 for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):

@@ -19,11 +19,17 @@ from penstock._files.index import computed, keep_computed, with_progress_bar
 from penstock._wire.pickling import dumps
 from penstock.loader import DataLoader
 from penstock.source._nested import fingerprint_of, leaves_of, pass_of
-from penstock.source._stages import MappedDataset
+from penstock.source._stages import MappedDataset, SameKeys
 
 _ALONE = 0.5  # seconds; a survey that takes longer gets workers
 _AT_ONCE = 64  # samples in a batch while the survey has no workers, and at least that many with them
 _MOST_AT_ONCE = 4096
+
+
+class _Unordered(SameKeys[Any]):
+    """A dataset that is read by the keys of a sampler, also if it is a mixture, which has an order of its own."""
+
+    __order__ = None
 
 
 def survey(measured: MappedDataset[Any], dtype: Any, what: str) -> NDArray[Any]:
@@ -48,8 +54,8 @@ def _read(measured: MappedDataset[Any], n: int, what: str) -> Iterator[NDArray[A
     read, begun = 0, time.monotonic()
     cpus = 1 if is_worker_process() else len(os.sched_getaffinity(0))
     # With a seed, the random numbers of a sample depend only on its key, not on who reads it.
-    # The sampler, because a mixture has an order of its own.
-    with DataLoader(measured, sampler=range(n), batch_size=_AT_ONCE, seed=0, shard=(0, 1)) as loader:
+    data = _Unordered(measured)
+    with DataLoader(data, sampler=range(n), batch_size=_AT_ONCE, seed=0, shard=(0, 1)) as loader:
         for values in loader if cpus == 1 else _until(loader, begun + _ALONE):
             read += len(values)
             yield values
@@ -58,7 +64,7 @@ def _read(measured: MappedDataset[Any], n: int, what: str) -> Iterator[NDArray[A
     rate = read / (time.monotonic() - begun)
     size = min(_MOST_AT_ONCE, max(_AT_ONCE, int(rate / 10)))
     rest: DataLoader[Any] = DataLoader(
-        measured, sampler=range(read, n), batch_size=size, num_workers=cpus, seed=0, shard=(0, 1)
+        data, sampler=range(read, n), batch_size=size, num_workers=cpus, seed=0, shard=(0, 1)
     )
     with rest:
         yield from with_progress_bar(rest, len(rest), what)

@@ -12,6 +12,7 @@ import numpy as np
 
 from penstock._feed import feed_of
 from penstock._feed.base import AnyPlan
+from penstock._feed.keys import refuse_samplers
 from penstock._fill.collate import convert
 from penstock._options import OPTIONS, Balance, Casting, LastBatch, OnError, Options, is_int
 from penstock._session.reading import Batches
@@ -173,6 +174,7 @@ class DataLoader(Generic[_T_co]):
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "dataset")}
         options = Options.resolve(is_stream=is_stream(dataset), **given)
+        refuse_samplers(dataset, sampler, batch_sampler)
         # The feed obtains samples by key, from a stream, or from the light items of a stream. It makes the plan of
         # each epoch, draws its steps, and says how a worker fetches the samples of a step.
         feed = feed_of(dataset, options, has_load=hasattr(dataset, "load"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from fractions import Fraction
 from typing import Any
 
@@ -18,9 +19,9 @@ STRIDE = 6  # samples of all ranks in a step: 1, 2 or 3 ranks have whole batches
 WEIGHTS = st.tuples(*[st.sampled_from([0.0, 1e-3, 0.5, 1.0, 3.0])] * 3).filter(any)
 
 
-def mixture(lengths: tuple[int, ...], weights: tuple[float, ...], stop: str = "never") -> Any:
+def mixture(lengths: tuple[int, ...], weights: tuple[float, ...], stop: Any = "never") -> Any:
     sources = {name: np.arange(n) + 1000 * i for i, (name, n) in enumerate(zip("abc", lengths, strict=True))}
-    return penstock.mix(sources, named(weights), stop=stop)  # type: ignore[arg-type]
+    return penstock.mix(sources, named(weights), stop=stop)
 
 
 def named(weights: tuple[float, ...]) -> dict[str, float]:
@@ -45,6 +46,11 @@ def loaders(data: Any, world: int, state: Any, **more: Any) -> list[Any]:
     return made
 
 
+def stream(loader: Any) -> Any:
+    while True:
+        yield from loader
+
+
 Script = list[tuple[int, int, tuple[float, ...]]]
 """Pieces of a run: steps to take, on how many ranks, and the weights that are set after them."""
 
@@ -58,9 +64,9 @@ def played(data: Any, script: Script, restart: bool, **more: Any) -> list[Any]:
     for steps, world, weights in script:
         if restart or not running:
             running = loaders(data, world if restart else 1, state, **more)
-            batches = [iter(loader) for loader in running] if steps else []
+            batches = [stream(loader) for loader in running] if steps else []
         elif steps and not batches:
-            batches = [iter(loader) for loader in running]
+            batches = [stream(loader) for loader in running]
         found += [np.concatenate([next(each) for each in batches]) for _ in range(steps)]
         for loader in running:
             loader.update(weights=named(weights))
@@ -89,6 +95,41 @@ def test_stops_and_other_ranks_change_nothing_whenever_weights_change(
         return mixture(lengths, weights)
 
     assert same(played(data, script, restart=True), played(data, script, restart=False))
+
+
+@law
+@given(lengths=st.tuples(*[st.integers(1, 12)] * 3), weights=WEIGHTS, script=scripts, steps=st.integers(1, 7))
+@pytest.mark.parametrize("restart", [False, True])
+def test_epochs_of_a_given_size_are_the_pieces_of_one_endless_stream(
+    lengths: tuple[int, ...], weights: tuple[float, ...], script: Script, steps: int, restart: bool
+) -> None:
+    endless = played(lambda: mixture(lengths, weights), script, restart=False)
+    pieces = played(lambda: mixture(lengths, weights, steps * STRIDE), script, restart=restart)
+    assert same(pieces, endless)
+
+
+@law
+@given(
+    lengths=st.tuples(*[st.integers(1, 12)] * 3),
+    weights=WEIGHTS,
+    stop=st.sampled_from(["first", "all"]) | st.integers(1, 60),
+    window=st.integers(1, 30),
+)
+def test_packed_rows_of_an_epoch_have_each_token_of_its_documents_once(
+    lengths: tuple[int, ...], weights: tuple[float, ...], stop: Any, window: int
+) -> None:
+    weights = tuple(max(weight, 0.1) for weight in weights)
+    sources = {
+        name: [list(range(1000 * i + 10 * k + 1, 1000 * i + 10 * k + 2 + (7 * k + i) % 9)) for k in range(n)]
+        for i, (name, n) in enumerate(zip("abc", lengths, strict=True))
+    }
+    data = penstock.mix(sources, named(weights), stop=stop)
+    order = data.__order__(3, 16)
+    with penstock.DataLoader(penstock.pack(data, length=12, lengths=len, window=window), 4, seed=3) as loader:
+        for epoch in range(3):
+            found = Counter(token for batch in loader for token in batch["tokens"].ravel().tolist() if token)
+            keys = order.at(epoch, np.arange(order.size(epoch))).tolist()
+            assert found == Counter(token for key in keys for token in data[key])
 
 
 @law

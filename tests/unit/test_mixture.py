@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from penstock.source._nested import fingerprint_of, foresee_of, leaves_of, lengt
 
 
 def letters(**options: Any) -> MixtureDataset:
-    return penstock.mix({"b": "xyz", "a": "uv"}, {"b": 0.5, "a": 0.5}, **options)
+    return penstock.mix({"b": list("xyz"), "a": list("uv")}, {"b": 0.5, "a": 0.5}, **options)
 
 
 def arrays(dtype: Any = np.int64) -> MixtureDataset:
@@ -31,25 +32,32 @@ def test_a_key_says_source_pass_and_index() -> None:
     assert [data[key] for key in (0, 1, 2, 4, 5, 9)] == ["u", "v", "x", "z", "u", "z"]
     assert data.__getitems__([9, 0, 2]) == ["z", "u", "x"]
     assert data.names_of([9, 0, 2]) == ["b", "a", "b"]
-    assert origin(data.map(str.upper), 9) == ("xyz", 2)
-    assert list(leaves_of(data)) == ["uv", "xyz"]
+    assert origin(data.map(str.upper), 9) == (list("xyz"), 2)
+    assert list(leaves_of(data)) == [list("uv"), list("xyz")]
 
 
 def test_the_order_of_the_names_makes_no_difference() -> None:
-    other = penstock.mix({"a": "uv", "b": "xyz"}, {"a": 0.5, "b": 0.5})
+    other = penstock.mix({"a": list("uv"), "b": list("xyz")}, {"a": 0.5, "b": 0.5})
     assert list(islice(letters(), 30)) == list(islice(other, 30))
 
 
 def test_a_source_of_weight_0_changes_nothing() -> None:
-    more = penstock.mix({"b": "xyz", "a": "uv", "aa": "!"}, {"b": 0.5, "a": 0.5, "aa": 0})
+    more = penstock.mix({"b": list("xyz"), "a": list("uv"), "aa": list("!")}, {"b": 0.5, "a": 0.5, "aa": 0})
     assert list(islice(letters(), 30)) == list(islice(more, 30))
 
 
-def test_a_mixture_that_ends_has_a_length_and_one_without_end_has_none() -> None:
-    data = letters(stop="first")
-    assert len(data) == len(list(data)) == len(list(data.map(str.upper)))
-    with pytest.raises(TypeError, match="has no end"):
-        len(letters())
+@pytest.mark.parametrize("stop", ["never", "first", "all"])
+def test_a_mixture_has_no_length_whether_it_ends_or_not(stop: Any) -> None:
+    data = letters(stop=stop)
+    for each in (data, data.map(str.upper)):
+        with pytest.raises(TypeError, match=r"no len.*keys are no positions.*with seed="):
+            len(each)
+
+
+def test_iterating_over_a_mixture_that_ends_gives_one_epoch() -> None:
+    data = letters(stop="all")
+    assert set(data) == set("uvxyz")
+    assert len(list(data)) == len(list(data.map(str.upper))) == data.__order__(0, 16).size(0)
 
 
 def test_a_batch_of_several_sources_is_gathered() -> None:
@@ -121,7 +129,7 @@ class Told(penstock.Dataset[int]):
 
 def test_each_source_is_told_its_own_keys() -> None:
     told = Told()
-    data = penstock.mix({"a": "xyz", "b": told}, {"a": 1, "b": 1})
+    data = penstock.mix({"a": list("xyz"), "b": told}, {"a": 1, "b": 1})
     order = data.__order__(1, 16)
     foresee = foresee_of(data.map(str))
     assert foresee is not None
@@ -216,14 +224,14 @@ def test_weights_change_behind_batches_of_a_later_epoch_that_were_committed() ->
 def test_a_state_of_the_last_weights_is_taken_too() -> None:
     data = letters()
     data.reweigh(0, 10, {"a": 1, "b": 2})
-    other = penstock.mix({"b": "xyz", "a": "uv"}, {"b": 2, "a": 1})
+    other = penstock.mix({"b": list("xyz"), "a": list("uv")}, {"b": 2, "a": 1})
     other.load_state_dict(data.state_dict())
     assert other.weights_at(0, 0) == {"a": 0.5, "b": 0.5}
 
 
 def test_a_new_source_has_weight_0_until_the_state_is_loaded() -> None:
     def wider(weight: float) -> MixtureDataset:
-        return penstock.mix({"b": "xyz", "a": "uv", "aa": "!"}, {"b": 0.5, "a": 0.5, "aa": weight})
+        return penstock.mix({"b": list("xyz"), "a": list("uv"), "aa": list("!")}, {"b": 0.5, "a": 0.5, "aa": weight})
 
     data = wider(0)
     data.load_state_dict(letters().state_dict())
@@ -237,12 +245,18 @@ def test_a_new_source_has_weight_0_until_the_state_is_loaded() -> None:
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (lambda: penstock.mix({"a": "uv"}, {"a": 1}), "a source 'b', but this one has only 'a'"),
-        (lambda: penstock.mix({"a": "uvw", "b": "xyz"}, {"a": 0.5, "b": 0.5}), "'a' had 2 samples .* now has 3"),
+        (lambda: penstock.mix({"a": list("uv")}, {"a": 1}), "a source 'b', but this one has only 'a'"),
+        (
+            lambda: penstock.mix({"a": list("uvw"), "b": list("xyz")}, {"a": 0.5, "b": 0.5}),
+            "'a' had 2 samples .* now has 3",
+        ),
         (lambda: letters(stop="all"), "stop='never', but this one has stop='all'"),
         (lambda: letters(shuffle=False), "shuffle=True, but this one has shuffle=False"),
         (lambda: letters(unit="tokens"), "unit='samples', but this one has unit='tokens'"),
-        (lambda: penstock.mix({"a": "uv", "b": "xyz"}, {"a": 1, "b": 3}), "has the weights .* but the state was"),
+        (
+            lambda: penstock.mix({"a": list("uv"), "b": list("xyz")}, {"a": 1, "b": 3}),
+            "has the weights .* but the state was",
+        ),
     ],
 )
 def test_a_state_of_another_mixture_is_refused(other: Any, message: str) -> None:
@@ -350,6 +364,11 @@ def test_wrong_weights_are_named(weights: dict[str, float], message: str) -> Non
         (penstock.dataset([1]).repeat(), "without repeat"),
         (letters(), "cannot be inside another"),
         (penstock.dataset(iter([1])), "is a stream"),
+        ((i for i in range(9)), "a generator, is a stream.*in a list"),
+        ("data/web.parquet", r"is a path.*penstock\.open"),
+        (Path("data/web.parquet"), r"is a path.*penstock\.open"),
+        ({"train": [1]}, "is a dict with the keys"),
+        (Told, r"is the class Told.*Told\(\.\.\.\)"),
     ],
 )
 def test_a_source_that_cannot_be_mixed_is_named(source: Any, message: str) -> None:
@@ -390,6 +409,14 @@ def test_batches_name_the_sources_of_their_samples_and_so_does_a_field() -> None
     assert sorted(batch.sources or []) == ["a", "a", "b", "b"]
     with pytest.raises(TypeError, match="needs samples that are dicts"):
         penstock.mix({"a": [1]}, {"a": 1}, field="source")[0]
+
+
+def test_a_field_that_samples_have_already_is_refused() -> None:
+    data = penstock.mix({"a": [{"id": 1}], "b": [{"x": 1}]}, {"a": 1, "b": 1}, field="id")
+    assert data[1] == {"x": 1, "id": "b"}
+    for read in (lambda: data[0], lambda: next(iter(penstock.DataLoader(data, 2, seed=1)))):
+        with pytest.raises(ValueError, match=r"field='id'.*of source 'a' have already"):
+            read()
 
 
 def test_packed_batches_name_the_sources_of_their_documents() -> None:

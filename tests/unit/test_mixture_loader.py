@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from itertools import islice
 from threading import Thread
 from typing import Any
 
@@ -201,9 +202,125 @@ def test_a_damaged_number_in_the_state_of_a_mixture_is_refused(path: str, value:
 
 def test_a_mixture_is_refused_where_its_keys_would_be_taken_for_positions() -> None:
     data = mixture(stop="all")
-    with pytest.raises(TypeError, match="Subset cannot take it"):
+    with pytest.raises(TypeError, match="random_split cannot take it"):
         penstock.random_split(data, [0.5, 0.5])
     torch = pytest.importorskip("penstock.torch")
-    with pytest.raises(ValueError, match="needs seed="):
+    with pytest.raises(ValueError, match="Give seed="):
         torch.DataLoader(data)
     assert len(list(torch.DataLoader(data, sampler=range(3)))) == 3
+
+
+@pytest.mark.parametrize("stop", ["all", "first", "never"])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_torchs_own_loader_refuses_a_mixture(shuffle: bool, stop: Any) -> None:
+    theirs = pytest.importorskip("torch.utils.data")
+    with pytest.raises(TypeError, match=r"a mixture has no len.*with seed="):
+        next(iter(theirs.DataLoader(mixture(stop=stop), batch_size=10, shuffle=shuffle)))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_torch_loader_of_a_mixture_counts_the_batches_of_each_epoch(packed: bool) -> None:
+    torch = pytest.importorskip("penstock.torch")
+    sources = {name: texts(first, 30 + first) for name, first in (("a", 0), ("b", 7))}
+    data: Any = penstock.mix(sources, {"a": 1, "b": 2}, stop="first")
+    data = penstock.pack(data, length=32, lengths=len) if packed else data.map(len)
+    loader = torch.DataLoader(data, batch_size=4, seed=5)
+    for _ in range(3):
+        expected = len(loader)
+        assert len(list(loader)) == expected
+
+
+@pytest.mark.parametrize("stop", ["never", "all"])
+@pytest.mark.parametrize("shuffle", [True, "blocks"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_shuffle_has_no_effect_on_a_mixture_in_a_torch_loader(packed: bool, shuffle: Any, stop: Any) -> None:
+    torch = pytest.importorskip("penstock.torch")
+    data = mixture(stop=stop)
+    if packed:
+        sources = {name: texts(first, 30) for name, first in (("a", 0), ("b", 7))}
+        data = penstock.pack(penstock.mix(sources, {"a": 1, "b": 1}, stop=stop), length=32, lengths=len)
+    taken = [
+        [
+            np.asarray(batch["tokens"] if packed else batch).tolist()
+            for batch in islice(made(data, batch_size=3, seed=4, **more), 5)
+        ]
+        for made, more in ((torch.DataLoader, {"shuffle": shuffle}), (penstock.DataLoader, {}))
+    ]
+    assert taken[0] == taken[1]
+
+
+def test_figures_of_epochs_of_a_given_size_count_all_epochs() -> None:
+    data = penstock.mix({"a": range(40), "b": range(40, 100)}, {"a": 1, "b": 3}, stop=20)
+    loader: Any = penstock.DataLoader(data, batch_size=10, seed=1)
+    for _ in range(3):
+        assert len(loader) == len(list(loader)) == 2
+    assert {each.name: (each.samples, each.passes) for each in loader.stats().mixture.sources} == {
+        "a": (15, 15 / 40),
+        "b": (45, 45 / 60),
+    }
+
+
+def test_a_change_at_the_end_of_an_epoch_of_a_given_size_begins_with_the_next() -> None:
+    data = mixture(stop=20)
+    data.reweigh(0, 20, WEIGHTS)
+    data.reweigh(1, 0, {"a": 0, "b": 1})
+    assert [(stage["epoch"], stage["position"]) for stage in data.state_dict()["stages"]] == [(0, 0), (1, 0)]
+    assert data.names_of(data.__order__(0, 16).at(1, np.arange(20))) == ["b"] * 20
+
+
+def test_a_state_of_epochs_of_another_size_is_refused() -> None:
+    data = mixture(stop="never")
+    data.reweigh(0, 50, WEIGHTS)
+    for state, size in ((mixture(stop=30).state_dict(), 30), (data.state_dict(), "'never'")):
+        with pytest.raises(StateError, match=f"stop={size}, but this one has stop=20"):
+            mixture(stop=20).load_state_dict(state)
+
+
+@pytest.mark.parametrize("damage", [{"position": 20}, {"epoch": 1 << 61}])
+def test_a_stage_outside_epochs_of_a_given_size_is_refused(damage: dict[str, int]) -> None:
+    data = mixture(stop=20)
+    data.reweigh(1, 5, WEIGHTS)
+    state = data.state_dict()
+    state["stages"][1] |= damage
+    with pytest.raises(StateError, match="damaged"):
+        mixture(stop=20).load_state_dict(state)
+
+
+def test_positions_and_epochs_outside_epochs_of_a_given_size_are_refused() -> None:
+    order = mixture(stop=20).__order__(0, 16)
+    with pytest.raises(IndexError):
+        order.at(0, np.array([20]))
+    with pytest.raises(IndexError):
+        order.counts(0, 21)
+    with pytest.raises(OverflowError, match="beyond"):
+        order.at(1 << 60, np.array([0]))
+
+
+@pytest.mark.parametrize("stop", [0, -1, True, 1.5, None, "last", 1 << 62])
+def test_a_wrong_stop_is_refused(stop: Any) -> None:
+    with pytest.raises(ValueError, match="number of samples in an epoch"):
+        mixture(stop=stop)
+
+
+@pytest.mark.parametrize("package", ["penstock", "penstock.torch"])
+@pytest.mark.parametrize("given", [{"sampler": [1, 2, 3]}, {"batch_sampler": [[1, 2], [3]]}])
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_sampler_is_refused_with_a_mixture(package: str, given: dict[str, Any], mapped: bool) -> None:
+    made = pytest.importorskip(package).DataLoader
+    data = mixture().map(str) if mapped else mixture()
+    (name,) = given
+    with pytest.raises(ValueError, match=f"^{name}= is not possible with .*shares would be lost"):
+        made(data, seed=1, **given)
+
+
+@pytest.mark.parametrize("shuffle", [None, True])
+def test_rows_without_end_need_a_seed_in_a_torch_loader(shuffle: bool | None) -> None:
+    torch = pytest.importorskip("penstock.torch")
+    sources = {name: texts(first, 30) for name, first in (("a", 0), ("b", 7))}
+    endless, finite = (
+        penstock.pack(penstock.mix(sources, {"a": 1, "b": 1}, stop=stop), length=32, lengths=len)
+        for stop in ("never", "all")
+    )
+    with pytest.raises(ValueError, match="Give seed="):
+        torch.DataLoader(endless, batch_size=2, shuffle=shuffle)
+    assert len(list(torch.DataLoader(finite, shuffle=shuffle))) == len(finite)

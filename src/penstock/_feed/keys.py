@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from penstock._printable import counted
 from penstock._resume.reading import Mark, Reading, has_state
 from penstock._system.interrupts import import_whole
 from penstock._system.panics import ordinary
-from penstock._wire.task import Mended, Task, shorten
+from penstock._wire.task import Mended, Task
 from penstock._work.fetch import Fetch
 from penstock._work.job import Job
 from penstock._work.samples import plain
@@ -25,7 +24,8 @@ from penstock.plan import ComputedPlan, Order, OrderPlan, SamplerPlan, Sequentia
 from penstock.plan._blocks import WINDOW
 from penstock.plan._order import Passes
 from penstock.plan._samplers import BatchSampler, order_of
-from penstock.source._nested import blocks_of, method_of, pass_of
+from penstock.source._dataset import mistaken, mistaken_keys
+from penstock.source._nested import blocks_of, method_of, pass_of, shown
 
 if TYPE_CHECKING:
     from penstock._feed.planner import Planner
@@ -94,6 +94,19 @@ class KeyFetch(Fetch):
         return keys
 
 
+def refuse_samplers(dataset: Any, sampler: Any, batch_sampler: Any) -> None:
+    """Raises ValueError if the user gives a sampler with a mixture, which decides the order of its samples itself."""
+    # Not in `ByKey.check`, because libraries give a loader that they rebuild a batch sampler that wraps the loader's.
+    if (sampler is None and batch_sampler is None) or method_of(dataset, "__order__") is None:
+        return
+    setting = "sampler=" if batch_sampler is None else "batch_sampler="
+    raise ValueError(
+        f"{setting} is not possible with {shown(dataset)}, because a mixture decides the order of its samples "
+        f"itself, and its shares would be lost. Leave {setting} out, or select samples of its sources before they "
+        "are mixed."
+    )
+
+
 def _are_items(keys: Any) -> bool:
     return type(keys) is list and len(keys) > 0 and type(keys[0]) is tuple
 
@@ -107,14 +120,9 @@ class ByKey(Feed):
     _planner: Planner | None = None
 
     def check(self) -> None:
-        if isinstance(self.dataset, (str, os.PathLike)):
-            path = os.fspath(self.dataset)
-            raise TypeError(
-                f"The dataset is a path, {path!r}. penstock.open({path!r}) makes a dataset of the files there."
-            )
-        if isinstance(self.dataset, type):
-            name = self.dataset.__name__
-            raise TypeError(f"The dataset is the class {name}, not an object of it. Pass {name}(...).")
+        mistake = mistaken(self.dataset)
+        if mistake is not None:
+            raise TypeError(f"The dataset {mistake}")
         if not hasattr(self.dataset, "__getitem__"):
             raise TypeError(
                 f"{type(self.dataset).__name__} has no __getitem__, so it is not a dataset. Give it __getitem__ and "
@@ -131,19 +139,9 @@ class ByKey(Feed):
                 f"{type(self.source).__name__} has no __len__, which the order of its samples needs. Define it, or "
                 "pass sampler= or batch_sampler=."
             )
-        if not given and isinstance(self.dataset, Mapping) and isinstance(next(iter(self.dataset), 0), str):
-            raise TypeError(
-                f"The dataset is a {type(self.dataset).__name__} with the keys {shorten(list(self.dataset))}, but "
-                "the keys of samples are 0, 1, 2 and so on. If it holds columns of equal length, use "
-                "penstock.ArrayDataset(**columns); if it holds samples, pass sampler=, or a list of its values."
-            )
-        if not given and hasattr(type(self.dataset), "__dataframe__"):
-            raise TypeError(
-                f"The dataset is a {type(self.dataset).__name__}, a table: a key gives a column of it, or another "
-                "table, and not a sample. If its columns hold numbers, use "
-                "penstock.ArrayDataset(**{name: table[name].to_numpy() for name in names}). The rows of any "
-                "pyarrow.Table are samples of penstock.formats.Arrow(table); pyarrow.Table.from_pandas makes one."
-            )
+        mistake = None if given else mistaken_keys(self.dataset)
+        if mistake is not None:
+            raise TypeError(f"The dataset {mistake}")
         if self.options.shuffle == "blocks":
             self._order(0)  # raises now, and not in the first epoch, if the dataset has no blocks
 
@@ -164,7 +162,7 @@ class ByKey(Feed):
     def length(self) -> int | None:
         source = self.source
         # The length of a mixture depends on its weights, and it has a state of its own.
-        has_length = isinstance(source, Sized) and not self._is_endless() and not self.has_order
+        has_length = isinstance(source, Sized) and not self._is_endless() and pass_of(source) is None
         return len(source) if has_length else None
 
     def _is_endless(self) -> bool:

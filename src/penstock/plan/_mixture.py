@@ -520,6 +520,43 @@ class MixtureOrder:
         return _first(low, high, lambda position: ends_by(schedule.counts(position)))
 
 
+@dataclass(frozen=True)
+class EqualEpochs:
+    """The order of an endless mixture, in epochs of n samples. Each epoch goes on where the last one ended.
+
+    >>> endless = MixtureOrder((3, 2), (Stage(0, 0, whole_weights([Fraction(1), Fraction(1)])),), seed=1)
+    >>> epochs = EqualEpochs(endless, 4)
+    >>> bool((epochs.at(1, np.arange(4)) == endless.at(0, np.arange(4, 8))).all())
+    True
+    """
+
+    order: MixtureOrder
+    n: int
+
+    @property
+    def identity(self) -> str:
+        """Identifies the order in a resume state."""
+        return f"{self.order.identity}, epochs of {self.n}"
+
+    def size(self, epoch: int) -> int:
+        return self.n
+
+    def at(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self.order.at(0, _checked(positions, self.n) + self._begin(epoch))
+
+    def counts(self, epoch: int, position: int) -> NDArray[np.int64]:
+        """Returns how many samples each source has given before this position, in all epochs."""
+        if not 0 <= position <= self.n:
+            raise IndexError(f"position {position} is outside epoch {epoch}, which has {self.n} samples.")
+        return self.order.counts(0, self._begin(epoch) + position)
+
+    def _begin(self, epoch: int) -> int:
+        begin = epoch * self.n
+        if begin > ENDLESS - self.n:
+            raise OverflowError(f"epoch {epoch:,} of {self.n:,} samples each is beyond 2**62 samples.")
+        return begin
+
+
 def _first(low: int, high: int, holds: Callable[[int], bool]) -> int:
     """Returns the first number from `low` to `high` for which a monotone condition holds, or `high`."""
     while low < high:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import accumulate
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar, cast
@@ -21,6 +22,7 @@ from penstock._fill.cast import FieldMemory
 from penstock._printable import counted
 from penstock._system.interrupts import import_whole
 from penstock._system.warnings import warn_caller
+from penstock._wire.task import shorten
 from penstock.plan._grouping import Grouping, joined
 from penstock.plan._order import Permutation
 from penstock.plan._permuted import Permuted
@@ -251,6 +253,34 @@ def _stages_of(dataset: object, method: str) -> Any:
     from penstock.source import _stages
 
     return _stages
+
+
+def mistaken(given: Any) -> str | None:
+    """Returns the rest of a message about a path or a class that is given as a dataset, otherwise None."""
+    if isinstance(given, (str, os.PathLike)):
+        path = os.fspath(given)
+        return f"is a path, {path!r}. penstock.open({path!r}) makes a dataset of the files there."
+    if isinstance(given, type):
+        return f"is the class {given.__name__}, not an object of it. Pass {given.__name__}(...)."
+    return None
+
+
+def mistaken_keys(given: Any) -> str | None:
+    """Returns the rest of a message about a dict or a table, whose keys are not those of samples, otherwise None."""
+    kind = type(given).__name__
+    if isinstance(given, Mapping) and isinstance(next(iter(given), 0), str):
+        return (
+            f"is a {kind} with the keys {shorten(list(given))}, but the keys of samples are 0, 1, 2 and so on. If it "
+            "holds columns of equal length, use penstock.ArrayDataset(**columns); if it holds samples, use a list of "
+            "its values."
+        )
+    if hasattr(type(given), "__dataframe__"):
+        return (
+            f"is a {kind}, a table: a key gives a column of it, or another table, and not a sample. If its columns "
+            "hold numbers, use penstock.ArrayDataset(**{name: table[name].to_numpy() for name in names}). The rows "
+            "of any pyarrow.Table are samples of penstock.formats.Arrow(table); pyarrow.Table.from_pandas makes one."
+        )
+    return None
 
 
 def _check_no_order(dataset: object, taker: str) -> None:
@@ -640,6 +670,7 @@ def random_split(
         raise TypeError(
             f"random_split needs a list of lengths or of fractions, such as [0.9, 0.1], but got {_shown(lengths)}."
         )
+    _check_no_order(dataset, "random_split")
     (n,) = _lengths([dataset])
     counts = _counts(given, n)
     if n == 0:

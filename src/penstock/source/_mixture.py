@@ -18,12 +18,11 @@ from penstock._at_work import among
 from penstock._fill.cast import FieldMemory
 from penstock._printable import counted
 from penstock.errors import StateError
-from penstock.plan._blocks import WINDOW
 from penstock.plan._grouping import Grouping
-from penstock.plan._mixture import MixtureOrder, Stage, Stop, whole_weights
+from penstock.plan._mixture import EqualEpochs, MixtureOrder, Stage, Stop, whole_weights
 from penstock.plan._order import ENDLESS
 from penstock.random import each
-from penstock.source._dataset import Dataset, fetch, is_stream, not_missing
+from penstock.source._dataset import Dataset, fetch, is_stream, mistaken, mistaken_keys, not_missing
 from penstock.source._nested import (
     Lengths,
     fingerprint_of,
@@ -58,7 +57,7 @@ class MixtureDataset(Dataset[Any]):
         weights: Mapping[str, float],
         *,
         unit: Unit = "samples",
-        stop: Stop = "never",
+        stop: Stop | int = "never",
         shuffle: bool = True,
         seed: int | None = None,
         field: str | None = None,
@@ -67,7 +66,8 @@ class MixtureDataset(Dataset[Any]):
         # By name, so that the order of the samples does not depend on the order in which sources are listed.
         self.names = tuple(sorted(sources))
         self.sources = tuple(_source(name, sources[name]) for name in self.names)
-        self.unit, self.stop, self.shuffled, self.field = unit, stop, bool(shuffle), field
+        self.unit, self.shuffled, self.field = unit, bool(shuffle), field
+        self.stop: Stop | int = stop if isinstance(stop, str) else operator.index(stop)
         self.seed = None if seed is None else operator.index(seed)
         self._lengths = tuple(len(source) for source in self.sources)
         self._firsts = np.array([0, *accumulate(self._lengths)], np.int64)
@@ -87,17 +87,20 @@ class MixtureDataset(Dataset[Any]):
         return self.stop == "never"
 
     def __len__(self) -> int:
-        """Returns the number of samples in the first epoch. If the mixture has no seed of its own, the seed is 0."""
-        if self.endless:
-            raise TypeError(f'{self!r} has no end, and so no len(). With stop="first" or stop="all" it has one.')
-        return self.__order__(0, WINDOW).size(0)
+        """Raises TypeError. Samplers of other libraries would take a length for the end of the keys."""
+        raise TypeError(
+            "a mixture has no len(), because its keys are no positions. len(loader) is the number of batches; for "
+            "torch's own DataLoader use penstock.torch.DataLoader with seed=."
+        )
 
     def __iter__(self) -> Iterator[Any]:
         return map(self.__getitem__, keys_in_order(self))
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, slice):
-            raise TypeError("a mixture has no slices, because a key is no position. itertools.islice takes some.")
+            raise TypeError(
+                "a mixture has no slices, because a key is no position. stop=1000 makes epochs of 1,000 samples."
+            )
         ((part, _, (index,)),) = self._divided([key])
         return self._named(part, self._one(part, index))
 
@@ -120,6 +123,11 @@ class MixtureDataset(Dataset[Any]):
             raise TypeError(
                 f"field={self.field!r} needs samples that are dicts, but source {self.names[part]!r} gives "
                 f"{type(sample).__name__}. Leave field= out: Batch.sources has the names, too."
+            )
+        if self.field in sample:
+            raise ValueError(
+                f"field={self.field!r} is the name of a field that the samples of source {self.names[part]!r} have "
+                "already, which would be lost. Choose another name."
             )
         return {**sample, self.field: self.names[part]}
 
@@ -168,28 +176,31 @@ class MixtureDataset(Dataset[Any]):
         part, index = self._parts(_checked_keys([key]))
         return part.item(), index.item()
 
-    def __order__(self, seed: int, window: int) -> MixtureOrder:
+    def __order__(self, seed: int, window: int) -> MixtureOrder | EqualEpochs:
         """Returns the order of the keys. If the mixture has a seed of its own, it replaces the loader's seed."""
         blocks = tuple(map(_grouping, self.sources)) if self.shuffled else ()
         own = seed if self.seed is None else self.seed
         labels = tuple(map(_label, self.names))
-        order = MixtureOrder(
-            self._lengths, self._whole_stages(), own, self.stop, self.shuffled, blocks, window, labels
-        )
+        stop: Stop = self.stop if isinstance(self.stop, str) else "never"
+        order = MixtureOrder(self._lengths, self._whole_stages(), own, stop, self.shuffled, blocks, window, labels)
         # The history may be long, and each change of weights makes another order.
         if self._last is not None:
             order.follow(self._last)
         self._last = order
-        return order
+        return order if isinstance(self.stop, str) else EqualEpochs(order, self.stop)
 
     def _whole_stages(self) -> tuple[Stage, ...]:
         """Returns the stages with integers as weights. Only those of new stages are computed."""
         known = {id(stage): whole for stage, whole in self._known}
         self._known = [
-            (stage, known.get(id(stage)) or Stage(stage.epoch, stage.position, self._shares(stage.weights)))
+            (stage, known.get(id(stage)) or Stage(*self._place(*stage[:2]), self._shares(stage.weights)))
             for stage in self._stages
         ]
         return tuple(whole for _, whole in self._known)
+
+    def _place(self, epoch: int, position: int) -> tuple[int, int]:
+        """Converts a place to one of the `MixtureOrder`, which has a single epoch if `stop` is a number."""
+        return (epoch, position) if isinstance(self.stop, str) else (0, epoch * self.stop + position)
 
     # The history of the weights.
 
@@ -200,7 +211,7 @@ class MixtureDataset(Dataset[Any]):
 
     def drawn(
         self,
-        order: MixtureOrder,
+        order: MixtureOrder | EqualEpochs,
         epoch: int,
         position: int,
         keys: NDArray[np.int64],
@@ -238,7 +249,10 @@ class MixtureDataset(Dataset[Any]):
         """
         if epoch < 0 or position < 0:
             raise ValueError(f"epoch and position are 0 or more, got {epoch} and {position}.")
-        stage = WeightsFrom(operator.index(epoch), operator.index(position), self._checked(weights))
+        epoch, position = operator.index(epoch), operator.index(position)
+        if not isinstance(self.stop, str):  # the end of an epoch is the beginning of the next one
+            epoch, position = epoch + position // self.stop, position % self.stop
+        stage = WeightsFrom(epoch, position, self._checked(weights))
         self._shares(stage.weights)  # fails now if the lengths are needed and unknown
         self._stages = [each for each in self._stages if each[:2] < stage[:2]] + [stage]
 
@@ -295,6 +309,9 @@ class MixtureDataset(Dataset[Any]):
             counts = [*lengths.values(), *tokens.values(), *(count for stage in stages for count in stage[:2])]
             fits = fits and tokens.keys() <= lengths.keys()
             fits = fits and all(type(count) is int and 0 <= count < ENDLESS for count in counts)
+            if not isinstance(self.stop, str) and same["stop"] == self.stop:
+                most = self.stop
+                fits = fits and all(at < most and epoch < ENDLESS // most for epoch, at, _ in stages)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise StateError(f"the state of a mixture is damaged: {error!r} in {state!r:.200}.") from error
         if not fits:
@@ -462,14 +479,26 @@ def _check_options(sources: Any, unit: Any, stop: Any) -> None:
             raise TypeError(f"the name of a source is a str, but got {name!r}.")
     if unit not in ("samples", "tokens"):
         raise ValueError(f'unit must be "samples" or "tokens", got {unit!r}.')
-    if stop not in ("never", "first", "all"):
-        raise ValueError(f'stop must be "never", "first" or "all", got {stop!r}.')
+    if isinstance(stop, str):
+        is_right = stop in ("never", "first", "all")
+    else:
+        is_right = hasattr(stop, "__index__") and not isinstance(stop, bool) and 0 < operator.index(stop) < ENDLESS
+    if not is_right:
+        raise ValueError(
+            f'stop must be "never", "first", "all", or the number of samples in an epoch (1 or more), got {stop!r}.'
+        )
 
 
 def _source(name: str, given: Any) -> Any:
-    if is_stream(given):
-        raise TypeError(f"source {name!r} is a stream, and a mixture needs datasets with keys.")
+    mistake = mistaken(given) or mistaken_keys(given)
+    if mistake is not None:
+        raise TypeError(f"source {name!r} {mistake}")
     found = dataset(given)
+    if is_stream(found):
+        raise TypeError(
+            f"source {name!r}, a {type(given).__name__}, is a stream, and a mixture needs datasets with keys. Read "
+            "the data by key (penstock.open), or collect the samples in a list."
+        )
     found = found.dataset if type(found) is SameKeys else found
     if method_of(found, "__order__"):
         raise TypeError(

@@ -91,7 +91,7 @@ def mix(
     weights: Mapping[str, float],
     *,
     unit: _mixture.Unit = "samples",
-    stop: Stop = "never",
+    stop: Stop | int = "never",
     shuffle: bool = True,
     seed: int | None = None,
     field: str | None = None,
@@ -105,7 +105,8 @@ def mix(
     - `unit`: weights are shares of the samples, or of the tokens. Tokens are counted by the lengths of the samples:
       see `Dataset.with_lengths`.
     - `stop`: "never" for a mixture without end; "first" if an epoch ends when the first source has given all of its
-      samples; "all" if it ends when every source has done so (shorter sources repeat until then).
+      samples; "all" if it ends when every source has done so (shorter sources repeat until then). If it is a number,
+      an epoch has this number of samples, and the next epoch goes on where it ended.
     - `shuffle`: if False, each source is read in its own order.
     - `seed`: the loader's seed if None.
     - `field`: the name of a field that is added to each sample, with the name of its source. Samples must be dicts.

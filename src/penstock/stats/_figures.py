@@ -266,7 +266,7 @@ class PackingFigures:
 
 @dataclass(frozen=True, slots=True)
 class SourceFigures:
-    """What one source of a mixture has given in this epoch, to all ranks.
+    """What one source of a mixture has given in this epoch (with `stop=<number>`, in all epochs), to all ranks.
 
     - `name`: the name of the source.
     - `asked`, `share`: its present weight as a share, and its share of the samples, from 0 to 1.

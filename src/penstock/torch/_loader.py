@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, SupportsIndex, Ty
 import torch.utils.data
 
 from penstock._engine.engine import Engine
+from penstock._feed.keys import refuse_samplers
 from penstock._fill.cast import DTYPES, Cast
 from penstock._options import BY_LENGTH, OPTIONS, Balance, Casting, LastBatch, OnError
 from penstock._session.session import Session
@@ -189,6 +190,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             raise ValueError(f'shuffle must be True, False, None or "blocks", got {shuffle!r}.')
         # torch's constructor does not accept "blocks" or "auto".
         theirs |= {"shuffle": True} if by_blocks else {}
+        if ours["seed"] is not None and before is None:
+            refuse_samplers(dataset, sampler, batch_sampler)
+        if ours["seed"] is not None and _has_own_order(dataset):
+            theirs.pop("shuffle", None)  # it has no effect, and torch's sampler for it would ask for a length
         theirs |= {name: value for name, value in _TUNED.items() if name in auto}
         cast = Cast.of(ours["dtype"], ours["casting"], (*DTYPES, "bfloat16"))
         given = Given(
@@ -199,10 +204,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             own_order=before.own_order if before is not None else sampler is None and batch_sampler is None,
         )
         _check(given, generator)
-        if ours["seed"] is None and sampler is None and batch_sampler is None and method_of(dataset, "__order__"):
+        unordered = method_of(dataset, "__order__") or (
+            _has_own_order(dataset) and getattr(dataset, "endless", False)
+        )
+        if ours["seed"] is None and sampler is None and batch_sampler is None and unordered:
             raise ValueError(
                 f"{type(dataset).__name__} needs seed=, because it decides the order of its samples itself, and "
-                "without seed= the order is torch's. Or pass sampler= or batch_sampler=."
+                "without seed= the order is torch's. Give seed=."
             )
         if ours["batch_tokens"] is not None and before is None and batch_sampler is not None:
             raise ValueError(f"batch_tokens={batch_tokens} and batch_sampler= are mutually exclusive: leave one out.")
@@ -383,9 +391,16 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     @never_ends
     def __len__(self) -> int:
-        if all(self._ours[name] is None for name in ("shard", "last_batch", "batch_tokens")):
+        is_torchs = all(self._ours[name] is None for name in ("shard", "last_batch", "batch_tokens"))
+        if is_torchs and (self._ours["seed"] is None or not _has_own_order(self.dataset)):
             return super().__len__()
         return core_of(self).length()
+
+
+def _has_own_order(dataset: Any) -> bool:
+    """True for a mixture, and for rows that are packed from one."""
+    packed = method_of(dataset, "__windows__") is not None
+    return method_of(dataset.documents if packed else dataset, "__order__") is not None
 
 
 def _check(given: Given, generator: object) -> None:

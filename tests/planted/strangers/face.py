@@ -149,8 +149,8 @@ BUGS = [
     Bug(
         "the columns of a table are taken for samples",
         "faces",
-        "_feed/keys.py",
-        'if not given and hasattr(type(self.dataset), "__dataframe__"):',
+        "source/_dataset.py",
+        'if hasattr(type(given), "__dataframe__"):',
         "if False:",
         ("unit/test_answers.py::test_a_table_is_no_dataset_because_its_first_item_is_a_column",),
         "A square table trains on its columns, and no error says so.",
