@@ -131,7 +131,7 @@ def test_a_large_update_does_not_wait_for_a_stopped_worker(cluster: Any) -> None
         until(lambda: is_up(loader), "both workers are up")
         os.kill(loader.workers[0].pid, signal.SIGSTOP)
         began = time.monotonic()
-        loader.update(load=bytes(30_000_000), size=7)
+        loader.update(ballast=bytes(30_000_000), size=7)
         assert time.monotonic() - began < 30  # a stopped worker would never take it
         assert [batch[1].tolist() for batch in batches] == [[7, 7]] * 19
 

@@ -99,7 +99,7 @@ class Dying(_Around):
 
 
 class Numbers(Dataset[Any]):
-    size, times = 1, 0
+    size, times, ballast = 1, 0, b""
 
     def __init__(self, n: int = 40) -> None:
         self.n = n
@@ -163,7 +163,7 @@ class Countdown(IterableDataset[Any]):
 class Light(Countdown):
     """A stream of items that are cheap to read. Workers turn them into samples with `load`."""
 
-    size, times = 1, 0
+    size, times, ballast = 1, 0, b""
 
     def load(self, item: int) -> Any:
         return item * 3, self.size, self.times
