@@ -330,7 +330,7 @@ def test_only_slow_samples_are_timed_one_by_one(microseconds: int, timed: bool) 
     gauge.fetched = gauge._began + 64 * 1000 * microseconds
     gauge.stepped(64)
     assert gauge.times is timed
-    assert np.frombuffer(gauges.times(0), np.int64).sum() == 64
+    assert np.frombuffer(gauges.copy(0).times(), np.int64).sum() == 64
 
 
 @pytest.mark.parametrize(("microseconds", "detailed"), [(100, 10), (2500, 250), (20_000, 1000)])
@@ -483,7 +483,7 @@ def test_an_engine_may_end_while_its_workers_are_looked_at() -> None:
     for seat in gauges.seats:  # as in a garbage collection meanwhile
         meter.keep(gauges)
         assert seat in (0, 1)
-    assert set(meter.workers([gauges])) == {0, 1}
+    assert set(meter.snapshot([gauges]).workers()) == {0, 1}
 
 
 @given(
@@ -513,7 +513,7 @@ def test_a_row_that_was_told_elsewhere_is_the_same_here(
     for name in Counts._fields:
         moment = name in ("born", "ready", "first", "since") and getattr(told, name)
         assert getattr(heard, name) == getattr(told, name) + (shift if moment else 0), name
-    assert here.times(3) == there.times(3) and here.slowest(3) == there.slowest(3)
+    assert here.copy(3).times() == there.copy(3).times() and here.slowest(3) == there.slowest(3)
     moments = TracedTask._fields[1:5]
     expected = [one._replace(**{name: getattr(one, name) + shift for name in moments}) for one in there.records(3)]
     assert here.records(3) == expected and len(expected) == (len(tasks) if tracing else 0)

@@ -94,6 +94,20 @@ class Slow(NamedTuple):
     path: str = ""
 
 
+class RowCopy(NamedTuple):
+    """A copy of the counters of one worker. They are unpacked later, because each epoch begins with a copy."""
+
+    seat: int
+    row: bytes
+
+    def counts(self) -> Counts:
+        return Counts._make(_COUNTS.unpack_from(self.row))
+
+    def times(self) -> bytes:
+        """Returns the histogram of this worker's times per sample, as 8-byte words."""
+        return self.row[8 * _TIMES :]
+
+
 class TracedTask(NamedTuple):
     """The times when a task began, and when its batch was fetched, made and sent. Used in traces.
 
@@ -123,6 +137,7 @@ _IDLE = struct.Struct("4q")  # waited_task, waited_room, cpu, delayed
 _CACHE = struct.Struct(f"{len(CacheCounts.NAMES)}q")  # cache_hits and so on
 _TIMES = 32  # the offset of the histogram, in words
 _SLOWEST = _TIMES + BUCKETS
+_COPIED = 8 * _SLOWEST  # bytes
 MOST_SLOW = 10
 _NAME = 96  # bytes for a key and a path together
 _SLOW = struct.Struct(f"3qq{_NAME}s")  # ns, epoch, step, the length of the text, and the text: a key and a path
@@ -188,9 +203,9 @@ class Gauges:
     def counts(self, seat: int) -> Counts:
         return Counts._make(_COUNTS.unpack_from(self.memory, self.row(seat)[1]))
 
-    def times(self, seat: int) -> bytes:
-        """Returns the histogram of this worker's times per sample, as 8-byte words."""
-        return self.row(seat)[0][_TIMES : _TIMES + BUCKETS].tobytes()
+    def copy(self, seat: int) -> RowCopy:
+        start = _HEAD + seat % _ROWS * _ROW * 8
+        return RowCopy(seat, self.memory[start : start + _COPIED].tobytes())
 
     def slowest(self, seat: int, epoch: int | None = None) -> list[Slow]:
         """Returns the slowest samples of this worker, in all epochs or only in `epoch` (one of the last two)."""

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock._measure.cached import CacheCounts
-from penstock._measure.gauges import MOST_SLOW, Counts, Gauges, Slow
+from penstock._measure.gauges import MOST_SLOW, Counts, Gauges, RowCopy, Slow
 from penstock._measure.histogram import BUCKETS, buckets
 from penstock._system.interrupts import interrupts_deferred
 
@@ -80,14 +80,26 @@ class MeterSnapshot(NamedTuple):
     totals: Totals
     answers: bytes  # packed answers that `totals` does not include yet
     more: tuple[int, ...]  # the other fields of Totals
-    workers: dict[int, Counts]
-    times: list[bytes]  # histograms of sample times, as 8-byte words
+    ended: dict[int, Counts]  # the workers of engines that have ended, by seat
+    ended_times: bytes  # their histogram of sample times, as 8-byte words
+    copies: list[RowCopy]  # the other workers
 
     def sum(self) -> Totals:
         return Totals(*self.totals.plus(self.answers)[:4], *self.more)
 
+    def workers(self) -> dict[int, Counts]:
+        found = dict(self.ended)
+        for copy in self.copies:
+            counts = copy.counts()
+            found[copy.seat] = counts.plus(found[copy.seat]) if copy.seat in found else counts
+        return found
+
+    def times(self) -> list[bytes]:
+        """Returns histograms of sample times, as 8-byte words."""
+        return [self.ended_times, *(copy.times() for copy in self.copies)]
+
     def histogram(self) -> NDArray[np.int64]:
-        found: NDArray[np.int64] = np.array([np.frombuffer(one, np.int64) for one in self.times]).sum(axis=0)
+        found: NDArray[np.int64] = np.array([np.frombuffer(one, np.int64) for one in self.times()]).sum(axis=0)
         return found
 
 
@@ -164,8 +176,8 @@ class Meter:
         troubles, scouts = (self.replaced, self.repeated, self.skipped), self.scouts
         cpu = time.process_time_ns() - self._cpu
         ahead = scouts.fetched, scouts.evicted, scouts.requests, scouts.retries, scouts.nbytes
-        times = [self._times, *(gauges.times(seat) for gauges in live for seat in gauges.seats)]
-        return MeterSnapshot(totals, answers, (*troubles, cpu, *ahead), self.workers(live), times)
+        copies = [gauges.copy(seat) for gauges in live for seat in sorted(gauges.seats)]
+        return MeterSnapshot(totals, answers, (*troubles, cpu, *ahead), self._counts, self._times, copies)
 
     def keep(self, gauges: Gauges) -> None:
         """Saves the counters of these workers, which are about to end.
@@ -175,18 +187,11 @@ class Meter:
         caches a value that is about to be freed, and numpy fails from then on ("invalid PyCapsule object").
         """
         snapshot = self.snapshot([gauges])
-        words = [memoryview(one).cast("q") for one in snapshot.times]
-        self._counts, self._times = snapshot.workers, array("q", map(sum, zip(*words, strict=True))).tobytes()
+        words = [memoryview(one).cast("q") for one in snapshot.times()]
+        self._counts, self._times = snapshot.workers(), array("q", map(sum, zip(*words, strict=True))).tobytes()
         self._slowest = self.slowest([gauges])
         self._nodes = self.nodes([gauges])
         gauges.seats = frozenset()
-
-    def workers(self, live: list[Gauges]) -> dict[int, Counts]:
-        found = dict(self._counts)
-        for gauges in live:
-            for seat, counts in gauges.all().items():
-                found[seat] = counts.plus(found[seat]) if seat in found else counts
-        return found
 
     def nodes(self, live: list[Gauges]) -> dict[int, str]:
         """Returns the machine names of remote workers by seat (a worker's slot), including those that have ended."""

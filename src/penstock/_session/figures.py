@@ -66,10 +66,10 @@ def _period(
 ) -> Period:
     """Returns the statistics between two snapshots: for one epoch, or the loader's life if `epoch` is None."""
     totals = now.sum().minus(before.sum())
-    sums, known = totals.sums, before.workers
+    sums, known = totals.sums, before.workers()
     seats = {seat for crew in measures.crews() for seat in crew.seats}
     workers = {
-        seat: counts.minus(known[seat]) if seat in known else counts for seat, counts in sorted(now.workers.items())
+        seat: counts.minus(known[seat]) if seat in known else counts for seat, counts in sorted(now.workers().items())
     }
     here = displayed_name(measures.settings())
     nodes = measures.meter.nodes(measures.live())

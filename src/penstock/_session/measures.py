@@ -152,7 +152,7 @@ class Measures:
     def sums(self) -> tuple[Answer, list[Counts]]:
         """Returns the counters of the caller and of each worker."""
         snapshot = self.snapshot()
-        return snapshot.sum().sums, list(snapshot.workers.values())
+        return snapshot.sum().sums, list(snapshot.workers().values())
 
     def stats(self) -> Stats:
         stats: Stats = figures().stats(self)
@@ -179,7 +179,7 @@ class Measures:
         Returns None before the first batch.
         """
         if self._first is None and self.meter.first:
-            counts = self.meter.workers(self.live()).values()
+            counts = self.meter.snapshot(self.live()).workers().values()
             began, hired, first = self.began, self.hired, self.meter.first
             ready = min((one.ready for one in counts if one.ready > began), default=hired)
             fetched = min((one.first for one in counts if one.first > began), default=first)
