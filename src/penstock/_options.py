@@ -363,7 +363,6 @@ class Options:
 
     @property
     def padding(self) -> Pad | None:
-        """The `penstock.pad` that makes the batches, or None if another function makes them."""
         return padding_of(self.collate_fn)
 
     @property

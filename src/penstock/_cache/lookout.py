@@ -35,7 +35,7 @@ class WantedPiece(NamedTuple):
 
 
 class InPieces(Protocol):
-    """A dataset whose blocks consist of one or more pieces (byte ranges of files). Two blocks may share a piece."""
+    """A dataset whose blocks consist of one or more pieces. Two blocks may share a piece."""
 
     @property
     def blocks(self) -> NDArray[np.int64]:

@@ -36,7 +36,7 @@ _MOMENT = 0.1  # seconds after which a waiting fetch notices that the scout is c
 
 
 class Scout:
-    """Fetches pieces (byte ranges of files) ahead of a loader. Errors are ignored: workers fetch missing pieces."""
+    """Fetches pieces ahead of a loader. Errors are ignored: workers fetch missing pieces."""
 
     def __init__(
         self, forecast: Forecast, dataset: InPieces, cache: Cache, ahead: int = AHEAD, threads: int = THREADS
@@ -48,10 +48,7 @@ class Scout:
         self._thread: threading.Thread | None = None
 
     def joins(self, other: Scout) -> bool:
-        """Takes over the work of `other`. Returns False if `other` has a different loader or cache.
-
-        Must be called before either scout is started.
-        """
+        """Takes over as `Lookout.joins` does. Must be called before either scout is started."""
         return self._lookout.joins(other._lookout)
 
     def start(self) -> None:
@@ -59,7 +56,7 @@ class Scout:
             self._thread = started("penstock-scout", self._work, self._fetches.stop)
 
     def close(self) -> None:
-        """Stops the scout (the prefetching thread). Fetches in flight finish in the background."""
+        """Stops the scout. Fetches in flight finish in the background."""
         self._fetches.stop()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():  # the garbage collector may run in it
@@ -145,7 +142,7 @@ class _Fetches:
             self.bell.put(None)
 
     def _pause(self, seconds: float) -> None:
-        """Waits before a retry. Raises _Stopped if the scout (the prefetching thread) is closed meanwhile."""
+        """Waits before a retry. Raises _Stopped if the scout is closed meanwhile."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0 or self.stopped:
             if self.stopped:

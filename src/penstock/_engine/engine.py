@@ -148,10 +148,7 @@ class Engine(EngineLifetime):
         self._begun = True
 
     def reopen(self, run: Run) -> None:
-        """Continues the epoch with this run, whose keys differ from those of the current one.
-
-        The caller must hold the engine. Prefetched batches are dropped.
-        """
+        """Continues the epoch with a run of other keys. Drops prefetched batches. The caller must hold the engine."""
         if not self.closed:
             late: list[bool] = []
             self._cancel(None, late, None)
@@ -274,10 +271,7 @@ class Engine(EngineLifetime):
         self.backend.flush()
 
     def resize(self, workers: int, window: int) -> None:
-        """Sets the number of workers and the number of tasks to prefetch (`window`).
-
-        The caller must hold the engine.
-        """
+        """Sets the number of workers and of tasks to prefetch (`window`). The caller must hold the engine."""
         if not self.closed:
             while self._take_in(0):  # so that workers that have left are not counted
                 pass

@@ -189,14 +189,14 @@ class Meter:
         return found
 
     def nodes(self, live: list[Gauges]) -> dict[int, str]:
-        """Returns the machine names of remote workers by seat (a worker's slot), including those that have ended."""
+        """Returns the machine names of remote workers by seat, including workers that have ended."""
         found = dict(self._nodes)
         for gauges in live:
             found.update(gauges.nodes)
         return found
 
     def slowest(self, live: list[Gauges], epoch: int | None = None) -> list[tuple[int, Slow]]:
-        """Returns (seat, sample) pairs of one epoch or of all epochs, slowest first. A seat is a worker's slot."""
+        """Returns (seat, sample) pairs of one epoch or of all epochs, slowest first."""
         found = [one for one in self._slowest if epoch in (None, one[1].epoch)]
         for gauges in live:
             found += [(seat, slow) for seat in gauges.seats for slow in gauges.slowest(seat, epoch)]

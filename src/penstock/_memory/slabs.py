@@ -130,7 +130,7 @@ class Slabs:
             self.arena.discard(region)
 
     def _carve(self, capacity: int) -> Region:
-        """Returns an unused region (byte range) of at least `capacity` bytes."""
+        """Returns an unused region of at least `capacity` bytes."""
         capacity = max(mmap.PAGESIZE, -(-capacity // mmap.PAGESIZE) * mmap.PAGESIZE)
         region = next(self._unused.get(capacity, iter(())), None)
         if region is not None:
@@ -158,7 +158,7 @@ class _Lease(weakref.ref):  # type: ignore[type-arg]  # a generic base cannot ha
 
 
 class Leases:
-    """The slabs (memory blocks) that are lent to the caller, and those returned since the last `collect`."""
+    """The slabs that are lent to the caller, and those returned since the last `collect`."""
 
     def __init__(self, shared: bool = True) -> None:
         self._lent: dict[int, _Lease] = {}

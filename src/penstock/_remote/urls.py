@@ -88,7 +88,6 @@ def scheme_of(url: str) -> str:
 
 
 def is_web(url: str) -> bool:
-    """True for http and https URLs. Web servers cannot list their files."""
     return scheme_of(url) in _WEB
 
 

@@ -147,16 +147,12 @@ class SharedEpoch:
                 self.leave(number)
 
     def _owner(self, asking: int) -> int:
-        """Returns the number of the consumer that gets the next batch."""
         if not self._in_turn:
             return asking
         return min((number for number in self._queues if number >= self._turn), default=min(self._queues))
 
     def _read(self, call: _NextCall) -> None:
-        """Stores the next batch, or the error in its place, in `call.item`. At the end, `call.item` stays None.
-
-        Raises an error that belongs to no batch.
-        """
+        """Stores the next batch, or its error, in `call.item` (None at the end). Raises an error of no batch."""
         if self._left:
             call.item = self._left[0]
             self._left.popleft()

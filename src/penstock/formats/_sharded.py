@@ -46,10 +46,7 @@ class Shard(NamedTuple):
 
 
 class Sharded(Extents):
-    """A dataset of shards that are listed in index files. A shard is a block. Subclasses define two methods.
-
-    `listed` returns the shards in an index, and `decoded` converts the bytes of a sample.
-    """
+    """A dataset of shards listed in index files. A shard is a block. Subclasses define `listed` and `decoded`."""
 
     suffixes = ("index.json",)
 

@@ -350,7 +350,6 @@ def _as_keys(indices: object) -> NDArray[np.int64] | range | None:
 
 
 def positive(name: str, value: object) -> int:
-    """Returns the value as a positive int, or raises a ValueError that mentions `name`."""
     if not isinstance(value, (bool, np.bool_)) and hasattr(value, "__index__"):
         number = operator.index(value)
         if number > 0:
@@ -379,7 +378,6 @@ def batches(n: int, size: int, drop_last: bool) -> int:
 
 
 def group(keys: Iterator[T], size: int, drop_last: bool) -> Iterator[list[T]]:
-    """Yields lists of `size` keys. An incomplete last list is left out with `drop_last`."""
     while (batch := list(islice(keys, size))) and (len(batch) == size or not drop_last):
         yield batch
 

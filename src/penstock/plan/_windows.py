@@ -213,10 +213,7 @@ _NO_ORDER = Sequential(0)
 
 @dataclass(frozen=True, slots=True)
 class InItems:
-    """The order in which documents are first needed, if the items are handed out window by window.
-
-    In each window, documents that are in no item come last.
-    """
+    """The order in which documents are first needed, window by window. Documents that are in no item come last."""
 
     windows: Windows
     order: Order
@@ -310,7 +307,6 @@ class WindowPlan(ComputedPlan):
         return self.first_step + max(0, -(-left // self._stride))
 
     def keys(self, epoch: int, step: int) -> list[ItemKey]:
-        """Returns the keys of the items of one step. Raises IndexError if the epoch has no such step."""
         found = self._step(epoch, step) if step >= self.first_step else None
         if found is None:
             raise IndexError(f"step {step} is outside epoch {epoch}, which has {self.steps(epoch)} steps.")

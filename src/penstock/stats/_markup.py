@@ -84,10 +84,7 @@ def _y(value: float) -> str:
 
 
 def scale(most: float, steps: Sequence[float] = (1, 2, 2.5, 5, 10), lines: int = 4) -> list[float]:
-    """Returns evenly spaced round numbers for the labels of an axis, from 0 to at least `most`.
-
-    The number of labels is at least 2 and at most `lines` + 1.
-    """
+    """Returns 2 to `lines` + 1 evenly spaced round numbers for the labels of an axis, from 0 to at least `most`."""
     if most <= 0:
         return [0.0, 1.0]
     power = 10.0 ** math.floor(math.log10(most / lines))

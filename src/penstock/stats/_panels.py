@@ -48,10 +48,7 @@ PARTS = (
 
 
 def thinned(history: Sequence[Moment]) -> list[Moment]:
-    """Returns BEGINNING, followed by at most MOST_MOMENTS evenly spaced moments. The last moment is always included.
-
-    If the history is empty, the result is empty.
-    """
+    """Returns BEGINNING, then up to MOST_MOMENTS evenly spaced moments with the last, or [] without any moment."""
     step = math.ceil(len(history) / MOST_MOMENTS) or 1
     return [BEGINNING, *history[::-1][::step][::-1]] if history else []
 
@@ -107,10 +104,7 @@ def _over_time(
 
 
 def _edges(moments: Sequence[Moment]) -> list[tuple[float, float]]:
-    """Returns the left and right edge of each interval between two moments, as numbers from 0 to 1.
-
-    An interval shows the values of the later moment.
-    """
+    """Returns (left, right), from 0 to 1, of each interval, which shows the values of its later moment."""
     whole = moments[-1].at or 1.0
     return [(before.at / whole, after.at / whole) for before, after in pairwise(moments)]
 

@@ -210,7 +210,7 @@ class Seeded(private.WorkersIterator):  # type: ignore[misc]
 
     @property
     def _workers(self) -> list[Any]:
-        """The last worker in each seat (a worker's slot), dead or alive."""
+        """The last worker in each seat, dead or alive."""
         return [self._handles[seat] for seat in sorted(self._handles)]
 
     def _shutdown_workers(self) -> None:
