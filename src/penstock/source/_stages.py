@@ -3,7 +3,7 @@
 `Subset`, `ConcatDataset` and `StackDataset`, which other methods return, are in `_dataset.py`. How keys map to those
 of the wrapped datasets is in `_nested.py`.
 
-The special methods that a stage passes on (`__getitems__`, `__gather__`, `__foresee__`, `__lengths__`) are properties,
+Special methods that a stage passes on (`__getitems__`, `__gather__`, `__foresee__`, `__lengths__`) are properties,
 which are missing (AttributeError) if the wrapped dataset lacks the method.
 """
 
