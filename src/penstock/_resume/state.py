@@ -60,7 +60,7 @@ class State(NamedTuple):
     @property
     def begun(self) -> bool:
         """True if any step of the epoch, or of a later epoch, has been handed out (or committed, see `Commits`)."""
-        return bool(self.steps or self.beyond) or any(each.begun for each in self.later)
+        return bool(self.steps or self.beyond or (self.later and any(each.begun for each in self.later)))
 
     def as_dict(self) -> dict[str, Any]:
         mark = opened(self.mark)

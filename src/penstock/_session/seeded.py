@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 
 from penstock._engine.engine import Engine
@@ -365,13 +365,20 @@ class SeedSession(Session):
 
     def _about(self) -> dict[str, Any]:
         """Describes the loader, so that the state of a different loader can be refused."""
-        options = self.options
-        # Without `on_error`: a run that was stopped by a bad sample can be resumed with another value.
         return {
             "kind": self.feed.name,
             "length": self.feed.length(),
             "files": fingerprint_of(self.dataset),
             "order": self.feed.order_name,
+            **self._about_settings,
+        }
+
+    @cached_property
+    def _about_settings(self) -> dict[str, Any]:
+        """The part of `_about` that stays the same, so that it is not made anew for each epoch."""
+        options = self.options
+        # Without `on_error`: a run that was stopped by a bad sample can be resumed with another value.
+        return {
             "batch_size": options.batch_size,
             "last_batch": options.last_batch,
             "world": options.shard.world,

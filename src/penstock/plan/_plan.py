@@ -6,7 +6,7 @@ A plan never changes. If the dataset may grow, make a new plan at the start of e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, Self
@@ -219,8 +219,12 @@ class OrderPlan(ComputedPlan):
     world: int = 1
     start: int = 0
     rollover: bool = False
+    _size: int = field(init=False, repr=False, compare=False)  # positions of a step
+    _stride: int = field(init=False, repr=False, compare=False)  # positions between two consecutive steps of a rank
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "_size", self.batch_size or 1)
+        object.__setattr__(self, "_stride", self._size * self.world)
         check_shape(self.batch_size, self.drop_last, self.rank, self.world)
         if self.padded + self.drop_last + self.rollover > 1:
             raise ValueError("padded, drop_last and rollover are mutually exclusive, but more than one is True.")
@@ -326,15 +330,6 @@ class OrderPlan(ComputedPlan):
     def at_once(self) -> int:
         """The number of steps that `draw` computes at a time."""
         return max(1, KEYS_AT_ONCE // self._size)
-
-    @property
-    def _size(self) -> int:
-        return self.batch_size or 1
-
-    @property
-    def _stride(self) -> int:
-        """The distance, in positions, between two consecutive steps of a rank."""
-        return self._size * self.world
 
     def _carried(self, epoch: int) -> int:
         """Returns the number of keys that this epoch inherits from the previous epochs."""

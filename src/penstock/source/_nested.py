@@ -64,32 +64,37 @@ _ATTRIBUTES = {
 }
 
 
-def _is(kind: str, dataset: object, name: str) -> bool:
-    """True if the dataset is a `kind` (see `_ATTRIBUTES`), and no subclass of `kind` redefines `name`."""
+def _kind(dataset: object, name: str = "") -> str:
+    """Returns the kind of a dataset that wraps others (see `_ATTRIBUTES`), or "" if it wraps none.
+
+    A subclass that redefines `name` is of no kind.
+    """
     for cls in type(dataset).__mro__:
-        if cls.__name__ == kind:
-            return all(hasattr(dataset, each) for each in _ATTRIBUTES[kind])
+        attributes = _ATTRIBUTES.get(cls.__name__)
+        if attributes is not None and all(hasattr(dataset, each) for each in attributes):
+            return cls.__name__
         if name in vars(cls):
-            return False
-    return False
+            return ""
+    return ""
 
 
 def side_by_side(stack: Any) -> list[Any]:
     """Returns the parts of a StackDataset, ConcatDataset or mixture."""
-    if _is("MixtureDataset", stack, ""):
+    if _kind(stack) == "MixtureDataset":
         return list(stack.sources)
     return list(stack.datasets.values() if isinstance(stack.datasets, dict) else stack.datasets)
 
 
 def leaves_of(dataset: Any) -> Iterator[Any]:
     """Yields the innermost datasets, which wrap no other dataset."""
-    if any(_is(kind, dataset, "") for kind in ("Subset", "SameKeys", "RepeatedDataset")):
-        yield from leaves_of(dataset.dataset)
-    elif any(_is(kind, dataset, "") for kind in ("ConcatDataset", "StackDataset", "MixtureDataset")):
-        for part in side_by_side(dataset):
-            yield from leaves_of(part)
-    else:
-        yield dataset
+    match _kind(dataset):
+        case "":
+            yield dataset
+        case "Subset" | "SameKeys" | "RepeatedDataset":
+            yield from leaves_of(dataset.dataset)
+        case _:
+            for part in side_by_side(dataset):
+                yield from leaves_of(part)
 
 
 # Names in messages.
@@ -98,22 +103,23 @@ def leaves_of(dataset: Any) -> Iterator[Any]:
 def origin(dataset: Any, key: Any) -> tuple[Any, Any]:
     """Returns the innermost dataset that the sample comes from, and the key of the sample in this dataset."""
     while True:
-        if _is("SameKeys", dataset, ""):
-            dataset = dataset.dataset
-        elif _is("RepeatedDataset", dataset, ""):
-            dataset, key = dataset.dataset, key % len(dataset.dataset)
-        elif _is("Subset", dataset, ""):
-            dataset, key = dataset.dataset, dataset.indices[key]
-            key = key.item() if isinstance(key, np.integer) else key
-        elif _is("ConcatDataset", dataset, ""):
-            key += dataset.cumulative_sizes[-1] if key < 0 else 0
-            part = bisect.bisect_right(dataset.cumulative_sizes, key)
-            dataset, key = dataset.datasets[part], key - (0, *dataset.cumulative_sizes)[part]
-        elif _is("MixtureDataset", dataset, ""):
-            part, key = dataset.locate(key)
-            dataset = dataset.sources[part]
-        else:
-            return dataset, key
+        match _kind(dataset):
+            case "SameKeys":
+                dataset = dataset.dataset
+            case "RepeatedDataset":
+                dataset, key = dataset.dataset, key % len(dataset.dataset)
+            case "Subset":
+                dataset, key = dataset.dataset, dataset.indices[key]
+                key = key.item() if isinstance(key, np.integer) else key
+            case "ConcatDataset":
+                key += dataset.cumulative_sizes[-1] if key < 0 else 0
+                part = bisect.bisect_right(dataset.cumulative_sizes, key)
+                dataset, key = dataset.datasets[part], key - (0, *dataset.cumulative_sizes)[part]
+            case "MixtureDataset":
+                part, key = dataset.locate(key)
+                dataset = dataset.sources[part]
+            case _:
+                return dataset, key
 
 
 _MOST_SHOWN = 200  # characters
@@ -153,20 +159,21 @@ def blocks_of(dataset: Any) -> Grouping:
 
 def grouping_of(dataset: Any) -> Grouping:
     """Returns the blocks of a dataset. Raises AttributeError if the dataset, or a wrapped one, has no blocks."""
-    if _is("Subset", dataset, "blocks"):
-        return blocks_of_subset(dataset).outer
-    if _is("ConcatDataset", dataset, "blocks"):
-        return joined(blocks_of_parts(dataset))
-    if _is("SameKeys", dataset, "blocks"):
-        return grouping_of(dataset.dataset)
-    if _is("StackDataset", dataset, "blocks"):
-        return blocks_of_stack(dataset)
-    if _is("MixtureDataset", dataset, "blocks"):
-        raise AttributeError("a mixture shuffles its sources itself, by blocks if they have some")
-    if _is("RepeatedDataset", dataset, "blocks"):
-        if dataset.times is None:
-            raise AttributeError("a dataset that is repeated without end has no list of blocks")
-        return joined([grouping_of(dataset.dataset)] * dataset.times)
+    match _kind(dataset, "blocks"):
+        case "Subset":
+            return blocks_of_subset(dataset).outer
+        case "ConcatDataset":
+            return joined(blocks_of_parts(dataset))
+        case "SameKeys":
+            return grouping_of(dataset.dataset)
+        case "StackDataset":
+            return blocks_of_stack(dataset)
+        case "MixtureDataset":
+            raise AttributeError("a mixture shuffles its sources itself, by blocks if they have some")
+        case "RepeatedDataset":
+            if dataset.times is None:
+                raise AttributeError("a dataset that is repeated without end has no list of blocks")
+            return joined([grouping_of(dataset.dataset)] * dataset.times)
     blocks = np.asarray(dataset.blocks)
     n, end = len(dataset), blocks.reshape(-1)[-1:].tolist()
     if end != [n]:
@@ -238,17 +245,18 @@ def _keys(indices: Any, length: int) -> KeyArray | None:
 
 def fingerprint_of(dataset: Any) -> str | None:
     """Returns a string that identifies the samples wherever their files are, fit for messages, or None."""
-    if any(_is(kind, dataset, "__fingerprint__") for kind in ("Subset", "SameKeys", "RepeatedDataset")):
-        inner = fingerprint_of(dataset.dataset)
-        indices = getattr(dataset, "indices", None)
-        return f"{inner}, shuffled by {indices.seed}" if inner and isinstance(indices, Permuted) else inner
-    if _is("MixtureDataset", dataset, "__fingerprint__"):
-        return None  # its own state has those of its sources
-    if _is("ConcatDataset", dataset, "__fingerprint__") or _is("StackDataset", dataset, "__fingerprint__"):
-        found = [fingerprint_of(part) for part in side_by_side(dataset)]
-        if len(found) > 1 and any(found):
-            return f"{len(found)} datasets, {blake2b(repr(found).encode(), digest_size=8).hexdigest()}"
-        return found[0]
+    match _kind(dataset, "__fingerprint__"):
+        case "Subset" | "SameKeys" | "RepeatedDataset":
+            inner = fingerprint_of(dataset.dataset)
+            indices = getattr(dataset, "indices", None)
+            return f"{inner}, shuffled by {indices.seed}" if inner and isinstance(indices, Permuted) else inner
+        case "MixtureDataset":
+            return None  # its own state has those of its sources
+        case "ConcatDataset" | "StackDataset":
+            found = [fingerprint_of(part) for part in side_by_side(dataset)]
+            if len(found) > 1 and any(found):
+                return f"{len(found)} datasets, {blake2b(repr(found).encode(), digest_size=8).hexdigest()}"
+            return found[0]
     method = method_of(dataset, "__fingerprint__")
     return None if method is None else method()
 
@@ -258,18 +266,19 @@ def fingerprint_of(dataset: Any) -> str | None:
 
 def foresee_of(dataset: Any) -> Foresee | None:
     """Returns a function that passes a forecast to the dataset or its wrapped datasets. None if none accepts it."""
-    if _is("Subset", dataset, "__foresee__"):
-        return foresee_of_subset(dataset)
-    if _is("ConcatDataset", dataset, "__foresee__"):
-        return foresee_of_parts(dataset)
-    if _is("SameKeys", dataset, "__foresee__"):
-        return foresee_of(dataset.dataset)
-    if _is("StackDataset", dataset, "__foresee__"):
-        return foresee_of_stack(dataset)
-    if _is("RepeatedDataset", dataset, "__foresee__"):
-        return foresee_of_repeated(dataset)
-    if _is("MixtureDataset", dataset, "__foresee__"):
-        return foresee_of_mixture(dataset)
+    match _kind(dataset, "__foresee__"):
+        case "Subset":
+            return foresee_of_subset(dataset)
+        case "ConcatDataset":
+            return foresee_of_parts(dataset)
+        case "SameKeys":
+            return foresee_of(dataset.dataset)
+        case "StackDataset":
+            return foresee_of_stack(dataset)
+        case "RepeatedDataset":
+            return foresee_of_repeated(dataset)
+        case "MixtureDataset":
+            return foresee_of_mixture(dataset)
     found: Foresee | None = method_of(dataset, "__foresee__")
     return found
 
@@ -386,24 +395,21 @@ TOKENS = ("tokens", "input_ids")
 
 def lengths_within(dataset: Any) -> Lengths | None:
     """Returns a function that returns the length of each sample, or None if the lengths are unknown."""
-    if _is("Subset", dataset, "__lengths__"):
-        inner = lengths_within(dataset.dataset)
-        return None if inner is None else partial(_lengths_of_subset, dataset, inner)
-    if _is("ConcatDataset", dataset, "__lengths__") or _is("MixtureDataset", dataset, "__lengths__"):
-        parts = [lengths_within(part) for part in side_by_side(dataset)]
-        return None if None in parts else partial(_lengths_in_turn, parts)
-    if _is("StackDataset", dataset, "__lengths__"):
-        some = [found for found in map(lengths_within, side_by_side(dataset)) if found is not None]
-        return some[0] if len(some) == 1 else None
-    if _is("RepeatedDataset", dataset, "__lengths__"):
-        inner = lengths_within(dataset.dataset)
-        return (
-            None
-            if inner is None
-            else partial(_lengths_in_turn, [inner] * (1 if dataset.times is None else dataset.times))
-        )
-    if _is("SameKeys", dataset, "__lengths__"):
-        return lengths_within(dataset.dataset)
+    match _kind(dataset, "__lengths__"):
+        case "Subset":
+            inner = lengths_within(dataset.dataset)
+            return None if inner is None else partial(_lengths_of_subset, dataset, inner)
+        case "ConcatDataset" | "MixtureDataset":
+            parts = [lengths_within(part) for part in side_by_side(dataset)]
+            return None if None in parts else partial(_lengths_in_turn, parts)
+        case "StackDataset":
+            some = [found for found in map(lengths_within, side_by_side(dataset)) if found is not None]
+            return some[0] if len(some) == 1 else None
+        case "RepeatedDataset":
+            inner, times = lengths_within(dataset.dataset), dataset.times
+            return None if inner is None else partial(_lengths_in_turn, [inner] * (1 if times is None else times))
+        case "SameKeys":
+            return lengths_within(dataset.dataset)
     found: Lengths | None = method_of(dataset, "__lengths__")
     return found
 
@@ -427,12 +433,13 @@ def _lengths_in_turn(parts: Sequence[Any]) -> NDArray[np.int64]:
 
 def pass_of(dataset: Any) -> int | None:
     """Returns the number of samples in one pass, if keys beyond it repeat them (endless, mixture), otherwise None."""
-    while _is("SameKeys", dataset, "endless"):
-        dataset = dataset.dataset
-    if _is("MixtureDataset", dataset, "endless"):
-        return sum(map(len, dataset.sources))
-    if _is("RepeatedDataset", dataset, "endless") and dataset.times is None:
-        return len(dataset.dataset)
+    match _kind(dataset, "endless"):
+        case "SameKeys":
+            return pass_of(dataset.dataset)
+        case "MixtureDataset":
+            return sum(map(len, dataset.sources))
+        case "RepeatedDataset":
+            return len(dataset.dataset) if dataset.times is None else None
     return None
 
 

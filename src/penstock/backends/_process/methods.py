@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from contextlib import suppress
 from functools import cache
@@ -80,6 +79,8 @@ def give_up_templates(obstacle: str, *, asked: bool) -> None:
     if asked:
         warn_caller(text)
     else:
+        import logging  # late: it takes 1.5 ms, which the first batch would wait for
+
         logging.getLogger("penstock").info(text)
 
 
