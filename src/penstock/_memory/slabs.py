@@ -107,9 +107,9 @@ class Slabs:
         region = self._regions[slab] = self._carve(capacity)
         return region
 
-    def root(self, slab: int, at_least: int = 0) -> NDArray[np.uint8]:
-        """Returns a new array over a free slab (memory block), with room for one batch of `at_least` bytes."""
-        return self.arena.root(self.region(slab, at_least))
+    def root(self, slab: int) -> NDArray[np.uint8]:
+        """Returns a new array over a free slab, with room for one batch."""
+        return self.arena.root(self.region(slab))
 
     def learn(self, nbytes: int) -> None:
         """Records the size of a batch. From now on, returned regions have room for a batch of this size."""
