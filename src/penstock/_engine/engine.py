@@ -148,7 +148,7 @@ class Engine(EngineLifetime):
         self._begun = True
 
     def reopen(self, run: Run) -> None:
-        """Continues the epoch with a run of other keys. Drops prefetched batches. The caller must hold the engine."""
+        """Continues the epoch with a run that has other keys, without prefetched batches. Hold the engine."""
         if not self.closed:
             late: list[bool] = []
             self._cancel(None, late, None)

@@ -58,7 +58,7 @@ class EngineLifetime:
                 self._let_go()
 
     def close(self) -> None:
-        """Stops the workers. A thread that waits for a batch is woken, and stops them. Batches stay valid."""
+        """Stops the workers, or wakes a thread that waits for a batch to do so. Batches stay valid."""
         with interrupts_deferred():
             self._turn.ended_by = self._turn.ended_by or "was closed"
             if self.is_ours() and not self._end_if_free():

@@ -127,7 +127,7 @@ def memfds(uid: int, name: str) -> Iterator[tuple[int, str]]:
 
 
 def _read(path: str, uid: int) -> tuple[int, bytes | None]:
-    """Returns a page's inode number, and its text unless that is missing or changed during each attempt."""
+    """Returns a page's inode and newest text, or None for a text that is missing or changed at each attempt."""
     fd = trust.open_sealed(path, NAME, trust.OF_ONE_SIZE, owner=uid)
     try:
         inode = os.fstat(fd).st_ino

@@ -103,7 +103,7 @@ class Reading:
         return "iterator" in self._stateful and not self.ended
 
     def open(self, mark: Mark | None = None) -> bool:
-        """Starts or continues the pass. True if that may have drawn random numbers, which must be seeded again."""
+        """Starts or continues the pass. True if it may have drawn random numbers: seed the generators again."""
         if mark is not None:
             self.prepare(mark)
         if mark is None or not (mark.at_end or mark.kept):

@@ -25,7 +25,7 @@ class Retire(NamedTuple):
 
 
 class GiveUp(NamedTuple):
-    """Leave a seat empty until the next run: too many workers crashed there at start-up, `worker` as the last."""
+    """Leave a seat empty until the next run: too many workers, the last `worker`, crashed there at start-up."""
 
     seat: int
     worker: int
@@ -61,7 +61,7 @@ class Deliver(NamedTuple):
 
 
 class DeliverLost(NamedTuple):
-    """Tell the consumer that a step failed for good. `worker` was the last to die in it. Its slab is free."""
+    """Tell the consumer that a step failed for good (its slab is free). `worker` was the last that died on it."""
 
     seq: int
     slab: int

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Course:
-    """Maps each seq to steps of the plan. With `look_ahead`, the next run may be drawn from before it is opened."""
+    """Maps each seq to steps of the plan, with `look_ahead` also to steps of the next run before that is opened."""
 
     def __init__(self, look_ahead: bool) -> None:
         self.run: Run | None = None
@@ -35,7 +35,7 @@ class Course:
         self.run, self.ahead = run, None
 
     def draw(self, seq: int, most: int = 1) -> tuple[Task | None, bool]:
-        """Takes the next task as `seq`: None if no step is left. Also returns if the current run ends before it."""
+        """Takes the next task (None if no step is left) as `seq`. Also returns True if the run ends before it."""
         if self._again:
             task = self._out[seq] = self._again.popleft()._replace(seq=seq)
             return task, False

@@ -61,9 +61,8 @@ class Scheduler:
     """Turns events (what has happened) into commands (what to do next).
 
     At most `window` steps may be undelivered. If the worker of a step dies, the step is retried up to `retries`
-    times. At most `spare` free slabs keep their memory pages (default: window + 2). The seqs (task
-    numbers) of consecutive tasks differ by `spacing`, which is more than 1 if a task may be a bundle of several
-    steps.
+    times. At most `spare` free slabs keep their memory pages (default: window + 2). The seqs of consecutive tasks
+    differ by `spacing`, which is more than 1 if a task may be a bundle of several steps.
     """
 
     _rescinds = True  # an abandoned step is withdrawn, unless a worker has claimed it

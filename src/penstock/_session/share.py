@@ -65,7 +65,7 @@ class SharedEpoch:
     """An epoch that several consumers read.
 
     It has only weak references to its consumers: a consumer that is garbage collected leaves the epoch. The reader
-    reports each step to this object instead of the epoch's position, because a batch that still waits for its
+    reports each step to this object, and not to the epoch's position, because a batch that still waits for its
     consumer does not count as handed out.
     """
 

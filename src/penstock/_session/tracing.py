@@ -21,7 +21,7 @@ from penstock.stats._trace import Trace
 
 
 class Tracing(AbstractContextManager["Tracing"]):
-    """The trace that `loader.trace(path)` returns. Ends with its block, either `close()`, or the program."""
+    """The trace that `loader.trace(path)` returns. It ends with its `with` block, a `close()`, or the program."""
 
     def __init__(
         self, path: str | os.PathLike[str], name: str, worker: str, crews: Callable[[], Iterable[MeasuredCrew]]

@@ -171,7 +171,7 @@ def may_teach(reply: bytes) -> bool:
 
 @contextmanager
 def memfd_stray(worker: int, strays: socket.socket, seq: int, nbytes: int) -> Iterator[Writer]:
-    """The `MakeStray` of worker processes: a memfd for a batch too large for its slab, sent if it is large enough."""
+    """The `MakeStray` of worker processes: a memfd for a batch that its slab cannot hold. Sent unless too small."""
     fd = os.memfd_create("penstock-stray", os.MFD_CLOEXEC)
     try:
         grow(fd, nbytes)

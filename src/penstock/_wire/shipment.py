@@ -212,7 +212,7 @@ def _reduce_array(array: np.ndarray[Any, Any], files: dict[int, _MappedFile]) ->
 
 
 class _MappedFile:
-    """A file that the parent has mapped, unpickled as a uint8 memmap. Its data is sent unless it `is_named`."""
+    """A file that the parent has mapped, unpickled as a uint8 memmap. Unless it `is_named`, its data must be sent."""
 
     def __init__(self, root: Any) -> None:
         whole = np.frombuffer(root._mmap, np.uint8)

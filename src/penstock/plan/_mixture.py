@@ -558,7 +558,7 @@ def _first(low: int, high: int, holds: Callable[[int], bool]) -> int:
 
 
 def _distinct(numbers: NDArray[np.int64]) -> list[int]:
-    """Returns the numbers without duplicates. Most often there is one, which needs no sorting."""
+    """Returns the numbers without duplicates. Usually there is only one, which needs no sorting."""
     if not numbers.size:
         return []
     low, high = int(numbers.min()), int(numbers.max())

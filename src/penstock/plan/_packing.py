@@ -190,7 +190,7 @@ def _listed(numbers: list[int] | tuple[int, ...]) -> str:
 
 
 def _cut(keys: Int64s, starts: Int64s, sizes: Int64s, capacity: int) -> tuple[_Placed, NDArray[np.bool_]]:
-    """Cuts each document at every multiple of `capacity`, and tells which were cut. It begins at position `start`."""
+    """Cuts documents, which begin at `starts`, at every multiple of `capacity`. The mask says which were cut."""
     first = starts // capacity
     counts = (starts + sizes - 1) // capacity - first + 1
     document = np.repeat(np.arange(len(keys)), counts)

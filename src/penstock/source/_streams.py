@@ -68,7 +68,7 @@ class WrappedStream(IterableDataset[T_co]):
 
     @property
     def load(self) -> Callable[[Any], Any]:
-        """Makes a sample from an item. Missing if the wrapped stream has no `load`."""
+        """A function that makes a sample from an item. Missing if the wrapped stream has no `load`."""
         load: Callable[[Any], Any] | None = getattr(self.dataset, "load", None)
         if load is None:
             raise AttributeError(f"{type(self.dataset).__name__} has no load")

@@ -48,7 +48,7 @@ PARTS = (
 
 
 def thinned(history: Sequence[Moment]) -> list[Moment]:
-    """Returns BEGINNING, then up to MOST_MOMENTS evenly spaced moments with the last, or [] without any moment."""
+    """Returns BEGINNING and up to MOST_MOMENTS evenly spaced moments, including the last; [] if there are none."""
     step = math.ceil(len(history) / MOST_MOMENTS) or 1
     return [BEGINNING, *history[::-1][::step][::-1]] if history else []
 
