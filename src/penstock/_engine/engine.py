@@ -256,10 +256,7 @@ class Engine(EngineLifetime):
     # Changes while it runs.
 
     def update(self, change: bytes) -> None:
-        """Sends a pickled dataset change to the workers, and repeats the steps that were not handed out yet.
-
-        The caller must hold the engine.
-        """
+        """Sends a pickled change to the workers, and repeats undelivered steps. The caller must hold the engine."""
         if self.closed:
             return
         # This comes first, because a worker that is forked later already has the change, and must not make it again.

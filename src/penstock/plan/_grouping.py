@@ -56,11 +56,7 @@ def _equal(one: KeyArray | range | None, other: KeyArray | range | None) -> bool
 
 
 class InnerBlocks(NamedTuple):
-    """Maps the blocks of a wrapper to blocks of the wrapped dataset.
-
-    Block b of the wrapper is block `numbers[b]` of the wrapped dataset. If `numbers[b]` is -1, it is not in that
-    dataset.
-    """
+    """Maps block b of a wrapper to block `numbers[b]` of the wrapped dataset; -1 if it is in another dataset."""
 
     outer: Grouping
     inner: Grouping

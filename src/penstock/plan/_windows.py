@@ -320,11 +320,7 @@ class WindowPlan(ComputedPlan):
         return 0 if total is None else min(end - total, self.batch_size)
 
     def consumed(self, epoch: int, step: int) -> int:
-        """Returns the code of the `Place` that all ranks together have reached before this step.
-
-        It is the `start` of a plan for the rest. At the end of a window, the place is the beginning of the next
-        window.
-        """
+        """Returns the code of the `Place` that all ranks have reached before this step: `start` for the rest."""
         found = self._edges.find(epoch, self._begin + (step - self.first_step) * self._stride)
         return Place(*(found or (self.windows.count(epoch) or 0, 0))).code
 

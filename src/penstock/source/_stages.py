@@ -235,11 +235,7 @@ class MappedDataset(SameKeys[T_co]):
 
     @property
     def __getitems__(self) -> Callable[[Sequence[Any]], list[Any]]:
-        """Reads the samples together, and then calls the function for each.
-
-        Missing if the wrapped dataset has no `__getitems__`. The function is then called as soon as its sample was
-        read.
-        """
+        """Reads all samples before it calls the function for each. Without it, each is mapped when it was read."""
         if not method_of(self.dataset, "__getitems__"):
             raise AttributeError(f"{type(self.dataset).__name__} has no __getitems__")
         return self._get_many
