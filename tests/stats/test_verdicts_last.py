@@ -14,7 +14,7 @@ import penstock
 from penstock._measure import gauges as gauging
 from penstock._measure.gauges import _COUNTS, Counts, Gauges
 from penstock._measure.meter import Answer, Stopwatch
-from penstock._session import measures
+from penstock._session import figures, measures
 from penstock._session.measures import _PAUSE, Measures
 from penstock.stats import _machine
 from penstock.stats._verdict import rule_of
@@ -128,10 +128,10 @@ def test_what_the_program_does_after_the_epoch_is_not_held_against_the_loader(
 
 def test_an_epoch_that_follows_at_once_does_not_wait_for_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[float] = []
-    monkeypatch.setattr(measures, "throttled", lambda: asked.append(1) or 0.0)
+    monkeypatch.setattr(figures, "throttled", lambda: asked.append(1) or 0.0)
     monkeypatch.setattr(measures, "clock", lambda: SECONDS)
     found = Measures("", dict, list)
-    found._throttled = 0.0  # as after two ticks
+    found.throttled = 0.0  # as after two ticks
     for pause, times in ((0, 0), (_PAUSE, 0), (_PAUSE + 1, 1)):
         found.meter.asked = SECONDS - pause
         found.begin_epoch(0)

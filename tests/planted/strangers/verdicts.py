@@ -44,9 +44,9 @@ BUGS = [
     Bug(
         "throttling counts while the loader is not read",
         "verdicts",
-        "_session/measures.py",
-        "        if self._strain is None or any(crew.open_answer() is not None for crew in self._crews()):",
-        "        if True:",
+        "_session/figures.py",
+        "    if measures.strain is None or any(crew.open_answer() is not None for crew in measures.crews()):",
+        "    if True:",
         ("stats/test_verdicts_last.py",),
         "What a program does after its epoch changes the verdict on the epoch.",
     ),
