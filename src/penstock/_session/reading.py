@@ -35,9 +35,8 @@ class Reader:
     # Called with the number of batches that were handed out, if the dataset is a stream.
     _count: Callable[[int], None] | None = None
 
-    def __init__(
-        self, session: Session, semantics: Semantics, engine: Engine, run: Run, position: Position
-    ) -> None:  # the semantics are not kept: torch's refer to the loader
+    # The semantics are not kept: torch's refer to the loader.
+    def __init__(self, session: Session, semantics: Semantics, engine: Engine, run: Run, position: Position) -> None:
         self._session = session
         self.position = position
         self._engine: Engine | None = engine

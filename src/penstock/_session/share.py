@@ -199,9 +199,8 @@ class SharedEpoch:
             self._position.finish(*self._end)
         if not self._queues and self._reading is None:
             self._reader.close()
-            self._reader.position = (
-                self._position
-            )  # otherwise the two would refer to each other and keep the loader alive
+            # Otherwise the two would refer to each other and keep the loader alive.
+            self._reader.position = self._position
         self._changes.tell()
 
 

@@ -240,9 +240,8 @@ class BatchSampler(Sampler[list[T]]):
     """
 
     def __init__(self, sampler: Iterable[T], batch_size: int, drop_last: bool) -> None:
-        if not hasattr(sampler, "__iter__") and not hasattr(
-            sampler, "__getitem__"
-        ):  # one of them is enough for iter()
+        # One of them is enough for iter().
+        if not hasattr(sampler, "__iter__") and not hasattr(sampler, "__getitem__"):
             raise TypeError(f"BatchSampler needs an iterable of keys, but sampler is {sampler!r}.")
         self.batch_size = positive("batch_size", batch_size)
         self.drop_last = check_drop_last(drop_last)
