@@ -51,11 +51,11 @@ class Totals(NamedTuple):
     repeated: int = 0
     skipped: int = 0
     cpu: int = 0
-    fetched: int = 0  # this and the following fields are counted by scouts: see CacheCounts
-    evicted: int = 0
-    requests: int = 0
-    retries: int = 0
-    fetched_nbytes: int = 0
+    cache_fetched: int = 0  # this and the following fields are counted by scouts: see CacheCounts
+    cache_evicted: int = 0
+    cache_requests: int = 0
+    cache_retries: int = 0
+    cache_nbytes: int = 0
 
     def minus(self, before: Totals) -> Totals:
         sums = Answer._make(now - then for now, then in zip(self.sums, before.sums, strict=True))
