@@ -28,6 +28,7 @@ from penstock.stats._markup import (
     whole_scale,
 )
 from penstock.stats._shown import settings_of
+from penstock.stats._table import CACHE_ROWS
 from penstock.stats._units import count, seconds, share, size
 from penstock.stats._verdict import judgement
 
@@ -350,13 +351,7 @@ def _column(period: Period) -> Iterator[tuple[str, str]]:
 
 def _cache(period: Period) -> Iterator[tuple[str, str]]:
     cache = period.cache or CacheFigures()
-    yield "cache hits", count(cache.hits)
-    yield "pieces waited for", f"{count(cache.misses)}, {seconds(cache.waited)}"
-    yield "pieces fetched", count(cache.fetched)
-    yield "pieces evicted", count(cache.evicted)
-    yield "requests to stores", f"{count(cache.requests)}, {size(cache.nbytes)}"
-    yield "requests repeated", count(cache.retries)
-    yield "blocks decoded", count(cache.decoded)
+    return ((name, show(cache)) for name, show in CACHE_ROWS.values())
 
 
 def settings(stats: Stats) -> str:
