@@ -48,10 +48,7 @@ at_work = _AtWork()
 
 @contextmanager
 def among(rows: Sequence[int], n: int) -> Iterator[None]:
-    """Limits `penstock.each(keys)` inside the `with` block to these rows of the batch.
-
-    `n` is the number of rows that were requested from the dataset.
-    """
+    """Limits `penstock.each(keys)` in the `with` block to these rows of the `n` rows requested from the dataset."""
     source = at_work.source
     if source is None:
         yield

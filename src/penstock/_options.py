@@ -79,9 +79,7 @@ class Option:
 
     default: Any
     check: Check = _anything
-    unset: tuple[Any, ...] | None = (
-        None  # values that a loader without workers accepts as "not given"; None: any value
-    )
+    unset: tuple[Any, ...] | None = None  # what a loader without workers accepts as "not given"; None: any value
     face: Face
     needs_seed: str = ""  # why the loader with torch's semantics takes the setting only with `seed=`
     show: Show = Show.NOWHERE
@@ -363,7 +361,6 @@ class Options:
 
     @property
     def padding(self) -> Pad | None:
-        """The `penstock.pad` that makes the batches, or None if another function makes them."""
         return padding_of(self.collate_fn)
 
     @property

@@ -35,10 +35,7 @@ _END = object()
 
 
 class Sweep:
-    """One pass over the source. It has its own permits (requests for a batch) and its own batches.
-
-    Batches of earlier sweeps are dropped.
-    """
+    """One pass over the source, with permits and batches of its own. Batches of earlier sweeps are dropped."""
 
     def __init__(self, loaded: bool, state: Any, loads: int = 0) -> None:
         self.loaded = loaded  # it continues from a state that was loaded
@@ -225,7 +222,7 @@ class Producer:
             return Produced(sweep, NoBatch(caught(error, note)), state=self._state_if_any())
 
     def open_unwanted(self, sweep: Sweep) -> None:
-        """Calls `iter(source)` for a sweep (pass over the source) that never started, because a reset replaced it."""
+        """Calls `iter(source)` for a sweep that never started, because a reset replaced it."""
         # If the source is a loader, each iter() begins another epoch. Without this call, the epoch after a reset
         # would depend on how far the reading thread had come.
         with suppress(BaseException):  # no consumer waits for this sweep
@@ -257,7 +254,7 @@ class Producer:
 
 
 def produce(gate: Gate, reference: weakref.ref[Producer]) -> None:
-    """Main loop of the reading thread: makes one batch for each permit (request for a batch)."""
+    """Main loop of the reading thread: makes one batch for each permit."""
     has_read = False
     while (sweep := gate.permits.get()) is not None and not gate.stopped:
         producer = reference()

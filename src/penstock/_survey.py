@@ -71,7 +71,6 @@ def _read(measured: MappedDataset[Any], n: int, what: str) -> Iterator[NDArray[A
 
 
 def _until(loader: Any, stop: float) -> Iterator[Any]:
-    """Yields batches until the loader ends or the time `stop` has passed."""
     for batch in loader:
         yield batch
         if time.monotonic() > stop:

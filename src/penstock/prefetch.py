@@ -311,10 +311,7 @@ class Prefetcher:
             )
 
     def _begin(self, again: bool, *, loaded: bool = False, first: Any = None) -> None:
-        """Starts the thread and the first pass over the source. Later calls do nothing.
-
-        With `again`, every call starts a new pass. With `loaded`, this pass begins at the state `first`.
-        """
+        """Starts the thread and a pass. `again`: a new pass at every call. `loaded`: at the state `first`."""
         self._check()
         producer = self._producer
         with self._beginning:

@@ -380,6 +380,13 @@ def test_a_page_about_the_tree_names_modules_that_exist(page: str) -> None:
     assert not stale, f"{page} names what does not exist: {stale}"
 
 
+def test_the_page_about_the_tree_names_each_room() -> None:
+    table = (ROOT.parent.parent / "docs/design.md").read_text().partition("## Words")[0]
+    rooms = {room for layer in LAYERS for room in layer} - {"__init__", "__main__"}
+    missing = {room for room in rooms if f"`{room}/" not in table and f"`{room}.py" not in table}
+    assert not missing, f"docs/design.md does not say what is in {missing}"
+
+
 # Calls that give a descriptor to programs on purpose: standard streams, and what a fresh interpreter gets.
 GIVEN_TO_PROGRAMS = {
     "cli.py: os.dup2(nowhere, output)",

@@ -65,10 +65,7 @@ def key_of(digest: str) -> int:
 
 
 class Needs:
-    """Computes when each piece (a byte range of a file) is needed next, from the agendas of all loaders.
-
-    An agenda lists the pieces that a loader will read.
-    """
+    """Computes when each piece is needed next, from the agendas of all loaders."""
 
     def __init__(self, keys: Sequence[int], agendas: Sequence[Agenda]) -> None:
         self._keys = np.array(keys, np.uint64)
@@ -98,11 +95,7 @@ class Ranking(NamedTuple):
 
 
 def ranking(keys: Sequence[int], times: Sequence[int], agendas: Sequence[Agenda], new: int = 0) -> Ranking:
-    """Ranks pieces for eviction: unneeded pieces first (oldest first), then those whose next use is furthest away.
-
-    This is Belady's algorithm. "Unneeded" means that no loader's agenda (its list of future reads) contains the
-    piece.
-    """
+    """Ranks pieces (Belady): unneeded ones first, oldest first, then those whose next use is furthest away."""
     needs = Needs([*keys, new], agendas)
     now = needs.after(0)
     ahead = 0 if now[-1] == FAR else int(now[-1])
@@ -114,7 +107,7 @@ def ranking(keys: Sequence[int], times: Sequence[int], agendas: Sequence[Agenda]
 
 
 class Publisher:
-    """Writes a loader's agenda (its list of future reads) to the cache folder. Not thread-safe."""
+    """Writes a loader's agenda to the cache folder. Not thread-safe."""
 
     def __init__(self, folder: str, group: int | None = None) -> None:
         self._path, self._group = os.path.join(folder, f"{os.getpid()}-{secrets.token_hex(4)}{SUFFIX}"), group
@@ -151,10 +144,7 @@ class Publisher:
 
 
 def read(path: str, group: int | None = None, *, sweeps: bool) -> Agenda | None:
-    """Returns an agenda, or None if the file is invalid or its writer has died.
-
-    If `sweeps` is True, also deletes the file of a dead writer.
-    """
+    """Returns an agenda, or None if it is invalid or its writer has died. `sweeps`: deletes a dead writer's file."""
     with suppress(OSError, ValueError, struct.error):
         fd = acquire(partial(trust.open_ours, path, os.O_RDWR, group), os.close)
         try:

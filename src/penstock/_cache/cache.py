@@ -185,7 +185,6 @@ class Cache:
         return view
 
     def _map(self, name: str, digest: str) -> memoryview | None:
-        """Maps a piece from the folder, and keeps the mapping. Returns None if the piece is missing or damaged."""
         try:
             view = self._mapped[name] = self._opened(digest)
         except (OSError, ValueError, MemoryError):

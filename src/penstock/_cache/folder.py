@@ -65,10 +65,7 @@ class FolderListing(NamedTuple):
         return sum(about.size for about in self.pieces.values())
 
     def ranked(self, digest: str) -> Iterator[tuple[str, int, bool]]:
-        """Yields the digest and size of each piece in eviction order, and whether the piece is spare.
-
-        A spare piece is needed later than the new piece `digest`.
-        """
+        """Yields (digest, size, is spare) in eviction order. A spare piece is needed later than `digest`."""
         digests = list(self.pieces)
         keys, sizes, times = zip(*self.pieces.values(), strict=True) if digests else ((), (), ())
         order, spare = ranking(keys, times, self.agendas, key_of(digest))

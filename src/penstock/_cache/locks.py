@@ -70,7 +70,6 @@ class ByteLock:
 
     @property
     def fd(self) -> int:
-        """The file's descriptor, open for reading and writing while the lock is held."""
         return self._fds[0]
 
     def begin(self) -> None:

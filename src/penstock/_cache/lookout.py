@@ -35,7 +35,7 @@ class WantedPiece(NamedTuple):
 
 
 class InPieces(Protocol):
-    """A dataset whose blocks consist of one or more pieces (byte ranges of files). Two blocks may share a piece."""
+    """A dataset whose blocks consist of one or more pieces. Two blocks may share a piece."""
 
     @property
     def blocks(self) -> NDArray[np.int64]:
@@ -67,10 +67,7 @@ class Lookout:
         self._published = 0  # how many uses are published
 
     def joins(self, other: Lookout) -> bool:
-        """Takes over the datasets of `other`. Returns False if `other` has a different loader or cache.
-
-        Must be called before `agenda()`.
-        """
+        """Takes over the datasets of `other`, before `agenda` is called. False for another loader or cache."""
         if self._forecasts[0].root is not other._forecasts[0].root or repr(self.cache) != repr(other.cache):
             return False
         self._forecasts += other._forecasts

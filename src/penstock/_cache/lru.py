@@ -34,7 +34,6 @@ class LruCache(Generic[K, T]):
         self._process = os.getpid()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles the cache without its values. The copy reads them again when they are needed."""
         return LruCache, (self._most,)
 
     def __contains__(self, number: K) -> bool:

@@ -36,22 +36,17 @@ _MOMENT = 0.1  # seconds after which a waiting fetch notices that the scout is c
 
 
 class Scout:
-    """Fetches pieces (byte ranges of files) ahead of a loader. Errors are ignored: workers fetch missing pieces."""
+    """Fetches pieces ahead of a loader. Errors are ignored: workers fetch missing pieces."""
 
-    def __init__(
-        self, forecast: Forecast, dataset: InPieces, cache: Cache, ahead: int = AHEAD, threads: int = THREADS
-    ) -> None:
+    def __init__(self, forecast: Forecast, dataset: InPieces, cache: Cache, ahead: int = AHEAD) -> None:
         self._lookout = Lookout(forecast, dataset, cache, ahead, min(NEAR, cache.limit // 4))
-        self._fetches = _Fetches(threads, forecast.counts or CacheCounts())
+        self._fetches = _Fetches(forecast.counts or CacheCounts())
         # The thread has only a weak reference between two looks, so it ends when the scout is dropped.
         self._work = partial(_look_out, self._fetches, weakref.ref(self._lookout))
         self._thread: threading.Thread | None = None
 
     def joins(self, other: Scout) -> bool:
-        """Takes over the work of `other`. Returns False if `other` has a different loader or cache.
-
-        Must be called before either scout is started.
-        """
+        """Takes over as `Lookout.joins` does. Must be called before either scout is started."""
         return self._lookout.joins(other._lookout)
 
     def start(self) -> None:
@@ -59,7 +54,7 @@ class Scout:
             self._thread = started("penstock-scout", self._work, self._fetches.stop)
 
     def close(self) -> None:
-        """Stops the scout (the prefetching thread). Fetches in flight finish in the background."""
+        """Stops the scout. Fetches in flight finish in the background."""
         self._fetches.stop()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():  # the garbage collector may run in it
@@ -71,11 +66,10 @@ class _Stopped(Exception):
 
 
 class _Fetches:
-    def __init__(self, most: int, counts: CacheCounts) -> None:
+    def __init__(self, counts: CacheCounts) -> None:
         self.stopped = False
         self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()  # written in C, so it takes no lock of Python's
         self._counting = Counting(counts)
-        self._most = most
         self._threads = 0
         self._lock = threading.Lock()  # guards the attributes that fetching threads change
         self._coming: dict[str, int] = {}  # sizes of the pieces that are being fetched, by name
@@ -120,11 +114,11 @@ class _Fetches:
         with self._lock:
             coming, failed = dict(self._coming), set(self._failed)
         # Twice as many as there are threads, so that no thread has to wait for the next look.
-        for piece in lookout.look(2 * self._most - len(coming), coming, failed):
+        for piece in lookout.look(2 * THREADS - len(coming), coming, failed):
             with self._lock:
                 self._coming[piece.name] = piece.nbytes
                 self._queue.append(piece)
-                if self._threads >= (_FIRST if position == self._start else self._most):
+                if self._threads >= (_FIRST if position == self._start else THREADS):
                     continue
                 self._threads += 1
             started("penstock-fetch", partial(self._fetch, lookout.cache), self.stop)
@@ -145,7 +139,7 @@ class _Fetches:
             self.bell.put(None)
 
     def _pause(self, seconds: float) -> None:
-        """Waits before a retry. Raises _Stopped if the scout (the prefetching thread) is closed meanwhile."""
+        """Waits before a retry. Raises _Stopped if the scout is closed meanwhile."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0 or self.stopped:
             if self.stopped:

@@ -93,7 +93,7 @@ class Inventory:
         return _blocks_in(_rows(self._used()))
 
     def claim(self, claim: Claim) -> None:
-        """Replaces this loader's claim (its list of blocks to keep), and drops the blocks that no loader claims."""
+        """Replaces this loader's claim, and drops the blocks that no loader claims."""
         lock = ByteLock(again(self._used()), 0, self._patience)
         with_loan(lock, self._claim, lock, claim)
 
@@ -153,10 +153,7 @@ def _check_is_inventory(fd: int, name: str) -> None:
 
 
 class Shared:
-    """The decoded blocks of one table that this process shares with others.
-
-    If no loader has a claim, only the newest blocks are kept, up to `most` bytes.
-    """
+    """This process's decoded blocks of one table. Without any claim, only the newest are kept, up to `most` bytes."""
 
     def __init__(self, table: str, most: int) -> None:
         self._name, self._most = _NAME + table, most
@@ -171,10 +168,7 @@ class Shared:
         self._own: dict[int, int] = {}  # descriptors of blocks, by inode
 
     def get(self, block: int, make: MakeBlock) -> memoryview | None:
-        """Returns the bytes of a block, which is decoded by `make` if no process has it.
-
-        Returns None if there is no inventory, or if waiting for the block's lock timed out.
-        """
+        """Returns a block, decoded by `make` if no process has it; None without an inventory or after a timeout."""
         inventory = self._find_inventory()
         if inventory is None:
             return None
@@ -263,7 +257,6 @@ class Shared:
             raise OSError("all blocks of the inventory are needed")
 
     def _let_go(self, rows: Rows) -> None:
-        """Closes the blocks of this process that are no longer in the inventory."""
         with interrupts_deferred():
             for inode in {*self._own} - {*rows["inode"].tolist()}:
                 descriptors.close(self._own.pop(inode))
@@ -317,7 +310,6 @@ def _map_block(path: str, inode: int, nbytes: int) -> memoryview:
 
 
 def _head(fd: int) -> tuple[int, int, int]:
-    """Returns the inventory's opening time, its number of rows, and the number of blocks decoded so far."""
     magic, opened, rows, decoded = _HEAD.unpack(os.pread(fd, _HEAD.size, 0).ljust(_HEAD.size, b"\0"))
     if magic != _MAGIC or not 0 <= rows * ROW.itemsize <= _CLAIMS - _HEAD.size:
         raise OSError("not an inventory")
@@ -337,7 +329,7 @@ def _write_rows(fd: int, rows: Rows, decoded: int | None = None) -> None:
 
 
 def _claims(fd: int) -> list[Claim]:
-    """Returns the claims (lists of blocks to keep) of live loaders. The caller must hold the lock."""
+    """Returns the claims of live loaders. The caller must hold the lock."""
     return [
         _read_claim(fd, number)
         for number in range(-(-(os.fstat(fd).st_size - _CLAIMS) // _CLAIM_SIZE))
@@ -346,7 +338,7 @@ def _claims(fd: int) -> list[Claim]:
 
 
 def _write_claim(fd: int, number: int, claim: Claim) -> None:
-    """Writes a loader's claim (its list of blocks to keep). The caller must hold the lock."""
+    """Writes a loader's claim. The caller must hold the lock."""
     keep = -1 if claim.keep is None else claim.keep
     data = _CLAIM.pack(keep, len(claim.needs)) + claim.needs.astype("<i8").tobytes()
     os.pwrite(fd, data, _CLAIMS + number * _CLAIM_SIZE)

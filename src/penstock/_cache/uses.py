@@ -70,10 +70,7 @@ def _of_spans(sources: Sequence[Blocked], blocks: Sequence[Grouping], epoch: int
 
 
 def _of_keys(forecast: Forecast, sources: Sequence[Blocked], at: int, end: int) -> tuple[list[_UseArrays], int]:
-    """Returns the uses from position `at` on, and the position where the search stopped.
-
-    The search stops at `end`, or earlier if it has found `_MOST` uses.
-    """
+    """Returns the uses from position `at` to `end`, or until there are `_MOST`, and the position reached."""
     parts: list[_UseArrays] = []
     count = 0
     while at < end and count < _MOST:

@@ -148,10 +148,7 @@ class Engine(EngineLifetime):
         self._begun = True
 
     def reopen(self, run: Run) -> None:
-        """Continues the epoch with this run, whose keys differ from those of the current one.
-
-        The caller must hold the engine. Prefetched batches are dropped.
-        """
+        """Continues the epoch with a run that has other keys, without prefetched batches. Hold the engine."""
         if not self.closed:
             late: list[bool] = []
             self._cancel(None, late, None)
@@ -259,10 +256,7 @@ class Engine(EngineLifetime):
     # Changes while it runs.
 
     def update(self, change: bytes) -> None:
-        """Sends a pickled dataset change to the workers, and repeats the steps that were not handed out yet.
-
-        The caller must hold the engine.
-        """
+        """Sends a pickled change to the workers, and repeats undelivered steps. The caller must hold the engine."""
         if self.closed:
             return
         # This comes first, because a worker that is forked later already has the change, and must not make it again.
@@ -274,10 +268,7 @@ class Engine(EngineLifetime):
         self.backend.flush()
 
     def resize(self, workers: int, window: int) -> None:
-        """Sets the number of workers and the number of tasks to prefetch (`window`).
-
-        The caller must hold the engine.
-        """
+        """Sets the number of workers and of tasks to prefetch (`window`). The caller must hold the engine."""
         if not self.closed:
             while self._take_in(0):  # so that workers that have left are not counted
                 pass

@@ -15,7 +15,7 @@ from penstock.backends import Backend
 
 
 class EngineLifetime:
-    """Base class of `Engine`. Decides which thread uses the backend, and when the workers are stopped."""
+    """Decides which thread uses the backend, and when the workers are stopped."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -39,10 +39,7 @@ class EngineLifetime:
         return self.is_ours() and self._turn.is_used_here()
 
     def held(self, work: Callable[[], object], wait: bool = True) -> bool:
-        """Calls `work` while no other thread can use the engine.
-
-        With `wait=False`, returns False at once if another thread is using it.
-        """
+        """Calls `work` while no other thread can use the engine. Unless `wait`, returns False if one is using it."""
         turn, hold = self._turn, (get_ident(), CHANGE)
         try:
             if wait:
@@ -61,10 +58,7 @@ class EngineLifetime:
                 self._let_go()
 
     def close(self) -> None:
-        """Stops the workers. Batches stay valid.
-
-        If another thread is waiting for a batch, that thread is woken and stops the workers.
-        """
+        """Stops the workers, or wakes a thread that waits for a batch to do so. Batches stay valid."""
         with interrupts_deferred():
             self._turn.ended_by = self._turn.ended_by or "was closed"
             if self.is_ours() and not self._end_if_free():

@@ -26,7 +26,7 @@ class Pace:
         self.bundle = 1
 
     def learn(self, seconds: float, nbytes: int, steps: int, lent: int) -> None:
-        """Updates `bundle` after a task. `lent` is the number of slabs (memory blocks) that the caller holds."""
+        """Updates `bundle` after a task. `lent` is the number of slabs that the caller holds."""
         self._largest = max(self._largest, nbytes // steps + 1)
         # A single slow step counts little: it may have waited for a processor.
         self._seconds += (min(seconds / steps, 8 * self._seconds) - self._seconds) / 8

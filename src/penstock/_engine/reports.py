@@ -25,7 +25,6 @@ _UNLIKELY = "The dataset, or a library that it calls, ended the process."
 
 
 def timeout_error(timeout: float | None, task: Task | None, at_work: list[Doing]) -> LoaderTimeout:
-    """Returns the error for a task that timed out, with the stacks of busy workers."""
     # These are torch's words, also for 1 second: programs and torch's own tests search for "after \d+ seconds".
     said = [f"DataLoader timed out after {timeout} seconds"]
     likely = "Most often a read hangs: raise timeout=, or look at these calls."
@@ -65,7 +64,6 @@ def hung(seconds: float, one: Doing, task: Task | None) -> str:
 
 
 def lost_error(task: Task, loss: Lost, retries: int) -> WorkerLostError:
-    """Returns the error for a step that no worker could complete."""
     step = f"step {task.step} of epoch {task.epoch}"
     if loss.unborn:
         text = (
@@ -86,10 +84,7 @@ def lost_error(task: Task, loss: Lost, retries: int) -> WorkerLostError:
 
 
 def broken_error(task: Task, loss: Lost, retries: int, unknown: str | None) -> WorkerLostError:
-    """Returns the error for a stream that no worker can continue.
-
-    If the position of the stream was lost, `unknown` explains why. Otherwise, `unknown` is None.
-    """
+    """Returns the error for a stream that no worker can continue. `unknown`: why its position was lost, if it was."""
     when = "while filling" if loss.seq == task.seq else "before"
     why = f"No worker can read the stream past this step, so the epoch ends here. {_tried(retries)}"
     if unknown is not None:
@@ -119,7 +114,7 @@ def _caused(text: str, loss: Lost) -> WorkerLostError:
 
 
 def vacancy(loss: Lost) -> str:
-    """Returns the warning about a seat (a worker's slot) that remains empty."""
+    """Returns the warning about a seat that remains empty."""
     why = "the last of several workers that crashed while they had no step"
     if loss.unborn:
         why = f"and no replacement could be started ({loss.unborn})"
@@ -130,7 +125,6 @@ def vacancy(loss: Lost) -> str:
 
 
 def irreplaceable(loss: Lost, task: Task | None) -> WorkerLostError:
-    """Returns the error for a dead worker that cannot be replaced."""
     doing = "" if task is None else f", while filling step {task.step} (samples {shorten(task.keys)})"
     text = (
         f"{loss.phrase}\n  {loss.who} {loss.how}{doing}.\n  {_likely(loss)}\n"

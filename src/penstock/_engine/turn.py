@@ -53,7 +53,6 @@ class Turn:
         self._process = _this_process
 
     def is_ours(self) -> bool:
-        """False in a forked child of the process that created this object."""
         return self._process is _this_process
 
     def take(self, hold: Hold) -> None:

@@ -16,9 +16,6 @@ __all__ = ["Feed", "feed_of"]
 
 
 def feed_of(dataset: Any, options: Options, has_load: bool, borrow: Borrow | None = None) -> Feed:
-    """Returns the feed (the source of a loader's samples) for a dataset.
-
-    `has_load`: the dataset is a stream whose items are turned into samples by its `load()` method.
-    """
+    """`has_load`: the dataset is a stream whose items are turned into samples by its `load()` method."""
     kind = ByKey if not is_stream(dataset) else ByItem if has_load else ByStream
     return kind(dataset, options, borrow)

@@ -175,10 +175,7 @@ class Run:
 
 
 class Feed:
-    """The part of a feed in the caller's process: makes runs, finds the keys of rows, and describes itself.
-
-    The description is stored in resume states.
-    """
+    """The caller's half of a feed: makes runs, finds the keys of rows, describes itself for resume states."""
 
     names: ClassVar[tuple[str, str]]  # in resume states: if samples are batched, and if they are not
     fetch: ClassVar[type[Fetch]]  # the worker's half
@@ -234,10 +231,7 @@ class Feed:
         raise NotImplementedError
 
     def drawing(self, seed: int, epoch: int, number: int, work: Callable[..., T], *args: Any) -> T:
-        """Calls `work` with random generators seeded from (seed, epoch, number).
-
-        The random numbers are the same on all ranks and after a resume.
-        """
+        """Calls `work` with generators seeded from these numbers: the same on all ranks and after a resume."""
         import_whole("penstock._work.seeding")
         from penstock._work.seeding import READ, Borrowed  # late: see InlineBackend
 
@@ -259,10 +253,7 @@ class Feed:
         return initial(self.read_from(), is_fresh=is_fresh)
 
     def replacements(self, plan: AnyPlan | None) -> Any:
-        """Returns the order from which replacement samples are drawn.
-
-        None if the order is unknown or `on_error` is not "replace".
-        """
+        """Returns the order from which replacements are drawn. None if unknown, or without `on_error="replace"`."""
         return None
 
     def steps(self, epoch: int, plan: AnyPlan | None) -> int:

@@ -170,7 +170,6 @@ class ByKey(Feed):
 
     @property
     def source(self) -> Any:
-        """The dataset whose keys are put in order: the loader's dataset, or the documents that it packs."""
         return self.dataset.documents if self.makes_items else self.dataset
 
     def _check_items(self) -> None:

@@ -100,10 +100,7 @@ def _is_random(order: Any) -> bool:
 
 
 def _samples_at_once(feed: ByKey) -> int:
-    """Returns how many samples are cut into batches together.
-
-    When shuffling by blocks, this is about the number of samples in the blocks that a reader holds at a time.
-    """
+    """Returns how many samples are cut into batches together (by blocks: as many as are held at a time)."""
     if method_of(feed.dataset, "reweigh") is not None:
         return min(WINDOW, WINDOW_OF_MIXTURE)
     if feed.options.shuffle != "blocks" or feed.has_order:

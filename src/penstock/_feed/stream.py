@@ -164,10 +164,7 @@ class StreamFetch(Fetch):
         self._focus.doing(f"the stream's next {'sample' if n == 1 else f'{n} samples'}, ", None)
 
     def _pass_over(self, until: int) -> None:
-        """Reads and discards the batches of other ranks, and the batches that came before a resume.
-
-        Each batch is read with its own random numbers.
-        """
+        """Reads and discards batches of other ranks or from before a resume, each with its own random numbers."""
         if self._stream.read >= until:
             return
 

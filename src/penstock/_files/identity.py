@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Identity(NamedTuple):
-    """Identifies the content of a file. If `lasts` is True, the identity is valid in all processes."""
+    """Identifies the content of a file."""
 
     name: str  # unique to the file, and never shown (see `identified`)
     size: int

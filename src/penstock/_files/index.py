@@ -223,10 +223,7 @@ def _is_shared(file: AnyFile, folder: Path) -> bool:
 
 
 class _IndexBeside(NamedTuple):
-    """An index stored beside its file, and readable by everyone who can read the file.
-
-    It is used only if its owner may also write the file.
-    """
+    """An index beside its file, readable by all who can read the file. Used only if its owner may write the file."""
 
     path: Path
     of: str
@@ -280,7 +277,6 @@ class _NoFile(NamedTuple):
 
 
 def computed(name: str, kind: str) -> Arrays | None:
-    """Returns the arrays that `keep_computed` has stored under this name, or None."""
     with suppress(Exception):  # there is no home folder, or the file may contain anything
         return _read(_computed_in(name, kind), _NoFile(), kind)[0]
     return None

@@ -41,10 +41,7 @@ class Pieces(Protocol):
     def found(self, piece: Piece) -> memoryview | None: ...
 
     def mapped(self, piece: Piece) -> memoryview | None:
-        """Returns a piece if it is kept in a mapped file, otherwise None.
-
-        Until the piece is dropped, each call returns the same object.
-        """
+        """Returns a piece if it is kept in a mapped file, until dropped always the same object; otherwise None."""
 
 
 class PiecesInMemory:

@@ -68,10 +68,7 @@ class Span:
         return True
 
     def map(self, at: NDArray[np.int64], nbytes: int) -> None:
-        """Maps the pieces at these offsets into the span, if this process's cache has mapped them.
-
-        Does nothing if another thread is mapping pieces.
-        """
+        """Maps the cached pieces at these offsets into the span. Does nothing if another thread is mapping pieces."""
         with interrupts_deferred():
             if self._lock.acquire(blocking=False):
                 try:

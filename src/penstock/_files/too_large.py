@@ -15,7 +15,6 @@ AT_ONCE = 16
 
 
 def checked_limit(value: object) -> int | None:
-    """Returns the value of `max_sample_bytes=`. Raises ValueError unless it is None or a number of bytes."""
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and value > 0):
         return value
     raise ValueError(f"max_sample_bytes must be a number of bytes, such as 4 << 30, or None, but it is {value!r}.")

@@ -148,10 +148,7 @@ class FieldCast:
         return [leaf for field, child in zip(fields, spec.below, strict=True) for leaf in field._walk(child)]
 
     def wanted(self, kind: str, what: str, of: object = "") -> str | None:
-        """Returns the name of the dtype that arrays of this numpy kind are converted to, or None for no conversion.
-
-        `what` and `of` describe the field in error messages.
-        """
+        """Returns the dtype for arrays of this numpy kind, or None. `what` and `of` name the field in errors."""
         if self._children:
             named = ".".join((*self.path, min(self._children)))
             raise CastError(f"dtype= names the field {named!r}, but {self} is {what}{of} and has no fields.")

@@ -32,7 +32,6 @@ class Misfit(Exception):
 
     @classmethod
     def of(cls, what: str, groups: dict[Any, list[int]], remedy: str) -> Misfit:
-        """Returns the error for rows whose values should be equal. `groups` maps each value to its rows."""
         return cls(f"{what}: {listed_rows(groups)}{remedy}, or pass collate_fn=", odd_rows(groups), groups)
 
     @classmethod

@@ -360,7 +360,6 @@ def pad(
 
 
 def padding_of(collate_fn: Any) -> Pad | None:
-    """Returns the padding of a collate function, or None if it is no `penstock.pad`."""
     found = getattr(collate_fn, "padding", None)
     return found if isinstance(found, Pad) else None
 

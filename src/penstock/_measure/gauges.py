@@ -72,12 +72,11 @@ class Counts(NamedTuple):
         return self.busy - self.fetch - self.write
 
     def plus(self, other: Counts) -> Counts:
-        """Adds the counters of an earlier worker in the same seat (a worker's slot)."""
+        """Adds the counters of an earlier worker in the same seat."""
         sums = {name: getattr(self, name) + getattr(other, name) for name in _ADDED}
         return self._replace(pil=self.pil | other.pil, born=other.born, ready=other.ready, first=other.first, **sums)
 
     def minus(self, before: Counts) -> Counts:
-        """Subtracts earlier counters of the same seat (a worker's slot)."""
         return self._replace(**{name: getattr(self, name) - getattr(before, name) for name in _ADDED})
 
 
@@ -469,7 +468,6 @@ class Gauge:
 
 
 def _named(slow: Slow) -> bytes:
-    """Returns the sample's key and path as bytes. A path that is too long loses its beginning."""
     key, path = slow.key.encode().replace(b"\0", b" ")[:_NAME], os.fsencode(slow.path)
     room = _NAME - len(key) - 1
     if not path or room < 16:

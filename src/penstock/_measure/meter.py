@@ -51,11 +51,11 @@ class Totals(NamedTuple):
     repeated: int = 0
     skipped: int = 0
     cpu: int = 0
-    fetched: int = 0  # this and the following fields are counted by scouts: see CacheCounts
-    evicted: int = 0
-    requests: int = 0
-    retries: int = 0
-    fetched_nbytes: int = 0
+    cache_fetched: int = 0  # this and the following fields are counted by scouts: see CacheCounts
+    cache_evicted: int = 0
+    cache_requests: int = 0
+    cache_retries: int = 0
+    cache_nbytes: int = 0
 
     def minus(self, before: Totals) -> Totals:
         sums = Answer._make(now - then for now, then in zip(self.sums, before.sums, strict=True))
@@ -194,14 +194,14 @@ class Meter:
         gauges.seats = frozenset()
 
     def nodes(self, live: list[Gauges]) -> dict[int, str]:
-        """Returns the machine names of remote workers by seat (a worker's slot), including those that have ended."""
+        """Returns the machine names of remote workers by seat, including workers that have ended."""
         found = dict(self._nodes)
         for gauges in live:
             found.update(gauges.nodes)
         return found
 
     def slowest(self, live: list[Gauges], epoch: int | None = None) -> list[tuple[int, Slow]]:
-        """Returns (seat, sample) pairs of one epoch or of all epochs, slowest first. A seat is a worker's slot."""
+        """Returns (seat, sample) pairs of one epoch or of all epochs, slowest first."""
         found = [one for one in self._slowest if epoch in (None, one[1].epoch)]
         for gauges in live:
             found += [(seat, slow) for seat in gauges.seats for slow in gauges.slowest(seat, epoch)]

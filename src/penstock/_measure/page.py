@@ -58,10 +58,7 @@ its file descriptor entirely in C code.
 
 
 def publish(by: object, text: bytes) -> None:
-    """Publishes `text` on a page (shared memory) that belongs to the object `by`. Ignores a text that is too long.
-
-    The first call creates the page. It is closed when `by` is deallocated.
-    """
+    """Publishes `text` on a page that is closed when `by` is deallocated. Ignores a text that is too long."""
     page = _pages.get(id(by)) or _opened(by)
     if page is None or len(text) > PUBLICATION_BYTES - _HEAD.size:
         return
@@ -130,10 +127,7 @@ def memfds(uid: int, name: str) -> Iterator[tuple[int, str]]:
 
 
 def _read(path: str, uid: int) -> tuple[int, bytes | None]:
-    """Returns the inode number and newest text of a page.
-
-    The text is None if it is missing or has changed during each attempt to read it.
-    """
+    """Returns a page's inode and newest text, or None for a text that is missing or changed at each attempt."""
     fd = trust.open_sealed(path, NAME, trust.OF_ONE_SIZE, owner=uid)
     try:
         inode = os.fstat(fd).st_ino

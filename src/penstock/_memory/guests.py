@@ -109,10 +109,7 @@ REDUCERS: dict[type, Reduce] = {}
 
 
 def guest_in(module: object) -> Guest | None:
-    """Returns the guest (a library such as torch) that a module name belongs to, or None.
-
-    Imports penstock's own module for that guest.
-    """
+    """Returns the guest that a module name belongs to, or None. Imports penstock's own module for that guest."""
     name = module.partition(".")[0] if isinstance(module, str) else ""
     if name not in GUESTS:
         return None
@@ -131,7 +128,7 @@ def guest_of(kind: type) -> str | None:
 
 
 def all_met() -> bool:
-    """True if penstock's module is loaded for each imported guest (a library such as torch)."""
+    """True if penstock's module is loaded for each imported guest."""
     for name in GUESTS:  # noqa: SIM110 - any() takes 0.3 us more for each pickle
         if name not in _met and name in sys.modules:
             return False
@@ -149,7 +146,7 @@ def can_pin() -> bool:
 
 
 def meet_imported() -> None:
-    """Imports penstock's own module for each imported guest (library such as torch). Called before a fork."""
+    """Imports penstock's own module for each imported guest. Called before a fork."""
     for name in GUESTS:
         if name in sys.modules:
             guest_in(name)

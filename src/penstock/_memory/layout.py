@@ -23,7 +23,7 @@ ALIGN = 64
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The structure of a batch, and the location of each leaf in the slab (memory block), or None if pickled."""
+    """The structure of a batch, and the location of each leaf in the slab, or None if pickled."""
 
     spec: Spec
     spots: tuple[Spot | None, ...]
@@ -180,7 +180,7 @@ _placeable: set[type] = {*_ATOMS, np.ndarray}
 
 
 def _can_be_placed(kind: type) -> bool:
-    """True if leaves of this class can be stored in a slab (memory block). Otherwise the whole batch is pickled."""
+    """True if leaves of this class can be stored in a slab. Otherwise the whole batch is pickled."""
     handler = HANDLERS[kind]
     if handler is not None and handler.store is not None:
         _placeable.add(kind)

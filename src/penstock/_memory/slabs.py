@@ -107,9 +107,9 @@ class Slabs:
         region = self._regions[slab] = self._carve(capacity)
         return region
 
-    def root(self, slab: int, at_least: int = 0) -> NDArray[np.uint8]:
-        """Returns a new array over a free slab (memory block), with room for one batch of `at_least` bytes."""
-        return self.arena.root(self.region(slab, at_least))
+    def root(self, slab: int) -> NDArray[np.uint8]:
+        """Returns a new array over a free slab, with room for one batch."""
+        return self.arena.root(self.region(slab))
 
     def learn(self, nbytes: int) -> None:
         """Records the size of a batch. From now on, returned regions have room for a batch of this size."""
@@ -130,7 +130,7 @@ class Slabs:
             self.arena.discard(region)
 
     def _carve(self, capacity: int) -> Region:
-        """Returns an unused region (byte range) of at least `capacity` bytes."""
+        """Returns an unused region of at least `capacity` bytes."""
         capacity = max(mmap.PAGESIZE, -(-capacity // mmap.PAGESIZE) * mmap.PAGESIZE)
         region = next(self._unused.get(capacity, iter(())), None)
         if region is not None:
@@ -158,7 +158,7 @@ class _Lease(weakref.ref):  # type: ignore[type-arg]  # a generic base cannot ha
 
 
 class Leases:
-    """The slabs (memory blocks) that are lent to the caller, and those returned since the last `collect`."""
+    """The slabs that are lent to the caller, and those returned since the last `collect`."""
 
     def __init__(self, shared: bool = True) -> None:
         self._lent: dict[int, _Lease] = {}

@@ -67,7 +67,6 @@ class Spec:
 
     @property
     def names(self) -> tuple[Any, ...] | None:
-        """The key or name of each value, or None if the values have no keys or names."""
         # The keys of a defaultdict begin with its factory, and some others with `Attributes` or `Items` (forms.py).
         return self.keys[len(self.keys) - len(self.below) :] if type(self.keys) is tuple else None
 

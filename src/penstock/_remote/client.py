@@ -45,7 +45,6 @@ class Client:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers that every request has, with names in lower case."""
         given = {str(name).lower(): value for name, value in self.options.get("default_headers", {}).items()}
         return {"accept": "*/*", "user-agent": self.options.get("user_agent", "penstock"), **given}
 
@@ -58,7 +57,6 @@ class Client:
         return float(found[1]) * _UNITS.get(found[2] or "s", 1.0) if found else 30.0
 
     def trust(self) -> ssl.SSLContext:
-        """Returns a TLS context that trusts the certificates named in the options and the environment."""
         context = ssl.create_default_context(cafile=os.environ.get("SSL_CERT_FILE"))
         if text := self.options.get("root_certificate"):
             context.load_verify_locations(cadata=text if isinstance(text, str) else text.decode())
@@ -76,7 +74,6 @@ class ServerAddress(NamedTuple):
 
     @classmethod
     def of(cls, url: str) -> ServerAddress:
-        """Returns the address in a URL. Raises ValueError if it is not the URL of a web server."""
         parts = urlsplit(url)
         port = parts.port or _PORTS.get(parts.scheme, 0)
         if not parts.hostname or not port or parts.scheme not in _PORTS:

@@ -219,7 +219,6 @@ def _by_value(given: str, name: str, value: Any, kind: _StoreKind) -> tuple[str,
 
 
 def _checked(given: str, name: str, value: Any, kind: _StoreKind) -> Any:
-    """Returns the value in the form that obstore accepts."""
     if name in _SECONDS and isinstance(value, (int, float)) and not isinstance(value, bool):
         return f"{round(value * 1000)}ms"
     if name not in kind.known or isinstance(value, (str, bool)):

@@ -157,7 +157,6 @@ class Remote:
         return redacted(f"{self._root.partition('/?')[0]}/{key}")
 
     def path(self, key: str) -> str:
-        """Returns the URL of an existing object, without credentials. The URL is unique within a store."""
         return faithful(self._root, key)
 
     def identity(self, key: str) -> str:

@@ -88,7 +88,6 @@ def scheme_of(url: str) -> str:
 
 
 def is_web(url: str) -> bool:
-    """True for http and https URLs. Web servers cannot list their files."""
     return scheme_of(url) in _WEB
 
 
@@ -109,9 +108,7 @@ def check_host(url: str) -> None:
     """Raises ValueError if a URL's host is not valid, as in `ftp://user:pass/word@host`."""
     # A URL without a valid host must not be cut at its slashes, because a part of it may end inside the password.
     rest = url.partition("://")[2]
-    if _AT.search(
-        rest
-    ):  # with a slash too many (ftp:///user:pass/word@host), the password is not in the host's place
+    if _AT.search(rest):  # with a slash too many (ftp:///user:pass@host), the password is not in the host's place
         rest = rest.lstrip("/\\")
     place = re.split(r"[/\\?#]", rest, maxsplit=1)[0]
     host = _AT.split(place)[-1]

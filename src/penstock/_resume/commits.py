@@ -21,10 +21,7 @@ _UNKNOWN = (
 
 
 class Commits(Progress):
-    """The steps of one epoch that were committed.
-
-    A step without a batch counts as committed: all of its samples were skipped, or an error was raised.
-    """
+    """The committed steps of one epoch. A step without a batch (skipped samples, an error) counts as committed."""
 
     run: Any = None  # the run that the epoch's steps come from
 
@@ -86,7 +83,6 @@ class Commits(Progress):
 
     @property
     def open(self) -> int:
-        """The number of steps that were handed out but not yet committed."""
         return len(self._open)
 
     @property
@@ -102,7 +98,6 @@ class Commits(Progress):
 
     @property
     def is_read(self) -> bool:
-        """True if all batches of the epoch were handed out."""
         if self.is_over or (self.run is not None and self.run.is_left):
             return True
         if isinstance(self.plan, ComputedPlan):

@@ -30,7 +30,6 @@ class Mark(NamedTuple):
 
     @classmethod
     def parse(cls, read: int, states: object, kept: object) -> Mark:
-        """Returns the mark for these parts of a saved state. Raises ValueError if they are damaged."""
         parts = [states, kept]
         # If `states` is empty, the iterable is read from its beginning, so no batch was read before.
         if not all(part is None or _is_sound(part) for part in parts) or (states == {} and read):
@@ -104,11 +103,7 @@ class Reading:
         return "iterator" in self._stateful and not self.ended
 
     def open(self, mark: Mark | None = None) -> bool:
-        """Starts the pass, or continues it from the mark (a saved position).
-
-        Returns True if the caller must seed the random generators again before the next batch, because restoring the
-        mark may have drawn random numbers.
-        """
+        """Starts or continues the pass. True if it may have drawn random numbers: seed the generators again."""
         if mark is not None:
             self.prepare(mark)
         if mark is None or not (mark.at_end or mark.kept):
@@ -237,7 +232,6 @@ class Reading:
         self._stateful, self._kept, self._items, self.ended = {}, None, iter(()), True
 
     def _keep(self) -> dict[str, Any] | None:
-        """Returns the states of the iterable and its iterator at the end of the epoch, or None if there are none."""
         if self._kept is not None or not self._stateful or self._broken:
             return self._kept
         parts = self._stateful.items()
@@ -305,10 +299,7 @@ def _check_stateful(part: object) -> None:
 
 
 def taken(owner: object, take: Callable[[], Mark | None]) -> bytes | None:
-    """Returns the mark (position) from `take()`, pickled. If `take()` fails, returns a pickled StateError instead.
-
-    Returns None if `take()` returns None.
-    """
+    """Returns the pickled mark from `take()`, None if it returns None, or a pickled StateError if it raises."""
     try:
         mark = take()
         return None if mark is None else dumps(mark)
@@ -317,7 +308,6 @@ def taken(owner: object, take: Callable[[], Mark | None]) -> bytes | None:
 
 
 def asked(owner: object, take: Callable[[], T]) -> T:
-    """Calls `take`, which returns the state of `owner`. Raises StateError if `take` fails."""
     try:
         return take()
     except Exception as error:

@@ -181,11 +181,7 @@ class State(NamedTuple):
         )
 
     def dealt_anew(self, plan: Plan | None, world: int) -> State:
-        """Returns the state with `steps` converted for `world` ranks. `plan` is the plan of the whole epoch.
-
-        Raises StateError if the epoch has fewer steps or samples than the state counts, or if the state's numbers
-        contradict each other.
-        """
+        """Returns the state converted for `world` ranks, by the epoch's plan. Raises StateError if it cannot be."""
         consumed, steps, expected = self.consumed, self.steps, range(self.steps, self.steps + 1)
         elsewhere = self.about.get("world") != world
         if isinstance(plan, ComputedPlan):
@@ -291,7 +287,6 @@ class Progress:
         return self._now()[1]
 
     def handed_out(self) -> tuple[int, list[int]]:
-        """Returns the number of steps that were handed out before the first gap, and the later ones."""
         steps, beyond, _ = self._now()
         return steps, beyond
 
@@ -350,10 +345,7 @@ class Epochs:
         """Raises RuntimeError if the next epoch cannot begin yet."""
 
     def as_dict(self, about: Callable[[], dict[str, Any]], beginning: Callable[..., bytes | None]) -> dict[str, Any]:
-        """Returns the state as a dict, without the seed and the dataset's state.
-
-        `about()` describes the loader. `beginning()` returns the mark (position) of an epoch that would begin now.
-        """
+        """Returns the state as `Progress.as_dict` does. `beginning()`: the mark of an epoch that would begin now."""
         progress = self.progress if self.loaded is None else None
         if progress is not None and not progress.is_over:
             return progress.as_dict()
@@ -437,12 +429,10 @@ def _digest(digest: blake2b, value: Any) -> None:
 
 
 def damaged(why: str) -> StateError:
-    """Returns the error for a damaged state, which no loader could have written."""
     return StateError(f"The resume state is damaged: {why}. {ANEW}")
 
 
 def number(value: Mapping[str, Any], name: str, end: int = 1 << 64) -> int:
-    """Returns the field `name` of a state. Raises StateError unless it is an int from 0 to `end - 1`."""
     found = value[name]
     if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found < end:
         raise damaged(f"{name!r} is {found!r}, not an int from 0 to 2**{end.bit_length() - 1} - 1")
@@ -460,7 +450,6 @@ def _is_later(value: object) -> bool:
 
 
 def _as_ranges(steps: Iterable[int]) -> list[list[int]]:
-    """Returns the steps as sorted [first, last] ranges."""
     ranges: list[list[int]] = []
     for step in sorted(steps):
         if ranges and ranges[-1][1] == step - 1:

@@ -18,7 +18,7 @@ from penstock._schedule.states import POSTED, Step
 
 
 class Assigned(Scheduler):
-    """A `Scheduler` that assigns each step to a fixed seat (a worker's slot). With `once`, it allows only one run."""
+    """A `Scheduler` that assigns each step to a fixed seat. With `once`, it allows only one run."""
 
     _rescinds = False
 
@@ -58,10 +58,7 @@ class Assigned(Scheduler):
             out.append(Post(seq, slab, seat))
 
     def _next_seat(self) -> int | None:
-        """Returns the seat (worker's slot) for the next step, or None.
-
-        If batches may be delivered out of order, a seat that already has its share of the steps is skipped.
-        """
+        """Returns the seat for the next step, or None. With `in_order=False`, skips a seat that has its share."""
         workers = self._seats
         share = max(1, self._window // max(1, workers - len(self._ended)))
         for _ in range(workers):

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 
 class Hire(NamedTuple):
-    """Start a worker in a seat (a worker's slot). Its worker id is new, even if the seat was used before."""
+    """Start a worker in a seat. Its worker id is new, even if the seat was used before."""
 
     worker: int
     seat: int
@@ -25,19 +25,16 @@ class Retire(NamedTuple):
 
 
 class GiveUp(NamedTuple):
-    """Leave a seat (a worker's slot) empty until the next run, because too many workers crashed there at start-up.
-
-    `worker` is the last worker that crashed there.
-    """
+    """Leave a seat empty until the next run: too many workers, the last `worker`, crashed there at start-up."""
 
     seat: int
     worker: int
 
 
 class Post(NamedTuple):
-    """Offer a step to the workers. If this `seq` (task number) has no step yet, first draw one from the plan.
+    """Offer a step to the workers. If this `seq` has no step yet, first draw one from the plan.
 
-    The result goes into the slab (memory block) with the id `slab`. If the id is new, allocate a slab. But if no step
+    The result goes into the slab with the id `slab`. If the id is new, allocate a slab. But if no step
     is left to draw (`Exhausted`), no slab is needed, and a later Post may use the same id.
 
     Only the worker in `seat` may do the step; -1 means any free worker. With `resume`, the step's worker has not read
@@ -57,17 +54,14 @@ class Rescind(NamedTuple):
 
 
 class Deliver(NamedTuple):
-    """Hand a filled step to the consumer. Its slab (memory block) is lent to the consumer until `SlabReturned`."""
+    """Hand a filled step to the consumer. Its slab is lent to the consumer until `SlabReturned`."""
 
     seq: int
     slab: int
 
 
 class DeliverLost(NamedTuple):
-    """Tell the consumer that this step failed for good. `worker` is the last worker that died during the step.
-
-    The step's slab (memory block) is free.
-    """
+    """Tell the consumer that a step failed for good (its slab is free). `worker` was the last that died on it."""
 
     seq: int
     slab: int
@@ -78,7 +72,7 @@ class Break(NamedTuple):
     """End the run with an error before this step, because no worker can continue the stream.
 
     `worker` is the dead worker that was reading the stream. If `unknown` is True, the stream's position was lost.
-    Otherwise, no retries are left, or the seat (the worker's slot) was given up.
+    Otherwise, no retries are left, or the seat was given up.
     """
 
     seq: int
@@ -97,7 +91,7 @@ class Finish(NamedTuple):
 
 
 class Cool(NamedTuple):
-    """Give the memory pages of this free slab (memory block) back to the system. The slab may be used again."""
+    """Give the memory pages of this free slab back to the system. The slab may be used again."""
 
     slab: int
 

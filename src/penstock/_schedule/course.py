@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 
 
 class Course:
-    """Maps each seq (task number) to steps of the plan.
-
-    With `look_ahead`, steps of the next run (epoch) may be taken from its plan before that run is opened.
-    """
+    """Maps each seq to steps of the plan, with `look_ahead` also to steps of the next run before that is opened."""
 
     def __init__(self, look_ahead: bool) -> None:
         self.run: Run | None = None
@@ -38,10 +35,7 @@ class Course:
         self.run, self.ahead = run, None
 
     def draw(self, seq: int, most: int = 1) -> tuple[Task | None, bool]:
-        """Takes the next task, with at most `most` steps, and gives it the number `seq`.
-
-        Returns the task (None if no step is left), and whether the current run ends before it.
-        """
+        """Takes the next task (None if no step is left) as `seq`. Also returns True if the run ends before it."""
         if self._again:
             task = self._out[seq] = self._again.popleft()._replace(seq=seq)
             return task, False
@@ -104,10 +98,7 @@ class Course:
         self.filled = {earlier: outcome for earlier, outcome in self.filled.items() if earlier < seq}
 
     def redo(self) -> int:
-        """Queues again all steps of this run that were not handed out. Returns their number.
-
-        Drawn steps of the next run are dropped.
-        """
+        """Queues again all steps of this run that were not handed out, and returns how many. Drops the next run's."""
         again = [task for task, _ in self.ready]
         again += [step for seq in sorted(self._out) for step in self._out[seq].single()]
         again += self._again

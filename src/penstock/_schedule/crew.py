@@ -21,7 +21,7 @@ from penstock._schedule.commands import Command, Hire, Retire
 class Crew:
     """The workers of an engine. `size` is the intended number of workers.
 
-    A seat (a worker's slot) is given up if more than `retries + 1` workers in a row crash there at start-up.
+    A seat is given up if more than `retries + 1` workers in a row crash there at start-up.
     """
 
     def __init__(self, size: int, retries: int) -> None:
@@ -40,7 +40,7 @@ class Crew:
         return worker in self.seats
 
     def hire(self, out: list[Command]) -> None:
-        """Hires the missing workers into the lowest-numbered empty seats (slots), except seats that were given up."""
+        """Hires the missing workers into the lowest-numbered empty seats, except seats that were given up."""
         taken = {*self.seats.values(), *self.given_up()}
         missing = self.size + self.leaving - len(taken)
         seat = 0
@@ -63,13 +63,12 @@ class Crew:
         self.hire(out)
 
     def dismiss(self, seat: int, out: list[Command]) -> None:
-        """Asks the worker in this seat (slot) to leave, and does not replace it."""
         self.size -= 1
         self.leaving += 1
         out.append(Retire(seat))
 
     def lost(self, worker: int, idle: bool) -> int:
-        """Removes a dead worker and returns its seat (slot). A worker that had no step counts as a start-up crash."""
+        """Removes a dead worker and returns its seat. A worker that had no step counts as a start-up crash."""
         seat = self.seats.pop(worker)
         if idle:
             self.losses[seat] = self.losses.get(seat, 0) + 1
@@ -80,15 +79,15 @@ class Crew:
         self.leaving -= 1
 
     def worked(self, worker: int) -> None:
-        """Resets the count of start-up crashes in this worker's seat (slot), because the worker has done a step."""
+        """Resets the count of start-up crashes in this worker's seat, because the worker has done a step."""
         self.losses.pop(self.seats[worker], None)
 
     def forgive(self) -> None:
-        """Allows workers to be hired again for seats (slots) that were given up."""
+        """Allows workers to be hired again for seats that were given up."""
         self.losses.clear()
 
     def given_up(self) -> list[int]:
-        """Returns the seats (slots) that stay empty because too many workers have crashed there at start-up."""
+        """Returns the seats that stay empty because too many workers have crashed there at start-up."""
         return [seat for seat, losses in self.losses.items() if losses > self._retries + 1]
 
     def check(self, is_running: bool) -> None:

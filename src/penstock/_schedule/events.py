@@ -65,7 +65,7 @@ class StepFilled(NamedTuple):
 class StepEnded(NamedTuple):
     """A stream ended before this step, so the stream has no samples for later steps either.
 
-    If the step belongs to the next run, the current run continues. The step's slab (memory block) is freed, and no
+    If the step belongs to the next run, the current run continues. The step's slab is freed, and no
     more steps are posted until the next `Opened`. Then the engine must send `Bounded`, because the scheduler does not
     remember where the new run ends.
     """
@@ -112,7 +112,7 @@ class Changed(NamedTuple):
 
 
 class SlabReturned(NamedTuple):
-    """The consumer has dropped the last view of a batch, so the batch's slab (memory block) is free."""
+    """The consumer has dropped the last view of a batch, so the batch's slab is free."""
 
     slab: int
 

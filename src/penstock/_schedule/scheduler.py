@@ -61,9 +61,8 @@ class Scheduler:
     """Turns events (what has happened) into commands (what to do next).
 
     At most `window` steps may be undelivered. If the worker of a step dies, the step is retried up to `retries`
-    times. At most `spare` free slabs (memory blocks) keep their memory pages (default: window + 2). The seqs (task
-    numbers) of consecutive tasks differ by `spacing`, which is more than 1 if a task may be a bundle of several
-    steps.
+    times. At most `spare` free slabs keep their memory pages (default: window + 2). The seqs of consecutive tasks
+    differ by `spacing`, which is more than 1 if a task may be a bundle of several steps.
     """
 
     _rescinds = True  # an abandoned step is withdrawn, unless a worker has claimed it
@@ -113,7 +112,7 @@ class Scheduler:
 
     @property
     def waits_for(self) -> int | None:
-        """The seq (task number) of the first step that is not finished, or None."""
+        """The seq of the first step that is not finished, or None."""
         return next((seq for seq, step in self._steps.items() if step.state is POSTED), None)
 
     @property
@@ -373,7 +372,7 @@ class Scheduler:
                     out.append(Rescind(seq))
 
     def _take_back(self, event: events.WorkerLost, out: list[Command]) -> None:
-        """Posts a dead worker's step again, in the same slab (memory block), or marks it as failed for good."""
+        """Posts a dead worker's step again, in the same slab, or marks it as failed for good."""
         seq = event.seq
         if seq is None:
             return

@@ -15,7 +15,7 @@ from penstock._schedule.states import FREE, HELD, LENT, SlabState
 
 
 class SlabStates:
-    """The state of every slab (memory block). At most `spare` free slabs keep their memory pages."""
+    """The state of every slab. At most `spare` free slabs keep their memory pages."""
 
     def __init__(self, spare: int) -> None:
         self.spare = spare

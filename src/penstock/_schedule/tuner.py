@@ -74,7 +74,6 @@ class Bounds:
 
     @property
     def processors(self) -> int:
-        """The number of workers that can compute at the same time."""
         return max(1, math.ceil(self.cpus - 0.1))
 
 
@@ -189,12 +188,10 @@ class Load:
 
     @property
     def capacity(self) -> float:
-        """The number of steps that the workers can do per second."""
         return self.workers / max(self.step, 1e-9)
 
     @property
     def need(self) -> int:
-        """The number of workers that the caller needs."""
         return max(1, math.ceil(_HEADROOM * self.step / self.turn))
 
     def is_other(self, before: Load) -> bool:

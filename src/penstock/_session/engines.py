@@ -20,10 +20,7 @@ _MOST_UPDATES = 64 << 20
 
 
 class Engines:
-    """The live engines of a loader. At most one idle engine is kept for the next epoch.
-
-    The kept engine is the one with the most recent epoch, because its worker has the current state of a stream.
-    """
+    """The live engines of a loader. One idle engine is kept, that of the last epoch: it has a stream's state."""
 
     def __init__(self) -> None:
         self.live = LiveObjects[Engine]()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -154,20 +155,9 @@ def _worker(seat: int, counts: Counts, alive: bool, here: str, node: str) -> Wor
 
 
 def _cache(totals: Totals, workers: list[Counts], scouts: CacheCounts) -> CacheFigures | None:
-    def of(name: str) -> int:
-        return sum(getattr(counts, f"cache_{name}") for counts in workers)
-
-    found = CacheFigures(
-        hits=of("hits"),
-        misses=of("misses"),
-        waited=of("waited") * 1e-9,
-        fetched=of("fetched") + totals.fetched,
-        evicted=of("evicted") + totals.evicted,
-        requests=of("requests") + totals.requests,
-        retries=of("retries") + totals.retries,
-        nbytes=of("nbytes") + totals.fetched_nbytes,
-        decoded=of("decoded"),
-    )
+    rows = *workers, totals
+    sums: dict[str, Any] = {name: sum(getattr(row, f"cache_{name}", 0) for row in rows) for name in CacheCounts.NAMES}
+    found = CacheFigures(**sums | {"waited": sums["waited"] * 1e-9})
     return None if found == CacheFigures() else replace(found, needed=scouts.needed, limit=scouts.limit)
 
 

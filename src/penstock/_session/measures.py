@@ -126,7 +126,7 @@ class Measures:
         publish(self, self.stats())
 
     def trace(self, path: str | os.PathLike[str]) -> Tracing:
-        """Begins a trace of all crews (groups of workers), including those that start later."""
+        """Begins a trace of all crews, including those that start later."""
         from penstock._session.tracing import Tracing
 
         if self._tracing is not None and not self._tracing.closed:
@@ -150,7 +150,6 @@ class Measures:
     # The figures.
 
     def sums(self) -> tuple[Answer, list[Counts]]:
-        """Returns the counters of the caller and of each worker."""
         snapshot = self.snapshot()
         return snapshot.sum().sums, list(snapshot.workers().values())
 

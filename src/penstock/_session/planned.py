@@ -13,10 +13,7 @@ from penstock.stats._figures import BudgetFigures, CommitFigures, MixtureFigures
 
 
 def planned(feed: Feed, epochs: Epochs, reweighed: list[tuple[int, int]]) -> dict[str, Any]:
-    """Returns the figures about planning for `Stats`, by field name.
-
-    `reweighed` has the epoch and the step of each change of weights.
-    """
+    """Returns the figures about planning for `Stats`. `reweighed`: the (epoch, step) of each change of weights."""
     found: dict[str, Any] = {}
     if isinstance(epochs, CommittedEpochs):
         found["commits"] = CommitFigures(*epochs.figures())
@@ -41,11 +38,7 @@ def planned(feed: Feed, epochs: Epochs, reweighed: list[tuple[int, int]]) -> dic
 
 
 def _shares(sources: list[tuple[str, float, int, int, float | None]]) -> tuple[SourceFigures, ...]:
-    """Returns the figures of each source.
-
-    Each entry of `sources` has a name, a weight, the samples given so far, the number of samples, and their mean
-    length.
-    """
+    """Returns figures of sources, each given as (name, weight, samples given, number of samples, mean length)."""
     weights, samples = sum(source[1] for source in sources), sum(source[2] for source in sources)
     known = all(mean is not None for *_, mean in sources)
     tokens = [count * (mean or 0.0) for _, _, count, _, mean in sources]

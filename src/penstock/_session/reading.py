@@ -35,9 +35,8 @@ class Reader:
     # Called with the number of batches that were handed out, if the dataset is a stream.
     _count: Callable[[int], None] | None = None
 
-    def __init__(
-        self, session: Session, semantics: Semantics, engine: Engine, run: Run, position: Position
-    ) -> None:  # the semantics are not kept: torch's refer to the loader
+    # The semantics are not kept: torch's refer to the loader.
+    def __init__(self, session: Session, semantics: Semantics, engine: Engine, run: Run, position: Position) -> None:
         self._session = session
         self.position = position
         self._engine: Engine | None = engine
@@ -163,15 +162,11 @@ class SeedReader(Reader):
         return self
 
     def __len__(self) -> int:
-        """Returns the number of batches in the whole epoch."""
         steps = None if self._plan is None else self._plan.steps(self._run.epoch)
         return self._session.length() if steps is None else steps
 
     def redraw(self, run: Run) -> None:
-        """Continues the epoch with a new run, because later keys have changed.
-
-        The caller must hold the engine, and `passing`.
-        """
+        """Continues the epoch with a run of other keys. The caller must hold the engine, and `passing`."""
         if self._engine is not None:
             self._run, self._plan, self._foresight = run, run.plan, self._session.foresight
             self._engine.reopen(run)

@@ -255,7 +255,6 @@ class SeedSession(Session):
 
     @property
     def window(self) -> int:
-        """The number of tasks that may be prefetched."""
         return max(1, self.crew_size * (self.options.prefetch_factor or 1))
 
     def job(self) -> Job:
@@ -491,8 +490,6 @@ class SeedSession(Session):
         self._begin_tuning()
 
     def resize(self, **settings: Any) -> None:
-        """Changes the number of workers or how many batches they prefetch."""
-
         def resized(held: list[Engine]) -> None:
             self.feed.options = replace(self.options, **settings)
             for engine in held:
@@ -528,7 +525,6 @@ class SeedSession(Session):
 
 
 def _check_attributes(dataset: Any, names: Iterable[str]) -> None:
-    """Raises AttributeError if the dataset lacks one of these attributes."""
     kind = type(dataset)
     for name in names:
         if hasattr(dataset, name) or hasattr(kind, name):

@@ -65,7 +65,7 @@ class SharedEpoch:
     """An epoch that several consumers read.
 
     It has only weak references to its consumers: a consumer that is garbage collected leaves the epoch. The reader
-    reports each step to this object instead of the epoch's position, because a batch that still waits for its
+    reports each step to this object, and not to the epoch's position, because a batch that still waits for its
     consumer does not count as handed out.
     """
 
@@ -147,16 +147,12 @@ class SharedEpoch:
                 self.leave(number)
 
     def _owner(self, asking: int) -> int:
-        """Returns the number of the consumer that gets the next batch."""
         if not self._in_turn:
             return asking
         return min((number for number in self._queues if number >= self._turn), default=min(self._queues))
 
     def _read(self, call: _NextCall) -> None:
-        """Stores the next batch, or the error in its place, in `call.item`. At the end, `call.item` stays None.
-
-        Raises an error that belongs to no batch.
-        """
+        """Stores the next batch, or its error, in `call.item` (None at the end). Raises an error of no batch."""
         if self._left:
             call.item = self._left[0]
             self._left.popleft()
@@ -203,9 +199,8 @@ class SharedEpoch:
             self._position.finish(*self._end)
         if not self._queues and self._reading is None:
             self._reader.close()
-            self._reader.position = (
-                self._position
-            )  # otherwise the two would refer to each other and keep the loader alive
+            # Otherwise the two would refer to each other and keep the loader alive.
+            self._reader.position = self._position
         self._changes.tell()
 
 

@@ -21,10 +21,7 @@ from penstock.stats._trace import Trace
 
 
 class Tracing(AbstractContextManager["Tracing"]):
-    """The trace that `loader.trace(path)` returns.
-
-    It ends with its `with` block, its `close()`, the loader's `close()`, or the program.
-    """
+    """The trace that `loader.trace(path)` returns. It ends with its `with` block, a `close()`, or the program."""
 
     def __init__(
         self, path: str | os.PathLike[str], name: str, worker: str, crews: Callable[[], Iterable[MeasuredCrew]]
@@ -60,7 +57,7 @@ class Tracing(AbstractContextManager["Tracing"]):
 
 
 class CrewTracer:
-    """Traces one crew (group of workers). It must not refer to the engine, which would keep the workers alive."""
+    """Traces one crew. It must not refer to the engine, which would keep the workers alive."""
 
     def __init__(self, trace: Trace, worker: str, course: Course | None, gauges: Gauges) -> None:
         self._trace, self._worker, self._course, self._gauges = trace, worker, course, gauges

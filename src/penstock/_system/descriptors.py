@@ -31,7 +31,6 @@ def forget(*fds: int) -> None:
 
 
 def close(*fds: int) -> None:
-    """Closes descriptors that were registered with `close_in_child`."""
     with interrupts_deferred(), no_fork():
         forget(*fds)
         for fd in fds:

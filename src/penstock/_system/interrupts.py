@@ -283,10 +283,7 @@ class Loan(Protocol):
 
 
 def with_loan(loan: Loan, work: Callable[..., T], *args: Any) -> T:
-    """Calls `loan.begin()`, `work(*args)` and `loan.end()`. Returns the result of `work`.
-
-    `end` is called even if `begin` or `work` is interrupted.
-    """
+    """Calls `loan.begin()`, `work(*args)` and, even if interrupted, `loan.end()`. Returns the result of `work`."""
     try:
         loan.begin()
         return work(*args)

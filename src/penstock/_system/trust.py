@@ -233,10 +233,7 @@ def use_folder(path: str, shared: bool = False) -> int | None:
 
 
 def tighten(path: str, is_ours: Callable[[str], object]) -> None:
-    """Removes other users' permissions from a folder that an older version of penstock created.
-
-    This is done only if all names in the folder satisfy `is_ours`.
-    """
+    """Removes others' permissions from a folder of an older penstock, if all names in it satisfy `is_ours`."""
     with suppress(OSError):
         about = os.stat(path)
         if about.st_mode & 0o077 and about.st_uid == _user() and all(map(is_ours, os.listdir(path))):

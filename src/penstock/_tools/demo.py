@@ -64,7 +64,6 @@ class Pictures:
 
 
 def _resized(picture: Floats, axis: int) -> Floats:
-    """Resizes one axis of a picture to CROP pixels by linear interpolation."""
     position = np.linspace(0, picture.shape[axis] - 1, CROP, dtype=np.float32)
     before = position.astype(np.intp)
     after = np.minimum(before + 1, picture.shape[axis] - 1)

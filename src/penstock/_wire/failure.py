@@ -82,7 +82,6 @@ def restore(data: bytes | bytearray | memoryview) -> BaseException:
 
 
 def caught(exc: BaseException, *notes: str) -> BaseException:
-    """Returns a copy of an exception that was just caught, with these notes added."""
     exc = ordinary(exc)
     forget_earlier(exc)
     copy = copied(exc)

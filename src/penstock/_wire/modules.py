@@ -20,10 +20,7 @@ ABSENT = {b"__main__", b"__mp_main__"}
 
 @contextmanager
 def sent_by_value() -> Iterator[Callable[[Any], None]]:
-    """Context manager that makes cloudpickle send objects by value if they cannot be imported.
-
-    The yielded function must be called with each object before it is pickled.
-    """
+    """Makes cloudpickle send by value what cannot be imported. Call the yielded function with each object first."""
     import cloudpickle
 
     seen = {"__main__"}  # cloudpickle always sends the contents of `__main__` by value

@@ -174,7 +174,6 @@ def _tagged(known: bytes) -> type:
 
 
 def tag(cls: type) -> bytes:
-    """Returns the tag (a short id) of `cls`, creating one if necessary."""
     known = _tag(cls)
     if known is None:
         known = os.urandom(8)  # random, not a counter, so that tags made in two processes never collide
@@ -183,7 +182,7 @@ def tag(cls: type) -> bytes:
 
 
 def _tag(cls: type) -> bytes | None:
-    """Returns the tag (a short id) of `cls`, or None if it has no tag or another copy of the class now has it."""
+    """Returns the tag of `cls`, or None if it has no tag or another copy of the class now has it."""
     known = _tag_of.get(cls)
     return known if known is not None and _class_of.get(known) is cls else None
 
@@ -238,7 +237,7 @@ def _exceptions() -> Iterator[type]:
 
 
 def tags_of_main() -> frozenset[bytes]:
-    """Gives each class of `__main__` a tag (a short id). Workers that are forked later know the returned tags."""
+    """Gives each class of `__main__` a tag. Workers that are forked later know the returned tags."""
     found: set[bytes] = set()
     todo: list[object] = [sys.modules["__main__"]]
     while todo:

@@ -64,7 +64,7 @@ Head = tuple[int, int, int]
 
 
 class Trailer(NamedTuple):
-    """The parts of a batch that are not arrays in its slab (memory block)."""
+    """The parts of a batch that are not arrays in its slab."""
 
     layout: Layout | None  # None if the parent already knows it
     rest: bytes | None  # the pickle of all leaves that are not arrays in the slab
@@ -78,7 +78,7 @@ MakeStray = Callable[[int, int], AbstractContextManager[Writer]]
 
 
 class Replier:
-    """The worker's side: writes batches into slabs (memory blocks), and makes the replies that describe them."""
+    """The worker's side: writes batches into slabs, and makes the replies that describe them."""
 
     def __init__(self, worker: int, make_stray: MakeStray) -> None:
         self._worker = worker
@@ -149,7 +149,7 @@ class Replier:
 
 
 def _put(writer: Writer, data: bytes) -> tuple[int, int]:
-    """Writes bytes into the slab (memory block). Returns (offset, length); the offset is -1 if they do not fit."""
+    """Writes bytes into the slab. Returns (offset, length); the offset is -1 if they do not fit."""
     start = writer.reserve(len(data))
     if start is None:
         return -1, len(data)
@@ -171,10 +171,7 @@ def may_teach(reply: bytes) -> bool:
 
 @contextmanager
 def memfd_stray(worker: int, strays: socket.socket, seq: int, nbytes: int) -> Iterator[Writer]:
-    """The `MakeStray` of worker processes: creates a memfd for a batch that does not fit into its slab.
-
-    The memfd is sent through the socket, unless it turns out to be too small as well.
-    """
+    """The `MakeStray` of worker processes: a memfd for a batch that its slab cannot hold. Sent unless too small."""
     fd = os.memfd_create("penstock-stray", os.MFD_CLOEXEC)
     try:
         grow(fd, nbytes)
@@ -187,17 +184,17 @@ def memfd_stray(worker: int, strays: socket.socket, seq: int, nbytes: int) -> It
 
 
 class StrayReceiver(Protocol):
-    """The parent's interface to strays: extra memory for batches that did not fit into their slab (memory block)."""
+    """The parent's interface to strays: extra memory for batches that did not fit into their slab."""
 
     def take(self, seq: int, worker: int, size: int) -> NDArray[np.uint8]:
-        """Returns the memory of a stray (a batch outside its slab), which was sent before its reply."""
+        """Returns the memory of a stray, which was sent before its reply."""
 
     def forget(self, worker: int) -> None:
-        """Drops the remaining strays (batches outside slabs) of a worker that has exited."""
+        """Drops the remaining strays of a worker that has exited."""
 
 
 class SocketStrays:
-    """Receives strays (memory of batches that did not fit into a slab) through a socket, and keeps them."""
+    """Receives strays through a socket, and keeps them."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -206,12 +203,12 @@ class SocketStrays:
 
     @property
     def nbytes(self) -> int:
-        """The size in bytes of all strays (batches outside slabs) that are in use or wait for their reply."""
+        """The size in bytes of all strays that are in use or wait for their reply."""
         waiting = sum(size for _, size in tuple(self._received.values()))
         return waiting + sum(root.nbytes for root in self._used)
 
     def receive(self) -> None:
-        """Receives all strays (batches outside slabs) that were sent so far, so that the socket does not fill up."""
+        """Receives all strays that were sent so far, so that the socket does not fill up."""
         with (
             interrupts_deferred(),
             socket.socket(fileno=os.dup(self.fd)) as strays,
@@ -244,7 +241,7 @@ class SocketStrays:
             self._close(key)
 
     def close(self) -> None:
-        """Closes all strays (batches outside slabs) that were not taken. May be called again after an interrupt."""
+        """Closes all strays that were not taken. May be called again after an interrupt."""
         while self._received:
             self._close(next(iter(self._received)))
 

@@ -54,12 +54,12 @@ def pack(payload: object, descriptors: list[int] | None) -> int:
 
 
 def unpack(fd: int) -> Any:
-    """Returns the payload of a shipment (a pickled dataset in a file). Its arrays are views of a private mapping."""
+    """Returns the payload of a shipment. Its arrays are views of a private mapping."""
     return unpack_from(memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)))
 
 
 def unpack_from(view: memoryview) -> Any:
-    """Returns the payload of a shipment (a pickled dataset) in `view`. Its arrays are views of `view`."""
+    """Returns the payload of a shipment. Its arrays are views of `view`."""
     (table,) = _HEAD.unpack_from(view)
     buffers = [view[start:end] for start, end in loads(view[table:])]
     payload, tags = loads(view[_HEAD.size :], buffers=buffers)
@@ -212,10 +212,7 @@ def _reduce_array(array: np.ndarray[Any, Any], files: dict[int, _MappedFile]) ->
 
 
 class _MappedFile:
-    """A file that the parent has mapped. It is unpickled as a uint8 memmap.
-
-    If `is_named` is False, workers cannot open the file by name, so its data must be sent.
-    """
+    """A file that the parent has mapped, unpickled as a uint8 memmap. Unless it `is_named`, its data must be sent."""
 
     def __init__(self, root: Any) -> None:
         whole = np.frombuffer(root._mmap, np.uint8)

@@ -25,7 +25,7 @@ class Setting(dict[str, Any]):
 
 
 def encode(change: Change, known: frozenset[bytes] = frozenset(), *, fresh: bool = True) -> bytes:
-    """Pickles a dataset change. A class with a tag (a short id) in `known` is sent as this tag.
+    """Pickles a dataset change. A class with a tag in `known` is sent as this tag.
 
     Any other class that workers cannot import is sent by value, and arrives as a new class. If workers were forked,
     `known` contains the tags of the classes of `__main__`. `fresh` is True if the workers were not forked: then

@@ -223,7 +223,6 @@ class Registered:
     needs_workers: bool = False
 
     def given_in(self, arguments: Mapping[str, Any]) -> Any:
-        """Returns the value of this backend's argument, or None if the user did not give it."""
         return None if self.argument is None else arguments.get(self.argument)
 
 
@@ -296,7 +295,6 @@ def registered(name: str) -> Registered:
 
 
 def arguments() -> list[str]:
-    """Returns the names of the loader's arguments that are passed to backends."""
     return sorted({ARGUMENT, *(each.argument for each in TABLE.values() if each.argument is not None)})
 
 

@@ -73,10 +73,7 @@ class TaskExecutor:
         return reply
 
     def _do_step(self, task: Task, updates: int, writer: Writer, base: int = 0) -> bytes:
-        """Runs a step, after applying dataset changes.
-
-        `updates` is an offset in the log of changes, and `base` is the writer's offset in the slab.
-        """
+        """Runs a step after the changes up to offset `updates`. `base` is the writer's offset in the slab."""
         head, used = (task.seq, base, perf_counter_ns()), writer.used
         if self._log.end < updates:
             self._runner.change(self._changes(updates))

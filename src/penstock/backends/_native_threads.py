@@ -158,7 +158,6 @@ _PATH_AT = ctypes.sizeof(ctypes.c_void_p)
 
 
 def _libraries() -> list[str]:
-    """Returns the paths of the shared libraries that this process has loaded."""
     found: list[str] = []
 
     def visit(library: int, size: int, data: object) -> int:

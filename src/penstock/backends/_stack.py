@@ -62,10 +62,7 @@ class _StackRequest:
 
 
 def ask(processes: Sequence[tuple[int, int]], fd: int) -> list[str]:
-    """Returns each worker's stack, innermost call first, or "" if the worker is idle or does not answer.
-
-    Each worker is given as (pid, pidfd).
-    """
+    """Returns the stack of each (pid, pidfd), innermost call first, or "" if it is idle or does not answer."""
     asked = [_asked(pid, pidfd, fd) for pid, pidfd in processes]
     waited_for = [one for one in asked if one is not None]
     deadline = time.monotonic() + _PATIENCE

@@ -118,7 +118,6 @@ class Arrow(Table):
 
     @property
     def _is_local(self) -> bool:
-        """True if all files are local. If any file is remote, no file is mapped into memory."""
         return len(self._local) == len(self.files)
 
     def _bytes(self, number: int, start: int, stop: int) -> Any:

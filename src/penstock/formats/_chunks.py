@@ -102,10 +102,7 @@ class RowGroups(Sequence[list[ColumnChunk]]):
 
 
 def _leaves(schema: list[dict[int, Any]]) -> list[tuple[str, str, str]]:
-    """Returns (name of the column, path, type) for each leaf of the schema.
-
-    `schema` lists all nodes of the schema tree in depth-first order, beginning with the root.
-    """
+    """Returns (column, path, type) of each leaf. `schema` lists all nodes depth-first, beginning with the root."""
     found = []
     path: list[str] = []
     left: list[int] = []  # for the root and each element in `path`, how many children are still to come
@@ -237,7 +234,6 @@ def _struct(footer: bytes, at: int, wanted: Mapping[int, Wanted], last: int = -1
 
 
 def _after_struct(footer: bytes, at: int) -> int:
-    """Returns the offset after the struct at the offset `at`."""
     simple = _simple_fields().match
     while True:
         at = simple(footer, at).end()  # type: ignore[union-attr]  # it always matches

@@ -59,7 +59,6 @@ _CODE = ("pkl", "pickle", "pyd", "pth", "pt")
 
 
 def check_decode(decode: Any, names: str) -> None:
-    """Raises TypeError if `decode` is invalid. `names` describes its keys in the error message."""
     if not isinstance(decode, (bool, Mapping)):
         raise TypeError(
             f"decode must be True, False, or a dict from {names} to functions of bytes, but it is {decode!r}."
@@ -103,7 +102,6 @@ def unused_ends(given: Iterable[str], fields: Iterable[str]) -> list[str]:
 
 
 def is_known(end: str) -> bool:
-    """True if penstock has its own function for this extension."""
     return end.lower().lstrip(".") in _DECODERS
 
 

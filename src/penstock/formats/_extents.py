@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, NoReturn, Unpack
 
@@ -157,7 +157,7 @@ class Extents(Format):
         assert self.max_sample_bytes is not None
         refuse_large(f"{self.files[number].path}, byte {start:,}", length, self.max_sample_bytes)
 
-    def ranges(self, rows: FileRows) -> list[tuple[int, int]]:
+    def ranges(self, rows: FileRows) -> Iterable[tuple[int, int]]:
         start, length = self.extent(rows.file, rows.stop - 1)
         return [(self.extent(rows.file, rows.first)[0], start + length)]
 

@@ -150,7 +150,6 @@ class LitData(Sharded):
         return _built(self._form, iter(values))
 
     def _row(self, number: int, row: int) -> Any:
-        """Returns a sample from a chunk that stores its samples as an Arrow file."""
         try:
             batches, size = self._tables.get(number, self._table)
             return batches[row // size].slice(row % size, 1).to_pylist()[0]

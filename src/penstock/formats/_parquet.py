@@ -178,7 +178,6 @@ class _Text:
 
 
 def _dictionaries(column: Any) -> Iterator[Any]:
-    """Yields all dictionary arrays in a column, which may be nested."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(column.type):
@@ -303,7 +302,6 @@ def _described(file: AnyFile, end: bytes = b"") -> dict[str, NDArray[Any]]:
 
 
 def _schema(metadata: Any) -> Any:
-    """Returns the Arrow schema of a parsed footer."""
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile
 

@@ -30,10 +30,7 @@ def fields(message: memoryview) -> Iterator[tuple[int, int, Any]]:
 
 
 def numbers(message: memoryview, wire_type: int) -> Iterator[Any]:
-    """Yields the numbers in field 1 of a message that has no other field. The numbers may be packed.
-
-    If `wire_type` is `FOUR`, yields buffers of one or more 4-byte numbers instead.
-    """
+    """Yields the numbers in field 1, packed or not, of a message without other fields. `FOUR` yields buffers."""
     for field, found_type, found in fields(message):
         if field != 1 or found_type not in (wire_type, BYTES):
             raise MessageError(f"a list of numbers has a field {field} of wire type {found_type}")
@@ -68,7 +65,6 @@ def length_delimited(message: memoryview, at: int) -> tuple[memoryview, int]:
 
 
 def value(message: memoryview, at: int, wire_type: int) -> tuple[int | memoryview, int]:
-    """Returns the value at the offset `at`, and the offset after it."""
     if wire_type == VARINT:
         return integer(message, at)
     if wire_type == BYTES:

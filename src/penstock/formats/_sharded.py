@@ -28,7 +28,7 @@ from penstock._remote.store import IN_FLIGHT
 from penstock.errors import FormatError, SampleTooLarge
 from penstock.formats._decoders import Decoder, _image, _json
 from penstock.formats._extents import Extents
-from penstock.formats._format import FileRows, Format
+from penstock.formats._format import Format
 
 Decode = bool | Mapping[str, Decoder | None]
 _KEEP = 64 << 20  # the maximum size in bytes of the sample offsets that a process keeps
@@ -46,10 +46,7 @@ class Shard(NamedTuple):
 
 
 class Sharded(Extents):
-    """A dataset of shards that are listed in index files. A shard is a block. Subclasses define two methods.
-
-    `listed` returns the shards in an index, and `decoded` converts the bytes of a sample.
-    """
+    """A dataset of shards listed in index files. A shard is a block. Subclasses define `listed` and `decoded`."""
 
     suffixes = ("index.json",)
 
@@ -76,8 +73,7 @@ class Sharded(Extents):
 
     blocks = Format.blocks  # each file is one block
 
-    def ranges(self, rows: FileRows) -> list[tuple[int, int]]:
-        return [(0, self.files[rows.file].size)]
+    ranges = Format.ranges  # the whole file, as its head is needed too
 
     def checks(self) -> Sequence[object]:
         return [shard.check for shard in self._shards]

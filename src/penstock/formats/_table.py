@@ -83,7 +83,6 @@ class Table(Format):
         return batches
 
     def _place(self, block: int) -> str:
-        """Returns the file and the number of a block, as text for error messages."""
         return f"{self.files[self._file_of[block]].path}, {self._part} {self._part_of[block]:,}"
 
     def _is_mapped(self, block: int) -> bool:

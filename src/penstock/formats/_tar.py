@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import partial
 from itertools import chain
 from typing import Any, NoReturn, Unpack
@@ -166,7 +166,7 @@ class Tar(Extents):
             return np.empty(0, np.int64)
         return super()._firsts(number)
 
-    def ranges(self, rows: FileRows) -> list[tuple[int, int]]:
+    def ranges(self, rows: FileRows) -> Iterable[tuple[int, int]]:
         if isinstance(self.indexes[rows.file], LateIndex):
             return [(0, self.files[rows.file].size)]
         return super().ranges(rows)

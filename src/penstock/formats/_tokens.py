@@ -227,7 +227,6 @@ class _MappedSamples:
         return starts
 
     def positions(self, starts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Converts indices of units to byte offsets."""
         return starts * self._unit + self._first
 
     def copy_from(self, starts: NDArray[np.int64], out: NDArray[Any]) -> None:

@@ -264,7 +264,6 @@ def _one_of(name: str, value: object, *allowed: object) -> None:
 
 
 def _size_of(name: str, value: Any) -> Size | None:
-    """Converts a number or a pair to a pair (height, width). None stays None."""
     if value is None:
         return None
     pair = (value, value) if isinstance(value, Integral) else value
@@ -347,10 +346,7 @@ class Normalizer(NamedTuple):
             cv2.LUT(pixels, np.ascontiguousarray(self.table.T)[None], dst=out)
 
     def check_mean(self, sizes: list[Size | None]) -> None:
-        """Raises ValueError if the mean image has the wrong number of channels, or the wrong size.
-
-        `sizes` holds the allowed sizes. If it is empty, any size is allowed.
-        """
+        """Raises ValueError if the mean image has other channels, or none of these sizes (if empty, any will do)."""
         assert self.mean_image is not None
         mean, allowed = self.mean_image.shape, [self.shape(size) for size in sizes if size]
         if (allowed and mean not in allowed) or mean[0 if self.planar else 2] != self.channels:

@@ -1,7 +1,4 @@
-"""An order that needs few blocks at a time, for data such as Parquet row groups.
-
-A fully random order would decode a whole block for every sample.
-"""
+"""An order that needs few blocks (such as Parquet row groups) at a time. A random one would decode one per sample."""
 
 from __future__ import annotations
 

@@ -121,7 +121,6 @@ class BudgetWindows:
 
     @property
     def longest(self) -> int:
-        """The greatest length that a sample may have."""
         budget = self.batch_tokens // self.multiple * self.multiple
         if self.buckets:
             fitting = [bucket for bucket in self.buckets if bucket <= budget]
@@ -137,7 +136,6 @@ class BudgetWindows:
         return None if size >= ENDLESS else -(-size // self.window)
 
     def size(self, epoch: int, number: int) -> int:
-        """Returns the number of batches in a window."""
         return self._sizes.get((epoch, number), lambda: len(self.cut(epoch, number).starts) - 1)
 
     def table(self, epoch: int, number: int) -> ItemTable:
@@ -195,12 +193,10 @@ class BudgetWindows:
         return lengths if self.multiple == 1 else -(-lengths // self.multiple) * self.multiple
 
     def rows(self, width: int) -> int:
-        """Returns the largest number of rows in a batch of this width."""
         rows = self.batch_tokens // width
         return rows // self.batch_multiple * self.batch_multiple or rows
 
     def _samples(self, epoch: int, number: int) -> tuple[Int64s, Int64s]:
-        """Returns the keys and the lengths of a window's samples."""
         first = number * self.window
         keys = self.order.at(epoch, np.arange(first, min(first + self.window, self.order.size(epoch))))
         return keys, self._capped(keys)
@@ -340,7 +336,6 @@ class BudgetPlan(ComputedPlan):
         return None if total is None else self.first_step + total
 
     def keys(self, epoch: int, step: int) -> Int64s:
-        """Returns the keys of one step. Raises IndexError if the epoch has no such step."""
         found = self._edges.find(epoch, step - self.first_step) if step >= self.first_step else None
         if found is None:
             raise IndexError(f"step {step} is outside epoch {epoch}, which has {self.steps(epoch)} steps.")
@@ -454,7 +449,6 @@ class BudgetPlan(ComputedPlan):
         return Place(window, item, ranks) if item else Place(window, 0)
 
     def _steps_of(self, epoch: int, window: int) -> int:
-        """Returns the number of steps in a window."""
         left = max(0, self.windows.size(epoch, window) - self._begin(window)[0])
         is_last = self.drop_last and window + 1 == self.windows.count(epoch)
         return left // self.world if is_last else -(-left // self.world)

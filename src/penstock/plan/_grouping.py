@@ -46,7 +46,6 @@ class Grouping:
         return order if self.keys is None else Selected(order, self.keys)
 
     def is_of(self, order: Order) -> bool:
-        """True if `order` was made from the same blocks and keys."""
         base: Any
         base, keys = (order.order, order.keys) if isinstance(order, Selected) else (order, None)
         return hasattr(base, "spans") and _equal(base.edges, self.edges) and _equal(keys, self.keys)
@@ -57,11 +56,7 @@ def _equal(one: KeyArray | range | None, other: KeyArray | range | None) -> bool
 
 
 class InnerBlocks(NamedTuple):
-    """Maps the blocks of a wrapper to blocks of the wrapped dataset.
-
-    Block b of the wrapper is block `numbers[b]` of the wrapped dataset. If `numbers[b]` is -1, it is not in that
-    dataset.
-    """
+    """Maps block b of a wrapper to block `numbers[b]` of the wrapped dataset; -1 if it is in another dataset."""
 
     outer: Grouping
     inner: Grouping

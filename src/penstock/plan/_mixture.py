@@ -229,10 +229,7 @@ def _rounded_up(
 
 
 def _earliest_due(first: Sequence[int], stop: Sequence[int]) -> list[int]:
-    """Assigns jobs to the slots 0, 1, 2, ... Job i gets one of the slots `first[i]` to `stop[i] - 1`.
-
-    Each slot takes the job with the earliest `stop` that is available.
-    """
+    """Assigns job i to one of the slots `first[i]` to `stop[i] - 1`. Each slot takes the available job due first."""
     size = len(first)
     by_first = sorted(range(size), key=first.__getitem__)
     found = _by_entry([first[i] for i in by_first], [stop[i] * size + i for i in by_first])
@@ -240,10 +237,7 @@ def _earliest_due(first: Sequence[int], stop: Sequence[int]) -> list[int]:
 
 
 def _by_entry(begins: list[int], entries: list[int]) -> list[int]:
-    """Returns the entry for each slot: the smallest of those that begin there or earlier and have no slot yet.
-
-    `begins` must be sorted, and gets one more element.
-    """
+    """Returns for each slot the smallest entry left that begins there or earlier. Appends to the sorted `begins`."""
     size = len(begins)
     begins.append(size)
     ready: list[int] = []
@@ -322,7 +316,6 @@ class Stretch(NamedTuple):
 
     @property
     def active(self) -> NDArray[np.int64]:
-        """The sources that have a weight."""
         return np.flatnonzero(self.weights)
 
 
@@ -535,7 +528,6 @@ class EqualEpochs:
 
     @property
     def identity(self) -> str:
-        """Identifies the order in a resume state."""
         return f"{self.order.identity}, epochs of {self.n}"
 
     def size(self, epoch: int) -> int:
@@ -566,7 +558,7 @@ def _first(low: int, high: int, holds: Callable[[int], bool]) -> int:
 
 
 def _distinct(numbers: NDArray[np.int64]) -> list[int]:
-    """Returns the numbers without duplicates. Most often there is one, which needs no sorting."""
+    """Returns the numbers without duplicates. Usually there is only one, which needs no sorting."""
     if not numbers.size:
         return []
     low, high = int(numbers.min()), int(numbers.max())

@@ -109,7 +109,6 @@ class PackWindows:
         return None if size >= ENDLESS else -(-size // self.window)
 
     def size(self, epoch: int, number: int) -> int:
-        """Returns the number of rows of a window."""
         return self._sizes.get((epoch, number), lambda: len(self.table(epoch, number)))
 
     def table(self, epoch: int, number: int) -> ItemTable:
@@ -191,10 +190,7 @@ def _listed(numbers: list[int] | tuple[int, ...]) -> str:
 
 
 def _cut(keys: Int64s, starts: Int64s, sizes: Int64s, capacity: int) -> tuple[_Placed, NDArray[np.bool_]]:
-    """Cuts each document at every multiple of `capacity`. Its first token is at position `start`.
-
-    The mask says which documents were cut.
-    """
+    """Cuts documents, which begin at `starts`, at every multiple of `capacity`. The mask says which were cut."""
     first = starts // capacity
     counts = (starts + sizes - 1) // capacity - first + 1
     document = np.repeat(np.arange(len(keys)), counts)
@@ -206,7 +202,6 @@ def _cut(keys: Int64s, starts: Int64s, sizes: Int64s, capacity: int) -> tuple[_P
 
 
 def _by_first_piece(rows: Int64s, count: int) -> Int64s:
-    """Renumbers the rows in the order of their first pieces."""
     first = np.empty(count, np.int64)
     first[rows[::-1]] = np.arange(len(rows))[::-1]  # of several values for one place, the last one is kept
     number = np.empty(count, np.int64)
@@ -287,10 +282,7 @@ class _FreeRows:
             ranges.append((first, count))
 
     def take(self, need: int) -> tuple[int, int, int] | None:
-        """Removes the rows that fit best: those with the least free space that is still large enough.
-
-        Returns the space, the first row, and the number of rows.
-        """
+        """Removes the rows that fit best. Returns their free space, the first of them and their number, or None."""
         at = bisect_left(self._spaces, need)
         if at == len(self._spaces):
             return None

@@ -240,9 +240,8 @@ class BatchSampler(Sampler[list[T]]):
     """
 
     def __init__(self, sampler: Iterable[T], batch_size: int, drop_last: bool) -> None:
-        if not hasattr(sampler, "__iter__") and not hasattr(
-            sampler, "__getitem__"
-        ):  # one of them is enough for iter()
+        # One of them is enough for iter().
+        if not hasattr(sampler, "__iter__") and not hasattr(sampler, "__getitem__"):
             raise TypeError(f"BatchSampler needs an iterable of keys, but sampler is {sampler!r}.")
         self.batch_size = positive("batch_size", batch_size)
         self.drop_last = check_drop_last(drop_last)
@@ -350,7 +349,6 @@ def _as_keys(indices: object) -> NDArray[np.int64] | range | None:
 
 
 def positive(name: str, value: object) -> int:
-    """Returns the value as a positive int, or raises a ValueError that mentions `name`."""
     if not isinstance(value, (bool, np.bool_)) and hasattr(value, "__index__"):
         number = operator.index(value)
         if number > 0:
@@ -379,7 +377,6 @@ def batches(n: int, size: int, drop_last: bool) -> int:
 
 
 def group(keys: Iterator[T], size: int, drop_last: bool) -> Iterator[list[T]]:
-    """Yields lists of `size` keys. An incomplete last list is left out with `drop_last`."""
     while (batch := list(islice(keys, size))) and (len(batch) == size or not drop_last):
         yield batch
 

@@ -213,10 +213,7 @@ _NO_ORDER = Sequential(0)
 
 @dataclass(frozen=True, slots=True)
 class InItems:
-    """The order in which documents are first needed, if the items are handed out window by window.
-
-    In each window, documents that are in no item come last.
-    """
+    """The order in which documents are first needed, window by window. Documents that are in no item come last."""
 
     windows: Windows
     order: Order
@@ -310,7 +307,6 @@ class WindowPlan(ComputedPlan):
         return self.first_step + max(0, -(-left // self._stride))
 
     def keys(self, epoch: int, step: int) -> list[ItemKey]:
-        """Returns the keys of the items of one step. Raises IndexError if the epoch has no such step."""
         found = self._step(epoch, step) if step >= self.first_step else None
         if found is None:
             raise IndexError(f"step {step} is outside epoch {epoch}, which has {self.steps(epoch)} steps.")
@@ -324,11 +320,7 @@ class WindowPlan(ComputedPlan):
         return 0 if total is None else min(end - total, self.batch_size)
 
     def consumed(self, epoch: int, step: int) -> int:
-        """Returns the code of the `Place` that all ranks together have reached before this step.
-
-        It is the `start` of a plan for the rest. At the end of a window, the place is the beginning of the next
-        window.
-        """
+        """Returns the code of the `Place` that all ranks have reached before this step: `start` for the rest."""
         found = self._edges.find(epoch, self._begin + (step - self.first_step) * self._stride)
         return Place(*(found or (self.windows.count(epoch) or 0, 0))).code
 

@@ -39,7 +39,6 @@ _DEEPEST = 32  # the limit of LMDB itself
 
 
 def is_lmdb(first_bytes: bytes) -> bool:
-    """True if these first bytes of a file contain LMDB's magic number."""
     return first_bytes[16:20] == _MARK.to_bytes(4, "little")
 
 

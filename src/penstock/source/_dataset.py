@@ -81,10 +81,7 @@ def _depth(cls: type, name: str) -> int:
 
 
 def remove_bypass(cls: type, name: str, others: Sequence[str]) -> None:
-    """Sets the method `name` of a subclass to None if it would bypass a method that the subclass redefines.
-
-    Only penstock's own methods are removed. `others` are the methods that it may bypass.
-    """
+    """Sets penstock's method `name` to None in a subclass that redefines one of `others`, which it would bypass."""
     depth = _depth(cls, name)
     is_ours = cls.__mro__[depth].__module__.startswith("penstock.")
     if is_ours and any(_depth(cls, other) < depth for other in others):
@@ -292,7 +289,6 @@ def _check_no_order(dataset: object, taker: str) -> None:
 
 
 def sliced(dataset: Keyed[T], part: slice) -> Subset[T]:
-    """Returns the samples of `dataset[part]`, where `part` is a slice."""
     return Subset(dataset, range(*part.indices(len(dataset))))  # type: ignore[arg-type]
 
 

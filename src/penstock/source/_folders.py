@@ -49,7 +49,7 @@ def folders_below(folder: str, *, hidden: bool = False, above: Above = ()) -> It
 
 
 def _inside(folder: str, above: Above, hidden: bool) -> tuple[list[tuple[str, bool]], Above]:
-    """Returns the sorted content of a folder as (name, is folder) pairs, and the folders above this content."""
+    """Returns the sorted content of a folder as (name, is folder) pairs, and `above` with this folder added."""
     with os.scandir(folder) as entries:
         found = sorted((each.name, _is_folder(each)) for each in entries if hidden or not each.name.startswith("."))
     return found, (*above, _number(folder))

@@ -83,7 +83,6 @@ class MixtureDataset(Dataset[Any]):
 
     @property
     def endless(self) -> bool:
-        """True if the mixture never ends."""
         return self.stop == "never"
 
     def __len__(self) -> int:
@@ -156,19 +155,14 @@ class MixtureDataset(Dataset[Any]):
 
     @property
     def __foresee__(self) -> Callable[[Any], Any]:
-        """Passes a forecast to the sources. Missing if no source has `__foresee__`."""
         return not_missing(foresee_of(self))
 
     @property
     def __lengths__(self) -> Lengths:
-        """Returns the lengths for one pass over each source. The length of key k is at index k % n.
-
-        The attribute is missing if a source has no `__lengths__`.
-        """
+        """Returns lengths for one pass over each source, for key k at index k % n. Missing if a source has none."""
         return not_missing(lengths_within(self), "__lengths__")
 
     def names_of(self, keys: Any) -> list[str]:
-        """Returns the name of the source of each key."""
         return [self.names[part] for part in self._parts(_checked_keys(keys))[0].tolist()]
 
     def locate(self, key: int) -> tuple[int, int]:
@@ -205,7 +199,6 @@ class MixtureDataset(Dataset[Any]):
     # The history of the weights.
 
     def weights_at(self, epoch: int, position: int) -> dict[str, float]:
-        """Returns the weights that are valid at this position of an epoch."""
         found = [stage for stage in self._stages if (stage.epoch, stage.position) <= (epoch, position)]
         return dict(found[-1].weights)
 
@@ -535,10 +528,7 @@ def _checked_keys(keys: Any) -> NDArray[np.int64]:
 
 
 def _woven(parts: Sequence[tuple[list[int], Any]], size: int, empty: Any) -> Any:
-    """Merges the batches of several sources. Returns NotImplemented if their fields or dtypes differ.
-
-    Each of the `parts` has a batch, and the rows for its samples in the merged batch.
-    """
+    """Merges batches, each given with its rows in the result. NotImplemented if fields or dtypes differ."""
     batches = [batch for _, batch in parts]
     kinds = set(map(type, batches))
     if len(kinds) > 1:

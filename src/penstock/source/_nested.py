@@ -244,10 +244,7 @@ def _keys(indices: Any, length: int) -> KeyArray | None:
 
 
 def fingerprint_of(dataset: Any) -> str | None:
-    """Returns a string from `__fingerprint__()` that identifies the samples, or None if no dataset defines it.
-
-    It may be shown in error messages, and does not depend on where the files are.
-    """
+    """Returns a string that identifies the samples wherever their files are, fit for messages, or None."""
     match _kind(dataset, "__fingerprint__"):
         case "Subset" | "SameKeys" | "RepeatedDataset":
             inner = fingerprint_of(dataset.dataset)
@@ -435,10 +432,7 @@ def _lengths_in_turn(parts: Sequence[Any]) -> NDArray[np.int64]:
 
 
 def pass_of(dataset: Any) -> int | None:
-    """Returns the number of samples in one pass, if the same samples come again under keys beyond it, otherwise None.
-
-    This is so for a dataset that is repeated without end, and for a mixture.
-    """
+    """Returns the number of samples in one pass, if keys beyond it repeat them (endless, mixture), otherwise None."""
     match _kind(dataset, "endless"):
         case "SameKeys":
             return pass_of(dataset.dataset)

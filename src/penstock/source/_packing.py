@@ -167,12 +167,10 @@ class PackedRows(Dataset[dict[str, Array]]):
 
     @property
     def __foresee__(self) -> Callable[[Any], Any]:
-        """Passes a forecast to the documents. Missing if they have no `__foresee__`."""
         return not_missing(foresee_of(self.documents))
 
     @property
     def endless(self) -> bool:
-        """True if the documents never end."""
         return bool(getattr(self.documents, "endless", False))
 
     @property

@@ -2,6 +2,9 @@
 
 `Subset`, `ConcatDataset` and `StackDataset`, which other methods return, are in `_dataset.py`. How keys map to those
 of the wrapped datasets is in `_nested.py`.
+
+Special methods that a stage passes on (`__getitems__`, `__gather__`, `__foresee__`, `__lengths__`) are properties,
+which are missing (AttributeError) if the wrapped dataset lacks the method.
 """
 
 from __future__ import annotations
@@ -129,7 +132,6 @@ def mix(
 
 
 def name_of(fn: Any) -> str:
-    """Returns the name of a function for a repr or a message."""
     while isinstance(fn, partial):
         fn = fn.func
     name = getattr(fn, "__name__", None) or type(fn).__name__
@@ -187,7 +189,6 @@ class SameKeys(Dataset[T_co]):
 
     @property
     def endless(self) -> bool:
-        """True if the dataset never ends."""
         return bool(getattr(self.dataset, "endless", False))
 
     @property
@@ -197,12 +198,10 @@ class SameKeys(Dataset[T_co]):
 
     @property
     def __foresee__(self) -> Callable[[Any], Any]:
-        """Passes a forecast to the wrapped dataset. Missing if the wrapped dataset has no `__foresee__`."""
         return not_missing(foresee_of(self.dataset))
 
     @property
     def __lengths__(self) -> Lengths:
-        """Returns the length of each sample. Missing if the wrapped dataset has no `__lengths__`."""
         return not_missing(lengths_within(self.dataset), "__lengths__")
 
     def __repr__(self) -> str:
@@ -236,11 +235,7 @@ class MappedDataset(SameKeys[T_co]):
 
     @property
     def __getitems__(self) -> Callable[[Sequence[Any]], list[Any]]:
-        """Reads the samples together, and then calls the function for each.
-
-        Missing if the wrapped dataset has no `__getitems__`. The function is then called as soon as its sample was
-        read.
-        """
+        """Reads all samples before it calls the function for each. Without it, each is mapped when it was read."""
         if not method_of(self.dataset, "__getitems__"):
             raise AttributeError(f"{type(self.dataset).__name__} has no __getitems__")
         return self._get_many
@@ -336,7 +331,6 @@ def _checked_lengths(lengths: ArrayLike, dataset: Any) -> NDArray[np.int64]:
 
 
 def _length(dataset: Any) -> int | None:
-    """Returns the length of the dataset, or None if it has none or is endless."""
     is_finite = isinstance(dataset, Sized) and not getattr(dataset, "endless", False)
     return len(dataset) if is_finite else None
 
@@ -353,7 +347,6 @@ class RepeatedDataset(Dataset[T_co]):
 
     @property
     def endless(self) -> bool:
-        """True if the dataset never ends."""
         return self.times is None
 
     def __len__(self) -> int:
@@ -371,13 +364,11 @@ class RepeatedDataset(Dataset[T_co]):
 
     @property
     def __getitems__(self) -> Callable[[Sequence[int]], list[Any]]:
-        """Reads several samples together. Missing if the wrapped dataset has no `__getitems__`."""
         not_missing(method_of(self.dataset, "__getitems__"), "__getitems__")
         return lambda keys: fetch(self.dataset, self._inner(keys).tolist())
 
     @property
     def __gather__(self) -> Callable[[Any, Any], Any]:
-        """Gathers a batch from the wrapped dataset. Missing if that has no `__gather__`."""
         gather: Callable[[Any, Any], Any] = not_missing(method_of(self.dataset, "__gather__"), "__gather__")
         return lambda keys, empty: gather(self._inner(keys), empty)
 
@@ -392,7 +383,6 @@ class RepeatedDataset(Dataset[T_co]):
 
     @property
     def __foresee__(self) -> Callable[[Any], Any]:
-        """Passes a forecast to the wrapped dataset. Missing if that has no `__foresee__`."""
         return not_missing(foresee_of(self))
 
     @property

@@ -60,7 +60,6 @@ class WrappedStream(IterableDataset[T_co]):
         self._next = end.next_epoch()
 
     def finish(self, reading: Reading) -> None:
-        """Records that a pass has ended."""
         self._end = taken(self.dataset, reading.mark)
 
     def take(self, reading: Reading) -> Any:
@@ -69,7 +68,7 @@ class WrappedStream(IterableDataset[T_co]):
 
     @property
     def load(self) -> Callable[[Any], Any]:
-        """Makes a sample from an item. Missing if the wrapped stream has no `load`."""
+        """A function that makes a sample from an item. Missing if the wrapped stream has no `load`."""
         load: Callable[[Any], Any] | None = getattr(self.dataset, "load", None)
         if load is None:
             raise AttributeError(f"{type(self.dataset).__name__} has no load")
@@ -86,7 +85,6 @@ class WrappedStream(IterableDataset[T_co]):
 
 
 def taken_from(reading: Reading) -> Any:
-    """Returns the next item of a stream, or END."""
     items = reading.take(1)
     return items[0] if items else END
 
@@ -123,13 +121,11 @@ class StageReader:
 
     @property
     def state_dict(self) -> Callable[[], dict[str, Any]]:
-        """Returns the state. Missing if the wrapped stream has no state."""
         self._check_state()
         return self._state
 
     @property
     def load_state_dict(self) -> Callable[[dict[str, Any]], None]:
-        """Continues from a state. Missing if the wrapped stream has no state."""
         self._check_state()
         return self._load
 
@@ -193,7 +189,6 @@ class MappedStream(WrappedStream[T_co]):
 
 
 def applied(fn: Callable[[Any], Any], sample: Any, stage: object) -> Any:
-    """Returns `fn(sample)`. An exception gets a note that names the stage."""
     try:
         return fn(sample)
     except Exception as error:
@@ -282,7 +277,6 @@ class ShuffledStream(WrappedStream[T_co]):
         return ShuffledReader(self, mark, start)
 
     def draw_order(self) -> int:
-        """Returns the number that determines the order of the next pass."""
         if at_work.source is not None:
             # The seed of the step's generator, and not a number from it: a resume may open a stream twice.
             words: Any = at_work.source.rng().bit_generator.seed_seq
@@ -347,7 +341,6 @@ class ShuffledReader(StageReader):
         return item is not END
 
     def _turn(self) -> None:
-        """Makes the next window the current one."""
         self._now, self._ahead, self._came = self._ahead, [], 0
         self._begins.pop(self._window, None)
         self._window += 1

@@ -391,7 +391,6 @@ class Stats:
         return table(self)
 
     def _repr_html_(self) -> str:
-        """Returns the table as HTML, for display in notebooks."""
         from penstock.stats._table import html
 
         return html(self)

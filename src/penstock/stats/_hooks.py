@@ -110,10 +110,7 @@ class Turns:
             self._call(hooks, now, stats())
 
     def epoch_ended(self, now: float, stats: Callable[[], Stats]) -> None:
-        """Calls all hooks with the result of `stats()`, and logs a line if the log level allows.
-
-        A second call for the same epoch does nothing, because a program may call `next()` again after the end.
-        """
+        """Calls all hooks with `stats()`, and logs a line. Once per epoch: `next()` may be called after its end."""
         logs = _logger_is_on()
         if _hooks or logs:
             figures = stats()

@@ -83,15 +83,12 @@ def _y(value: float) -> str:
     return f"{(1 - value) * HIGH:.4g}"
 
 
-def scale(most: float, steps: Sequence[float] = (1, 2, 2.5, 5, 10), lines: int = 4) -> list[float]:
-    """Returns evenly spaced round numbers for the labels of an axis, from 0 to at least `most`.
-
-    The number of labels is at least 2 and at most `lines` + 1.
-    """
+def scale(most: float) -> list[float]:
+    """Returns 2 to 5 evenly spaced round numbers for the labels of an axis, from 0 to at least `most`."""
     if most <= 0:
         return [0.0, 1.0]
-    power = 10.0 ** math.floor(math.log10(most / lines))
-    step = next(step * power for step in (*steps, steps[-1] * 10) if step * power * lines >= most * 0.9999)
+    power = 10.0 ** math.floor(math.log10(most / 4))
+    step = next(step * power for step in (1, 2, 2.5, 5, 10) if step * power * 4 >= most * 0.9999)
     return [step * i for i in range(math.ceil(most / step * 0.9999) + 1)]
 
 
@@ -104,10 +101,10 @@ _TIMES = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 360
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
-def time_scale(end: float, lines: int = 5) -> list[tuple[float, str]]:
+def time_scale(end: float) -> list[tuple[float, str]]:
     """Returns positions (0 to 1) and labels of a time axis from 0 to `end` seconds, such as 0 s, 20 s and 40 s."""
-    days = 86400.0 * math.ceil(end / 86400 / lines)
-    step = next((step for step in _TIMES if end / step <= lines), days)
+    days = 86400.0 * math.ceil(end / 86400 / 5)
+    step = next((step for step in _TIMES if end / step <= 5), days)
     unit, name = next(((unit, name) for unit, name in _UNITS if step >= unit), _UNITS[-1])
     steps = range(math.floor(end / step + 1e-9) + 1)
     return [(i * step / (end or 1), f"{i * step / unit:.4g} {name}") for i in steps]

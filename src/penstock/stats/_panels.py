@@ -28,6 +28,7 @@ from penstock.stats._markup import (
     whole_scale,
 )
 from penstock.stats._shown import settings_of
+from penstock.stats._table import CACHE_ROWS
 from penstock.stats._units import count, seconds, share, size
 from penstock.stats._verdict import judgement
 
@@ -48,10 +49,7 @@ PARTS = (
 
 
 def thinned(history: Sequence[Moment]) -> list[Moment]:
-    """Returns BEGINNING, followed by at most MOST_MOMENTS evenly spaced moments. The last moment is always included.
-
-    If the history is empty, the result is empty.
-    """
+    """Returns BEGINNING and up to MOST_MOMENTS evenly spaced moments, including the last; [] if there are none."""
     step = math.ceil(len(history) / MOST_MOMENTS) or 1
     return [BEGINNING, *history[::-1][::step][::-1]] if history else []
 
@@ -107,10 +105,7 @@ def _over_time(
 
 
 def _edges(moments: Sequence[Moment]) -> list[tuple[float, float]]:
-    """Returns the left and right edge of each interval between two moments, as numbers from 0 to 1.
-
-    An interval shows the values of the later moment.
-    """
+    """Returns (left, right), from 0 to 1, of each interval, which shows the values of its later moment."""
     whole = moments[-1].at or 1.0
     return [(before.at / whole, after.at / whole) for before, after in pairwise(moments)]
 
@@ -356,13 +351,7 @@ def _column(period: Period) -> Iterator[tuple[str, str]]:
 
 def _cache(period: Period) -> Iterator[tuple[str, str]]:
     cache = period.cache or CacheFigures()
-    yield "cache hits", count(cache.hits)
-    yield "pieces waited for", f"{count(cache.misses)}, {seconds(cache.waited)}"
-    yield "pieces fetched", count(cache.fetched)
-    yield "pieces evicted", count(cache.evicted)
-    yield "requests to stores", f"{count(cache.requests)}, {size(cache.nbytes)}"
-    yield "requests repeated", count(cache.retries)
-    yield "blocks decoded", count(cache.decoded)
+    return ((name, show(cache)) for name, show in CACHE_ROWS.values())
 
 
 def settings(stats: Stats) -> str:

@@ -9,49 +9,14 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 from penstock._measure import page
-from penstock.stats._figures import (
-    Bucket,
-    BudgetFigures,
-    CacheFigures,
-    CommitFigures,
-    Decision,
-    FirstBatch,
-    Machine,
-    Memory,
-    MixtureFigures,
-    Moment,
-    Outage,
-    PackingFigures,
-    Period,
-    SlowSample,
-    SourceFigures,
-    Spans,
-    Stats,
-    WorkerFigures,
-)
+from penstock.stats._figures import Stats
 
-_NESTED: dict[type, dict[str, type]] = {
-    Stats: {"epoch": Period, "life": Period, "first_batch": FirstBatch, "memory": Memory, "machine": Machine}
-    | {
-        "outage": Outage,
-        "budget": BudgetFigures,
-        "packing": PackingFigures,
-        "commits": CommitFigures,
-        "mixture": MixtureFigures,
-    },
-    Period: {"waits": Spans, "works": Spans, "cache": CacheFigures},
-}
-_LISTED: dict[type, dict[str, type]] = {
-    Stats: {"decisions": Decision, "history": Moment},
-    Period: {"workers": WorkerFigures, "slowest": SlowSample, "sample_times": Bucket},
-    MixtureFigures: {"sources": SourceFigures},
-}
 _WHOLE = slice(None)
 _PARTS = {"history": slice(-21, None), "decisions": slice(-1, None), "workers": slice(64), "sources": slice(64)}
 """The part of each long list that is published. 21 moments of the history cover ten seconds, for live displays."""
@@ -76,19 +41,35 @@ def to_text(stats: Stats) -> bytes:
     return json.dumps({"pid": os.getpid(), "at": time.time(), "stats": plain}, default=str).encode()
 
 
-_kinds = {kind for inner in (*_NESTED.values(), *_LISTED.values()) for kind in inner.values()}
-_names: dict[type, tuple[str, ...]] = {kind: tuple(field.name for field in fields(kind)) for kind in (Stats, *_kinds)}
+def _figures_in(kind: type) -> dict[str, tuple[type, bool]]:
+    """Returns the fields whose values are figures too: their class, and True if a value is a tuple of them."""
+    found = {}
+    for name, hint in get_type_hints(kind).items():
+        for part in get_args(hint) or (hint,):
+            if isinstance(part, type) and is_dataclass(part):
+                found[name] = part, get_origin(hint) is tuple
+    return found
+
+
+def _all_from(kind: type) -> Iterator[tuple[type, dict[str, tuple[type, bool]]]]:
+    yield kind, (found := _figures_in(kind))
+    for inner, _ in found.values():
+        yield from _all_from(inner)
+
+
+_inner = dict(_all_from(Stats))
+_names: dict[type, tuple[str, ...]] = {kind: tuple(field.name for field in fields(kind)) for kind in _inner}
 _values = {kind: attrgetter(*names) for kind, names in _names.items()}
 
 
 def _plain(figures: Any) -> dict[str, Any]:
     kind = type(figures)
     plain = dict(zip(_names[kind], _values[kind](figures), strict=True))
-    for name in _NESTED.get(kind, ()):
-        if plain[name] is not None:
+    for name, (_, is_listed) in _inner[kind].items():
+        if is_listed:
+            plain[name] = _table(plain[name][_PARTS.get(name, _WHOLE)])
+        elif plain[name] is not None:
             plain[name] = _plain(plain[name])
-    for name in _LISTED.get(kind, ()):
-        plain[name] = _table(plain[name][_PARTS.get(name, _WHOLE)])
     return plain
 
 
@@ -112,10 +93,10 @@ def from_text(text: bytes) -> Published:
 def _built(kind: type, plain: Mapping[str, Any]) -> Any:
     """Rebuilds an object from the result of `_plain`. Unknown fields are ignored."""
     given = {name: plain[name] for name in _names[kind] if name in plain}
-    for name, inner in _NESTED.get(kind, {}).items():
-        if given.get(name) is not None:
+    for name, (inner, is_listed) in _inner[kind].items():
+        if is_listed:
+            names, *rows = given.get(name) or [[]]
+            given[name] = tuple(_built(inner, dict(zip(names, row, strict=True))) for row in rows)
+        elif given.get(name) is not None:
             given[name] = _built(inner, given[name])
-    for name, inner in _LISTED.get(kind, {}).items():
-        names, *rows = given.get(name) or [[]]
-        given[name] = tuple(_built(inner, dict(zip(names, row, strict=True))) for row in rows)
     return kind(**given)

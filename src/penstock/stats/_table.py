@@ -69,7 +69,7 @@ def _periods(stats: Stats) -> Iterator[str]:
     ]
     if any(period.cache for period in columns.values()):
         caches = [period.cache or CacheFigures() for period in columns.values()]
-        shown = [(name, show) for field, (name, show) in _CACHE.items() if any(getattr(one, field) for one in caches)]
+        shown = [(name, show) for field, (name, show) in CACHE_ROWS.items() if any(getattr(one, field) for one in caches)]
         rows += [(name, *map(show, caches)) for name, show in shown]
     yield from _aligned(rows)
 
@@ -94,7 +94,7 @@ def _hits(cache: CacheFigures) -> str:
     return f"{count(cache.hits)} ({share(cache.hits / max(1, cache.hits + cache.misses))})"
 
 
-_CACHE: dict[str, tuple[str, Callable[[CacheFigures], str]]] = {
+CACHE_ROWS: dict[str, tuple[str, Callable[[CacheFigures], str]]] = {
     "hits": ("cache hits", _hits),
     "misses": ("pieces waited for", lambda cache: f"{count(cache.misses)}, {seconds(cache.waited)}"),
     "fetched": ("pieces fetched", lambda cache: count(cache.fetched)),

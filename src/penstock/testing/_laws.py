@@ -49,10 +49,7 @@ class BrokenLaw(AssertionError):
 
 
 def check_each(suite: type[Any], only: str) -> list[str]:
-    """Checks all laws whose names contain `only`. Raises BrokenLaw if any law is broken.
-
-    Returns the skipped laws, with the reasons.
-    """
+    """Checks the laws whose names contain `only`. Returns the skipped ones with reasons. Raises BrokenLaw."""
     broken: list[BaseException] = []
     skipped: list[str] = []
     for name in sorted(name for name in dir(suite) if name.startswith("test_") and only in name):
@@ -162,7 +159,7 @@ class Laws(Stated):
         return both
 
     def crew(self, dataset: Any, hired: int | None = None, **job: Any) -> Backend:
-        """Returns the backend with `hired` workers (default: `self.workers`). Worker i is in seat (slot) i."""
+        """Returns the backend with `hired` workers (default: `self.workers`). Worker i is in seat i."""
         number = max(1, self.workers)
         # The job is kept here, as the engine keeps it, because a backend may have only a weak reference to it.
         self._job = Job(dataset, KeyFetch, None, None, number, seed=1, drop_last=False, **job)
@@ -224,7 +221,7 @@ def task(seq: int, steps: int = 1) -> Task:
 
 
 def post(backend: Backend, *seqs: int) -> None:
-    """Posts a task of one step for each number in `seqs`. Task i uses slab i (the memory for its batch)."""
+    """Posts a task of one step for each number in `seqs`. Task i uses slab i."""
     for seq in seqs:
         backend.post(task(seq), seq, -1)
     backend.flush()

@@ -128,11 +128,7 @@ def assert_resumes_everywhere(
 
 
 def _states(loader: Any, steps: int | None) -> Iterator[tuple[str, int, int, Any]]:
-    """Saves states before, in and after an epoch.
-
-    Yields a tuple for each state: its description, the epoch to resume, the batches done in that epoch, and the
-    state.
-    """
+    """Yields states before, in and after an epoch: (description, epoch to resume, batches done in it, state)."""
     yield "before the first batch", 0, 0, _state(loader)
     done = 0
     for done, _ in enumerate(islice(loader, steps), 1):

@@ -273,7 +273,7 @@ class SimulatedBackend(Backend):
         return worker.posted.current() if kind == "fill" else worker.posted.task
 
     def _next_task(self, seat: int) -> Task | None:
-        """Returns the first unclaimed task for this seat (worker slot). Streams rely on the order of tasks."""
+        """Returns the first unclaimed task for this seat. Streams rely on the order of tasks."""
         unclaimed = (p.task for p in self._board.values() if p.worker is None and p.seat in (-1, seat))
         return min(unclaimed, key=lambda task: task.seq, default=None)
 

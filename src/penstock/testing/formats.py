@@ -240,11 +240,7 @@ class Suite(Stated):
                     except (FormatError, ImageError):
                         pass
                 data.__getitems__(range(len(data)))
-            except (
-                FormatError,
-                ImageError,
-                FileNotFoundError,
-            ):  # the last one if the file contains the name of another file
+            except (FormatError, ImageError, FileNotFoundError):  # a file may contain the name of another one
                 pass
             except Exception as error:
                 raise AssertionError(f"{done} (seed {seed}) raised {type(error).__name__}: {error}") from error

@@ -37,10 +37,7 @@ PART = "torch"
 
 
 class CopyPosition:
-    """The position of one copy of the dataset: `more` batches after its last mark (saved position).
-
-    The caller and each worker have their own copies of the dataset.
-    """
+    """The position of one copy of the dataset, the caller's or a worker's: `more` batches after its last mark."""
 
     def __init__(self, mark: bytes | Mark | None = None, more: int = 0) -> None:
         self.mark = mark
@@ -54,10 +51,7 @@ class CopyPosition:
             self.mark, self.more = mark, 0
 
     def next_epoch(self) -> CopyPosition:
-        """Returns the stream's position at the start of the next epoch.
-
-        The position is unknown if the end of this epoch was not saved.
-        """
+        """Returns the position where the next epoch starts. It is unknown if the end of this epoch was not saved."""
         mark = known(self.mark)
         return CopyPosition(self.mark if mark is None else mark.next_epoch())
 

@@ -101,7 +101,7 @@ def _packs_closed(dataset: Any) -> bool:
 
 
 def _are_usable(keys: Any, dataset: Any) -> bool:
-    """True for integers, and for the keys of rows that a loader plans, which are tuples."""
+    """True for integer keys, and for the tuples by which a loader asks for planned rows."""
     if type(keys) is np.ndarray:
         return keys.ndim == 1 and len(keys) > 0 and keys.dtype.kind in "iu"
     kinds = set(map(type, keys)) if type(keys) is list else None

@@ -59,9 +59,8 @@ class Inline(private.InlineIterator):  # type: ignore[misc]
         fetcher = self._dataset_fetcher
         fetcher.collate_fn = explained if fetcher.collate_fn is default_collate else with_tensors(fetcher.collate_fn)
         if self._cursor.is_stream:
-            fetcher.collate_fn = never_ends(
-                with_tensors(fetcher.collate_fn)
-            )  # its StopIteration would look like the stream's end
+            # Its StopIteration would look like the stream's end.
+            fetcher.collate_fn = never_ends(with_tensors(fetcher.collate_fn))
             self._cursor.open_stream(fetcher, getattr(loader, "batch_size", None) or 1)
 
     @raises_instead
@@ -210,7 +209,7 @@ class Seeded(private.WorkersIterator):  # type: ignore[misc]
 
     @property
     def _workers(self) -> list[Any]:
-        """The last worker in each seat (a worker's slot), dead or alive."""
+        """The last worker in each seat, dead or alive."""
         return [self._handles[seat] for seat in sorted(self._handles)]
 
     def _shutdown_workers(self) -> None:

@@ -381,10 +381,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     @_NonDataProperty
     def _is_accelerate_prepared(self) -> bool:
-        """Always False. The accelerate library reads this before it makes a torch loader from this loader.
-
-        Reading it warns if that new loader would run on torch's engine.
-        """
+        """Always False. accelerate reads it before it makes a torch loader. Warns if that will use torch's engine."""
         if not enable._on and not self._given:
             warn_once(self, "accelerate makes a torch loader from it, so call penstock.torch.enable() first")
         return False

@@ -45,10 +45,8 @@ def is_batched(loader: Any) -> bool:
 
 
 def profiled_as(kind: Any) -> str:
-    """Returns the name of an iterator's `next()` in a profile."""
     return f"enumerate(DataLoader)#{kind.__name__}.__next__"
 
 
 def set_worker_info(id: int, num_workers: int, seed: int, dataset: Any) -> None:
-    """Sets the value that `torch.utils.data.get_worker_info()` returns."""
     _worker._worker_info = _worker.WorkerInfo(id=id, num_workers=num_workers, seed=seed, dataset=dataset)

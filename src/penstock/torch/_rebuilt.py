@@ -105,7 +105,6 @@ def with_given(timeout: Any, given: Given) -> Any:
 
 
 def given_in(timeout: object) -> Given | None:
-    """Returns the arguments that this `timeout` carries, or None if it is a plain number."""
     return timeout.given if isinstance(timeout, _Number) else None
 
 

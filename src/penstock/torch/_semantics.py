@@ -114,10 +114,7 @@ class TorchSemantics:
         return Assigned(window=window, workers=workers, in_order=loader.in_order, once=once)
 
     def backend(self, job: Job) -> Backend:
-        """Uses torch's default start method, so that programs for torch's loader work unchanged.
-
-        If a loaded library does not work in a fork, and the dataset can be pickled, a safe method is used instead.
-        """
+        """Uses torch's start method, or a safe one if a library fails in a fork and the dataset can be pickled."""
         context = self._loader.multiprocessing_context
         if context is None or isinstance(context, ModuleType):  # fastai gives `multiprocessing` itself
             context = configured_method()

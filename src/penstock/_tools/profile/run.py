@@ -41,10 +41,7 @@ TrialResults = dict[Choice, tuple[Trial, Stats | None]]
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The settings that all trials share. `seconds` is the length of a trial.
-
-    `step` is the length of the simulated training step in seconds, or 0 for none.
-    """
+    """The settings of all trials. `seconds`: length of a trial; `step`: of the simulated training step, or 0."""
 
     dataset: Any
     batch_size: int

@@ -61,10 +61,7 @@ _NOTHING = bytes(REPLY.size)
 
 
 def serve(call: tuple[Any, ...], node: str, fetch: Callable[[], Any]) -> None:
-    """Runs the driver's tasks until the driver requests an exit, or the connection ends.
-
-    `call` holds the fields of a `Call`, and `fetch` returns the job.
-    """
+    """Runs the driver's tasks until it requests an exit or the connection ends. `call` is a `Call` as a tuple."""
     address, encrypted, token, worker, seat = Call._make(call)
     link = connect(address, encrypted, token, this_process(worker, node, perf_counter_ns()))
     ended = threading.Event()

@@ -78,7 +78,7 @@ class Posted(NamedTuple):
 
 
 class LinkStrays:
-    """Received strays (batches that did not fit into their slab). `nbytes` includes the strays still in use."""
+    """Received strays (batches that did not fit into their slab). `nbytes` includes those still in use."""
 
     def __init__(self) -> None:
         self._arrived: dict[tuple[int, int], NDArray[np.uint8]] = {}

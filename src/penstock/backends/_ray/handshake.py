@@ -242,7 +242,7 @@ def _shake_hands(sock: socket.socket, handshake: Handshake, deadline: float) -> 
 
 
 def told(said: bytes) -> Hello:
-    """Parses a hello (a worker's description of itself). Raises ValueError if the bytes are not a hello."""
+    """Parses a hello. Raises ValueError if the bytes are not a hello."""
     try:
         worker, pid, node, clock, versions = json.loads(said)
     except (ValueError, TypeError, RecursionError):

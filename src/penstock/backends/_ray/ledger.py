@@ -25,7 +25,7 @@ _MOST = 2  # tasks that one worker may have
 
 
 class Ledger:
-    """The state of all tasks and workers. `assigned` is True if each task is for one seat (worker slot)."""
+    """The state of all tasks and workers. `assigned` is True if each task is for one seat."""
 
     def __init__(self, assigned: bool = False) -> None:
         self._assigned = assigned

@@ -99,7 +99,6 @@ class Link:
             self._send_all()
 
     def post(self, *parts: Any) -> None:
-        """Queues one frame, for `push` to send."""
         self._outbox.extend(_views(parts))  # atomic for other threads: guaranteed by the GIL
 
     def push(self) -> None:

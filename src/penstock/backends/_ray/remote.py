@@ -101,7 +101,6 @@ class RemoteWorker:
         return self.state is not RemoteWorkerState.GONE and not self.ended.is_set()
 
     def join(self, timeout: float | None = None) -> None:
-        """Waits until the worker's process is known to have ended, for at most `timeout` seconds."""
         self.ended.wait(timeout)
 
     def ask(self, ticket: int) -> None:

@@ -45,7 +45,6 @@ def on_cluster(job: Job, given: Any) -> Backend:
 
 
 def workers_that_fit(given: Any) -> int | None:
-    """Returns how many workers fit on the cluster, or None if there is no cluster yet."""
     try:
         from penstock.backends._ray.cluster import actors_that_fit
     except ModuleNotFoundError:
