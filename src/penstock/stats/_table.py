@@ -69,8 +69,9 @@ def _periods(stats: Stats) -> Iterator[str]:
     ]
     if any(period.cache for period in columns.values()):
         caches = [period.cache or CacheFigures() for period in columns.values()]
-        shown = [(name, show) for field, (name, show) in CACHE_ROWS.items() if any(getattr(one, field) for one in caches)]
-        rows += [(name, *map(show, caches)) for name, show in shown]
+        for field, (name, show) in CACHE_ROWS.items():
+            if any(getattr(one, field) for one in caches):
+                rows.append((name, *map(show, caches)))
     yield from _aligned(rows)
 
 
