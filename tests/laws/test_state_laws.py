@@ -388,6 +388,7 @@ pytestmark = [
 ]
 
 MOMENT = st.floats(0, 1, exclude_max=True)
+EMPTY_RANK = {"num_workers": 1, "persistent_workers": False, "shard": (0, 2), "last_batch": "drop"}
 
 
 @examples(150, 1_500)
@@ -407,5 +408,7 @@ def test_so_does_a_state_of_a_torch_loader(case: Case, pick: float, place: str) 
 
 @examples(6, 400)
 @given(cases(PROCESSES, ["core", "torch"]), MOMENT, st.sampled_from(PLACES))
+# A rank without steps: the second epoch begins without a position of the stream.
+@example(Case("core", "stream", Itself, 1, frozenset(), 1, EMPTY_RANK), 0.75, SAME_LOADER)
 def test_and_so_does_a_state_with_worker_processes(case: Case, pick: float, place: str) -> None:
     check_resumes(case, pick, place)

@@ -351,7 +351,7 @@ class Epochs:
             return progress.as_dict()
         start = self.start()
         if not start.begun:
-            mark = start.mark or beginning(is_fresh=self.are_fresh)
+            mark = start.mark if self.loaded is not None else start.mark or beginning(is_fresh=self.are_fresh)
             start = start._replace(about=about(), mark=mark)
         return start.as_dict()
 
