@@ -3,7 +3,8 @@
 #
 ## make demo              runs `penstock demo`                                                          seconds
 ## make check             between two edits: lint, and the quickest tests of each part                  1 minute
-## make test              lint, and every test that needs no more than .venv                            6 minutes
+## make test              lint, and the tests that need no more than .venv                              5 minutes
+## make deep              the same with long searches, such as every interrupt: what .ci/run runs       7 minutes
 ## make lint              ruff and mypy                                                                 seconds
 ## make bench             benchmarks beside other loaders, on a quiet machine: BENCH="--only ints,rows"
 ## make group NAME=ray    one of the groups below; NAME="ray remote" runs two
@@ -36,7 +37,7 @@ SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 GROUPS := wide quiet matrix coverage planted soak fuzz frameworks examples browser strangers ray remote wild interop \
   bench-ray bench-formats pictures
-.PHONY: help demo test test-engine test-parts test-faces lint check bench group unknown-group pins clean $(GROUPS)
+.PHONY: help demo test deep test-engine test-parts test-faces lint check bench group unknown-group pins clean $(GROUPS)
 
 PYTHON ?= python3
 # The one of the PATH, if it runs: pyenv's command fails unless this version is global. Else one of pyenv's, by its path.
@@ -76,6 +77,10 @@ PYTEST := $(BIN)/python -m pytest --dist worksteal --numprocesses
 test: $(VENV)/.developed
 	@$(MAKE) --no-print-directory --jobs 4 lint test-engine test-parts test-faces
 
+# With the tests marked `deep`, and more examples of each law.
+deep:
+	@PENSTOCK_DEEP=1 $(MAKE) --no-print-directory test
+
 test-engine: $(VENV)/.developed
 	$(PYTEST) 3 $(ENGINE) | sed -u 's/^/engine  /'
 
@@ -108,8 +113,8 @@ matrix:
 # By branches, in all processes. Takes three times as long as `test`; a test of timing may fail beside the tracer.
 coverage: $(VENV)/.developed
 	rm -rf build/coverage
-	-$(BIN)/coverage run -m pytest --numprocesses 2 --dist worksteal --timeout 600 $(addprefix --ignore ,$(FACES))
-	-$(BIN)/coverage run -m pytest --numprocesses 2 --dist worksteal --timeout 600 $(FACES)
+	-PENSTOCK_DEEP=1 $(BIN)/coverage run -m pytest --numprocesses 2 --dist worksteal --timeout 600 $(addprefix --ignore ,$(FACES))
+	-PENSTOCK_DEEP=1 $(BIN)/coverage run -m pytest --numprocesses 2 --dist worksteal --timeout 600 $(FACES)
 	$(BIN)/coverage combine --quiet 2> build/coverage/killed.txt # a worker that was killed wrote only half of its file
 	$(BIN)/coverage report | tee build/coverage.txt
 
@@ -171,7 +176,7 @@ wild: $(WILD)/.installed
 # A longer run, with progress: python -m tests.histories --operations 100000 --seed 1
 PENSTOCK_SOAK ?= 60
 soak: $(VENV)/.developed
-	PENSTOCK_SOAK=$(PENSTOCK_SOAK) $(BIN)/python -m pytest -s tests/faults/test_soak.py tests/faults/test_neighbour.py \
+	PENSTOCK_DEEP=1 PENSTOCK_SOAK=$(PENSTOCK_SOAK) $(BIN)/python -m pytest -s tests/faults/test_soak.py tests/faults/test_neighbour.py \
 	  tests/histories
 
 # Attacks each parser of untrusted bytes for some minutes, guided by coverage (tests/fuzz). Findings are saved in

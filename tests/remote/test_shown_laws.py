@@ -132,6 +132,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # fsspec's ftp cannot be deleted if its server was not reached.
+@pytest.mark.deep
 @pytest.mark.filterwarnings("ignore:.*FTPFileSystem:pytest.PytestUnraisableExceptionWarning")
 @settings(max_examples=400, deadline=None)
 @given(url=anything.filter(lambda url: not is_path(url)), way=st.sampled_from(sorted(WAYS)))
