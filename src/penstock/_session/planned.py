@@ -1,4 +1,4 @@
-"""Figures of what was planned: shares of the sources of a mixture, padding, and batches that were committed."""
+"""Figures about planning: shares of the sources of a mixture, padding, and committed batches."""
 
 from __future__ import annotations
 

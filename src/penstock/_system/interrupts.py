@@ -274,7 +274,7 @@ def import_whole(name: str) -> None:
 
 
 class Loan(Protocol):
-    """A temporary change to something that belongs to the caller, such as a random generator's state."""
+    """A temporary change to something that belongs to the caller, such as the state of a random generator."""
 
     def begin(self) -> object: ...
 
@@ -283,7 +283,7 @@ class Loan(Protocol):
 
 
 def with_loan(loan: Loan, work: Callable[..., T], *args: Any) -> T:
-    """Calls `loan.begin()`, `work(*args)` and, even if interrupted, `loan.end()`. Returns the result of `work`."""
+    """Calls `loan.begin()`, then `work(*args)`, and in any case `loan.end()`. Returns the result of `work`."""
     try:
         loan.begin()
         return work(*args)

@@ -161,7 +161,7 @@ class BalancedPlan(OrderPlan):
         return dealt
 
     def _costs(self, lengths: Int64s) -> Int64s:
-        """Returns the cost of each sample, more coarsely for very long samples: the sum must fit into 61 bits."""
+        """Returns the cost of each sample, rounded for very long samples so that the sum fits into 61 bits."""
         bits = self.power * int(lengths.max()).bit_length() + len(lengths).bit_length()
         coarse = -(-max(0, bits - 61) // self.power)
         costs: Int64s = np.maximum(lengths >> coarse, 1) ** self.power

@@ -1,4 +1,4 @@
-"""An order that needs few blocks (such as Parquet row groups) at a time. A random one would decode one per sample."""
+"""An order that needs only a few blocks at a time, such as row groups. (A fully random order needs all of them.)"""
 
 from __future__ import annotations
 

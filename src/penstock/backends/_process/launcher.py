@@ -118,7 +118,7 @@ class Launcher:
             raise
 
     def _ship(self, payload: object) -> None:
-        """Writes the files for new interpreters: the pickled payload and the interpreters' settings (`boot`)."""
+        """Writes the files for new interpreters: the pickled payload, and the settings in `boot`."""
         descriptors: list[int] = []
         try:
             self.own["shipment"] = pack((self._main, payload), descriptors)
@@ -237,7 +237,7 @@ def _require_linux() -> None:
 
 
 class Template(Handle):
-    """The handle of the template (the process that forks workers). `release` kills the process."""
+    """The handle of the template. `release` kills the process."""
 
     def __init__(self, pid: int, pidfd: int, link: socket.socket) -> None:
         super().__init__(pid, pidfd)
@@ -249,7 +249,7 @@ class Template(Handle):
         self.obstacle = ""  # why it must not be forked
 
     def ready(self) -> bool:
-        """Waits until the template process has unpickled the payload. Returns False if the process has died."""
+        """Waits until the template has unpickled the payload. Returns False if it has died."""
         if not self._is_ready and self.is_alive():
             self._ask()
         return self._is_ready and self.is_alive()
@@ -358,7 +358,7 @@ def start_python(boot: int, role: str, number: int, child: int, fds: tuple[int, 
 
 
 def enter(boot: dict[str, Any], role: str, number: int, child: int) -> NoReturn:
-    """Runs a new interpreter: a worker, or the template process (then `number` is a socket descriptor)."""
+    """Runs in a new interpreter: as a worker, or as the template (then `number` is a socket descriptor)."""
     called_through("<string>")  # _ENTER is not the user's code
     sys.argv[:] = boot["argv"]
     sentinel = processes.settle(boot["lifeline"])
