@@ -13,7 +13,7 @@ _SLOW = 1e-3  # seconds that a step is assumed to take until it is measured: ste
 
 
 class Pace:
-    """Decides how many steps the next task has: `bundle` steps, and at most `most`."""
+    """Decides how many steps the next task has. The current decision is `bundle`, and its limit is `most`."""
 
     def __init__(self, most: int) -> None:
         self._most = most

@@ -68,7 +68,7 @@ class AnyFile:
         return cast(BinaryIO, _FileObject(self))
 
     def beyond(self, start: int, length: int) -> NoReturn:
-        """Raises the FormatError for a read beyond the end of the file."""
+        """Raises FormatError, because this read goes beyond the end of the file."""
         self.damaged(start, f"{length:,} bytes were expected here, but the file ends at byte {self.size:,}")
 
     def refused(self, place: int, what: str) -> NoReturn:

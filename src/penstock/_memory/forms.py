@@ -1,8 +1,8 @@
 """The forms of containers: how the containers of one class are taken apart and rebuilt.
 
-`FORMS` covers all subclasses of Mapping, list and tuple whose constructor makes an equal object from the items, which
-is tested for every instance. `EXACT_FORMS` covers only the classes that pickle rebuilds from the same parts, so that
-an object arrives in another process as if it had been pickled.
+`FORMS` covers subclasses of Mapping, list and tuple that can be rebuilt by calling their class with the items. For
+every instance, a test shows whether this makes an equal object. `EXACT_FORMS` covers only the classes that pickle
+rebuilds from the same parts, so that an object arrives in another process as if it had been pickled.
 """
 
 from __future__ import annotations

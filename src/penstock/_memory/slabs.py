@@ -130,7 +130,6 @@ class Slabs:
             self.arena.discard(region)
 
     def _carve(self, capacity: int) -> Region:
-        """Returns an unused region of at least `capacity` bytes."""
         capacity = max(mmap.PAGESIZE, -(-capacity // mmap.PAGESIZE) * mmap.PAGESIZE)
         region = next(self._unused.get(capacity, iter(())), None)
         if region is not None:

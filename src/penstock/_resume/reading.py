@@ -95,10 +95,11 @@ class Reading:
 
     @property
     def has_begun_state(self) -> bool:
-        """True if a state that is saved before the first item describes this pass.
+        """True if a state that is saved before the first item describes this pass. This needs an iterator with a
+        state.
 
-        This needs an iterator with a state. The iterable's own state may change only when the first item is read, for
-        example if `__iter__` is a generator function.
+        The iterable's state is not enough, because it may change only when the first item is read, for example if
+        `__iter__` is a generator function.
         """
         return "iterator" in self._stateful and not self.ended
 
@@ -205,7 +206,7 @@ class Reading:
     def mark(self) -> Mark | None:
         """Returns the current position, or None if it is unknown because there is no state to save.
 
-        After an exception, the position is known only if the iterator has a state. If not, the previous mark remains
+        After an exception, the position is known only if the iterator has a state. Otherwise the previous mark stays
         valid.
         """
         if not self._stateful or self._broken or self._raised:

@@ -1,9 +1,11 @@
 """Failures: exceptions that cross a process boundary and keep their type.
 
-`Failure.capture` runs in the worker and returns bytes, from which `restore`, in the parent, makes an exception with
-the same type, args, attributes and notes, a note that says where it happened, and the remote traceback as its cause.
-Neither fails, whatever the exception's own methods do. In a worker that is not a process, `caught` makes a copy
-instead, because a program may raise the same object many times, and in several threads at once.
+In the worker, `Failure.capture` turns an exception into bytes. In the parent, `restore` turns the bytes into an
+exception with the same type, args, attributes and notes. The exception also gets a note that says where it happened,
+and the remote traceback as its cause. Both functions work whatever the exception's own methods do.
+
+In a worker that is not a process, `caught` makes a copy instead, because a program may raise the same object many
+times, and in several threads at once.
 """
 
 from __future__ import annotations

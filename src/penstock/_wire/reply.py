@@ -164,7 +164,7 @@ def used_bytes(reply: bytes) -> int:
 
 
 def may_teach(reply: bytes) -> bool:
-    """True if a reply may contain new layouts, to which later replies of the worker refer by number."""
+    """True if a reply may contain new layouts. Later replies of the worker refer to them by number."""
     _, _, verdict, *_, length = REPLY.unpack(reply)
     return length > 0 and verdict in (_FILLED, _BUNDLE)
 

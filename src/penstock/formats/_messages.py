@@ -180,7 +180,7 @@ def look_ahead(file: AnyFile) -> Look:
 
 
 class _Looks:
-    """Reads small parts of a file and keeps them in memory, with bytes beside them that are likely to be needed."""
+    """Reads small parts of a file and keeps them, with adjacent bytes that are likely to be needed, too."""
 
     def __init__(self, file: AnyFile) -> None:
         self._file = file

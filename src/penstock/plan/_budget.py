@@ -288,9 +288,10 @@ class BudgetPlan(ComputedPlan):
     """A plan that deals the batches of each window to the ranks. In every step, each rank gets one batch.
 
     One step takes the next `world` batches of the window, which have about the same width. If fewer batches are left
-    at the end of a window, their samples are cut again into `world` smaller batches of about the same cost. The cost
-    is the number of padded tokens or, with `power=2`, rows times width squared. (If there are fewer samples than
-    ranks, some samples are repeated as padding.) `drop_last` drops such a step at the end of the epoch.
+    at the end of a window, their samples are divided again into `world` smaller batches of about the same cost. The
+    cost is the number of padded tokens or, with `power=2`, rows times width squared. (If there are fewer samples than
+    ranks, some samples are repeated as padding.) If `drop_last` is True, such a step at the end of the epoch is
+    dropped.
 
     After any step, the ranks have consumed all earlier windows and the first batches of the current window. Another
     number of ranks can continue there: `start` is the code of this `Place`. The rest of the current window stays

@@ -188,10 +188,9 @@ class OrderPlan(ComputedPlan):
     [[0, 1], [2, 3], [4]]
 
     One step of all `world` ranks together takes the next world * batch_size positions of the order, and rank r gets
-    the r-th part of them. After any step, the ranks have therefore consumed a prefix of the order. The rest, from
-    position `start` on, can be divided among another number of ranks or into batches of another size. (Steps are
-    numbered as if all earlier steps had the new batch size and number of ranks. If neither changes, the numbers
-    continue.)
+    the r-th part of them. So after any step, the ranks have consumed a prefix of the order. The rest, from position
+    `start` on, can be divided among another number of ranks, or into batches of another size. The steps are then
+    numbered as if all earlier steps had had the new sizes.
 
     If the order does not divide evenly, the last step of a rank is incomplete or missing. `drop_last` drops it on all
     ranks, `padded` completes it on all ranks with keys from the beginning of the order, and `rollover` moves its keys
@@ -481,8 +480,8 @@ class Rest(Iterator[Any]):
     """An iterator over the steps of one rank after its first `steps` steps.
 
     `batches` yields the batches of all ranks; `read` of them have already been read. Earlier steps and steps of other
-    ranks are skipped, and so are their errors. An error that ends the batches (`broken()` returns True) is raised on
-    every rank, because the other ranks would otherwise end silently.
+    ranks are skipped, and so are their errors. But if an error ends the batches (`broken()` returns True), every rank
+    raises it, because the other ranks would otherwise end silently.
     """
 
     def __init__(

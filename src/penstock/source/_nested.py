@@ -346,7 +346,6 @@ def _tell_source(mixture: Any, number: int, foresee: Foresee, forecast: Forecast
 
 
 def _told(parts: Sequence[Foresee], forecast: Forecast) -> Any:
-    """Passes a forecast to several datasets."""
     import_whole("penstock._cache.watches")
     from penstock._cache.watches import Watches  # late, because few loaders need it and its imports
 

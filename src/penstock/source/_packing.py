@@ -138,10 +138,11 @@ class Packing:
 class PackedRows(Dataset[dict[str, Array]]):
     """Rows that are packed from documents: see `penstock.pack`.
 
-    A loader plans the rows of each epoch. It requests a row by a key that lists the parts of documents in the row:
-    `(document, begin, end, document, begin, end, ...)`. The key may also be an integer. It is then the number of a
-    row, if the documents are packed in their own order. Such a row can be found only after planning all windows
-    before it, and `len()` plans all windows.
+    A loader plans the rows of each epoch. The key of a planned row lists the parts of documents in the row:
+    `(document, begin, end, document, begin, end, ...)`.
+
+    An integer is a key, too: the number of a row, if the documents are packed in their own order. To find such a row,
+    all windows before it must be planned. `len()` plans all windows.
     """
 
     def __init__(self, documents: Any, lengths: Sequence[LengthTable], how: Packing) -> None:

@@ -36,7 +36,7 @@ from penstock.torch._gather import TensorGather, is_closed
 
 
 class Stacked:
-    """torch's default_collate, with a method `into` that writes the batch into memory that the caller provides."""
+    """torch's default_collate, with a method `into` that writes the batch into the caller's memory."""
 
     __call__ = staticmethod(explained)
 

@@ -72,7 +72,7 @@ class LoadedState(NamedTuple):
     """A resume state, parsed and checked.
 
     `origin` and `given` are the attributes of `Sampling` with these names. `states` holds the random states in
-    `origin`, parsed for `TemporaryStates`. `ahead` is the argument of `Ahead.of`. It is empty if the order and the
+    `origin`, parsed for `TemporaryStates`. `ahead` is the argument of `Ahead.of`, and is empty if the order and the
     base seed were drawn before the state was taken.
     """
 
