@@ -68,8 +68,7 @@ class Crew:
         out.append(Retire(seat))
 
     def lost(self, worker: int, idle: bool) -> int:
-        """Removes a dead worker and returns its seat. A worker that died without a step counts as a start-up crash.
-        """
+        """Removes a dead worker and returns its seat. A worker that had no step counts as a start-up crash."""
         seat = self.seats.pop(worker)
         if idle:
             self.losses[seat] = self.losses.get(seat, 0) + 1
